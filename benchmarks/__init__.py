@@ -1,0 +1,1 @@
+"""Benchmarks: Squall and its peers on the same work."""

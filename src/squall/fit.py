@@ -1,0 +1,248 @@
+"""The spine: check, plan, launch, run, report."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from squall.errors import NotFinite, ProcessLost, SquallError
+from squall.launchers.inline import InlineRun
+from squall.launchers.local import LocalRun
+from squall.plan import Plan, Settings, check_together, make_plan
+from squall.protocol.core import Event, Node
+from squall.report import Progress, Reader
+from squall.run import Code, Run, TaskFunction, load_code, new_directory, write_plan
+from squall.runtime.arena import SHARED_MEMORY, Arena
+from squall.runtime.job import Job, arena_shape, initial_vector
+from squall.runtime.seeds import seed_everything
+from squall.runtime.sequential import Sequential
+from squall.runtime.snapshot import Snapshots
+from squall.strategies import Strategy
+from squall.task import Task, check_task
+from squall.vector import Layout
+
+POLL_S = 0.1
+
+
+def fit(
+    task: TaskFunction,
+    strategy: Strategy,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    until: str | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    run_dir: str | Path | None = None,
+    settings: Settings | None = None,
+) -> Run:
+    """Train a task with a strategy, and return the run.
+
+    Args:
+        task: function without arguments that builds a `Task`. It may be a closure or live in a notebook.
+        strategy: such as `squall.Downpour(replicas=4, shards=2)`.
+        epochs: end after so many passes over the training data (default 1, if no other limit is given).
+        steps: end after so many batches, over all replicas.
+        until: end when a validation metric is reached, such as "accuracy=0.97" (a loss is to fall to its target).
+        seed: decides initial weights, data order, dropout and augmentation.
+        device: "cpu", "cuda" (replicas take the GPUs in turn) or "cuda:1".
+        run_dir: where to keep the run; a new directory under runs/ by default.
+        settings: how the run is carried out: launcher, threads, intervals.
+
+    Raises:
+        ValueError: a setting or the task is wrong; nothing was launched.
+        SquallError: the run ended with an error (see `squall.errors`).
+    """
+    settings = settings or Settings()
+    plan = make_plan(strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device=device)
+    return Launch(Code(task=task, strategy=strategy, settings=settings, plan=plan)).go(run_dir)
+
+
+def resume(
+    run_dir: str | Path, *, strategy: Strategy | None = None, settings: Settings | None = None, **limits: Any
+) -> Run:
+    """Go on with a run from its last snapshot, with its own strategy or with another one (more replicas, say).
+
+    `limits` replace those of the plan: epochs, steps, until.
+
+    Raises:
+        ValueError: the directory holds no run that can be resumed.
+        SnapshotMismatch: the task builds another model now.
+    """
+    code = resumed_code(Path(run_dir), strategy, settings, **limits)
+    return Launch(code).go(run_dir, again=True)
+
+
+def resumed_code(path: Path, strategy: Strategy | None, settings: Settings | None, **limits: Any) -> Code:
+    """What `resume` will run: the run's own code, with what is to be different put in."""
+    code = load_code(path)
+    old = code["plan"]
+    until = f"{old.until[0]}={old.until[1]}" if old.until is not None else None
+    limits = {"epochs": old.epochs, "steps": old.steps, "until": until, **limits}
+    strategy, settings = strategy or code["strategy"], settings or code["settings"]
+    plan = make_plan(strategy, settings, **limits, seed=old.seed, device=old.device)
+    return Code(task=code["task"], strategy=strategy, settings=settings, plan=plan)
+
+
+class Launch:
+    """One start of a run. The command line makes it early, so that the nursery imports torch meanwhile."""
+
+    def __init__(self, code: Code, local: LocalRun | None = None, commanded_at: float | None = None) -> None:
+        self.code = code
+        self.plan = code["plan"]
+        self._strategy = code["strategy"]
+        self._commanded_at = commanded_at or time.time()
+        here = self._strategy.in_process or self.plan.launcher == "inline"
+        if here and local is not None:
+            local.close()
+        self._local = None if here else local or LocalRun()
+
+    def go(self, directory: str | Path | None, again: bool = False) -> Run:
+        try:
+            task, layout = self._checked()
+            path = Path(directory) if again and directory is not None else new_directory(directory)
+            snapshot = _last_snapshot(path, layout) if again else None
+            write_plan(path, self.code)
+            return self._run(task, layout, path, snapshot)
+        finally:
+            if self._local is not None:
+                self._local.close()
+
+    def _checked(self) -> tuple[Task, Layout]:
+        seed_everything(self.plan.seed)
+        task = check_task(self.code["task"]() if callable(self.code["task"]) else _not_a_function(self.code["task"]))
+        return task, check_together(self.plan, self._strategy, task)
+
+    def _run(self, task: Task, layout: Layout, path: Path, snapshot: int | None) -> Run:
+        run = Run(path, self.code["task"])
+        try:
+            if self._local is not None:
+                self._run_processes(self._local, path, snapshot)
+            else:
+                self._run_here(task, layout, path, snapshot)
+        except ProcessLost as error:
+            raise ProcessLost(f"{error}\n{_remedy(path)}") from None
+        finally:
+            if (path / "run.sqlite").exists():
+                run.report()
+        return run
+
+    # ------------------------------------------------------------ in processes
+
+    def _run_processes(self, local: LocalRun, path: Path, snapshot: int | None) -> None:
+        message = {
+            "plan": self.plan, "directory": str(path.resolve()), "snapshot": snapshot,
+            "commanded_at": self._commanded_at, "shared_memory": str(SHARED_MEMORY),
+        }  # fmt: skip
+        local.launch({"task": self.code["task"], "strategy": self._strategy}, message)
+        with _interrupts() as interrupts, _progress(path, self.plan.progress) as show:
+            asked = 0
+            while local.ended is None:
+                local.attend(POLL_S)
+                show(time.monotonic())
+                if len(interrupts) > asked:
+                    asked = len(interrupts)
+                    local.stop() if asked == 1 else local.close()
+        reason, error = local.ended
+        _raise_for(reason, error, path)
+
+    # ------------------------------------------------------------ in this process
+
+    def _run_here(self, task: Task, layout: Layout, path: Path, snapshot: int | None) -> None:
+        torch.set_num_threads(self.plan.threads)
+        recipe = self._strategy.recipe()
+        job = Job(
+            plan=self.plan, strategy=self._strategy, task=dataclasses.replace(task, model=copy.deepcopy(task.model)),
+            layout=layout, arena=Arena.private(arena_shape(layout, recipe)), initial=initial_vector(layout, task),
+            directory=path, commanded_at=self._commanded_at,
+            restored=Snapshots(path).restore(snapshot, layout) if snapshot is not None else None,
+        )  # fmt: skip
+        reason, error = Sequential(job, _Alone()).run() if self._strategy.in_process else InlineRun(job).run()
+        _raise_for(reason, error, path)
+
+
+class _Alone:
+    """The coordinator's channel where there are no processes."""
+
+    def start(self, node: Node) -> None:
+        raise AssertionError("there are no processes to start")
+
+    def end(self, reason: str, error: str) -> None:
+        pass
+
+    def poll(self) -> Event | None:
+        return None
+
+
+def _not_a_function(task: object) -> Task:
+    raise ValueError(f"task must be a function without arguments that builds a squall.Task: it is {task!r}")
+
+
+def _last_snapshot(path: Path, layout: Layout) -> int | None:
+    """The snapshot to go on from; None starts from the beginning, because the run died before its first."""
+    snapshots = Snapshots(path)
+    snapshots.discard_partial()
+    numbers = snapshots.numbers()
+    if not numbers:
+        return None
+    snapshots.check(numbers[-1], layout)
+    return numbers[-1]
+
+
+def _remedy(path: Path) -> str:
+    number = Snapshots(path).numbers()
+    where = f"from snapshot {number[-1]}" if number else "from the beginning (no snapshot was written yet)"
+    return f"go on {where} with: squall resume {path}"
+
+
+def _raise_for(reason: str, error: str, path: Path) -> None:
+    if "NaN or Inf" in error:
+        raise NotFinite(f"{error}. Last good weights: {path / 'snapshots'}")
+    if error:
+        raise SquallError(f"{error}\n{_remedy(path)}")
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM instead of raising: the first asks for an orderly end, the second insists."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    handlers = {
+        number: signal.signal(number, lambda number, frame: caught.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield caught
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress(path: Path, wanted: bool) -> Iterator[Any]:
+    """A function to be called often with the time; it shows progress once there is some."""
+    display: list[Progress] = []
+
+    def show(now: float) -> None:
+        if wanted and not display and (path / "run.sqlite").exists():
+            display.append(Progress(Reader(path / "run.sqlite")))
+            display[0].start()
+        for shown in display:
+            shown.update(now)
+
+    try:
+        yield show
+    finally:
+        for shown in display:
+            shown.stop()

@@ -1,0 +1,75 @@
+"""A whole run in one process and one thread, in virtual time: deterministic, for debuggers, tests and notebooks."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+
+from squall.protocol.core import Compute, Effect, Event, Node
+from squall.protocol.link import Linked
+from squall.runtime.driver import Host
+from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
+from squall.runtime.job import Job
+from squall.runtime.machines import machine, nodes
+from squall.runtime.recorder import CoordinatorHost
+from squall.sim.world import World
+from squall.task import Task
+
+STEP_S = 0.01  # virtual seconds that every gradient takes
+
+
+class _Channel:
+    """Nobody dies in one process; the end is kept for the caller."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.error = ""
+        self.outside: list[Event] = []
+
+    def start(self, node: Node) -> None:
+        raise AssertionError("the world starts replacements itself")
+
+    def end(self, reason: str, error: str) -> None:
+        self.reason, self.error = reason, error
+
+    def poll(self) -> Event | None:
+        return self.outside.pop() if self.outside else None
+
+
+class InlineRun:
+    """The world of a job. `run` trains to the end and returns (reason, error)."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.channel = _Channel()
+        self.world = World(duration=_duration, spawn=self._member, seed=job.plan.seed)
+        for node in nodes(job):
+            self.world.add(node, *self._member(node))
+
+    def run(self) -> tuple[str, str]:
+        self.world.run()
+        return self.channel.reason, self.channel.error
+
+    def _member(self, node: Node) -> tuple[Linked, Host]:
+        return machine(self._job, node), self._host(node)
+
+    def _host(self, node: Node) -> Host:
+        job = dataclasses.replace(self._job, task=_own_model(self._job))
+        match node.role:
+            case "coordinator":
+                return CoordinatorHost(self._job, self.channel, time.monotonic)
+            case "shard":
+                return ShardHost(self._job, node.index)
+            case "replica":
+                return ReplicaHost(job, node.index)
+            case _:
+                return EvaluatorHost(job)
+
+
+def _own_model(job: Job) -> Task:
+    return dataclasses.replace(job.task, model=copy.deepcopy(job.task.model))
+
+
+def _duration(node: Node, effect: Effect) -> float:
+    return STEP_S if type(effect) is Compute else 0.0

@@ -1,0 +1,93 @@
+"""A run as processes on this machine, seen from the process that launches it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from squall.errors import ProcessLost, SquallError, TaskError
+from squall.launchers.roles import Line
+
+
+class LocalRun:
+    """Starts the nursery as early as possible: it imports torch while the launching process checks the task."""
+
+    def __init__(self) -> None:
+        self._sockets = tempfile.mkdtemp(prefix="squall-")  # mode 0700
+        mine, theirs = socket.socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # no thread pools before the forks; roles set their own
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, env=environment,
+            )  # fmt: skip
+        self._line = Line(Connection(mine.detach()))
+        self.ended: tuple[str, str] | None = None
+        self._exits: list[dict[str, Any]] = []
+
+    def launch(self, code: dict[str, Any], message: dict[str, Any]) -> None:
+        """Send the job: `code` holds the user's functions, which are shipped by value where they must be."""
+        blob = {**message, "sockets": self._sockets, "sys_path": sys.path, "code": cloudpickle.dumps(code)}
+        self._line.connection.send_bytes(cloudpickle.dumps(blob))
+
+    def attend(self, timeout_s: float) -> None:
+        """Wait for the nursery to say something. Raises what ended the run, if that was an error."""
+        if self.ended is not None or not self._line.connection.poll(timeout_s):
+            return
+        said = self._line.hear()
+        if said is None:
+            raise ProcessLost(f"the nursery (pid {self._process.pid}) was lost: {self._nursery_exit()}")
+        match said["kind"]:
+            case "failed":
+                raise TaskError(said["traceback"])
+            case "exited":
+                self._exits.append(said)
+            case "ended":
+                self._on_ended(said["reason"], said["error"])
+
+    def _on_ended(self, reason: str, error: str) -> None:
+        stories = [e["traceback"] for e in self._exits if e["traceback"]]
+        if stories:
+            raise TaskError(stories[0])
+        fatal = [e for e in self._exits if e["node"].startswith(("coordinator", "shard"))]
+        if fatal:
+            role, _, rest = fatal[0]["node"].partition("-")
+            name = role if role == "coordinator" else f"{role} {rest.split('.')[0]}"
+            raise ProcessLost(f"{name} (pid {fatal[0]['pid']}) was lost: {fatal[0]['why']}")
+        if not reason and not error:
+            raise SquallError("all processes of the run were killed")
+        self.ended = (reason, error)
+
+    def stop(self) -> None:
+        """Ask for a snapshot and an orderly end."""
+        self._line.say(kind="stop")
+
+    def close(self) -> None:
+        """Nothing is left running when this returns."""
+        if self.ended is None:
+            self._line.say(kind="kill")
+        try:
+            self._process.wait(5.0 if self.ended is None else None)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._line.connection.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _nursery_exit(self) -> str:
+        code = self._process.wait()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+_ENTRY = "import sys; from squall.launchers.nursery import main; main(int(sys.argv[1]))"
+
+

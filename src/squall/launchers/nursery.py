@@ -1,0 +1,240 @@
+"""The process that all others of a run are forked from, and that watches them.
+
+It imports torch and builds the task once; each role is then a fork, which takes milliseconds, shares the data's
+memory, and inherits the arena. It speaks with the launching process (`launchers.local`) and with the coordinator,
+over pipes; it decides nothing itself:
+
+    launcher -> nursery      the job (once), "stop", "kill"
+    nursery -> launcher      "ready", "exited", "failed", "ended"
+    coordinator -> nursery   "start" a member, "end"
+    nursery -> coordinator   "lost" a member, "stop"
+
+When the launcher is gone the nursery asks for a stop as Ctrl-C does; when the nursery is gone, the kernel kills its
+children (PR_SET_PDEATHSIG), and the arena has no name that could be left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+
+from squall.errors import TaskError
+from squall.launchers.roles import Line, run_role
+from squall.protocol.core import COORDINATOR, Node
+from squall.runtime.arena import Arena
+from squall.runtime.job import Job, arena_shape, initial_vector
+from squall.runtime.machines import nodes
+from squall.runtime.seeds import seed_everything
+from squall.runtime.snapshot import Snapshots
+from squall.task import Task
+from squall.vector import Layout
+
+GRACE_S = 2.0  # for processes to end after the coordinator has
+RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Child:
+    node: Node
+    pid: int
+    handle: int  # a pidfd: readable when the process has ended
+
+
+class Nursery:
+    """Forks, watches and reaps. One instance per process, used by `main` alone."""
+
+    def __init__(self, launcher: Line, job: Job, sockets: Path) -> None:
+        self._launcher = launcher
+        self._job = job
+        self._sockets = sockets
+        self._children: dict[int, Child] = {}  # by pidfd
+        self._end: dict[str, Any] | None = None  # what the coordinator said last
+        mine, theirs = Pipe()
+        self._coordinator = Line(mine)
+        self._theirs: Connection | None = theirs
+
+    def run(self) -> None:
+        gc.collect()
+        gc.freeze()  # a collection in a child would otherwise copy the pages that all share
+        for node in nodes(self._job):
+            self._fork(node)
+        self._launcher.say(kind="ready")
+        deadline: float | None = None
+        while self._children:
+            if self._end is not None and deadline is None:
+                deadline = time.monotonic() + GRACE_S
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = wait([*self._lines(), *self._children], timeout)
+            if not ready and deadline is not None:
+                self._kill_all()
+            for source in ready:
+                self._attend(source)
+        self._launcher.say(kind="ended", **(self._end or {"reason": "", "error": ""}))
+
+    def _lines(self) -> list[Connection]:
+        return [line.connection for line in (self._launcher, self._coordinator) if line.open]
+
+    def _attend(self, source: object) -> None:
+        if source is self._launcher.connection:
+            said = self._launcher.hear()
+            if said is not None and said["kind"] == "kill":
+                self._kill_all()
+            else:  # a stop, or the launcher is gone
+                self._coordinator.say(kind="stop", why="interrupted" if said else "the launching process is gone")
+        elif source is self._coordinator.connection:
+            said = self._coordinator.hear()
+            if said is not None and said["kind"] == "start":
+                self._fork(Node.parse(said["node"]))
+            elif said is not None:
+                self._end = {"reason": said["reason"], "error": said["error"]}
+        elif source in self._children:
+            self._reap(self._children.pop(source))  # type: ignore[arg-type, call-overload]
+
+    def _reap(self, child: Child) -> None:
+        _, status = os.waitpid(child.pid, 0)
+        os.close(child.handle)
+        code = os.waitstatus_to_exitcode(status)
+        if child.node == COORDINATOR:
+            while self._coordinator.open and self._coordinator.connection.poll():  # its last words
+                self._attend(self._coordinator.connection)
+        if code == 0:
+            return
+        why = _explain(code)
+        story = self._story(child.node) if code == RAISED else ""
+        self._launcher.say(kind="exited", node=str(child.node), pid=child.pid, why=why, traceback=story)
+        if child.node == COORDINATOR:
+            self._kill_all()
+        elif story and child.node.role != "shard":
+            self._coordinator.say(kind="stop", why=f"{child.node.role} {child.node.index} raised an exception")
+        else:
+            self._coordinator.say(kind="lost", node=str(child.node), why=why)
+
+    def _story(self, node: Node) -> str:
+        try:
+            return (self._sockets / f"{node}.traceback").read_text()
+        except OSError:
+            return ""
+
+    def _kill_all(self) -> None:
+        for child in self._children.values():
+            signal.pidfd_send_signal(child.handle, signal.SIGKILL)
+
+    # ------------------------------------------------------------ forking
+
+    def _fork(self, node: Node) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            handle = os.pidfd_open(pid)
+            self._children[handle] = Child(node, pid, handle)
+            if node == COORDINATOR and self._theirs is not None:
+                self._theirs.close()
+                self._theirs = None
+            return
+        status = RAISED
+        try:
+            self._become(node, parent)
+            status = 0
+        except BaseException:
+            (self._sockets / f"{node}.traceback").write_text(traceback.format_exc())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _become(self, node: Node, parent: int) -> None:
+        die_with_parent(parent)
+        self._launcher.connection.close()
+        self._coordinator.connection.close()
+        for handle in self._children:
+            os.close(handle)
+        line = None
+        if node == COORDINATOR:
+            assert self._theirs is not None
+            line = Line(self._theirs)
+        run_role(self._job, node, self._sockets, line)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent has gone."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it went before we asked
+        os._exit(1)
+
+
+def _explain(code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return "raised an exception" if code == RAISED else f"exit status {code}"
+
+
+def build_job(message: dict[str, Any]) -> Job:
+    """Build the task and everything that all processes share."""
+    plan, strategy, directory = message["plan"], message["strategy"], Path(message["directory"])
+    seed_everything(plan.seed)
+    try:
+        task: Task = message["task"]()
+    except Exception as error:
+        raise TaskError(traceback.format_exc()) from error
+    if torch.cuda.is_initialized():
+        raise TaskError("the task function used CUDA: build the model on the CPU and pass device='cuda' to fit")
+    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+    snapshot = message["snapshot"]
+    restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        arena = Arena.create(arena_shape(layout, strategy.recipe()), directory, Path(message["shared_memory"]))
+    for warning in caught:
+        sys.stderr.write(f"squall: warning: {warning.message}\n")
+    return Job(
+        plan=plan, strategy=strategy, task=task, layout=layout, arena=arena, initial=initial_vector(layout, task),
+        directory=directory, commanded_at=message["commanded_at"], restored=restored,
+    )  # fmt: skip
+
+
+def main(handle: int) -> None:
+    """Entry point: `handle` is the launcher's pipe."""
+    from setproctitle import setproctitle
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)  # a thread pool would not survive the forks
+    launcher = Line(Connection(handle))
+    try:
+        message = cloudpickle.loads(launcher.connection.recv_bytes())  # from the process that started this one
+    except EOFError:
+        return
+    sockets = Path(message["sockets"])
+    try:
+        sys.path[:] = message["sys_path"]
+        setproctitle(f"squall nursery of {Path(message['directory']).name}")
+        try:
+            job = build_job({**message, **cloudpickle.loads(message["code"])})
+        except Exception as error:
+            launcher.say(kind="failed", error=str(error), traceback=traceback.format_exc())
+            return
+        Nursery(launcher, job, sockets).run()
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+
+

@@ -1,0 +1,108 @@
+"""What each forked process runs, and the line on which the nursery speaks with its neighbours."""
+
+from __future__ import annotations
+
+import os
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from squall.protocol.core import COORDINATOR, Event, MemberLost, Node, StopRequested
+from squall.runtime.driver import Driver, Host
+from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
+from squall.runtime.job import Job
+from squall.runtime.machines import machine, nodes
+from squall.runtime.recorder import CoordinatorHost
+from squall.transports.zeromq import ZmqTransport
+
+SPIN_S = 150e-6  # a small exchange is over by then; sleeping and waking alone would cost half of that
+
+
+class Line:
+    """Small JSON messages over a pipe; `open` until the other end is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.open = True
+
+    def say(self, **message: Any) -> None:
+        if not self.open:
+            return
+        try:
+            self.connection.send_bytes(msgspec.json.encode(message))
+        except OSError:
+            self.open = False
+
+    def hear(self) -> dict[str, Any] | None:
+        """The next message; None when the other end is gone."""
+        try:
+            return msgspec.json.decode(self.connection.recv_bytes(), type=dict[str, Any])
+        except (EOFError, OSError):
+            self.open = False
+            return None
+
+
+class NurseryChannel:
+    """The coordinator's line to the nursery."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def start(self, node: Node) -> None:
+        self._line.say(kind="start", node=str(node))
+
+    def end(self, reason: str, error: str) -> None:
+        self._line.say(kind="end", reason=reason, error=error)
+
+    def poll(self) -> Event | None:
+        if not self._line.open or not self._line.connection.poll():
+            return None
+        said = self._line.hear()
+        if said is None:
+            return StopRequested("the nursery is gone")
+        if said["kind"] == "lost":
+            return MemberLost(Node.parse(said["node"]), said["why"])
+        return StopRequested(said["why"])
+
+
+def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
+    """Be one of the run's processes until its machine ends."""
+    _name_process(node, job)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(job.plan.threads if node.role == "replica" else 1)
+    if node.role == "evaluator":
+        os.nice(10)  # training goes first
+    servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
+    peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)
+    transport = ZmqTransport(
+        node, sockets, serve=node in servers, peers=peers, spin_s=SPIN_S if node.role == "replica" else 0.0,
+        wake_on=line.connection.fileno() if line is not None else None,
+    )  # fmt: skip
+    try:
+        Driver(machine(job, node), transport, make_host(job, node, line)).run()
+    finally:
+        transport.close()
+
+
+def make_host(job: Job, node: Node, line: Line | None) -> Host:
+    match node.role:
+        case "coordinator":
+            assert line is not None
+            return CoordinatorHost(job, NurseryChannel(line))
+        case "shard":
+            return ShardHost(job, node.index)
+        case "replica":
+            return ReplicaHost(job, node.index)
+        case _:
+            return EvaluatorHost(job)
+
+
+def _name_process(node: Node, job: Job) -> None:
+    from setproctitle import setproctitle
+
+    number = f" {node.index}" if node.role in ("replica", "shard") else ""
+    setproctitle(f"squall {node.role}{number} of {job.directory.name}")

@@ -1,0 +1,203 @@
+"""What a run will do, decided before anything is launched: plain data that prints itself and goes into run.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import sys
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+
+from squall.protocol.coordinator import Policy
+from squall.protocol.leases import Limits
+from squall.runtime.compute import resolve_device
+from squall.runtime.store import build_optimizer, check_elementwise
+from squall.strategies import STRATEGIES, Strategy
+from squall.task import Task
+from squall.vector import Layout
+from squall.version import __version__
+
+LAUNCHERS = ("local", "inline")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a run is carried out, beside what it trains. The defaults suit most runs.
+
+    Args:
+        launcher: "local" (processes on this machine) or "inline" (everything in this process, deterministic).
+        threads: torch threads of each replica; None: the cores divided among the replicas.
+        seconds: end after so much training time.
+        evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
+        snapshot_every_s: seconds between snapshots; None: only at the end.
+        progress: show progress while the run goes on.
+    """
+
+    launcher: str = "local"
+    threads: int | None = None
+    seconds: float | None = None
+    evaluate_every_s: float | None = None
+    snapshot_every_s: float | None = 60.0
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.launcher not in LAUNCHERS:
+            raise ValueError(f"launcher is {self.launcher!r}: use one of {', '.join(LAUNCHERS)}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads is {self.threads}: it must be at least 1, or None to divide the cores")
+        for name in ("seconds", "evaluate_every_s", "snapshot_every_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}: it must be positive, or None")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a run that is not code. `str(plan)` is what a person reads."""
+
+    strategy: str
+    strategy_fields: dict[str, Any]
+    replicas: int
+    shards: int
+    epochs: int | None
+    steps: int | None
+    seconds: float | None
+    until: tuple[str, float] | None
+    seed: int
+    device: str
+    threads: int
+    launcher: str
+    evaluate_every_s: float | None
+    snapshot_every_s: float | None
+    progress: bool = True
+
+    def limits(self) -> Limits:
+        return Limits(self.epochs, self.steps)
+
+    def policy(self, strategy: Strategy, task: Task) -> Policy:
+        return msgspec.structs.replace(
+            strategy.recipe().policy(),
+            evaluate=task.validate is not None,
+            evaluate_every_s=self.evaluate_every_s,
+            until=self.until,
+            seconds=self.seconds,
+            snapshot_every_s=self.snapshot_every_s,
+        )
+
+    def __str__(self) -> str:
+        limits = [
+            f"{self.epochs} epochs" if self.epochs else "",
+            f"{self.steps} steps" if self.steps else "",
+            f"{self.seconds:g} s" if self.seconds else "",
+            f"until {self.until[0]} is {self.until[1]:g}" if self.until else "",
+        ]
+        where = f"{self.replicas} replicas x {self.threads} threads on {self.device}, {self.shards} shards"
+        return f"{self.strategy}: {where}, {', '.join(filter(None, limits))}, seed {self.seed}"
+
+
+def make_plan(
+    strategy: Strategy, settings: Settings, *, epochs: int | None, steps: int | None, until: str | None, seed: int,
+    device: str,
+) -> Plan:  # fmt: skip
+    """All checks that need no task. Raises `ValueError` with the remedy."""
+    if not isinstance(strategy, Strategy):
+        raise ValueError(f"strategy must be one of {_names()}, such as squall.Downpour(replicas=2): got {strategy!r}")
+    recipe = strategy.recipe()
+    for name, value in (("epochs", epochs), ("steps", steps)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}: it must be at least 1")
+    target = parse_until(until) if until is not None else None
+    if epochs is None and steps is None and settings.seconds is None and target is None:
+        epochs = 1
+    resolve_device(device)
+    check_elementwise(recipe.optimizer)
+    return Plan(
+        strategy=strategy_name(strategy), strategy_fields=describe(strategy),
+        replicas=recipe.replicas, shards=recipe.shards, epochs=epochs, steps=steps, seconds=settings.seconds,
+        until=target, seed=seed, device=device, threads=settings.threads or default_threads(recipe.replicas),
+        launcher=settings.launcher, evaluate_every_s=settings.evaluate_every_s,
+        snapshot_every_s=settings.snapshot_every_s, progress=settings.progress,
+    )  # fmt: skip
+
+
+def check_together(plan: Plan, strategy: Strategy, task: Task) -> Layout:
+    """The checks that need the task as well; returns the layout of its parameter vector."""
+    groups = task.param_groups()
+    layout = Layout.of(task.model, [group["params"] for group in groups])
+    if plan.shards > layout.elements:
+        raise ValueError(
+            f"{plan.shards} shards for {layout.elements} parameters: use at most {layout.elements} shards"
+        )
+    if plan.until is not None:
+        known = ["loss", *task.metrics] if task.validate is not None else []
+        if plan.until[0] not in known:
+            hint = f"the task has {', '.join(known)}" if known else "the task has no validation set to measure it on"
+            raise ValueError(f"until names the metric {plan.until[0]!r}, but {hint}")
+    _check_schedule(task, strategy)
+    return layout
+
+
+def _check_schedule(task: Task, strategy: Strategy) -> None:
+    """Build what each shard will build, on one element a group, so that a mistake in it shows here."""
+    groups = [{**group, "params": [torch.nn.Parameter(torch.zeros(1))]} for group in task.param_groups()]
+    optimizer = build_optimizer(strategy.recipe().optimizer, groups)
+    if task.schedule is None:
+        return
+    scheduler = task.schedule(optimizer)
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ValueError("Task.schedule must depend on the number of updates alone: ReduceLROnPlateau needs a metric")
+
+
+def parse_until(text: str) -> tuple[str, float]:
+    """'accuracy=0.97' -> ("accuracy", 0.97)."""
+    name, equals, value = text.partition("=")
+    try:
+        if not equals or not name.strip():
+            raise ValueError
+        return name.strip(), float(value)
+    except ValueError:
+        raise ValueError(f"until is {text!r}: write metric=value, for example accuracy=0.97") from None
+
+
+def default_threads(replicas: int) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // replicas)
+
+
+def strategy_name(strategy: Strategy) -> str:
+    for name, kind in STRATEGIES.items():
+        if type(strategy) is kind:
+            return name
+    return type(strategy).__name__
+
+
+def describe(strategy: Strategy) -> dict[str, Any]:
+    """A strategy's settings as plain values."""
+    fields = {f.name: getattr(strategy, f.name) for f in dataclasses.fields(strategy)}  # type: ignore[arg-type]
+    return {name: _plain(value) for name, value in fields.items()}
+
+
+def versions() -> dict[str, str]:
+    """What a report must name to be understood elsewhere."""
+    return {
+        "squall": __version__,
+        "torch": str(torch.__version__),
+        "python": sys.version.split()[0],
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, partial):
+        arguments = [repr(a) for a in value.args] + [f"{k}={v!r}" for k, v in value.keywords.items()]
+        return f"{getattr(value.func, '__name__', value.func)}({', '.join(arguments)})"
+    if value is None or isinstance(value, int | float | str | bool):
+        return value
+    return getattr(value, "__name__", repr(value))
+
+
+def _names() -> str:
+    return ", ".join(kind.__name__ for kind in STRATEGIES.values())

@@ -1,0 +1,248 @@
+"""What a protocol machine is, and the closed sets of events and effects that it speaks.
+
+A machine is an object with `on(event, now) -> list[Effect]`. It holds all protocol state and touches nothing:
+no socket, file, clock, thread or randomness (ruff's TID251 enforces it for this package). A shell feeds events
+and carries out effects; the shells are the real driver (`runtime.driver`) and the virtual-time world
+(`sim.world`), which also serves as the inline driver.
+
+Numbers never pass through a machine. Gradients and weights are named by reference (`Gradient(slot, buffer)`,
+`Weights(slot, buffer)`), and the shell knows where those lie: in shared memory, in a received frame, or nowhere
+at all in a simulation without gradients.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from squall.protocol.messages import Frame, Message, Stats
+
+
+class Node(NamedTuple):
+    """A process of a run. A replacement is a new node (next incarnation) with the same index.
+
+    The index of a replica is its slot in the arena; the evaluator's slot, and index, comes after theirs.
+    """
+
+    role: str  # "coordinator" | "shard" | "replica" | "evaluator"
+    index: int = 0
+    incarnation: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.index}.{self.incarnation}"
+
+    @classmethod
+    def parse(cls, text: str) -> Node:
+        role, _, rest = text.partition("-")
+        index, _, incarnation = rest.partition(".")
+        return cls(role, int(index), int(incarnation))
+
+
+COORDINATOR = Node("coordinator")
+
+
+# ---------------------------------------------------------------- events: past tense, with their outcome
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """Something that happened to a node."""
+
+
+class Started(Event, frozen=True, gc=False):
+    """The process runs and its links can be used."""
+
+
+class TimePassed(Event, frozen=True, gc=False):
+    """The time that the machine named in `wake_at` has come."""
+
+
+class FrameArrived(Event, frozen=True, gc=False):
+    """Raw arrival, before the link has put it in order. Only `link.Linked` sees it."""
+
+    sender: Node
+    frame: Frame
+
+
+class MessageArrived(Event, frozen=True, gc=False):
+    """A message, in order and once."""
+
+    sender: Node
+    message: Message
+
+
+class GradientComputed(Event, frozen=True, gc=False):
+    """The answer to `Compute`. A gradient that is not finite was left out of the buffer."""
+
+    loss: float  # mean over the batch
+    finite: bool
+    seconds: float
+
+
+class MemberLost(Event, frozen=True, gc=False):
+    """The launcher saw the process end without having been told to."""
+
+    node: Node
+    why: str
+
+
+class StopRequested(Event, frozen=True, gc=False):
+    """The user (or a cluster that takes the machine back) asks for a snapshot and an orderly end."""
+
+    why: str
+
+
+class SnapshotWritten(Event, frozen=True, gc=False):
+    """The answer to `WriteSnapshot`: this shard's file is on disk."""
+
+    number: int
+    error: str = ""  # why the file could not be written, empty when it was
+
+
+class ModelEvaluated(Event, frozen=True, gc=False):
+    """The answer to `EvaluateModel`."""
+
+    values: dict[str, float]  # "loss" and the task's metrics, means over the validation examples
+
+
+# ---------------------------------------------------------------- effects: imperative
+
+
+class Effect(msgspec.Struct, frozen=True, gc=False):
+    """Something that the shell must do."""
+
+
+class Payload(msgspec.Struct, frozen=True, gc=False):
+    """A reference to numbers that belong to a message: a range of one of a slot's buffers."""
+
+    kind: str  # "gradient" | "weights"
+    slot: int
+    buffer: int
+
+
+class Send(Effect, frozen=True, gc=False):
+    """Give a message to the link. With a "weights" payload: the shard's current weights travel along."""
+
+    to: Node
+    message: Message
+    payload: Payload | None = None
+
+
+class Transmit(Effect, frozen=True, gc=False):
+    """Put a frame on the wire now. `again` marks a resend, whose payload need not be written anew."""
+
+    to: Node
+    frame: Frame
+    payload: Payload | None = None
+    again: bool = False
+
+
+class Forget(Effect, frozen=True, gc=False):
+    """Drop the link to a node that is gone: nothing is resent to it any more."""
+
+    node: Node
+
+
+class Compute(Effect, frozen=True, gc=False):
+    """Compute the gradient of examples [start, stop) of an epoch's order into a gradient buffer."""
+
+    epoch: int
+    start: int
+    stop: int
+    buffer: int
+    accumulate: bool  # add to what the buffer holds, or overwrite it
+    local_step: bool  # move the replica's own weights by SGD, because no fetch follows this batch
+
+
+class Expect(Effect, frozen=True, gc=False):
+    """These examples will be computed on soon: a data loader may begin with them."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+class ClearGradient(Effect, frozen=True, gc=False):
+    """Make a gradient buffer zero: this replica takes part in a round without a batch."""
+
+    buffer: int
+
+
+class UseWeights(Effect, frozen=True, gc=False):
+    """Compute on this weights buffer from now on: a fetch into it has arrived."""
+
+    buffer: int
+
+
+class Term(msgspec.Struct, frozen=True, gc=False):
+    """One pushed gradient in an update."""
+
+    slot: int
+    buffer: int
+    weight: float  # share of the update's sum; the weights of a mean add up to 1
+
+
+class Apply(Effect, frozen=True, gc=False):
+    """One update of a shard: the optimizer steps on the weighted sum of the terms.
+
+    `share` (pushes in the update / live replicas) is how far the running means of the buffers move.
+    """
+
+    terms: tuple[Term, ...]
+    share: float
+
+
+class WriteSnapshot(Effect, frozen=True, gc=False):
+    """Write this shard's weights and optimizer state."""
+
+    number: int
+    version: int
+
+
+class PublishSnapshot(Effect, frozen=True, gc=False):
+    """All shards have written: make the snapshot visible, with the data position it belongs to."""
+
+    number: int
+    ledger: dict[str, object]
+    versions: tuple[int, ...]
+    progress: dict[str, int]  # lease -> upto
+
+
+class EvaluateModel(Effect, frozen=True, gc=False):
+    """Evaluate the weights in a buffer on the validation set."""
+
+    buffer: int
+
+
+class StartMember(Effect, frozen=True, gc=False):
+    """Launch a process for this node."""
+
+    node: Node
+
+
+class End(Effect, frozen=True, gc=False):
+    """Leave the shell's loop: this node's work is over."""
+
+    reason: str = ""
+    error: str = ""
+
+
+class Note(Effect, frozen=True, gc=False):
+    """A row for the run's record."""
+
+    kind: str  # "member" | "lease" | "metric" | "evaluating" | "stats", else an event kind of `squall.record.Event`
+    text: str = ""  # for people; of a metric its name
+    node: Node | None = None
+    stats: Stats | None = None
+    values: dict[str, float] = {}
+
+
+class Machine(Protocol):
+    """A protocol state machine."""
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `TimePassed` is wanted, on the shell's clock in seconds; None when nothing is waited for."""
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        """Take an event, change state, and say what must be done, in order."""

@@ -1,0 +1,46 @@
+"""The evaluator's machine: on request, fetch the shards' weights and have them evaluated. It never pushes."""
+
+from __future__ import annotations
+
+from squall.protocol.core import (
+    COORDINATOR, Effect, End, EvaluateModel, Event, MessageArrived, ModelEvaluated, Node, Send, Started, TimePassed,
+)  # fmt: skip
+from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop
+
+BUFFER = 0
+
+
+class Evaluator:
+    def __init__(self, node: Node, shards: int, pid: int = 0) -> None:
+        self.node = node
+        self.pid = pid
+        self._shards = [Node("shard", i) for i in range(shards)]
+        self._number: int | None = None  # of the evaluation under way
+        self._updates = 0
+        self._awaited: dict[Node, None] = {}
+
+    @property
+    def wake_at(self) -> float | None:
+        return None
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Started():
+                return [Send(COORDINATOR, Join(self.pid))]
+            case MessageArrived(_, Evaluate(number)):
+                self._number = number
+                self._awaited = dict.fromkeys(self._shards)
+                return [Send(shard, Exchange(0, weights=BUFFER)) for shard in self._shards]
+            case MessageArrived(sender, Exchanged() as answer):
+                if sender.index == 0:
+                    self._updates = answer.version
+                self._awaited.pop(sender, None)
+                return [] if self._awaited else [EvaluateModel(BUFFER)]
+            case ModelEvaluated(values):
+                assert self._number is not None
+                return [Send(COORDINATOR, Evaluated(self._number, self._updates, values))]
+            case MessageArrived(_, Stop()):
+                return [End("finished")]
+            case TimePassed():
+                return []
+        raise AssertionError(f"{self.node} does not know {event!r}")

@@ -1,0 +1,215 @@
+"""Which examples of which epoch are trained, held by whom, and still to do.
+
+The ledger deals ranges of an epoch's order, never single examples: a *lease* is the right of one replica to train
+on examples [start, stop). What a lease's holder does not finish comes back and is dealt again before anything new,
+so every example of an epoch is trained, and only what was lost between a replica and a shard can repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from squall.protocol.core import Node
+from squall.protocol.messages import Lease
+
+
+class Range(NamedTuple):
+    """Examples [start, stop) of an epoch's order. Sorts by epoch, then position."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How much a run trains: the first limit that is reached ends it."""
+
+    epochs: int | None = None
+    steps: int | None = None  # batches, over all replicas
+
+
+class _Held:
+    __slots__ = ("done", "granted_s", "holder", "lease")
+
+    def __init__(self, lease: Lease, holder: Node, now: float) -> None:
+        self.lease = lease
+        self.holder = holder
+        self.done = lease.start  # examples before this are applied by all shards
+        self.granted_s = now
+
+
+class Ended(NamedTuple):
+    """A lease that is over: [lease.start, done) was trained."""
+
+    lease: Lease
+    holder: Node
+    granted_s: float
+    done: int
+
+
+class Leases:
+    """The ledger. Deals whole batches; a position in an epoch is always a multiple of the batch size."""
+
+    def __init__(self, examples: int, batch_size: int, limits: Limits) -> None:
+        assert examples > 0
+        assert batch_size > 0
+        self.examples = examples  # in an epoch
+        self.batch_size = batch_size
+        self.limits = limits
+        self.epoch = 0  # that fresh ranges are cut from
+        self.cursor = 0  # examples of it that were dealt
+        self.returned: list[Range] = []  # came back unfinished, sorted
+        self.held: dict[int, _Held] = {}
+        self.trained = 0  # examples applied by all shards, repeats counted once
+        self._next_id = 0
+        self._steps_dealt = 0  # fresh batches; what comes back is not counted twice
+
+    # ------------------------------------------------------------ dealing
+
+    def take(self, holder: Node, batches: int, now: float, *, within_epoch: int | None = None) -> Lease | None:
+        """Deal up to `batches` batches, returned ranges first; None when nothing is left to deal.
+
+        `within_epoch` refuses to begin a later epoch (a round of lock-step training does not span two).
+        """
+        span = self._returned_range(batches) or self._fresh_range(batches, within_epoch)
+        if span is None:
+            return None
+        lease = Lease(self._next_id, *span)
+        self._next_id += 1
+        self.held[lease.id] = _Held(lease, holder, now)
+        return lease
+
+    def _returned_range(self, batches: int) -> Range | None:
+        if not self.returned:
+            return None
+        first = self.returned.pop(0)
+        cut = min(first.stop, first.start + batches * self.batch_size)
+        if cut < first.stop:
+            self.returned.insert(0, Range(first.epoch, cut, first.stop))
+        return Range(first.epoch, first.start, cut)
+
+    def _fresh_range(self, batches: int, within_epoch: int | None) -> Range | None:
+        if self.cursor >= self.examples:
+            if within_epoch is not None and self.epoch + 1 > within_epoch:
+                return None
+            self.epoch, self.cursor = self.epoch + 1, 0
+        if self.limits.steps is not None:
+            batches = min(batches, self.limits.steps - self._steps_dealt)
+        if batches <= 0 or (self.limits.epochs is not None and self.epoch >= self.limits.epochs):
+            return None
+        start = self.cursor
+        self.cursor = min(self.examples, start + batches * self.batch_size)
+        self._steps_dealt += -(-(self.cursor - start) // self.batch_size)
+        return Range(self.epoch, start, self.cursor)
+
+    def left_in_epoch(self) -> int:
+        """Batches of the current epoch that nobody holds (the whole next epoch once this one is dealt)."""
+        fresh = self.examples - self.cursor or self.examples
+        return -(-fresh // self.batch_size)
+
+    # ------------------------------------------------------------ ending
+
+    def done(self, lease: int, upto: int, holder: Node) -> Ended | None:
+        """Examples of the lease up to `upto` are applied by all shards. Returns the lease once it is over.
+
+        A report about a lease that the sender no longer holds changes nothing: it was dealt again.
+        """
+        held = self.held.get(lease)
+        if held is None or held.holder != holder:
+            return None
+        upto = min(upto, held.lease.stop)
+        if upto > held.done:
+            self.trained += upto - held.done
+            held.done = upto
+        if held.done < held.lease.stop:
+            return None
+        return self._end(held)
+
+    def give_back(self, holder: Node) -> list[Ended]:
+        """The holder is gone: what it has not trained goes to the front of the queue."""
+        ended = [self._end(held) for held in list(self.held.values()) if held.holder == holder]
+        for lease, _, _, done in ended:
+            if done < lease.stop:
+                self.returned.append(Range(lease.epoch, done, lease.stop))
+        self.returned.sort()
+        return ended
+
+    def _end(self, held: _Held) -> Ended:
+        del self.held[held.lease.id]
+        return Ended(held.lease, held.holder, held.granted_s, held.done)
+
+    # ------------------------------------------------------------ questions
+
+    def exhausted(self) -> bool:
+        """Nothing is left to deal (leases may still be held)."""
+        if self.returned:
+            return False
+        if self.limits.steps is not None and self._steps_dealt >= self.limits.steps:
+            return True
+        if self.limits.epochs is None:
+            return False
+        return self.epoch + (self.cursor >= self.examples) >= self.limits.epochs
+
+    def finished(self) -> bool:
+        return not self.held and self.exhausted()
+
+    def epochs_done(self) -> int:
+        """Epochs of which every example is trained."""
+        open_epochs = [held.lease.epoch for held in self.held.values()] + [r.epoch for r in self.returned]
+        dealt = self.epoch + (self.cursor >= self.examples)
+        return min([dealt, *open_epochs])
+
+    # ------------------------------------------------------------ snapshots
+
+    def state(self) -> dict[str, object]:
+        """The data position as plain values: `remaining` is what was dealt but not trained."""
+        remaining = [
+            *self.returned,
+            *(Range(h.lease.epoch, h.done, h.lease.stop) for h in self.held.values() if h.done < h.lease.stop),
+        ]
+        return {
+            "examples": self.examples,
+            "epoch": self.epoch,
+            "cursor": self.cursor,
+            "trained": self.trained,
+            "steps": self._steps_dealt,
+            "next_id": self._next_id,
+            "remaining": [list(r) for r in sorted(remaining)],
+            "held": {str(h.lease.id): [h.lease.epoch, h.done, h.lease.stop] for h in self.held.values()},
+        }
+
+    @classmethod
+    def restore(
+        cls, state: dict[str, object], progress: Sequence[tuple[int, int]], batch_size: int, limits: Limits
+    ) -> Leases:
+        """Go on from `state()`; `progress` is (lease, upto) of what all shards' files hold beyond it."""
+        kept = _StateFields(**state)  # type: ignore[arg-type]  # checked by msgspec when it was read from disk
+        leases = cls(kept.examples, batch_size, limits)
+        leases.epoch, leases.cursor, leases.trained = kept.epoch, kept.cursor, kept.trained
+        leases._steps_dealt, leases._next_id = kept.steps, kept.next_id
+        remaining = [Range(*r) for r in kept.remaining]
+        for lease, upto in progress:
+            held = kept.held.get(str(lease))
+            if held is None or upto <= held[1]:
+                continue
+            epoch, done, stop = held
+            remaining.remove(Range(epoch, done, stop))
+            leases.trained += min(upto, stop) - done
+            if upto < stop:
+                remaining.append(Range(epoch, upto, stop))
+        leases.returned = sorted(remaining)
+        return leases
+
+
+class _StateFields(msgspec.Struct):
+    examples: int
+    epoch: int
+    cursor: int
+    trained: int
+    steps: int
+    next_id: int
+    remaining: list[list[int]]
+    held: dict[str, list[int]]

@@ -1,0 +1,160 @@
+"""The delivery contract of every link, written once: in order, at most once, resent until acknowledged.
+
+`Linked` wraps any machine. Each direction of a link numbers its messages 1, 2, 3 ...; the receiver hands them to
+the machine in that order and once, holds those that came early, and drops those it has seen. Every frame carries
+the highest number received in order (`seen`), so that a reply acknowledges its request without a frame of its own;
+where no frame goes back within `ACK_AFTER_S`, one is sent for the acknowledgement alone. What is not acknowledged
+is sent again, at doubling intervals.
+
+A replacement process is a new node, hence a new link: numbers never restart within a link.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from squall.protocol.core import (
+    Effect, End, Event, Forget, FrameArrived, Machine, MessageArrived, Node, Send, TimePassed, Transmit,
+)  # fmt: skip
+from squall.protocol.messages import Frame
+
+ACK_AFTER_S = 0.1  # a reply usually comes sooner and carries the acknowledgement
+RESEND_AFTER_S = 1.0
+RESEND_AT_MOST_S = 8.0
+EARLY_AT_MOST = 1024  # messages held for a gap; more are dropped and come again by resending
+
+
+class _Link:
+    """One peer: what we sent that it has not acknowledged, and what it sent that came too early."""
+
+    __slots__ = ("ack_due", "early", "pause", "resend_due", "seen", "sent", "unacked")
+
+    def __init__(self) -> None:
+        self.sent = 0  # number of the last message sent
+        self.seen = 0  # number of the last message received in order
+        self.unacked: deque[tuple[int, Send]] = deque()
+        self.early: dict[int, Frame] = {}
+        self.ack_due: float | None = None
+        self.resend_due: float | None = None
+        self.pause = RESEND_AFTER_S
+
+
+class Linked:
+    """A machine behind its links: takes `FrameArrived`, gives `Transmit`, and passes all else through."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._links: dict[Node, _Link] = {}
+        self._forgotten: dict[Node, None] = {}  # late frames of these are dropped, not answered
+        self._check_at: float | None = None  # no link has anything due before this
+
+    @property
+    def wake_at(self) -> float | None:
+        own = self.machine.wake_at
+        if own is None or self._check_at is None:
+            return self._check_at if own is None else own
+        return min(own, self._check_at)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages sent that no peer has confirmed yet."""
+        return sum(len(link.unacked) for link in self._links.values())
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if type(event) is FrameArrived:
+            self._receive(event.sender, event.frame, now, effects)
+        elif type(event) is TimePassed:
+            if self._check_at is not None and now >= self._check_at:
+                self._check(now, effects)
+            if self.machine.wake_at is not None and now >= self.machine.wake_at:
+                self._hand_over(event, now, effects)
+        else:
+            self._hand_over(event, now, effects)
+        return effects
+
+    def _receive(self, sender: Node, frame: Frame, now: float, effects: list[Effect]) -> None:
+        if sender in self._forgotten:
+            return
+        link = self._link(sender)
+        unacked = link.unacked
+        while unacked and unacked[0][0] <= frame.seen:
+            unacked.popleft()
+            link.pause = RESEND_AFTER_S
+            link.resend_due = now + link.pause if unacked else None
+        if frame.message is None:
+            return
+        self._owe_ack(link, now)
+        if frame.number > link.seen + 1:
+            if len(link.early) < EARLY_AT_MOST:
+                link.early[frame.number] = frame
+            return
+        if frame.number <= link.seen:
+            return  # a duplicate: the acknowledgement that it lacks is owed already
+        current: Frame | None = frame
+        while current is not None:
+            link.seen += 1
+            assert current.message is not None
+            self._hand_over(MessageArrived(sender, current.message), now, effects)
+            current = link.early.pop(link.seen + 1, None)
+
+    def _hand_over(self, event: Event, now: float, effects: list[Effect]) -> None:
+        for effect in self.machine.on(event, now):
+            kind = type(effect)
+            if kind is Send:
+                effects.append(self._send(effect, now))  # type: ignore[arg-type]  # narrowed by identity: hot path
+            elif kind is Forget:
+                self._links.pop(effect.node, None)  # type: ignore[attr-defined]
+                self._forgotten[effect.node] = None  # type: ignore[attr-defined]
+                effects.append(effect)
+            else:
+                if kind is End:  # a node that leaves does not keep its peers resending
+                    self._acknowledge(effects)
+                effects.append(effect)
+
+    def _acknowledge(self, effects: list[Effect]) -> None:
+        for node, link in self._links.items():
+            if link.ack_due is not None:
+                effects.append(Transmit(node, Frame(0, link.seen)))
+                link.ack_due = None
+
+    def _send(self, send: Send, now: float) -> Transmit:
+        link = self._link(send.to)
+        link.sent += 1
+        link.unacked.append((link.sent, send))
+        link.ack_due = None
+        if link.resend_due is None:
+            link.resend_due = now + link.pause
+            self._look_at(link.resend_due)
+        return Transmit(send.to, Frame(link.sent, link.seen, send.message), send.payload)
+
+    def _check(self, now: float, effects: list[Effect]) -> None:
+        self._check_at = None
+        for node, link in self._links.items():
+            if link.resend_due is not None and now >= link.resend_due:
+                for number, send in link.unacked:
+                    effects.append(Transmit(node, Frame(number, link.seen, send.message), send.payload, again=True))
+                link.pause = min(2 * link.pause, RESEND_AT_MOST_S)
+                link.resend_due = now + link.pause
+                link.ack_due = None
+            if link.ack_due is not None and now >= link.ack_due:
+                effects.append(Transmit(node, Frame(0, link.seen)))
+                link.ack_due = None
+            for due in (link.resend_due, link.ack_due):
+                if due is not None:
+                    self._look_at(due)
+
+    def _owe_ack(self, link: _Link, now: float) -> None:
+        if link.ack_due is None:
+            link.ack_due = now + ACK_AFTER_S
+            self._look_at(link.ack_due)
+
+    def _look_at(self, due: float) -> None:
+        if self._check_at is None or due < self._check_at:
+            self._check_at = due
+
+    def _link(self, node: Node) -> _Link:
+        link = self._links.get(node)
+        if link is None:
+            link = self._links[node] = _Link()
+        return link

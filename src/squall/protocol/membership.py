@@ -1,0 +1,88 @@
+"""Who is alive, who is coming and who is going.
+
+A replica is *joining* from its Join until every shard has seen a view with it (only then may it push), *live* until
+it leaves or is lost, and *departing* until every shard has seen a view without it (only then is its share of the
+data dealt again and its slot reused: what the shards applied of it is known exactly, and nothing more can come).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from squall.protocol.core import Node
+from squall.protocol.messages import Member, View, ViewSeen
+
+Covers = dict[int, int]  # lease -> upto
+
+
+class Membership:
+    def __init__(self, shards: int) -> None:
+        self.shards = shards
+        self.number = 0  # of the newest view
+        self.live: dict[Node, int] = {}  # replica -> entry clock; joining ones included
+        self._joining: dict[Node, int] = {}  # replica -> view that must be seen before it may push
+        self._departing: dict[Node, int] = {}  # replica -> view that must be seen before its slot is free
+        self._seen = [0] * shards  # newest view that each shard has seen
+        self._applied: dict[Node, list[Covers]] = {}  # departing -> what each shard applied of its leases
+
+    def join(self, node: Node, entry: int) -> View:
+        self.live[node] = entry
+        view = self._next_view()
+        self._joining[node] = view.number
+        return view
+
+    def depart(self, node: Node) -> View | None:
+        """A live replica left or was lost; None if it was not a member."""
+        if self.live.pop(node, None) is None:
+            return None
+        self._joining.pop(node, None)
+        self._applied[node] = []
+        view = self._next_view()
+        self._departing[node] = view.number
+        return view
+
+    def _next_view(self) -> View:
+        self.number += 1
+        members = sorted(self.live.items())
+        return View(self.number, tuple(Member(n.index, n.incarnation, entry) for n, entry in members))
+
+    def seen(self, shard: int, message: ViewSeen) -> None:
+        self._seen[shard] = max(self._seen[shard], message.number)
+        for gone in message.departed:
+            covers = {cover.lease: cover.upto for cover in gone.covers}
+            self._applied.setdefault(Node("replica", gone.slot, gone.incarnation), []).append(covers)
+
+    @property
+    def settled(self) -> bool:
+        """Every shard has seen the newest view."""
+        return min(self._seen) >= self.number
+
+    def slot_free(self, slot: int) -> bool:
+        """No shard can still apply something of an earlier incarnation in this slot."""
+        return all(node.index != slot for node in (*self._departing, *self.live))
+
+    def take_joined(self) -> list[tuple[Node, int]]:
+        """Replicas that may push from now on, with their entry clocks."""
+        ready = _reached(self._joining, min(self._seen))
+        for node in ready:
+            del self._joining[node]
+        return [(node, self.live[node]) for node in ready]
+
+    def take_departed(self) -> list[tuple[Node, Covers]]:
+        """Replicas of which nothing more can come, with what *all* shards have applied of their leases."""
+        ready = _reached(self._departing, min(self._seen))
+        for node in ready:
+            del self._departing[node]
+        return [(node, _common(self._applied.pop(node), self.shards)) for node in ready]
+
+
+def _reached(pending: dict[Node, int], seen: int) -> list[Node]:
+    return [node for node, number in pending.items() if number <= seen]
+
+
+def _common(applied: Sequence[Covers], shards: int) -> Covers:
+    """What every shard has: a batch that only some shards applied must be trained again."""
+    if len(applied) < shards:
+        return {}
+    leases = [lease for lease in applied[0] if all(lease in covers for covers in applied)]
+    return {lease: min(covers[lease] for covers in applied) for lease in leases}

@@ -1,0 +1,217 @@
+"""Every message that crosses a link, as typed msgspec structs, and the frame that carries them.
+
+Messages hold no numbers of the model: a push and a fetch are doorbells for buffers whose payload travels by
+shared memory or in frames of its own. Decoding is strict; a frame that is malformed or too large raises, and
+nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+MAX_FRAME_BYTES = 4 * 1024 * 1024  # a view of 50,000 members fits; anything larger is not ours
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    pass
+
+
+class Cover(_Message, frozen=True, array_like=True, gc=False):
+    """Examples up to `upto` of this lease are in what is pushed or reported."""
+
+    lease: int
+    upto: Count
+
+
+class Lease(_Message, frozen=True, array_like=True, gc=False):
+    """The right to train on examples [start, stop) of an epoch's order, a multiple of the batch size long."""
+
+    id: Count
+    epoch: Count
+    start: Count
+    stop: Count
+
+
+class Stats(_Message, frozen=True, array_like=True, gc=False):
+    """What a replica did since its last report."""
+
+    examples: Count = 0
+    batches: Count = 0
+    loss_sum: float = 0.0  # sum over batches of mean loss x examples
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    exchanges: Count = 0
+    pushes: Count = 0
+    fetches: Count = 0
+    staleness: dict[int, int] = {}  # staleness -> pushes applied with it, over all shards
+
+
+# ---------------------------------------------------------------- replica <-> coordinator
+
+
+class Join(_Message, frozen=True, tag="join", array_like=True, gc=False):
+    """A replica or the evaluator is ready. `pid` is for people who read the record."""
+
+    pid: int
+
+
+class Welcome(_Message, frozen=True, tag="welcome", array_like=True, gc=False):
+    """The slot is the replica's; its clock starts here."""
+
+    clock: Count
+
+
+class LeaseRequest(_Message, frozen=True, tag="lease?", array_like=True, gc=False):
+    """Ask for work. `clock` is the exchange that the work is for."""
+
+    clock: Count
+
+
+class Grant(_Message, frozen=True, tag="lease", array_like=True, gc=False):
+    """Work for the exchange `clock`; without a lease: take part in that exchange with nothing to push."""
+
+    clock: Count
+    lease: Lease | None
+
+
+class Progress(_Message, frozen=True, tag="progress", array_like=True, gc=False):
+    """Everything in `covers` has been applied by all shards."""
+
+    covers: tuple[Cover, ...]
+    stats: Stats
+
+
+class NonFinite(_Message, frozen=True, tag="nonfinite", array_like=True, gc=False):
+    """A batch gave a loss or gradient with NaN or Inf; `final` after its retry did too."""
+
+    epoch: Count
+    start: Count
+    stop: Count
+    lease: Count
+    final: bool
+
+
+class Stop(_Message, frozen=True, tag="stop", array_like=True, gc=False):
+    """Finish the exchange under way and leave (replica), or end (shard, evaluator)."""
+
+
+class Left(_Message, frozen=True, tag="left", array_like=True, gc=False):
+    """The replica has nothing under way and ends."""
+
+    covers: tuple[Cover, ...]
+    stats: Stats
+
+
+# ---------------------------------------------------------------- replica or evaluator <-> shard
+
+
+class Exchange(_Message, frozen=True, tag="exchange", array_like=True, gc=False):
+    """A push and/or a fetch. `gradient` and `weights` are buffer numbers in the sender's slot, -1 for none."""
+
+    clock: Count
+    gradient: int = -1
+    weights: int = -1
+    basis: Count = 0  # version that the pushed gradient was computed on
+    examples: Count = 0  # behind the pushed gradient
+    covers: tuple[Cover, ...] = ()
+
+
+class Exchanged(_Message, frozen=True, tag="exchanged", array_like=True, gc=False):
+    """The push was applied and the fetched weights are in the sender's buffer."""
+
+    clock: Count
+    version: Count
+    staleness: int = -1  # of the push; -1 where there was none
+
+
+# ---------------------------------------------------------------- coordinator <-> shard
+
+
+class Member(_Message, frozen=True, array_like=True, gc=False):
+    """A replica in a view; its clock counts from `entry`."""
+
+    slot: Count
+    incarnation: Count
+    entry: Count
+
+
+class View(_Message, frozen=True, tag="view", array_like=True, gc=False):
+    """The live replicas, in slot order. Who was in an older view and is not in this one is gone for good."""
+
+    number: Count
+    members: tuple[Member, ...]
+
+
+class Departed(_Message, frozen=True, array_like=True, gc=False):
+    """What a shard had applied of a replica that left a view."""
+
+    slot: Count
+    incarnation: Count
+    covers: tuple[Cover, ...]
+
+
+class ViewSeen(_Message, frozen=True, tag="view!", array_like=True, gc=False):
+    """From now on nothing of the departed replicas is applied: their slots can be used again."""
+
+    number: Count
+    departed: tuple[Departed, ...]
+
+
+class TakeSnapshot(_Message, frozen=True, tag="snapshot", array_like=True, gc=False):
+    number: Count
+
+
+class SnapshotTaken(_Message, frozen=True, tag="snapshot!", array_like=True, gc=False):
+    """This shard's part is on disk; `progress` says what of the live leases is in it."""
+
+    number: Count
+    version: Count
+    progress: tuple[Cover, ...]
+    error: str = ""
+
+
+# ---------------------------------------------------------------- coordinator <-> evaluator
+
+
+class Evaluate(_Message, frozen=True, tag="evaluate", array_like=True, gc=False):
+    number: Count
+
+
+class Evaluated(_Message, frozen=True, tag="evaluate!", array_like=True, gc=False):
+    number: Count
+    updates: Count  # of shard 0, in the weights that were evaluated
+    values: dict[str, float]
+
+
+Message = (
+    Join | Welcome | LeaseRequest | Grant | Progress | NonFinite | Stop | Left
+    | Exchange | Exchanged | View | ViewSeen | TakeSnapshot | SnapshotTaken | Evaluate | Evaluated
+)  # fmt: skip
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a wire carries: a numbered message, or an acknowledgement alone (number 0, no message)."""
+
+    number: Count  # 1, 2, 3 ... per link and direction
+    seen: Count  # highest number received in order on this link
+    message: Message | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Frame)
+
+
+def encode(frame: Frame) -> bytes:
+    return _encoder.encode(frame)
+
+
+def decode(data: bytes) -> Frame:
+    """Raises `msgspec.DecodeError` or `ValueError` for anything that is not exactly a frame."""
+    if len(data) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {len(data)} bytes is larger than {MAX_FRAME_BYTES}")
+    frame: Frame = _decoder.decode(data)
+    return frame

@@ -1,0 +1,348 @@
+"""The replica's machine: ask for work, compute, exchange, report.
+
+One *exchange* is a push and/or a fetch with every shard. Without overlap the replica waits for it; with overlap it
+computes the next gradient meanwhile, in a second gradient buffer and on the weights that it has, and waits at the
+next exchange instead. Between exchanges it may move its own weights by local SGD.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from squall.protocol.core import (
+    COORDINATOR, ClearGradient, Compute, Effect, End, Event, Expect, GradientComputed, MessageArrived, Node, Payload,
+    Send, Started, TimePassed, UseWeights,
+)  # fmt: skip
+from squall.protocol.messages import (
+    Cover, Exchange, Exchanged, Grant, Join, Lease, LeaseRequest, Left, Message, NonFinite, Progress, Stats, Stop,
+    Welcome,
+)  # fmt: skip
+
+REPORT_EVERY_S = 0.25
+
+
+class Cadence(msgspec.Struct, frozen=True):
+    """What of a strategy a replica must know."""
+
+    push_every: int = 1  # batches
+    fetch_every: int = 1  # batches
+    overlap: bool = False
+    gathered: bool = False  # pushes are gathered into rounds, one grant each
+
+
+class _Batch(msgspec.Struct, frozen=True):
+    """The part of a lease that one gradient is computed on."""
+
+    lease: int
+    epoch: int
+    start: int
+    stop: int
+
+
+class Replica:
+    """States, told by what is set: no clock yet (joining); `_batch` (computing); `_awaited` (exchanging)."""
+
+    def __init__(self, node: Node, shards: int, batch_size: int, cadence: Cadence, pid: int = 0) -> None:
+        self.node = node
+        self.shards = [Node("shard", i) for i in range(shards)]
+        self.batch_size = batch_size
+        self.cadence = cadence
+        self.pid = pid
+        self.clock: int | None = None  # exchanges done or under way; None before Welcome
+        self._work: deque[_Batch] = deque()
+        self._grants: deque[Grant] = deque()  # rounds granted ahead
+        self._asked = False
+        self._idle = False  # the current round has no batch for this replica
+        self._batch: _Batch | None = None  # under computation
+        self._retried = False
+        self._since_push = 0  # batches in the gradient buffer
+        self._since_fetch = 0
+        self._examples = 0  # behind the gradient buffer
+        self._covers: dict[int, int] = {}  # lease -> upto, in the gradient buffer
+        self._pushed: dict[int, int] = {}  # lease -> upto, in the exchange under way
+        self._unreported: dict[int, int] = {}  # lease -> upto, applied by all shards
+        self._gradient = 0  # buffer that gradients go to
+        self._active = 0  # weights buffer that is computed on
+        self._fetching = -1  # weights buffer that the exchange under way fills; -1: it fetches nothing
+        self._versions = [0] * shards  # of the active weights
+        self._arriving = [0] * shards  # of the weights being fetched
+        self._awaited: dict[Node, None] = {}  # shards that have not answered
+        self._basis = self._versions  # of the oldest batch in the gradient buffer
+        self._stopping = False
+        self._poisoned = False  # a batch failed twice: only Stop is waited for
+        self._ended = False
+        self._tally = _Tally()
+        self._report_at = 0.0
+        self._waiting_since = 0.0
+
+    @property
+    def wake_at(self) -> float | None:
+        return None
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case MessageArrived(sender, message):
+                self._on_message(sender, message, now, effects)
+            case GradientComputed():
+                self._on_gradient(event, now, effects)
+            case Started():
+                effects.append(Send(COORDINATOR, Join(self.pid)))
+            case TimePassed():
+                pass
+            case _:
+                raise AssertionError(f"{self.node} does not know {event!r}")
+        return effects
+
+    def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
+        match message:
+            case Exchanged():
+                self._on_exchanged(sender, message, now, effects)
+            case Grant():
+                self._asked = False
+                self._grants.append(message)
+                if message.lease is not None:
+                    batches = _batches(message.lease, self.batch_size)
+                    effects.extend(Expect(batch.epoch, batch.start, batch.stop) for batch in batches)
+                self._proceed(now, effects)
+            case Welcome(clock):
+                self.clock = clock
+                self._exchange(now, effects, push=False, fetch=True)  # the first weights
+            case Stop():
+                self._stopping = True
+                self._proceed(now, effects)
+            case _:
+                raise AssertionError(f"{self.node} does not know {message!r}")
+
+    # ------------------------------------------------------------ work
+
+    def _proceed(self, now: float, effects: list[Effect]) -> None:
+        """Do the next thing, if nothing is under way that must be waited for."""
+        if self._ended or self.clock is None:
+            if self._stopping and not self._ended:
+                self._leave(effects)
+            return
+        if self._batch is not None or self._must_wait() or (self._poisoned and not self._stopping):
+            return
+        if self._due():
+            self._exchange(now, effects, push=self._push_due(), fetch=self._fetch_due())
+            if not self.cadence.overlap:
+                return
+        if self._stopping:
+            self._finish(now, effects)
+        elif self._take_work(effects):
+            self._compute(now, effects)
+        elif self._idle:
+            self._take_part(now, effects)
+        else:
+            self._flush(now, effects)
+
+    def _must_wait(self) -> bool:
+        """An exchange is under way, and there is nothing to compute beside it."""
+        if not self._awaited:
+            return False
+        return not self.cadence.overlap or self._due() or self._first_fetch()
+
+    def _first_fetch(self) -> bool:
+        return self._fetching == self._active
+
+    def _take_work(self, effects: list[Effect]) -> bool:
+        """True when there is a batch to compute. Asks for the next lease while the last batch is computed."""
+        round_open = self.cadence.gathered and self._since_push > 0  # the next grant is for the next round
+        while not self._work and self._grants and not self._idle and not round_open:
+            grant = self._grants.popleft()
+            if grant.lease is None:
+                self._idle = True
+            else:
+                self._work.extend(_batches(grant.lease, self.batch_size))
+        if len(self._work) <= 1 and not self._grants and not self._asked:
+            current = bool(self._work or self._idle or round_open)
+            assert self.clock is not None
+            self._asked = True
+            effects.append(Send(COORDINATOR, LeaseRequest(self.clock + 1 + current)))
+        return bool(self._work)
+
+    def _compute(self, now: float, effects: list[Effect]) -> None:
+        self._batch = batch = self._work.popleft()
+        self._retried = False
+        effects.append(self._compute_effect(batch))
+        if self._waiting_since:
+            self._tally.wait_s += now - self._waiting_since
+            self._waiting_since = 0.0
+
+    def _compute_effect(self, batch: _Batch) -> Compute:
+        if self._since_push == 0:
+            self._basis = self._versions
+        fetches_next = self._since_fetch + 1 >= self.cadence.fetch_every
+        return Compute(
+            batch.epoch, batch.start, batch.stop, self._gradient,
+            accumulate=self._since_push > 0, local_step=not fetches_next,
+        )  # fmt: skip
+
+    def _on_gradient(self, event: GradientComputed, now: float, effects: list[Effect]) -> None:
+        batch = self._batch
+        assert batch is not None
+        self._tally.compute_s += event.seconds
+        self._waiting_since = now
+        if not event.finite:
+            self._on_non_finite(batch, now, effects)
+            return
+        self._batch = None
+        self._since_push += 1
+        self._since_fetch += 1
+        self._examples += batch.stop - batch.start
+        self._covers[batch.lease] = batch.stop
+        self._tally.add(batch.stop - batch.start, event.loss)
+        self._proceed(now, effects)
+
+    def _on_non_finite(self, batch: _Batch, now: float, effects: list[Effect]) -> None:
+        """Try the batch once more, on fresh weights; after that the coordinator ends the run."""
+        notice = NonFinite(batch.epoch, batch.start, batch.stop, batch.lease, final=self._retried)
+        effects.append(Send(COORDINATOR, notice))
+        if self._retried:
+            self._batch = None
+            self._poisoned = True
+            return
+        self._retried = True
+        if not self._awaited:
+            self._exchange(now, effects, push=False, fetch=True)
+
+    # ------------------------------------------------------------ exchanges
+
+    def _push_due(self) -> bool:
+        return self._since_push >= self.cadence.push_every
+
+    def _fetch_due(self) -> bool:
+        return self._since_fetch >= self.cadence.fetch_every
+
+    def _due(self) -> bool:
+        return self._push_due() or self._fetch_due()
+
+    def _exchange(self, now: float, effects: list[Effect], *, push: bool, fetch: bool) -> None:
+        assert not self._awaited
+        assert self.clock is not None
+        if push:
+            self.clock += 1
+            self._pushed, self._covers = self._covers, {}
+        self._fetching = -1
+        if fetch:
+            swaps = self.cadence.overlap and push
+            self._fetching = 1 - self._active if swaps else self._active
+            self._since_fetch = 0
+        gradient = self._gradient if push else -1
+        payload = Payload("gradient", self.node.index, gradient) if push else None
+        covers = tuple(Cover(*item) for item in self._pushed.items()) if push else ()
+        for shard, basis in zip(self.shards, self._basis):
+            examples = self._examples if push else 0
+            exchange = Exchange(self.clock, gradient, self._fetching, basis, examples, covers)
+            effects.append(Send(shard, exchange, payload))
+            self._awaited[shard] = None
+        self._tally.exchanges += 1
+        self._tally.pushes += push
+        self._tally.fetches += fetch
+        if push:
+            self._since_push = self._examples = 0
+            self._idle = False
+            if self.cadence.overlap:
+                self._gradient = 1 - self._gradient
+        if not self._waiting_since:
+            self._waiting_since = now
+
+    def _on_exchanged(self, shard: Node, message: Exchanged, now: float, effects: list[Effect]) -> None:
+        del self._awaited[shard]
+        self._arriving[shard.index] = message.version
+        if message.staleness >= 0:
+            self._tally.stale(message.staleness)
+        if self._awaited:
+            return
+        if self._fetching >= 0:
+            self._versions = list(self._arriving)
+            self._active = self._fetching
+            self._fetching = -1
+            effects.append(UseWeights(self._active))
+        self._unreported |= self._pushed
+        self._pushed = {}
+        if self._batch is not None:
+            if self._retried:
+                effects.append(self._compute_effect(self._batch))
+            return
+        self._report(now, effects)
+        self._proceed(now, effects)
+
+    def _take_part(self, now: float, effects: list[Effect]) -> None:
+        """An exchange without a batch for this replica: push nothing, so that the others are not held."""
+        if self._awaited:
+            return
+        if self._unreported:
+            self._report(now, effects, at_once=True)
+        if self._since_push == 0:
+            effects.append(ClearGradient(self._gradient))
+        self._exchange(now, effects, push=True, fetch=True)
+
+    def _flush(self, now: float, effects: list[Effect]) -> None:
+        """Nothing to compute: let what is gathered so far be applied, and everything done be known."""
+        if self._awaited:
+            return
+        if self._since_push:
+            self._exchange(now, effects, push=True, fetch=True)
+        elif self._unreported:
+            self._report(now, effects, at_once=True)
+
+    # ------------------------------------------------------------ reports and the end
+
+    def _report(self, now: float, effects: list[Effect], at_once: bool = False) -> None:
+        if at_once or now >= self._report_at:
+            effects.append(Send(COORDINATOR, Progress(self._take_covers(), self._tally.take())))
+            self._report_at = now + REPORT_EVERY_S
+
+    def _take_covers(self) -> tuple[Cover, ...]:
+        covers, self._unreported = self._unreported, {}
+        return tuple(Cover(*item) for item in covers.items())
+
+    def _finish(self, now: float, effects: list[Effect]) -> None:
+        """Stop was asked: push what is gathered, wait for it, then leave."""
+        if self._awaited:
+            return
+        if self._since_push and not self.cadence.gathered:
+            self._exchange(now, effects, push=True, fetch=False)
+        else:
+            self._leave(effects)
+
+    def _leave(self, effects: list[Effect]) -> None:
+        self._ended = True
+        effects.append(Send(COORDINATOR, Left(self._take_covers(), self._tally.take())))
+        effects.append(End("finished"))
+
+
+def _batches(lease: Lease, size: int) -> list[_Batch]:
+    return [
+        _Batch(lease.id, lease.epoch, start, min(start + size, lease.stop))
+        for start in range(lease.start, lease.stop, size)
+    ]
+
+
+class _Tally:
+    """Sums for the next report."""
+
+    def __init__(self) -> None:
+        self.examples = self.batches = self.exchanges = self.pushes = self.fetches = 0
+        self.loss_sum = self.compute_s = self.wait_s = 0.0
+        self.staleness: dict[int, int] = {}
+
+    def add(self, examples: int, loss: float) -> None:
+        self.examples += examples
+        self.batches += 1
+        self.loss_sum += examples * loss
+
+    def stale(self, staleness: int) -> None:
+        self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+
+    def take(self) -> Stats:
+        stats = Stats(
+            self.examples, self.batches, self.loss_sum, self.compute_s, self.wait_s,
+            self.exchanges, self.pushes, self.fetches, self.staleness,
+        )  # fmt: skip
+        self.__init__()  # type: ignore[misc]
+        return stats

@@ -1,0 +1,147 @@
+"""The charts of a report, as SVG that takes its colours from the page it stands in."""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from squall.record import Metric, Progress
+from squall.report.reader import Reader
+from squall.report.svg import INK, SERIES, new_figure, scale, style, to_svg
+from squall.report.words import plural
+
+BINS = 40  # points of throughput, bars of a histogram
+ROWS = 12  # replicas with a histogram of their own
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A titled picture; without `svg` the note says what is missing."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+def charts(reader: Reader) -> list[Chart]:
+    """Every chart of a run, in reading order."""
+    results: dict[str, list[Metric]] = defaultdict(list)
+    for metric in reader.rows(Metric):
+        results[metric.name].append(metric)
+    duration_s = max((work.time_s for work in reader.progress()), default=0.0)
+    duration_s = max([duration_s, *(metric.time_s for metrics in results.values() for metric in metrics)])
+    found = [loss_chart(reader, results.pop("loss", []), duration_s)]
+    for name, metrics in results.items():
+        time = [(metric.time_s, metric.value) for metric in metrics]
+        examples = [(float(metric.examples), metric.value) for metric in metrics]
+        found.append(metric_chart(f"{name} over time", time, duration_s))
+        found.append(metric_chart(f"{name} over examples", examples, None))
+    if not results:
+        found.append(Chart("metrics", "", "No metric was recorded: give the task `metrics` and `validate`."))
+    return [*found, throughput_chart(reader, duration_s), staleness_chart(reader)]
+
+
+def loss_chart(reader: Reader, validation: list[Metric], duration_s: float) -> Chart:
+    """Training loss, a mean over all replicas in each of many moments, and the validation losses."""
+    moments: dict[int, list[Progress]] = defaultdict(list)
+    width = duration_s / (5 * BINS) or 1.0
+    for work in reader.progress(width):
+        if math.isfinite(work.loss) and work.examples:
+            moments[int(work.time_s / width)].append(work)
+    training = []
+    for rows in moments.values():
+        examples = sum(row.examples for row in rows)
+        training.append((rows[-1].time_s, sum(row.loss * row.examples for row in rows) / examples))
+    lines = {"training": training, "validation": [(metric.time_s, metric.value) for metric in validation]}
+    return _lines("loss over time", lines, duration_s, "No loss was recorded.")
+
+
+def metric_chart(title: str, points: Points, duration_s: float | None) -> Chart:
+    """One metric over time, or over examples when `duration_s` is None."""
+    return _lines(title, {"validation": points}, duration_s, "No finite value was recorded.")
+
+
+def throughput_chart(reader: Reader, duration_s: float) -> Chart:
+    """Examples per second of every replica."""
+    # What was trained until the edges of the chart's bins is interpolated: a report seldom lies within one
+    # bin, and counting it where it ends would draw a saw.
+    trained: dict[int, Points] = {}
+    for work in reader.progress(duration_s / (25 * BINS) or 1.0):
+        points = trained.setdefault(work.replica, [(0.0, 0.0)])
+        points.append((work.time_s, points[-1][1] + work.examples))
+    edges = np.linspace(0, duration_s or 1.0, BINS + 1)
+    middles = ((edges[:-1] + edges[1:]) / 2).tolist()
+    lines: dict[str, Points] = {}
+    for replica, points in sorted(trained.items()):
+        times, totals = zip(*points, strict=True)
+        rates = np.diff(np.interp(edges, times, totals)) / (edges[1] - edges[0])
+        lines[f"replica {replica}"] = list(zip(middles, rates.tolist()))
+    return _lines("examples per second", lines, duration_s, "No work of a replica was recorded.", zero=True)
+
+
+def staleness_chart(reader: Reader) -> Chart:
+    """For each replica, which share of its pushes was applied with which staleness."""
+    title = "staleness of pushes"
+    pushes: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    rows = reader.staleness()
+    if not rows:
+        return Chart(title, "", "No push was recorded.")
+    width = math.ceil((max(row.staleness for row in rows) + 1) / BINS)
+    named = sorted({row.replica for row in rows})[:ROWS]
+    for row in rows:
+        name = f"replica {row.replica}" if row.replica in named else "the others"
+        pushes[name][row.staleness // width] += row.count
+    figure = new_figure(0.55 * len(pushes) + 0.7)
+    grid = figure.subplots(len(pushes), 1, sharex=True, sharey=True, squeeze=False)
+    for index, (axes, (name, counts)) in enumerate(zip(grid[:, 0], pushes.items(), strict=True)):
+        places, total = [bin * width for bin in counts], sum(counts.values())
+        color = SERIES[index % len(SERIES)] if len(pushes) <= len(SERIES) else SERIES[0]
+        axes.bar(places, [count / total for count in counts.values()], 0.8 * width, color=color)
+        axes.set_ylabel(name, rotation=0, ha="right", va="center", color=INK)
+        axes.set_yticks([])
+        style(axes)
+    grid[-1, 0].set_xlabel("updates between fetch and push", color=INK)
+    grid[-1, 0].xaxis.get_major_locator().set_params(integer=True)
+    return Chart(title, to_svg(figure, title), "Height: share of the replica's pushes.")
+
+
+def _lines(
+    title: str, lines: dict[str, Points], duration_s: float | None, missing: str, zero: bool = False
+) -> Chart:
+    """A chart of named lines over training time, or over examples when `duration_s` is None."""
+    drawn = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in lines.items()}
+    drawn = {name: points for name, points in drawn.items() if points}
+    if not drawn:
+        return Chart(title, "", missing)
+    figure = new_figure(2.6)
+    axes = figure.subplots()
+    unit_s, label = (1.0, "examples trained") if duration_s is None else _time_unit(duration_s)
+    many = len(drawn) > len(SERIES)
+    for index, (name, points) in enumerate(drawn.items()):
+        color, alpha = (SERIES[0], 0.4) if many else (SERIES[index], 1.0)
+        x, y = [x / unit_s for x, _ in points], [y for _, y in points]
+        (line,) = axes.plot(x, y, color=color, alpha=alpha, linewidth=1.4, markersize=3, label=name)
+        if len(points) == 1 or (name == "validation" and len(points) <= BINS):
+            line.set_marker("o")
+    scale(axes, [y for points in drawn.values() for _, y in points], zero)
+    style(axes)
+    axes.set_xlabel(label, color=INK)
+    if 1 < len(drawn) <= len(SERIES):
+        figure.legend(
+            loc="outside upper left", ncols=4, frameon=False, borderpad=0, handlelength=1.2, fontsize=9,
+            labelcolor=INK,
+        )  # fmt: skip
+    lost = sum(map(len, lines.values())) - sum(map(len, drawn.values()))
+    note = f"{len(drawn)} replicas, one line each. " if many else ""
+    note += f"Not drawn because not finite: {plural(lost, 'value')}." if lost else ""
+    return Chart(title, to_svg(figure, title), note)
+
+
+def _time_unit(duration_s: float) -> tuple[float, str]:
+    for unit_s, name in ((3600.0, "hours"), (60.0, "minutes")):
+        if duration_s > 5 * unit_s:
+            return unit_s, f"{name} of training"
+    return 1.0, "seconds of training"

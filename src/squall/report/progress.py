@@ -1,0 +1,171 @@
+"""A running training, shown in a terminal or told line by line in a log."""
+
+import math
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from squall.record import Event
+from squall.report.reader import Reader
+from squall.report.tally import ReplicaTally, Tally, loss, staleness, waiting
+from squall.report.words import clock, loss_text, number, percent, plural, rate_text
+
+REDRAW_S = 0.25  # quick enough to look alive, and 4 small queries a second are cheap
+SHOWN = 12  # replicas with a line of their own
+TROUBLE = {"lost": "yellow", "warning": "yellow", "nonfinite": "yellow", "error": "red"}
+
+
+class Progress:
+    """Shows what a `Reader` finds. It has no thread: call `update` a few times a second.
+
+    With a terminal a picture is redrawn in place. Without one a plain line is printed every `interval_s`
+    seconds, and every event when it comes.
+    """
+
+    def __init__(self, reader: Reader, console: Console | None = None, interval_s: float = 5.0) -> None:
+        self._reader = reader
+        # Results may be piped from standard output, so progress keeps to the other one.
+        self._console = console or Console(stderr=True)
+        self._interval_s = interval_s
+        self._tally = Tally()
+        self._live: Live | None = None
+        self._polled = self._printed = -math.inf  # the `now` of the last poll, of the last line
+
+    def start(self) -> None:
+        """Begin to show."""
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="ellipsis")
+            self._live.start()
+
+    def update(self, now: float) -> None:
+        """Show what is new; `now` is in seconds, on any clock that does not go back."""
+        if now - self._polled < REDRAW_S:
+            return
+        self._polled = now
+        self._show(line=now - self._printed >= self._interval_s, now=now)
+
+    def stop(self) -> None:
+        """Show the end, and give the terminal back."""
+        self._show(line=True, now=self._polled)
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _show(self, line: bool, now: float) -> None:
+        events = self._tally.poll(self._reader)
+        if self._live:
+            self._live.update(picture(self._tally), refresh=True)
+            return
+        for event in events:
+            if event.kind != "snapshot":  # regular, and of no interest in a log
+                self._print(_event(event).plain)
+        if line and self._tally.replicas:
+            self._printed = now
+            self._print(sentence(self._tally))
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+
+def sentence(tally: Tally) -> str:
+    """The state of a run in one line."""
+    replicas = tally.replicas.values()
+    name, done, total = tally.limit()
+    parts = [
+        clock(tally.time_s),
+        f"{name} {_amount(done)}" + (f" of {_amount(total)}" if total > 0 else ""),
+        f"{rate_text(tally.rate(replicas))} examples/s",
+        f"loss {loss_text(loss(replicas))}",
+    ]
+    if math.isfinite(stale := staleness(replicas)):
+        parts.append(f"staleness {stale:.1f}")
+    parts += [f"validation {metric.name} {number(metric.value)}" for metric in tally.metrics.values()]
+    return "  ".join(parts)
+
+
+def picture(tally: Tally) -> RenderableType:
+    """The state of a run in a few lines, for a terminal at least 80 columns wide."""
+    if not tally.replicas:
+        return Group(_heading(tally), Text("waiting for the first step", "dim"), *_last_events(tally))
+    parts: list[RenderableType] = [_heading(tally), _bar(tally), Text(), _replicas(tally), Text()]
+    if tally.metrics:
+        latest = max(tally.metrics.values(), key=lambda metric: metric.time_s)
+        results = [f"{metric.name} {number(metric.value)}" for metric in tally.metrics.values()]
+        parts.append(Text.assemble((f"validation at {clock(latest.time_s)}  ", "dim"), "  ".join(results)))
+    return Group(*parts, *_last_events(tally))
+
+
+def _heading(tally: Tally) -> Text:
+    state = tally.state
+    heading = Text(state.get("strategy", "training"), "bold", no_wrap=True, overflow="ellipsis")
+    for noun in ("replica", "shard"):
+        if (count := state.get(noun + "s", "")).isdecimal():
+            heading.append(f"  {plural(int(count), noun)}", "not bold dim")
+    return heading.append(f"  {state.get('status', '')}", "not bold dim")
+
+
+def _bar(tally: Tally) -> Table:
+    name, done, total = tally.limit()
+    known = total > 0
+    # Its own clock would be read otherwise, and would go on pulsing while training hangs.
+    bar = ProgressBar(total if known else None, done, pulse=not known, animation_time=tally.time_s)
+    line = Table.grid(padding=(0, 1), expand=True)
+    line.add_column(no_wrap=True)
+    line.add_column(ratio=1)
+    line.add_column(no_wrap=True, justify="right")
+    times = clock(tally.time_s)
+    if known and done > 0:
+        times = f"{percent(done, total)}  {times}"
+        if done < total:
+            times += f", {clock(tally.time_s * (total - done) / done)} left"
+    line.add_row(f"{name} {_amount(done)}" + (f" of {_amount(total)}" if known else ""), bar, times)
+    return line
+
+
+def _replicas(tally: Tally) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for name in ("replica", "examples/s", "loss", "staleness", "max", "waiting", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    ordered = sorted(tally.replicas.items())
+    # When not all fit, the last line stands for the rest.
+    shown = len(ordered) if len(ordered) <= SHOWN else SHOWN - 1
+    for index, replica in ordered[:shown]:
+        table.add_row(*_cells(tally, str(index), [replica]))
+    if rest := [replica for _, replica in ordered[shown:]]:
+        table.add_row(*_cells(tally, f"{len(rest)} more", rest))
+    if len(ordered) > 1:
+        table.add_row(*_cells(tally, "all", list(tally.replicas.values())), style="bold")
+    return table
+
+
+def _cells(tally: Tally, name: str, replicas: list[ReplicaTally]) -> list[str]:
+    mean = staleness(replicas)
+    most = max((r.staleness_max for r in replicas if r.staleness_max is not None), default=None)
+    spent = waiting(replicas)
+    return [
+        name,
+        rate_text(tally.rate(replicas)),
+        loss_text(loss(replicas)),
+        f"{mean:.1f}" if math.isfinite(mean) else "-",
+        "-" if most is None else str(most),
+        percent(spent, 1) if math.isfinite(spent) else "-",
+        percent(sum(replica.examples for replica in replicas), tally.examples),
+    ]
+
+
+def _last_events(tally: Tally) -> list[Text]:
+    return [_event(event) for event in tally.events]
+
+
+def _event(event: Event) -> Text:
+    # Texts such as "replica 1 lost: ..." name their kind already.
+    text = event.text if event.kind in event.text else f"{event.kind} {event.text}"
+    return Text.assemble((f"{clock(event.time_s)}  ", "dim"), (text.rstrip(), TROUBLE.get(event.kind, "")))
+
+
+def _amount(value: float) -> str:
+    """How far: one decimal for a fraction of few, none for many."""
+    return f"{value:.1f}" if value < 100 and value != int(value) else f"{value:,.0f}"

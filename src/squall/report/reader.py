@@ -1,0 +1,85 @@
+"""Read a run's record while it is being written, or long after."""
+
+import math
+import sqlite3
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from squall.record import Metric, Progress, RecordError, Row, Staleness, record_error
+
+R = TypeVar("R", bound=Row)
+
+
+class Reader:
+    """A read-only view of a record, for one thread at a time, valid while the writer goes on."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise RecordError(f"no record at {self.path}: give the folder of a run, such as runs/<name>")
+        address = f"file:{quote(str(self.path.absolute()))}?mode=ro"
+        try:
+            self._db = sqlite3.connect(address, uri=True, timeout=2.0, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise record_error("read", self.path, error) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def since(self, table: type[R], rowid: int = 0) -> tuple[list[R], int]:
+        """Rows written after `rowid`, oldest first, and the rowid to ask with next time."""
+        name = table.__name__.lower()
+        found = self._query(f"SELECT rowid, * FROM {name} WHERE rowid > ? ORDER BY rowid", rowid)
+        return [_row(table, values[1:]) for values in found], found[-1][0] if found else rowid
+
+    def rows(self, table: type[R]) -> list[R]:
+        """All rows of a table, oldest first."""
+        return self.since(table)[0]
+
+    def state(self) -> dict[str, str]:
+        """What is known about the whole run, by key."""
+        return dict(self._query("SELECT key, value FROM state"))
+
+    def metrics(self) -> dict[str, Metric]:
+        """The last result of every metric, by name."""
+        last = "SELECT MAX(rowid) FROM metric GROUP BY name"
+        found = self._query(f"SELECT * FROM metric WHERE rowid IN ({last}) ORDER BY rowid")
+        return {metric.name: metric for metric in (_row(Metric, values) for values in found)}
+
+    def progress(self, bin_s: float = math.inf) -> list[Progress]:
+        """Each replica's work, added up within bins of `bin_s` seconds (by default: over the whole run).
+
+        `time_s` is that of the last report in the bin; `loss` the mean per example where it was a number.
+        """
+        found = self._query(
+            """SELECT MAX(time_s), replica, SUM(examples), SUM(batches),
+                      SUM(loss * examples) / SUM(CASE WHEN loss IS NULL THEN 0.0 ELSE examples END),
+                      TOTAL(compute_s), TOTAL(wait_s), SUM(pushed_bytes), SUM(fetched_bytes)
+               FROM progress GROUP BY CAST(time_s / ? AS INTEGER), replica ORDER BY 1, 2""",
+            bin_s,
+        )
+        return [_row(Progress, values) for values in found]
+
+    def staleness(self) -> list[Staleness]:
+        """Each replica's pushes by staleness, over the whole run."""
+        found = self._query(
+            """SELECT MAX(time_s), replica, staleness, SUM(count)
+               FROM staleness GROUP BY replica, staleness ORDER BY replica, staleness"""
+        )
+        return [_row(Staleness, values) for values in found]
+
+    def _query(self, sql: str, *values: float) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            if "no such table" in str(error):  # the writer has created the file and not yet its tables
+                return []
+            raise record_error("read", self.path, error) from error
+
+
+def _row(table: type[R], values: tuple[Any, ...]) -> R:
+    # Only what was NaN is NULL in the file.
+    columns: list[Any] = [math.nan if value is None else value for value in values]
+    return table(*columns)

@@ -1,0 +1,101 @@
+"""A run in a dozen numbers."""
+
+import io
+import math
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from squall.report.reader import Reader
+from squall.report.words import clock, number, percent
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came out of a run; None where the record does not say."""
+
+    strategy: str
+    status: str
+    metrics: dict[str, float]  # last value by name
+    first_step_s: float | None  # from the command to the first training step
+    training_s: float
+    examples: int
+    examples_per_second: float
+    staleness_mean: float | None  # updates, over all pushes
+    staleness_max: int | None
+    updates: int | None
+    shares: dict[int, float]  # replica -> part of all examples, adding up to 1
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The same in JSON's types; a number that JSON cannot hold (NaN, infinity) becomes None."""
+        values: dict[str, Any] = _finite(asdict(self))
+        return values
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What each number is called, and the number, as people read it."""
+        found = [("strategy", self.strategy), ("status", self.status)]
+        found += [(name, number(value)) for name, value in self.metrics.items()]
+        found += [
+            ("training time", clock(self.training_s)),
+            ("until the first step", "unknown" if self.first_step_s is None else clock(self.first_step_s)),
+            ("examples", number(self.examples)),
+            ("examples/s", number(self.examples_per_second)),
+        ]
+        if self.updates is not None:
+            found.append(("updates", number(self.updates)))
+        if self.staleness_mean is not None:
+            found.append(("staleness", f"{self.staleness_mean:.2f} mean, {self.staleness_max} max"))
+        shares = ", ".join(f"{replica}: {percent(share, 1)}" for replica, share in self.shares.items())
+        return [*found, ("share of replica", shares)] if shares else found
+
+    def __str__(self) -> str:
+        table = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        for name, value in self.lines():
+            table.add_row(name, value)
+        text = io.StringIO()
+        console = Console(file=text, width=80, color_system=None, force_terminal=False, markup=False)
+        console.print(table)
+        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+
+
+def summarize(reader: Reader) -> Summary:
+    """Add a run up; of an unfinished run, what it has done so far."""
+    state = reader.state()
+    metrics = reader.metrics()
+    examples: dict[int, int] = {}
+    training_s = 0.0
+    for work in reader.progress():
+        examples[work.replica] = work.examples
+        training_s = max(training_s, work.time_s)
+    training_s = float(state.get("training_s") or training_s)
+    total = sum(examples.values())
+    pushes: dict[int, int] = defaultdict(int)  # staleness -> pushes
+    for row in reader.staleness():
+        pushes[row.staleness] += row.count
+    updates = state.get("updates") or max((metric.updates for metric in metrics.values()), default=None)
+    first_step_s = state.get("first_step_s")
+    return Summary(
+        strategy=state.get("strategy", "unknown"),
+        status=state.get("status", "unknown"),
+        metrics={name: metric.value for name, metric in metrics.items()},
+        first_step_s=float(first_step_s) if first_step_s else None,
+        training_s=training_s,
+        examples=total,
+        examples_per_second=total / training_s if training_s > 0 else 0.0,
+        staleness_mean=sum(s * n for s, n in pushes.items()) / sum(pushes.values()) if pushes else None,
+        staleness_max=max(pushes, default=None),
+        updates=None if updates is None else int(updates),
+        shares={replica: examples[replica] / total for replica in sorted(examples)} if total else {},
+    )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,41 @@
+"""Numbers as people read them, the same in the terminal and on the page."""
+
+import math
+
+
+def clock(seconds: float) -> str:
+    """A duration: ``4.2 s``, ``12:05``, ``3:01:20``."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def number(value: float) -> str:
+    """Counts and rates with thousands separated; below 1,000, four significant digits."""
+    if math.isfinite(value) and (abs(value) >= 1000 or value == int(value)):
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def percent(part: float, whole: float) -> str:
+    """`part` of `whole`, without decimals."""
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 example``, ``2,000 examples``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def loss_text(value: float) -> str:
+    """A loss with a steady number of digits, so that a column of them does not jitter."""
+    return f"{value:.4f}" if 0.001 <= value < 10_000 else number(value)
+
+
+def rate_text(value: float) -> str:
+    """Something per second: whole numbers, or two digits of a slow one."""
+    return f"{value:.2g}" if 0 < value < 10 else number(round(value))

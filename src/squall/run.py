@@ -1,0 +1,110 @@
+"""A run's directory, seen from outside: what it was told to do, what came of it, and the trained model."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypedDict
+
+import cloudpickle
+import msgspec
+from torch import nn
+
+from squall.errors import SquallError
+from squall.plan import Plan, Settings, versions
+from squall.report import Reader, Summary, summarize, write_report
+from squall.runtime.seeds import seed_everything
+from squall.runtime.snapshot import Snapshots
+from squall.strategies import Strategy
+from squall.task import Task
+from squall.vector import Layout
+
+TaskFunction = Callable[[], Task]
+
+
+class Code(TypedDict):
+    """The user's own functions and settings, as `code.pickle` keeps them for `resume`."""
+
+    task: TaskFunction
+    strategy: Strategy
+    settings: Settings
+    plan: Plan
+
+
+class Run:
+    """A finished run, or any run's directory opened again."""
+
+    def __init__(self, directory: str | Path, task: TaskFunction | None = None) -> None:
+        self.directory = Path(directory)
+        self._task = task
+        self._model: nn.Module | None = None
+
+    def summary(self) -> Summary:
+        """What was reached, how fast, and how stale; `str()` is a table, `to_json_dict()` is for programs."""
+        reader = Reader(self.directory / "run.sqlite")
+        try:
+            return summarize(reader)
+        finally:
+            reader.close()
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained model, on the CPU, in evaluation mode. Raises `SquallError` where there is no snapshot."""
+        if self._model is None:
+            numbers = Snapshots(self.directory).numbers()
+            if not numbers:
+                raise SquallError(f"{self.directory} has no snapshot: nothing was trained yet")
+            plan = msgspec.json.decode((self.directory / "run.json").read_bytes())["plan"]
+            seed_everything(plan["seed"])
+            task = (self._task or load_code(self.directory)["task"])()
+            layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+            vector = Snapshots(self.directory).restore(numbers[-1], layout).tensors["weights"]
+            layout.read_model(vector, task.model)
+            self._model = task.model.eval()
+        return self._model
+
+    def report(self) -> Path:
+        """Write report.html anew and say where it lies."""
+        return write_report(self.directory)
+
+
+def new_directory(wanted: str | Path | None) -> Path:
+    """Make the directory of a new run: the one that was asked for, or the next of today under runs/."""
+    if wanted is not None:
+        path = Path(wanted)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            hint = f"`squall resume {path}` goes on with it" if (path / "code.pickle").exists() else "it is no run"
+            raise ValueError(f"{path} exists already ({hint}): choose another run directory")
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+    today = datetime.date.today().isoformat()
+    number = 1
+    while True:
+        path = Path("runs") / f"{today}-{number:02d}"
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            number += 1
+
+
+def write_plan(path: Path, code: Code) -> None:
+    """run.json for people and reports; code.pickle (private) for `resume`."""
+    document = {"name": path.name, "plan": code["plan"], "versions": versions()}
+    (path / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+    handle = os.open(path / "code.pickle", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(cloudpickle.dumps(code))
+
+
+def load_code(path: Path) -> Code:
+    """Raises `ValueError` for a directory that holds no run. Reads a pickle: only of directories you trust."""
+    try:
+        code: Code = cloudpickle.loads((path / "code.pickle").read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"{path} holds no run that can be resumed: it has no code.pickle") from None
+    except Exception as error:
+        raise ValueError(f"{path / 'code.pickle'} cannot be read ({error}): start a new run") from error
+    return code

@@ -1,0 +1,116 @@
+"""The memory that the processes of one host share: each replica's weights and gradient buffers.
+
+The arena is an unnamed file: it is made under /dev/shm with mode 0600 and unlinked before anything is written to it,
+so that whatever dies, and however, nothing stays behind. Processes get it by being forked from the one that made it.
+Its pages are reserved at once: too small a /dev/shm is an answer here, not a SIGBUS later.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SHARED_MEMORY = Path("/dev/shm")
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many buffers of how many float32 elements.
+
+    `replicas` slots have `weights` and `gradients` buffers each; the slot after them is the evaluator's, with one
+    weights buffer. `groups` is the number of param groups, whose learning rates travel with the weights.
+    """
+
+    length: int
+    replicas: int
+    weights: int = 1
+    gradients: int = 1
+    groups: int = 1
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one buffer to the next."""
+        return -(-4 * self.length // _PAGE) * _PAGE
+
+    @property
+    def rates_bytes(self) -> int:
+        return 8 * self.groups * (self.replicas + 1) * self.weights
+
+    @property
+    def total_bytes(self) -> int:
+        buffers = self.replicas * (self.weights + self.gradients) + 1
+        return buffers * self.stride + -(-self.rates_bytes // _PAGE) * _PAGE
+
+
+class Arena:
+    """Buffers by slot and number; the same memory in every process that inherits it."""
+
+    def __init__(self, shape: Shape, memory: mmap.mmap) -> None:
+        self.shape = shape
+        self.memory = memory
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        self._floats = whole.view(torch.float32)
+        rates = whole[shape.total_bytes - -(-shape.rates_bytes // _PAGE) * _PAGE :][: shape.rates_bytes]
+        self._rates = rates.view(torch.float64).view(shape.replicas + 1, shape.weights, shape.groups)
+
+    @classmethod
+    def create(cls, shape: Shape, fallback: Path, directory: Path = SHARED_MEMORY) -> Arena:
+        """Reserve an arena in `directory`, or in `fallback` (on disk, slower) with a warning that says why."""
+        try:
+            return cls(shape, _reserve(directory, shape.total_bytes))
+        except OSError as error:
+            warnings.warn(
+                f"{directory} cannot hold the arena of {_mib(shape.total_bytes)} ({error.strerror}); it is put into a"
+                f" file under {fallback}, which is slower. Make shared memory larger: docker run --shm-size=..., or"
+                " mount -o remount,size=... /dev/shm",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return cls(shape, _reserve(fallback, shape.total_bytes))
+
+    @classmethod
+    def private(cls, shape: Shape) -> Arena:
+        """An arena that only this process uses."""
+        return cls(shape, mmap.mmap(-1, shape.total_bytes))
+
+    def weights(self, slot: int, buffer: int) -> Tensor:
+        """float32 [length]."""
+        return self._buffer(slot, buffer)
+
+    def gradient(self, slot: int, buffer: int) -> Tensor:
+        """float32 [length]."""
+        return self._buffer(slot, self.shape.weights + buffer)
+
+    def rates(self, slot: int, buffer: int) -> Tensor:
+        """Learning rates that go with a weights buffer: float64 [groups]."""
+        return self._rates[slot, buffer]
+
+    def _buffer(self, slot: int, number: int) -> Tensor:
+        index = slot * (self.shape.weights + self.shape.gradients) + number
+        start = index * self.shape.stride // 4
+        return self._floats[start : start + self.shape.length]
+
+
+def _reserve(directory: Path, size: int) -> mmap.mmap:
+    free = os.statvfs(directory)
+    if free.f_bavail * free.f_frsize < size:
+        raise OSError(28, f"{_mib(free.f_bavail * free.f_frsize)} free")
+    handle, name = tempfile.mkstemp(prefix="squall-", dir=directory)  # mode 0600
+    try:
+        os.unlink(name)
+        os.posix_fallocate(handle, 0, size)
+        return mmap.mmap(handle, size)
+    finally:
+        os.close(handle)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

@@ -1,0 +1,152 @@
+"""From a range of an epoch's order to a collated batch, through torch's DataLoader."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from squall.runtime.seeds import epoch_order, mix, seed_everything
+from squall.task import Batch, Task
+
+
+class Key(NamedTuple):
+    """Examples [start, stop) of an epoch's order."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+class _Request(NamedTuple):
+    """What the sampler hands to the dataset, here or in a worker process."""
+
+    seed: int
+    indices: torch.Tensor
+
+
+class _Seeded(Dataset[Any]):
+    """Loads a whole batch, its random state first set from the run's seed and the batch's place in the run."""
+
+    def __init__(self, data: Dataset[Any]) -> None:
+        self.data = data
+
+    def __getitems__(self, request: _Request) -> list[Any]:
+        seed_everything(request.seed)
+        indices = request.indices.tolist()
+        several = getattr(self.data, "__getitems__", None)
+        return list(several(indices)) if several is not None else [self.data[i] for i in indices]
+
+
+class _Tensors(Dataset[Any]):
+    """A TensorDataset gives a batch by one indexing of each tensor, instead of one per example and a stack."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.tensors = data.tensors
+
+    def __getitems__(self, request: _Request) -> list[Any]:
+        return [tensor[request.indices] for tensor in self.tensors]
+
+
+class Batches:
+    """The training batches of one process.
+
+    `expect` announces what will be loaded, so that the loader's worker processes work ahead; without workers it is
+    not needed. The last batch is kept, for the second try of one that gave a NaN.
+    """
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._seed = seed
+        self._examples = task.examples
+        self._shuffle = task.shuffle
+        self._orders: dict[int, torch.Tensor] = {}
+        self._expected: deque[Key] = deque()  # announced, not yet asked of the loader
+        self._under_way: deque[Key] = deque()  # asked of the loader
+        self._last: tuple[Key, Batch] | None = None
+        self._loader = _loader(task, self._requests)
+        self._ahead = self._loader.num_workers > 0
+        self._iterator: Iterator[Batch] | None = None
+
+    def expect(self, key: Key) -> None:
+        if self._ahead:
+            self._expected.append(key)
+
+    def load(self, epoch: int, start: int, stop: int) -> Batch:
+        key = Key(epoch, start, stop)
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
+        if not self._ahead:
+            self._expected.append(key)
+        batch = self._next(key)
+        self._last = (key, batch)
+        return batch
+
+    def _next(self, key: Key) -> Batch:
+        while True:
+            if self._iterator is None:
+                if not self._expected:
+                    self._expected.append(key)
+                self._iterator = iter(self._loader)
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                self._iterator = None
+                continue
+            if self._under_way.popleft() == key:
+                return batch  # others were announced for a lease that was taken away
+
+    def _requests(self) -> Iterator[_Request]:
+        while self._expected:
+            key = self._expected.popleft()
+            self._under_way.append(key)
+            indices = self._order(key.epoch)[key.start : key.stop]
+            yield _Request(mix(self._seed, key.epoch, key.start), indices)
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        order = self._orders.get(epoch)
+        if order is None:
+            if len(self._orders) >= 2:  # leases of two epochs can be under way at a time
+                del self._orders[min(self._orders)]
+            order = self._orders[epoch] = epoch_order(self._seed, epoch, self._examples, self._shuffle)
+        return order
+
+
+class _Sampler:
+    """A batch sampler that is a function; it ends when nothing more is announced."""
+
+    def __init__(self, requests: Callable[[], Iterator[_Request]]) -> None:
+        self._requests = requests
+
+    def __iter__(self) -> Iterator[_Request]:
+        return self._requests()
+
+
+def _loader(task: Task, requests: Callable[[], Iterator[_Request]]) -> DataLoader[Any]:
+    arguments = dict(task.loader)
+    if arguments.get("num_workers", 0) > 0:
+        arguments.setdefault("persistent_workers", True)
+    whole = type(task.train) is TensorDataset and "collate_fn" not in arguments
+    data: Dataset[Any] = _Tensors(task.train) if whole else _Seeded(task.train)  # type: ignore[arg-type]
+    if whole:
+        arguments["collate_fn"] = _as_it_is
+    return DataLoader(data, batch_sampler=_Sampler(requests), **arguments)  # type: ignore[arg-type]
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Move the tensors of a nested batch (tensors, lists, tuples, dicts)."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {k: to_device(v, device) for k, v in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(v, device) for v in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(v, device) for v in batch)
+    return batch

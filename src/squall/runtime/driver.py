@@ -1,0 +1,106 @@
+"""The real shell: feeds a machine with frames and time, and carries out its effects."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from squall.errors import PeerFault
+from squall.protocol.core import (
+    Effect, End, Event, Forget, FrameArrived, Node, Payload, Started, TimePassed, Transmit,
+)  # fmt: skip
+from squall.protocol.link import Linked
+from squall.protocol.messages import decode, encode
+
+LINGER_S = 0.5  # after its end a node waits so long for its last messages to be acknowledged
+
+
+class Transport(Protocol):
+    def send(self, to: Node, data: bytes) -> None: ...
+
+    def receive(self, timeout_s: float | None) -> tuple[Node, bytes] | None: ...
+
+
+class Host(Protocol):
+    """What a node's effects work on: a replica's model, a shard's store, the coordinator's record."""
+
+    def attach(self, payload: Payload) -> None:
+        """Bring a message's numbers to where its receiver will read them, before the message goes out."""
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        """Carry out an effect; the event that it leads to, if any."""
+
+    def poll(self) -> Event | None:
+        """An event from outside the protocol (a process lost, a stop asked for), if there is one."""
+
+
+class Driver:
+    """One node's loop. `run` returns when the machine has ended and its peers know all it had to say."""
+
+    def __init__(
+        self, linked: Linked, transport: Transport, host: Host, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._linked = linked
+        self._transport = transport
+        self._host = host
+        self._clock = clock
+        self._events: deque[Event] = deque()
+        self._end: End | None = None
+
+    def run(self) -> End:
+        self._events.append(Started())
+        while self._end is None:
+            self._step()
+        deadline = self._clock() + LINGER_S
+        while self._linked.unacknowledged and self._clock() < deadline:
+            self._receive(0.05)
+            while self._events:
+                self._handle(self._events.popleft())
+        return self._end
+
+    def _step(self) -> None:
+        if self._events:
+            self._handle(self._events.popleft())
+            self._receive(0)
+            return
+        wake_at = self._linked.wake_at
+        timeout = None if wake_at is None else wake_at - self._clock()
+        if timeout is not None and timeout <= 0:
+            self._handle(TimePassed())
+        else:
+            self._receive(timeout)
+
+    def _receive(self, timeout_s: float | None) -> None:
+        received = self._transport.receive(timeout_s)
+        if received is not None:
+            sender, data = received
+            try:
+                self._events.append(FrameArrived(sender, decode(data)))
+            except (msgspec.DecodeError, ValueError) as error:
+                raise PeerFault(f"{sender} sent something that is not a frame: {error}") from error
+        event = self._host.poll()
+        if event is not None:
+            self._events.append(event)
+
+    def _handle(self, event: Event) -> None:
+        now = self._clock()
+        for effect in self._linked.on(event, now):
+            kind = type(effect)
+            if kind is Transmit:
+                self._transmit(effect)  # type: ignore[arg-type]  # narrowed by identity: hot path
+            elif kind is End:
+                self._host.perform(effect, now)
+                self._end = effect  # type: ignore[assignment]
+            elif kind is not Forget:
+                answer = self._host.perform(effect, now)
+                if answer is not None:
+                    self._events.append(answer)
+
+    def _transmit(self, effect: Transmit) -> None:
+        if effect.payload is not None and not effect.again:
+            self._host.attach(effect.payload)
+        self._transport.send(effect.to, encode(effect.frame))

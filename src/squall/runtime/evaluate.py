@@ -1,0 +1,53 @@
+"""The validation loss and the task's metrics, as means over the examples."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sized
+from typing import cast
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from squall.runtime.batches import to_device
+from squall.task import Batch, Task
+
+
+def evaluate(task: Task, model: nn.Module, device: torch.device) -> dict[str, float]:
+    """{"loss": ..., metric: ...} over `task.validate`. Leaves the model in the mode that it was in."""
+    assert task.validate is not None
+    was_training = model.training
+    model.eval()
+    sums: dict[str, float] = {"loss": 0.0, **dict.fromkeys(task.metrics, 0.0)}
+    left = total = len(cast(Sized, task.validate))
+    autocast = torch.autocast(device.type, task.autocast) if task.autocast is not None else contextlib.nullcontext()
+    try:
+        with torch.no_grad(), autocast:
+            for batch in _loader(task):
+                count = min(left, _batch_size(task))
+                left -= count
+                moved = to_device(batch, device)
+                sums["loss"] += task.loss(model, moved).item() * count
+                for name, metric in task.metrics.items():
+                    sums[name] += _per_example(name, metric(model, moved), count)
+    finally:
+        model.train(was_training)
+    return {name: value / total for name, value in sums.items()}
+
+
+def _per_example(name: str, values: torch.Tensor, count: int) -> float:
+    if values.ndim == 0 or values.shape[0] != count:
+        raise ValueError(
+            f"metric {name!r} must give one value per example, shape [{count}]: it gave {list(values.shape)}"
+        )
+    return values.float().flatten(1).mean(1).sum().item() if values.ndim > 1 else values.float().sum().item()
+
+
+def _batch_size(task: Task) -> int:
+    return max(task.batch_size, 256)  # nothing is kept for a backward pass, so larger batches fit
+
+
+def _loader(task: Task) -> DataLoader[Batch]:
+    assert task.validate is not None
+    return DataLoader(task.validate, batch_size=_batch_size(task), **task.loader)

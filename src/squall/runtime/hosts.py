@@ -1,0 +1,109 @@
+"""What each role's effects work on. The real driver and the inline driver use the same hosts."""
+
+from __future__ import annotations
+
+
+import torch
+
+from squall.protocol.core import (
+    Apply, ClearGradient, Compute, Effect, End, EvaluateModel, Event, Expect, ModelEvaluated, Payload,
+    SnapshotWritten, UseWeights, WriteSnapshot,
+)  # fmt: skip
+from squall.runtime.arena import Arena
+from squall.runtime.batches import Key
+from squall.runtime.compute import Gradients, ModelOnVector, pin
+from squall.runtime.evaluate import evaluate
+from squall.runtime.job import Job
+from squall.runtime.snapshot import Snapshots
+from squall.runtime.store import Store
+
+
+class _Host:
+    def attach(self, payload: Payload) -> None:
+        pass
+
+    def poll(self) -> Event | None:
+        return None
+
+
+class ReplicaHost(_Host):
+    """A model, its batches, and its slot of the arena."""
+
+    def __init__(self, job: Job, slot: int) -> None:
+        shape, arena = job.arena.shape, job.arena
+        weights = [arena.weights(slot, b) for b in range(shape.weights)]
+        gradients = [arena.gradient(slot, b) for b in range(shape.gradients)]
+        rates = [arena.rates(slot, b) for b in range(shape.weights)]
+        device = job.device(slot)
+        if device.type == "cuda":
+            for memory in (*weights, *gradients):
+                pin(memory)
+        self.gradients = Gradients(job.task, job.layout, weights, gradients, rates, job.plan.seed, device)
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case Compute():
+                return self.gradients.compute(effect)
+            case UseWeights(buffer):
+                self.gradients.use(buffer)
+            case Expect(epoch, start, stop):
+                self.gradients.batches.expect(Key(epoch, start, stop))
+            case ClearGradient(buffer):
+                self.gradients.clear(buffer)
+            case End():
+                pass
+            case _:
+                raise AssertionError(f"a replica cannot {effect!r}")
+        return None
+
+
+class ShardHost(_Host):
+    """A store, and where its snapshots go."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        self._index = index
+        self._shards = job.recipe.shards
+        self.store = Store(job.task, job.recipe.optimizer, job.layout, index, self._shards, job.arena, job.initial)
+        self._snapshots = Snapshots(job.directory)
+        if job.restored is not None:
+            self.store.restore(job.restored.tensors, job.restored.updates)
+
+    def attach(self, payload: Payload) -> None:
+        self.store.deliver(payload.slot, payload.buffer)
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case Apply(terms, share):
+                self.store.apply(terms, share)
+            case WriteSnapshot(number):
+                error = self._snapshots.write_shard(number, self._index, self._shards, self.store)
+                return SnapshotWritten(number, error)
+            case End():
+                pass
+            case _:
+                raise AssertionError(f"a shard cannot {effect!r}")
+        return None
+
+
+class EvaluatorHost(_Host):
+    """A model on the evaluator's slot, which lies behind the replicas'."""
+
+    def __init__(self, job: Job) -> None:
+        arena: Arena = job.arena
+        self._task = job.task
+        self._device = torch.device("cpu")
+        slot = arena.shape.replicas
+        self._model = ModelOnVector(job.task.model, job.layout, [arena.weights(slot, 0)], self._device)
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case EvaluateModel(buffer):
+                self._model.use(buffer)
+                return ModelEvaluated(evaluate(self._task, self._model.model, self._device))
+            case End():
+                pass
+            case _:
+                raise AssertionError(f"the evaluator cannot {effect!r}")
+        return None
+
+

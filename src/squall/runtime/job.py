@@ -1,0 +1,52 @@
+"""What every process of a run starts from. Forked processes inherit it; nothing of it is copied or sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from squall.plan import Plan
+from squall.runtime.arena import Arena, Shape
+from squall.runtime.compute import resolve_device
+from squall.runtime.snapshot import Restored
+from squall.strategies import Recipe, Strategy
+from squall.task import Task
+from squall.vector import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    plan: Plan
+    strategy: Strategy
+    task: Task
+    layout: Layout
+    arena: Arena
+    initial: Tensor  # float32 [length]: the weights that training starts from
+    directory: Path  # of the run
+    commanded_at: float  # when the user gave the command, seconds since 1970
+    restored: Restored | None = None  # the snapshot that the run goes on from
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.strategy.recipe()
+
+    def device(self, slot: int) -> torch.device:
+        """Replicas share the GPUs of a machine in turn, unless one is named."""
+        device = resolve_device(self.plan.device)
+        if device.type == "cuda" and device.index is None:
+            return torch.device("cuda", slot % torch.cuda.device_count())
+        return device
+
+
+def arena_shape(layout: Layout, recipe: Recipe) -> Shape:
+    buffers = 2 if recipe.overlap else 1
+    return Shape(layout.length, recipe.replicas, buffers, buffers, len(layout.group_starts))
+
+
+def initial_vector(layout: Layout, task: Task) -> Tensor:
+    vector = torch.zeros(layout.length)
+    layout.write_model(task.model, vector)
+    return vector

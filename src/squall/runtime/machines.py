@@ -1,0 +1,52 @@
+"""A run's machines, each behind its links, as a job describes them."""
+
+from __future__ import annotations
+
+import os
+
+from squall.protocol.coordinator import Coordinator
+from squall.protocol.core import COORDINATOR, Node
+from squall.protocol.evaluator import Evaluator
+from squall.protocol.leases import Leases
+from squall.protocol.link import Linked
+from squall.protocol.replica import Replica
+from squall.protocol.shard import Shard
+from squall.runtime.job import Job
+
+
+def nodes(job: Job) -> list[Node]:
+    """The processes that a run begins with, those first that others connect to."""
+    evaluators = [Node("evaluator", job.recipe.replicas)] if job.task.validate is not None else []
+    shards = [Node("shard", i) for i in range(job.recipe.shards)]
+    replicas = [Node("replica", i) for i in range(job.recipe.replicas)]
+    return [COORDINATOR, *shards, *replicas, *evaluators]
+
+
+def machine(job: Job, node: Node) -> Linked:
+    recipe = job.recipe
+    match node.role:
+        case "coordinator":
+            return Linked(coordinator(job))
+        case "shard":
+            return Linked(Shard(node.index, recipe.rules(), _version(job, node.index)))
+        case "replica":
+            replica = Replica(node, recipe.shards, job.task.batch_size, recipe.cadence(), os.getpid())
+            return Linked(replica)
+        case _:
+            return Linked(Evaluator(node, recipe.shards, os.getpid()))
+
+
+def coordinator(job: Job) -> Coordinator:
+    policy = job.plan.policy(job.strategy, job.task)
+    limits, batch_size = job.plan.limits(), job.task.batch_size
+    if job.restored is None:
+        return Coordinator(policy, Leases(job.task.examples, batch_size, limits))
+    manifest = job.restored.manifest
+    progress = [(int(lease), upto) for lease, upto in manifest.progress.items()]
+    leases = Leases.restore(manifest.ledger, progress, batch_size, limits)
+    return Coordinator(policy, leases, manifest.number)
+
+
+def _version(job: Job, shard: int) -> int:
+    """All shards of a resumed run count on from the newest of the old ones."""
+    return job.restored.updates if job.restored is not None else 0

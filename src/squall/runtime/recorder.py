@@ -1,0 +1,154 @@
+"""The coordinator's host: keeps the run's record, makes snapshots visible, and has processes started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from squall.protocol.core import Effect, End, Event, Node, Note, Payload, PublishSnapshot, StartMember
+from squall.protocol.messages import Stats
+from squall.record import Event as EventRow
+from squall.record import Lease, Member, Metric, Progress, Record, Staleness, State
+from squall.runtime.job import Job
+from squall.runtime.snapshot import Manifest, Snapshots
+
+
+class Channel(Protocol):
+    """The coordinator's line to whatever starts and watches the processes."""
+
+    def start(self, node: Node) -> None: ...
+
+    def end(self, reason: str, error: str) -> None: ...
+
+    def poll(self) -> Event | None: ...
+
+
+class CoordinatorHost:
+    """Turns notes into rows. The time axis is training time: it begins with the first replica's first batch."""
+
+    def __init__(self, job: Job, channel: Channel, clock: Callable[[], float] | None = None) -> None:
+        self._job = job
+        self._channel = channel
+        self._clock = clock  # the inline driver's machines live in virtual time, its people do not
+        self._record = Record(job.directory / "run.sqlite")
+        self._snapshots = Snapshots(job.directory)
+        self._trained_s = job.restored.manifest.trained_s if job.restored is not None else 0.0  # by earlier processes
+        self._begun: float | None = None
+        self._now = 0.0
+        self._stepped = False
+        self._marks: dict[int, tuple[float, int]] = {}  # evaluation -> (training time, examples) of its weights
+        plan = job.plan
+        facts = {
+            "strategy": plan.strategy, "replicas": plan.replicas, "shards": plan.shards, "epochs": plan.epochs or "",
+            "examples_per_epoch": job.task.examples, "status": "running",
+        }  # fmt: skip
+        for key, value in facts.items():
+            self._record.add(State(key, str(value)))
+
+    def attach(self, payload: Payload) -> None:
+        raise AssertionError("the coordinator never touches a parameter")
+
+    def poll(self) -> Event | None:
+        self._record.commit(self._now)
+        return self._channel.poll()
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        self._now = self._clock() if self._clock is not None else now
+        match effect:
+            case Note():
+                self._note(effect)
+            case StartMember(node):
+                self._channel.start(node)
+            case PublishSnapshot():
+                self._publish(effect)
+            case End(reason, error):
+                self._finish(reason, error)
+            case _:
+                raise AssertionError(f"the coordinator cannot {effect!r}")
+        return None
+
+    @property
+    def training_s(self) -> float:
+        return self._trained_s + (self._now - self._begun if self._begun is not None else 0.0)
+
+    def _note(self, note: Note) -> None:
+        match note.kind:
+            case "stats":
+                assert note.stats is not None
+                assert note.node is not None
+                self._stats(note.node, note.stats)
+            case "lease":
+                self._lease(note)
+            case "evaluating":
+                self._marks[int(note.values["number"])] = (self.training_s, int(note.values["trained"]))
+            case "metric":
+                self._metric(note)
+            case "member":
+                self._member(note)
+            case "started":
+                self._begun = self._now
+                self._event("started", note.text)
+            case _:
+                self._event(note.kind, note.text)
+                if note.kind == "lost" and note.node is not None:
+                    self._record.add(Member(str(note.node), 0, self.training_s, "lost", note.text))
+                self._record.commit(self._now, force=True)
+
+    def _stats(self, node: Node, stats: Stats) -> None:
+        now, bytes_each = self.training_s, 4 * self._job.layout.length
+        if stats.batches and not self._stepped:
+            self._stepped = True
+            self._record.add(State("first_step_s", repr(time.time() - self._job.commanded_at)))
+        if stats.examples:
+            self._record.add(
+                Progress(
+                    now, node.index, stats.examples, stats.batches, stats.loss_sum / stats.examples, stats.compute_s,
+                    stats.wait_s, stats.pushes * bytes_each, stats.fetches * bytes_each,
+                )  # fmt: skip
+            )
+        for staleness, count in sorted(stats.staleness.items()):
+            self._record.add(Staleness(now, node.index, staleness, count))
+
+    def _lease(self, note: Note) -> None:
+        assert note.node is not None
+        values = note.values
+        granted = values["granted_s"] - (self._begun or 0.0) + self._trained_s
+        self._record.add(
+            Lease(
+                int(values["lease"]), int(values["epoch"]), int(values["start"]), int(values["stop"]),
+                note.node.index, note.node.incarnation, max(0.0, granted), self.training_s,
+                int(values["trained_stop"]),
+            )  # fmt: skip
+        )
+
+    def _metric(self, note: Note) -> None:
+        time_s, examples = self._marks.get(int(note.values["number"]), (self.training_s, 0))
+        updates, value = int(note.values["updates"]), note.values["value"]
+        self._record.add(Metric(time_s, examples // self._job.task.examples, examples, updates, note.text, value))
+
+    def _member(self, note: Note) -> None:
+        change, _, pid = note.text.partition(" ")
+        self._record.add(Member(str(note.node), int(pid or 0), self.training_s, change, ""))
+
+    def _publish(self, effect: PublishSnapshot) -> None:
+        manifest = Manifest(
+            effect.number, self._job.layout, effect.versions, effect.ledger, effect.progress, self.training_s
+        )
+        try:
+            path = self._snapshots.publish(manifest)
+        except OSError as error:
+            self._event("error", f"snapshot {effect.number} could not be written: {error}")
+            return
+        self._record.add(State("updates", str(max(effect.versions))))
+        self._event("snapshot", f"snapshot {effect.number} in {path}")
+
+    def _finish(self, reason: str, error: str) -> None:
+        self._record.add(State("training_s", repr(self.training_s)))
+        self._record.add(State("status", "failed" if error else "finished"))
+        self._event("error" if error else "finished", error or reason)
+        self._record.close()
+        self._channel.end(reason, error)
+
+    def _event(self, kind: str, text: str) -> None:
+        self._record.add(EventRow(self.training_s, kind, text))

@@ -1,0 +1,173 @@
+"""Plain sequential training: the baseline, and the reference that one replica of any strategy must equal.
+
+No protocol and no process: a loop over batches that uses the same data order, seeds, kernels and record.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from squall.protocol.coordinator import reached
+from squall.protocol.core import Compute, End, Node, Note, PublishSnapshot, Term
+from squall.protocol.messages import Lease, Stats
+from squall.runtime.compute import Gradients, resolve_device
+from squall.runtime.evaluate import evaluate
+from squall.runtime.job import Job
+from squall.runtime.machines import coordinator
+from squall.runtime.recorder import Channel, CoordinatorHost
+from squall.runtime.snapshot import Snapshots
+from squall.runtime.store import Store
+
+REPORT_EVERY_S = 0.25
+_REPLICA = Node("replica", 0)
+
+
+class Sequential:
+    """One training loop. `run` returns (reason, error)."""
+
+    def __init__(self, job: Job, channel: Channel) -> None:
+        self._job = job
+        self._paused_s = 0.0  # evaluation and snapshots are not training time
+        self._host = CoordinatorHost(job, channel, self._clock)
+        state = coordinator(job)
+        self._leases, self._policy, self._snapshots = state.leases, state.policy, state.snapshots
+        self._store = Store(job.task, job.recipe.optimizer, job.layout, 0, 1, job.arena, job.initial)
+        self._updates = 0
+        if job.restored is not None:
+            self._store.restore(job.restored.tensors, job.restored.updates)
+            self._updates = job.restored.updates
+        arena = job.arena
+        self._gradients = Gradients(
+            job.task, job.layout, [self._store.weights], [arena.gradient(0, 0)], [arena.rates(0, 0)],
+            job.plan.seed, resolve_device(job.plan.device),
+        )  # fmt: skip
+        self._tally = Stats()
+        self._reported_at = 0.0
+        self._evaluations = 0
+        self._interrupted = False
+
+    def run(self) -> tuple[str, str]:
+        self._gradients.use(0)
+        with self._interruptible():
+            self._note("started", "training began")
+            reason, error = self._train()
+        self._report(self._clock())
+        if not error and not self._interrupted:
+            self._evaluate()
+        self._snapshot()
+        self._host.perform(End(reason, error), self._clock())
+        return reason, error
+
+    def _train(self) -> tuple[str, str]:
+        began = snapshot_at = self._clock()
+        epochs = self._leases.epochs_done()
+        while (lease := self._leases.take(_REPLICA, 1, self._clock())) is not None:
+            error = self._step(lease)
+            now = self._clock()
+            if error:
+                self._leases.give_back(_REPLICA)
+                return error, error
+            if now - self._reported_at >= REPORT_EVERY_S:
+                self._report(now)
+            if self._leases.epochs_done() > epochs and not self._leases.finished():
+                epochs = self._leases.epochs_done()
+                if why := reached(self._policy.until, self._evaluate()):
+                    return why, ""
+            if self._interrupted:
+                return "interrupted", ""
+            if self._policy.seconds is not None and now - began >= self._policy.seconds:
+                return "the time given is over", ""
+            if self._policy.snapshot_every_s is not None and now - snapshot_at >= self._policy.snapshot_every_s:
+                self._snapshot()
+                snapshot_at = self._clock()
+        return "all data is trained", ""
+
+    def _step(self, lease: Lease) -> str:
+        """One update; the reason if the batch gave a NaN twice."""
+        effect = Compute(lease.epoch, lease.start, lease.stop, 0, accumulate=False, local_step=False)
+        answer = self._gradients.compute(effect)
+        if not answer.finite and not self._gradients.compute(effect).finite:
+            batch = f"examples {lease.start} to {lease.stop} of epoch {lease.epoch} (lease {lease.id})"
+            self._note("nonfinite", text := f"NaN or Inf in the loss or gradient of {batch}, twice")
+            return text + "; the weights before it are kept"
+        self._store.apply((Term(0, 0, 1.0),), 1.0)
+        if self._job.task.schedule is not None or self._gradients.device.type != "cpu":
+            self._gradients.use(0)
+        self._updates += 1
+        ended = self._leases.done(lease.id, lease.stop, _REPLICA)
+        assert ended is not None
+        self._note("lease", values={
+            "lease": lease.id, "epoch": lease.epoch, "start": lease.start, "stop": lease.stop,
+            "granted_s": ended.granted_s, "trained_stop": lease.stop,
+        })  # fmt: skip
+        examples, tally = lease.stop - lease.start, self._tally
+        self._tally = Stats(
+            tally.examples + examples, tally.batches + 1, tally.loss_sum + examples * answer.loss,
+            tally.compute_s + answer.seconds, pushes=tally.pushes + 1, staleness={0: tally.pushes + 1},
+        )  # fmt: skip
+        return ""
+
+    def _report(self, now: float) -> None:
+        self._host.perform(Note("stats", node=_REPLICA, stats=self._tally), now)
+        self._host.poll()
+        self._tally = Stats()
+        self._reported_at = now
+
+    def _evaluate(self) -> dict[str, float]:
+        task = self._job.task
+        if task.validate is None:
+            return {}
+        number = self._evaluations
+        self._evaluations += 1
+        self._note("evaluating", values={"number": number, "trained": self._leases.trained})
+        with self._pause():
+            values = evaluate(task, task.model, self._gradients.device)
+        for name, value in values.items():
+            marks = {"number": float(number), "updates": float(self._updates), "value": value}
+            self._note("metric", name, values=marks)
+        return values
+
+    def _snapshot(self) -> None:
+        self._snapshots += 1
+        with self._pause():
+            error = Snapshots(self._job.directory).write_shard(self._snapshots, 0, 1, self._store)
+        if error:
+            self._note("error", f"snapshot {self._snapshots} could not be written: {error}")
+            return
+        ledger = self._leases.state()
+        self._host.perform(PublishSnapshot(self._snapshots, ledger, (self._updates,), {}), self._clock())
+
+    def _note(self, kind: str, text: str = "", values: dict[str, float] | None = None) -> None:
+        self._host.perform(Note(kind, text, _REPLICA, values=values or {}), self._clock())
+
+    def _clock(self) -> float:
+        return time.monotonic() - self._paused_s
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._paused_s += time.monotonic() - began
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C ends the loop after the update under way; a second one raises as usual."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def interrupt(number: int, frame: object) -> None:
+            self._interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,138 @@
+"""Snapshots: one safetensors file per shard, and a manifest; the directory appears by one atomic rename.
+
+    snapshots/000003/shard-0-of-2.safetensors  weights and optimizer state of the shard's elements
+                     shard-1-of-2.safetensors
+                     manifest.json             layout, versions, data position
+
+A snapshot can be restored into any number of shards: state is kept by element of the parameter vector.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from squall.errors import SnapshotMismatch
+from squall.runtime.store import Store
+from squall.vector import Layout
+
+KEEP = 2  # older snapshots are removed
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a snapshot holds, besides numbers."""
+
+    number: int
+    layout: Layout
+    versions: tuple[int, ...]  # updates applied, by shard
+    ledger: dict[str, object]  # `Leases.state()` of the moment the snapshot was asked for
+    progress: dict[str, int]  # lease -> upto, trained since then and in every shard's file
+    trained_s: float  # training time so far
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A snapshot, put together for the whole vector."""
+
+    manifest: Manifest
+    tensors: dict[str, Tensor]  # "weights" [length]; "<group>:<key>" [length] or scalar
+
+    @property
+    def updates(self) -> int:
+        return max(self.manifest.versions)
+
+
+class Snapshots:
+    """The snapshots of one run."""
+
+    def __init__(self, run_directory: Path) -> None:
+        self.directory = run_directory / "snapshots"
+
+    def write_shard(self, number: int, shard: int, shards: int, store: Store) -> str:
+        """Write one shard's file; the reason if that fails (a full disk must not end a training)."""
+        path = self._partial(number) / f"shard-{shard}-of-{shards}.safetensors"
+        range_ = {"start": str(store.start), "stop": str(store.stop)}
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            save_file({k: v.detach().contiguous() for k, v in store.state().items()}, path, metadata=range_)
+            os.chmod(path, 0o600)
+        except Exception as error:  # safetensors has an error type of its own for a full disk
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def publish(self, manifest: Manifest) -> Path:
+        """All shards have written: make the snapshot visible and remove old ones. Raises `OSError`."""
+        partial, final = self._partial(manifest.number), self.directory / f"{manifest.number:06d}"
+        (partial / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        partial.rename(final)
+        for number in self.numbers()[:-KEEP]:
+            shutil.rmtree(self.directory / f"{number:06d}", ignore_errors=True)
+        return final
+
+    def numbers(self) -> list[int]:
+        """Complete snapshots, oldest first."""
+        if not self.directory.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdecimal())
+
+    def manifest(self, number: int) -> Manifest:
+        path = self.directory / f"{number:06d}" / "manifest.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except (OSError, msgspec.DecodeError) as error:
+            raise SnapshotMismatch(f"{path} cannot be read ({error})") from error
+
+    def check(self, number: int, layout: Layout) -> Manifest:
+        """Raises `SnapshotMismatch`, with the tensors that differ, unless the snapshot fits this layout."""
+        manifest = self.manifest(number)
+        differences = layout.differences(manifest.layout)
+        if differences:
+            shown = "\n  ".join(differences[:20])
+            more = f"\n  and {len(differences) - 20} more" if len(differences) > 20 else ""
+            raise SnapshotMismatch(
+                f"snapshot {number} in {self.directory} belongs to another model:\n  {shown}{more}"
+            )
+        return manifest
+
+    def restore(self, number: int, layout: Layout) -> Restored:
+        """Read a snapshot for a model with this layout. Raises `SnapshotMismatch`."""
+        manifest = self.check(number, layout)
+        tensors: dict[str, Tensor] = {"weights": torch.zeros(layout.length)}
+        for path in sorted((self.directory / f"{number:06d}").glob("shard-*.safetensors")):
+            _read_shard(path, layout.length, tensors)
+        return Restored(manifest, tensors)
+
+    def discard_partial(self) -> None:
+        """Remove what a run that died left half-written."""
+        if self.directory.is_dir():
+            for path in self.directory.glob("*.partial"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _partial(self, number: int) -> Path:
+        return self.directory / f"{number:06d}.partial"
+
+
+def _read_shard(path: Path, length: int, tensors: dict[str, Tensor]) -> None:
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        tensors["weights"][int(metadata["start"]) : int(metadata["stop"])] = file.get_tensor("weights")
+        for name in file.keys():  # noqa: SIM118  # not a dict
+            if name == "weights":
+                continue
+            group, start, stop, key = name.split(":", 3)
+            value = file.get_tensor(name)
+            whole = f"{group}:{key}"
+            if value.ndim == 0:
+                tensors[whole] = value
+            else:
+                if whole not in tensors:
+                    tensors[whole] = torch.zeros(length, dtype=value.dtype)
+                tensors[whole][int(start) : int(stop)] = value

@@ -1,0 +1,40 @@
+"""Lock-step SGD: what one process would do with the union of the batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.task import OptimizerFactory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronous(Strategy):
+    """Every update is the mean gradient of one batch from each replica; all replicas have the same weights.
+
+    With B examples a batch and N replicas this is SGD with batches of N x B: w <- w - lr * (1/N) sum_i g_i(w).
+
+    Args:
+        replicas: processes that compute gradients.
+        shards: server processes that own the parameters.
+        optimizer: factory of any elementwise `torch.optim` optimizer, run on the shards.
+
+    Example:
+        >>> from functools import partial
+        >>> import squall, torch
+        >>> squall.Synchronous(replicas=4, optimizer=partial(torch.optim.SGD, lr=0.1)).recipe().gather
+        'mean'
+
+    Source: the textbook algorithm; sums are weighed by examples, so that a short last batch counts as it should.
+
+    Not to be used when machines are unequal or die often: every step waits for the slowest (`Downpour` does not).
+    """
+
+    replicas: int = 2
+    shards: int = 1
+    optimizer: OptimizerFactory = default_optimizer
+
+    def recipe(self) -> Recipe:
+        return Recipe(
+            replicas=self.replicas, shards=self.shards, optimizer=self.optimizer, gather="mean", max_delay=0
+        )

@@ -1,0 +1,137 @@
+"""What the user gives: the model, its loss, the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset
+
+Batch = Any  # whatever the dataset's collated items are
+OptimizerFactory = Callable[..., Optimizer]  # called with a list of param groups, as `torch.optim.SGD` is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One training problem, built by a function without arguments so that every process can build its own.
+
+    Args:
+        model: any `nn.Module` with float32 parameters, on the CPU. Tied and frozen parameters are fine.
+        loss: `loss(model, batch)`, the mean over the batch, a scalar tensor.
+        train: a map-style dataset (`__len__` and `__getitem__`); `__getitems__` is used where it exists.
+        validate: a map-style dataset, or None to train without evaluation.
+        batch_size: examples in one gradient of one replica.
+        metrics: name -> `metric(model, batch)`, one value per example, shape [batch].
+        groups: `groups(model)`, param groups in the form that `torch.optim` takes; parameters that no group
+            names are not trained. None: one group with every trainable parameter.
+        schedule: `schedule(optimizer)`, a learning-rate scheduler, stepped once per update that a shard applies.
+        clip_norm: gradients are scaled down to this 2-norm on the replica, before they are pushed.
+        autocast: a dtype such as `torch.bfloat16` that the replica computes in; the shards keep float32.
+        shuffle: train on each epoch in a new random order (of the run's seed), or in the dataset's order.
+        loader: further arguments for `torch.utils.data.DataLoader`, such as `num_workers` and `collate_fn`.
+    """
+
+    model: nn.Module
+    loss: Callable[[nn.Module, Batch], Tensor]
+    train: Dataset[Any]
+    validate: Dataset[Any] | None = None
+    batch_size: int = 64
+    metrics: Mapping[str, Callable[[nn.Module, Batch], Tensor]] = field(default_factory=dict)
+    groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None
+    schedule: Callable[[Optimizer], LRScheduler] | None = None
+    clip_norm: float | None = None
+    autocast: torch.dtype | None = None
+    shuffle: bool = True
+    loader: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def examples(self) -> int:
+        """Training examples in an epoch."""
+        return len(cast(Sized, self.train))
+
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The trainable parameters by group, each once, frozen ones left out."""
+        if self.groups is None:
+            return [{"params": [p for p in self.model.parameters() if p.requires_grad]}]
+        groups = []
+        for group in self.groups(self.model):
+            params = group["params"]
+            params = [params] if isinstance(params, Tensor) else list(params)
+            params = [p[1] if isinstance(p, tuple) else p for p in params]  # named parameters are allowed
+            groups.append({**group, "params": [p for p in params if p.requires_grad]})
+        return groups
+
+
+OWN_LOADER_ARGUMENTS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+
+
+def check_task(task: object) -> Task:
+    """Raise a `ValueError` that says what to change, or return the task. Runs the loss on one small batch."""
+    if not isinstance(task, Task):
+        raise ValueError(f"the task function must return a squall.Task, it returned {type(task).__name__}")
+    _check_data(task)
+    _check_parameters(task)
+    _check_loss(task)
+    return task
+
+
+def _check_data(task: Task) -> None:
+    for name, data in (("train", task.train), ("validate", task.validate)):
+        if data is None:
+            continue
+        if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+            raise ValueError(f"Task.{name} must be map-style (__len__ and __getitem__): it is {type(data).__name__}")
+        if len(data) == 0:
+            raise ValueError(f"Task.{name} is empty: give at least one example")
+    if task.batch_size < 1:
+        raise ValueError(f"Task.batch_size is {task.batch_size}: it must be at least 1")
+    if task.clip_norm is not None and not task.clip_norm > 0:
+        raise ValueError(f"Task.clip_norm is {task.clip_norm}: it must be positive, or None not to clip")
+    clash = [name for name in OWN_LOADER_ARGUMENTS if name in task.loader]
+    if clash:
+        raise ValueError(f"Task.loader sets {', '.join(clash)}: leases decide that; use Task.batch_size and shuffle")
+
+
+def _check_parameters(task: Task) -> None:
+    trainable = [(n, p) for n, p in task.model.named_parameters() if p.requires_grad]
+    if not trainable:
+        raise ValueError("the model has no trainable parameters: set requires_grad=True on some")
+    for name, parameter in trainable:
+        if parameter.dtype != torch.float32:
+            raise ValueError(
+                f"parameter {name!r} is {parameter.dtype}: build the model in float32"
+                " (Task.autocast computes in a smaller type)"
+            )
+        if parameter.device.type != "cpu":
+            raise ValueError(f"parameter {name!r} is on {parameter.device}: build the model on the CPU, pass device=")
+    groups = task.param_groups()
+    grouped = [p for group in groups for p in group["params"]]
+    if len({id(p) for p in grouped}) != len(grouped):
+        raise ValueError("Task.groups names a parameter twice: give each parameter to one group")
+    own = {id(p) for _, p in trainable}
+    if not grouped or any(id(p) not in own for p in grouped):
+        raise ValueError("Task.groups must name trainable parameters of Task.model")
+
+
+def _check_loss(task: Task) -> None:
+    """One gradient on a few examples, without a trace: parameters, buffers and random state stay as they are."""
+    state = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    loader = {k: v for k, v in task.loader.items() if k in ("collate_fn",)}
+    count = min(task.batch_size, task.examples)
+    try:
+        batch = next(iter(DataLoader(task.train, batch_size=count, **loader)))
+        loss = task.loss(task.model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"Task.loss must return a scalar, the mean over the batch: it returned {shape}")
+        if not loss.requires_grad:
+            raise ValueError("Task.loss does not depend on a trainable parameter: its result has no gradient")
+    finally:
+        task.model.load_state_dict(state)
+        torch.set_rng_state(random_state)

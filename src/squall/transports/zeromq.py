@@ -1,0 +1,110 @@
+"""Frames over ZeroMQ: one ROUTER socket per process, peers addressed by name.
+
+On one host the endpoints are Unix sockets in a directory that only the user can enter.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import zmq
+
+from squall.protocol.core import Node
+from squall.protocol.messages import MAX_FRAME_BYTES
+
+
+class ZmqTransport:
+    """Binds its own name if `serve`, and connects to `peers`; whoever connects to it can be answered."""
+
+    def __init__(
+        self, node: Node, directory: Path, *, serve: bool = False, peers: Iterable[Node] = (), spin_s: float = 0.0,
+        wake_on: int | None = None,
+    ) -> None:  # fmt: skip
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._names: dict[Node, bytes] = {}
+        self._nodes: dict[bytes, Node] = {}
+        self._spin_s = spin_s
+        socket = self._socket
+        socket.setsockopt(zmq.ROUTING_ID, str(node).encode())
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is an error here, not silence
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.SNDHWM, 0)  # the protocol bounds what is under way
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, 5)  # ms: the server may bind a moment after its clients connect
+        socket.setsockopt(zmq.LINGER, 0)
+        if serve:
+            socket.bind(_endpoint(directory, node))
+        for peer in peers:
+            socket.setsockopt(zmq.CONNECT_ROUTING_ID, self._name(peer))
+            socket.connect(_endpoint(directory, peer))
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        if wake_on is not None:
+            self._poller.register(wake_on, zmq.POLLIN)
+        self._wake_on = wake_on
+
+    def send(self, to: Node, data: bytes) -> None:
+        try:
+            self._socket.send_multipart((self._name(to), data), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise  # an unreachable peer is gone or not there yet: the link resends, the coordinator will know
+
+    def receive(self, timeout_s: float | None) -> tuple[Node, bytes] | None:
+        """The next frame, or None when the time is over or the file descriptor `wake_on` has something.
+
+        Waits busily for `spin_s` first: being woken costs more than a whole exchange of a small vector.
+        """
+        found = self._try_receive()
+        if found is not None or timeout_s == 0:
+            return found
+        if self._spin_s:
+            deadline = time.perf_counter() + self._spin_s
+            while time.perf_counter() < deadline:
+                found = self._try_receive()
+                if found is not None:
+                    return found
+                os.sched_yield()
+        if self._wake_on is None:
+            ready = self._socket.poll(None if timeout_s is None else max(0, timeout_s * 1000), zmq.POLLIN)
+        else:
+            events = dict(self._poller.poll(None if timeout_s is None else max(0, timeout_s * 1000)))
+            ready = events.get(self._socket, 0)
+        return self._try_receive() if ready else None
+
+    def _try_receive(self) -> tuple[Node, bytes] | None:
+        try:
+            name, data = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        except ValueError:
+            return None  # not the two parts that every Squall process sends
+        return self._node(name), data
+
+    def close(self) -> None:
+        self._socket.close(0)
+        self._context.term()
+
+    def _name(self, node: Node) -> bytes:
+        name = self._names.get(node)
+        if name is None:
+            name = self._names[node] = str(node).encode()
+            self._nodes[name] = node
+        return name
+
+    def _node(self, name: bytes) -> Node:
+        node = self._nodes.get(name)
+        if node is None:
+            node = Node.parse(name.decode())
+            self._nodes[name] = node
+            self._names[node] = name
+        return node
+
+
+def _endpoint(directory: Path, node: Node) -> str:
+    return f"ipc://{directory}/{node}"

@@ -1,0 +1,99 @@
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from conftest import lease, state, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from squall.record import Event, Row
+from squall.report import Audit, Reader, audit
+from squall.report.coverage import spans_of
+
+SIZE = 40
+positions = st.integers(0, SIZE)
+
+
+def audited(tmp_path: Path, rows: list[Row], **values: object) -> Audit:
+    path = write(tmp_path / "run.sqlite", [*state(**values), *rows])
+    with closing(Reader(path)) as reader:
+        return audit(reader)
+
+
+@given(st.lists(st.tuples(positions, positions), max_size=12))
+def test_spans_agree_with_counting_every_example(ranges: list[tuple[int, int]]) -> None:
+    counted = [sum(start <= example < stop for start, stop in ranges) for example in range(SIZE)]
+    spans = spans_of(ranges, SIZE)
+    assert [span.times for span in spans for _ in range(len(span))] == counted
+    assert [span.start for span in spans] == [0, *(span.stop for span in spans)][:-1], "no gap, no overlap"
+    assert all(one.times != next.times for one, next in zip(spans, spans[1:], strict=False)), "as few as can be"
+
+
+def test_a_billion_examples_cost_no_more_than_ten() -> None:
+    assert [len(span) for span in spans_of([(0, 10**9), (5, 10**9)], 10**9)] == [5, 10**9 - 5]
+
+
+def test_epochs_trained_exactly_once_share_a_sentence(tmp_path: Path) -> None:
+    rows: list[Row] = [lease(epoch, start, start + 500) for epoch in range(3) for start in (500, 0)]
+    found = audited(tmp_path, rows, epochs=3, examples_per_epoch=1000, status="finished")
+    assert found.complete
+    assert str(found) == (
+        "No example was missed in 3 finished epochs.\n"
+        "Epochs 0 to 2: each of 1,000 examples trained exactly once."
+    )
+
+
+def test_a_lease_given_back_and_trained_by_another_covers_its_epoch(tmp_path: Path) -> None:
+    rows: list[Row] = [lease(0, 0, 600, trained_stop=64), lease(0, 600, 1000), lease(0, 64, 600)]
+    found = audited(tmp_path, rows, epochs=1, examples_per_epoch=1000, status="finished")
+    assert found.epochs[0].exact
+
+
+def test_what_was_missed_and_repeated_is_named(tmp_path: Path) -> None:
+    rows: list[Row] = [lease(0, 0, 600, trained_stop=599), lease(0, 600, 1000), lease(0, 900, 1000)]
+    found = audited(tmp_path, rows, epochs=1, examples_per_epoch=1000, status="finished")
+    assert not found.complete
+    assert str(found) == (
+        "1 of 1 finished epoch missed examples.\n"
+        "Epoch 0: 999 of 1,000 examples trained. Never trained: 1, at 599."
+        " Trained more than once: 100, at 900 to 999 (2 times)."
+    )
+
+
+def test_many_holes_are_summed_up(tmp_path: Path) -> None:
+    rows: list[Row] = [lease(0, start, start + 5) for start in range(0, 100, 10)]
+    text = str(audited(tmp_path, rows, epochs=1, examples_per_epoch=100, status="finished"))
+    assert "Never trained: 50, at 5 to 9, 15 to 19, 25 to 29, 35 to 39, 45 to 49, 55 to 59 and 4 more ranges." in text
+
+
+def test_while_the_run_goes_on_a_hole_is_not_called_missed(tmp_path: Path) -> None:
+    rows: list[Row] = [lease(0, 0, 500), lease(1, 0, 100)]
+    found = audited(tmp_path, rows, epochs=2, examples_per_epoch=1000, status="running")
+    assert found.complete
+    assert "No epoch is finished yet." in str(found)
+    assert "Epoch 0, unfinished: 500 of 1,000 trained so far." in str(found)
+
+
+def test_once_the_run_has_ended_a_hole_is_missed(tmp_path: Path) -> None:
+    rows: list[Row] = [lease(0, 0, 500), lease(1, 0, 100)]
+    found = audited(tmp_path, rows, epochs=5, examples_per_epoch=1000, status="stopped")
+    assert [(epoch.epoch, epoch.finished) for epoch in found.epochs] == [(0, True), (1, False)]
+    assert not found.complete
+
+
+def test_a_finished_run_must_have_trained_all_its_epochs(tmp_path: Path) -> None:
+    found = audited(tmp_path, [lease(0, 0, 10)], epochs=2, examples_per_epoch=10, status="finished")
+    assert "Epoch 1: 0 of 10 examples trained. Never trained: 10, at 0 to 9." in str(found)
+
+
+@pytest.mark.parametrize(("planned", "events"), [("2", [Event(1.0, "reached", "accuracy=0.97")]), ("unlimited", [])])
+def test_a_run_with_another_goal_may_leave_its_last_epoch(
+    tmp_path: Path, planned: str, events: list[Row]
+) -> None:
+    rows = [lease(0, 0, 5), *events]
+    found = audited(tmp_path, rows, epochs=planned, examples_per_epoch=10, status="finished")
+    assert [(epoch.epoch, epoch.finished) for epoch in found.epochs] == [(0, False)]
+
+
+def test_nothing_is_known_of_an_empty_run(tmp_path: Path) -> None:
+    assert str(audited(tmp_path, [])) == "No lease has ended yet, so nothing is known about the examples."

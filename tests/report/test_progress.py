@@ -1,0 +1,161 @@
+import io
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from conftest import state, work, write
+from rich.console import Console
+
+from squall.record import Event, Metric, Record, Row, Staleness
+from squall.report import Progress, Reader
+from squall.report.tally import RECENT_S, Tally, loss, staleness, waiting
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path / "run.sqlite", state(strategy="downpour", replicas=2, shards=1, status="training"))
+
+
+def terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), width=width, height=40, force_terminal=True, color_system=None)
+
+
+def pipe() -> Console:
+    return Console(file=io.StringIO(), force_terminal=False, width=80)
+
+
+def text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def shown(path: Path, rows: list[Row], console: Console | None = None) -> str:
+    """What one look at these rows shows."""
+    console = console or terminal()
+    with closing(Reader(write(path, rows))) as reader:
+        progress = Progress(reader, console)
+        progress.start()
+        progress.update(now=0.0)
+        last = text(console)
+        progress.stop()
+    return last
+
+
+def test_a_terminal_shows_epochs_replicas_validation_and_events(path: Path) -> None:
+    rows = state(epochs=4, examples_per_epoch=1000)
+    rows += [work(float(t), r, 150 - 100 * r, 0.5 + r) for t in range(1, 8) for r in (0, 1)]
+    rows += [Staleness(7.0, 1, 3, 4), Staleness(7.0, 1, 5, 4), Metric(5.0, 0, 1000, 20, "accuracy", 0.875)]
+    rows += [Event(3.0, "lost", "replica 1 lost: killed by SIGKILL; replacement joined")]
+    found = shown(path, rows)
+    assert "downpour  2 replicas  1 shard  training" in found
+    assert "epoch 1.4 of 4" in found
+    assert "35 %" in found
+    assert "7.0 s, 13.0 s left" in found
+    cells = [line.split() for line in found.splitlines()]
+    assert ["0", "150", "0.5000", "-", "-", "25", "%", "75", "%"] in cells
+    assert ["1", "50", "1.5000", "4.0", "5", "25", "%", "25", "%"] in cells
+    assert ["all", "200", "0.7500", "4.0", "5", "25", "%", "100", "%"] in cells
+    assert "accuracy 0.875" in found
+    assert "3.0 s  replica 1 lost: killed by SIGKILL; replacement joined" in found
+    assert max(map(len, found.splitlines())) <= 80
+
+
+def test_the_end_is_shown_and_the_terminal_given_back(path: Path) -> None:
+    console = terminal()
+    with closing(Reader(path)) as reader:
+        progress = Progress(reader, console)
+        progress.start()
+        progress.update(now=0.0)
+        write(path, [work(1.0, 0, 100), Event(1.0, "finished", "")])
+        progress.stop()
+        progress.stop()
+    assert "waiting for the first step" in text(console)
+    assert "1.0 s  finished" in text(console).splitlines()[-1]
+    assert text(console).rindex("\x1b[?25h") > text(console).rindex("\x1b[?25l"), "the cursor is visible again"
+
+
+def test_it_looks_no_more_than_four_times_a_second(path: Path) -> None:
+    console = terminal()
+    with closing(Record(path)) as record, closing(Reader(path)) as reader:
+        progress = Progress(reader, console)
+        progress.start()
+        progress.update(now=0.0)
+        record.add(work(1.0, 0, 123))
+        record.commit(now=0.0)
+        progress.update(now=0.2)
+        assert "123" not in text(console)
+        progress.update(now=0.3)
+        assert "123" in text(console)
+        progress.stop()
+
+
+def test_many_replicas_are_summed_up(path: Path) -> None:
+    found = shown(path, [work(1.0, replica, 10) for replica in range(100)])
+    cells = [line.split()[:3] for line in found.splitlines()]
+    assert ["10", "10", "1.0000"] in cells
+    assert ["89", "more", "890"] in cells
+    assert ["all", "1,000", "1.0000"] in cells
+    assert len(found.splitlines()) < 25
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"steps": 100}, "step 8.0 of 100"),
+        ({"seconds": 60}, "second 2 of 60"),
+        ({"epochs": "unlimited"}, "step 8"),
+        ({}, "step 8"),
+    ],
+)
+def test_without_epochs_it_counts_steps_or_seconds(path: Path, limits: dict[str, int], expected: str) -> None:
+    found = shown(path, [*state(**limits), work(1.0, 0, 200), work(2.0, 0, 200)])
+    assert expected.replace("8.0", "8") in found
+
+
+def test_text_of_others_is_not_markup(path: Path) -> None:
+    rows: list[Row] = [work(1.0, 0, 10), Event(1.0, "warning", "[bold]batch [/] :smile: [red")]
+    assert "[bold]batch [/] :smile: [red" in shown(path, rows)
+    assert "[bold]batch [/] :smile: [red" in shown(path, [], pipe())
+
+
+def test_without_a_terminal_a_line_comes_every_interval_and_events_at_once(path: Path) -> None:
+    console = pipe()
+    write(path, state(epochs=10, examples_per_epoch=100))
+    with closing(Record(path)) as record, closing(Reader(path)) as reader:
+        progress = Progress(reader, console, interval_s=5.0)
+        progress.start()
+        for now in range(0, 13):
+            record.add(work(now + 1.0, 0, 50, 0.25))
+            if now == 7:
+                record.add(Event(8.0, "lost", "replica 1 lost: killed by SIGKILL"))
+                record.add(Event(8.0, "snapshot", "snapshots/000008"))
+            record.commit(now=float(now), force=True)
+            progress.update(now=float(now))
+        progress.stop()
+    assert text(console).splitlines() == [
+        "1.0 s  epoch 0.5 of 10  50 examples/s  loss 0.2500",
+        "6.0 s  epoch 3 of 10  50 examples/s  loss 0.2500",
+        "8.0 s  replica 1 lost: killed by SIGKILL",
+        "11.0 s  epoch 5.5 of 10  50 examples/s  loss 0.2500",
+        "13.0 s  epoch 6.5 of 10  50 examples/s  loss 0.2500",
+    ]
+
+
+def test_a_line_is_not_wrapped(path: Path) -> None:
+    metrics = [Metric(1.0, 0, 10, 1, f"metric number {i}", 0.5) for i in range(10)]
+    (line,) = set(shown(path, [work(1.0, 0, 10), *metrics], pipe()).splitlines())
+    assert line.endswith("validation metric number 9 0.5")
+
+
+def test_rates_are_those_of_the_last_seconds(path: Path) -> None:
+    rows: list[Row] = [work(float(t), 0, 100 if t <= 20 else 300, 4.0 if t <= 20 else 1.0) for t in range(1, 41)]
+    rows += [work(float(t), 1, 100) for t in range(1, 11)]
+    rows += [Staleness(5.0, 0, 9, 1), Staleness(35.0, 0, 2, 3)]
+    tally = Tally()
+    with closing(Reader(write(path, rows))) as reader:
+        tally.poll(reader)
+    fast, dead = tally.replicas[0], tally.replicas[1]
+    assert len(fast.work) == RECENT_S
+    assert (tally.rate([fast]), tally.rate([dead])) == (300.0, 0.0)
+    assert (loss([fast]), staleness([fast]), fast.staleness_max, waiting([fast])) == (1.0, 2.0, 9, 0.25)
+    assert (fast.examples, dead.examples, tally.examples) == (8000, 1000, 9000)

@@ -1,0 +1,71 @@
+import json
+import math
+from contextlib import closing
+from pathlib import Path
+
+from conftest import state, work, write
+
+from squall.record import Metric
+from squall.report import Reader, Summary, summarize
+
+
+def summary(path: Path) -> Summary:
+    with closing(Reader(path)) as reader:
+        return summarize(reader)
+
+
+def test_a_finished_run(run_dir: Path) -> None:
+    assert summary(run_dir / "run.sqlite") == Summary(
+        strategy="downpour",
+        status="finished",
+        metrics={"loss": 0.125, "accuracy": 0.875},
+        first_step_s=1.5,
+        training_s=10.0,
+        examples=2000,
+        examples_per_second=200.0,
+        staleness_mean=0.75,
+        staleness_max=3,
+        updates=40,
+        shares={0: 0.75, 1: 0.25},
+    )
+
+
+def test_it_prints_as_a_plain_table(run_dir: Path) -> None:
+    text = str(summary(run_dir / "run.sqlite"))
+    lines = [line.strip().split("  ", 1) for line in text.splitlines() if line.strip()]
+    assert {name: value.strip() for name, value in lines} == {
+        "strategy": "downpour",
+        "status": "finished",
+        "loss": "0.125",
+        "accuracy": "0.875",
+        "training time": "10.0 s",
+        "until the first step": "1.5 s",
+        "examples": "2,000",
+        "examples/s": "200",
+        "updates": "40",
+        "staleness": "0.75 mean, 3 max",
+        "share of replica": "0: 75 %, 1: 25 %",
+    }
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_json_holds_no_number_that_json_cannot(tmp_path: Path) -> None:
+    rows = [Metric(1.0, 0, 1, 1, "loss", math.nan), work(2.0, 3, 100)]
+    values = summary(write(tmp_path / "run.sqlite", [*rows])).to_json_dict()
+    assert json.loads(json.dumps(values, allow_nan=False))["metrics"] == {"loss": None}
+    assert values["shares"] == {"3": 1.0}
+
+
+def test_an_unfinished_run_tells_what_it_has_done(tmp_path: Path) -> None:
+    rows = [*state(strategy="synchronous", status="running"), work(2.0, 0, 100)]
+    found = summary(write(tmp_path / "run.sqlite", rows))
+    assert (found.training_s, found.examples_per_second, found.first_step_s) == (2.0, 50.0, None)
+    assert (found.staleness_mean, found.staleness_max, found.updates) == (None, None, None)
+    assert "unknown" in str(found)
+
+
+def test_an_empty_run(tmp_path: Path) -> None:
+    found = summary(write(tmp_path / "run.sqlite", []))
+    assert (found.strategy, found.examples, found.examples_per_second, found.shares) == ("unknown", 0, 0.0, {})
+    assert str(found)

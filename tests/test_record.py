@@ -1,0 +1,154 @@
+import math
+import sqlite3
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+import squall.record
+from squall.record import Event, Lease, Member, Metric, Progress, Record, RecordError, Row, Staleness, State
+from squall.report import Reader
+
+ONE_OF_EACH = [
+    Metric(1.5, 0, 640, 10, "accuracy", 0.5),
+    Progress(0.5, 1, 64, 1, 2.25, 0.375, 0.125, 4096, 8192),
+    Staleness(0.5, 1, 3, 7),
+    Lease(4, 0, 640, 1280, 1, 2, 0.25, 0.5, 704),
+    Member("replica-1", 4711, 0.25, "lost", "killed by SIGKILL"),
+    Event(0.25, "lost", "replica 1 lost: it's \"gone\""),
+    State("strategy", "downpour"),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.sqlite"
+
+
+def read(path: Path, table: type[Row]) -> list[Row]:
+    with closing(Reader(path)) as reader:
+        return reader.rows(table)
+
+
+def test_every_table_gives_back_what_was_written(path: Path) -> None:
+    with closing(Record(path)) as record:
+        for row in ONE_OF_EACH:
+            record.add(row)
+    assert {type(row) for row in ONE_OF_EACH} == set(get_args(Row))
+    for row in ONE_OF_EACH:
+        assert read(path, type(row)) == [row]
+
+
+def test_only_the_owner_may_read_the_files(path: Path) -> None:
+    with closing(Record(path)) as record:
+        record.add(ONE_OF_EACH[0])
+        record.commit(now=0.0)
+        files = sorted(path.parent.iterdir())
+        assert [file.name for file in files] == ["run.sqlite", "run.sqlite-shm", "run.sqlite-wal"]
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+def test_rows_are_seen_by_other_readers_once_committed_and_not_before(path: Path) -> None:
+    with closing(Record(path)) as record, closing(Reader(path)) as reader:
+        record.add(Event(0.0, "started", ""))
+        assert reader.rows(Event) == []
+        assert record.commit(now=10.0)
+        assert reader.rows(Event) == [Event(0.0, "started", "")]
+
+
+def test_commits_are_at_least_a_fifth_of_a_second_apart_unless_forced(path: Path) -> None:
+    with closing(Record(path)) as record:
+        wrote = []
+        for now, force in [(5.0, False), (5.1, False), (5.1, True), (5.25, False), (5.31, False)]:
+            record.add(Event(now, "warning", ""))
+            wrote.append(record.commit(now, force))
+        assert wrote == [True, False, True, False, True]
+        assert not record.commit(now=99.0), "nothing was buffered"
+
+
+def test_a_resumed_run_appends_and_replaces_state(path: Path) -> None:
+    for value in ("running", "finished"):
+        with closing(Record(path)) as record:
+            record.add(Event(0.0, "started", value))
+            record.add(State("status", value))
+    assert read(path, Event) == [Event(0.0, "started", "running"), Event(0.0, "started", "finished")]
+    with closing(Reader(path)) as reader:
+        assert reader.state() == {"status": "finished"}
+
+
+def test_numbers_that_are_not_finite_survive(path: Path) -> None:
+    with closing(Record(path)) as record:
+        for value in (math.nan, math.inf, -math.inf):
+            record.add(Metric(0.0, 0, 0, 0, "loss", value))
+    nan, *rest = read(path, Metric)
+    assert isinstance(nan, Metric)
+    assert math.isnan(nan.value)
+    assert rest == [Metric(0.0, 0, 0, 0, "loss", math.inf), Metric(0.0, 0, 0, 0, "loss", -math.inf)]
+
+
+def test_scalars_of_numpy_and_torch_are_stored_as_numbers(path: Path) -> None:
+    with closing(Record(path)) as record:
+        record.add(Metric(0.5, np.int64(3), torch.tensor(640), 1, "loss", torch.tensor(0.25)))  # type: ignore[arg-type]
+    assert read(path, Metric) == [Metric(0.5, 3, 640, 1, "loss", 0.25)]
+
+
+def test_a_killed_writer_loses_nothing_that_was_committed(path: Path) -> None:
+    program = """
+import os, signal, sys
+from squall.record import Event, Record
+record = Record(sys.argv[1])
+record.add(Event(0.0, "started", "kept"))
+record.commit(now=0.0)
+record.add(Event(0.1, "warning", "never committed"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    source = Path(squall.record.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", program, path], env={"PYTHONPATH": str(source)}, timeout=60)
+    assert done.returncode == -9
+    with closing(Record(path)) as record:
+        record.add(Event(0.2, "started", "resumed"))
+    assert [event.text for event in read(path, Event) if isinstance(event, Event)] == ["kept", "resumed"]
+
+
+def test_a_locked_record_is_told_and_its_rows_are_written_later(path: Path) -> None:
+    with closing(Record(path, busy_s=0.0)) as record, closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        record.add(Event(0.0, "started", ""))
+        with pytest.raises(RecordError, match=r"run\.sqlite: database is locked; another process"):
+            record.commit(now=0.0)
+        other.rollback()
+        assert record.commit(now=0.0)
+    assert read(path, Event) == [Event(0.0, "started", "")]
+
+
+def test_a_full_disk_is_told_and_tears_nothing(path: Path) -> None:
+    with closing(Record(path)) as record:
+        record.add(Event(0.0, "started", ""))
+        record.commit(now=0.0)
+        # SQLite gives the same error as for a disk that is full.
+        record._db.execute("PRAGMA max_page_count = 1")
+        for _ in range(1000):
+            record.add(Event(1.0, "warning", "x" * 100))
+        with pytest.raises(RecordError, match="full; free some space"):
+            record.commit(now=1.0)
+        assert read(path, Event) == [Event(0.0, "started", "")]
+        record._db.execute("PRAGMA max_page_count = 100000")
+    assert len(read(path, Event)) == 1001
+
+
+def test_a_record_that_cannot_be_made_or_is_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="No such file or directory"):
+        Record(tmp_path / "missing" / "run.sqlite")
+    (tmp_path / "letter").write_text("Dear reader, " * 100)
+    with pytest.raises(RecordError, match="it is no record of a run"):
+        Record(tmp_path / "letter")
+    with pytest.raises(RecordError, match="give the folder of a run"):
+        Reader(tmp_path / "missing")
+    with closing(Reader(tmp_path / "letter")) as reader, pytest.raises(RecordError, match="no record of a run"):
+        reader.state()
