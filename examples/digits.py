@@ -3,8 +3,8 @@
     squall train examples/digits.py
     squall train examples/digits.py --strategy synchronous --replicas 2
 
-The data are the 1,797 images of scikit-learn's `load_digits`, which come with the package (nothing is downloaded):
-pip install 'squall-train[examples]'
+The 1,797 images are scikit-learn's `load_digits` and come with that package: nothing is downloaded.
+Without scikit-learn: pip install 'squall-train[examples]'
 """
 
 from __future__ import annotations

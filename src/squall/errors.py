@@ -1,12 +1,12 @@
 """The exception tree. Blame is in the type.
 
-    ValueError              a setting is wrong; raised before anything is launched, says what to change
-    SquallError             something happened to a run
-    ├── TaskError           the user's own code failed inside a process; carries its traceback
-    ├── ProcessLost         a process that the run cannot go on without died; says how to resume
-    ├── NotFinite           a batch gave NaN or Inf twice; says which, and where the last good weights are
-    ├── SnapshotMismatch    a snapshot belongs to another model; says which tensors differ
-    └── PeerFault           a peer sent what no Squall process sends (never blamed on the user)
+ValueError              a setting is wrong; raised before anything is launched, says what to change
+SquallError             something happened to a run
+├── TaskError           the user's own code failed inside a process; carries its traceback
+├── ProcessLost         a process that the run cannot go on without died; says how to resume
+├── NotFinite           a batch gave NaN or Inf twice; says which, and where the last good weights are
+├── SnapshotMismatch    a snapshot belongs to another model; says which tensors differ
+└── PeerFault           a peer sent what no Squall process sends (never blamed on the user)
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import torch
 from squall.errors import NotFinite, ProcessLost, SquallError
 from squall.launchers.inline import InlineRun
 from squall.launchers.local import LocalRun
-from squall.plan import Plan, Settings, check_together, make_plan
+from squall.plan import Settings, check_together, make_plan
 from squall.protocol.core import Event, Node
 from squall.report import Progress, Reader
 from squall.run import Code, Run, TaskFunction, load_code, new_directory, write_plan

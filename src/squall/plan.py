@@ -78,14 +78,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return Limits(self.epochs, self.steps)
 
     def policy(self, strategy: Strategy, task: Task) -> Policy:
-        return msgspec.structs.replace(
-            strategy.recipe().policy(),
-            evaluate=task.validate is not None,
-            evaluate_every_s=self.evaluate_every_s,
-            until=self.until,
-            seconds=self.seconds,
-            snapshot_every_s=self.snapshot_every_s,
-        )
+        return Policy(
+            strategy.recipe().dealing(), self.shards, task.validate is not None, self.evaluate_every_s, self.until,
+            self.seconds, self.snapshot_every_s,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         limits = [
@@ -128,9 +124,7 @@ def check_together(plan: Plan, strategy: Strategy, task: Task) -> Layout:
     groups = task.param_groups()
     layout = Layout.of(task.model, [group["params"] for group in groups])
     if plan.shards > layout.elements:
-        raise ValueError(
-            f"{plan.shards} shards for {layout.elements} parameters: use at most {layout.elements} shards"
-        )
+        raise ValueError(f"{plan.shards} shards for {layout.elements} parameters: use at most {layout.elements} shards")
     if plan.until is not None:
         known = ["loss", *task.metrics] if task.validate is not None else []
         if plan.until[0] not in known:

@@ -6,7 +6,7 @@ import datetime
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import cloudpickle
 import msgspec

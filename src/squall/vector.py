@@ -128,9 +128,7 @@ class Layout(msgspec.Struct, frozen=True):
         lines = [f"{n}: missing here, {list(theirs[n])} there" for n in theirs if n not in mine]
         lines += [f"{n}: {list(mine[n])} here, missing there" for n in mine if n not in theirs]
         lines += [
-            f"{n}: {list(mine[n])} here, {list(theirs[n])} there"
-            for n in mine
-            if n in theirs and mine[n] != theirs[n]
+            f"{n}: {list(mine[n])} here, {list(theirs[n])} there" for n in mine if n in theirs and mine[n] != theirs[n]
         ]
         if not lines and self != other:
             lines.append("the same tensors, in other param groups or another order")

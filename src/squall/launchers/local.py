@@ -89,5 +89,3 @@ class LocalRun:
 
 
 _ENTRY = "import sys; from squall.launchers.nursery import main; main(int(sys.argv[1]))"
-
-

@@ -103,7 +103,7 @@ class Nursery:
             elif said is not None:
                 self._end = {"reason": said["reason"], "error": said["error"]}
         elif source in self._children:
-            self._reap(self._children.pop(source))  # type: ignore[arg-type, call-overload]
+            self._reap(self._children.pop(source))
 
     def _reap(self, child: Child) -> None:
         _, status = os.waitpid(child.pid, 0)
@@ -193,7 +193,7 @@ def build_job(message: dict[str, Any]) -> Job:
         task: Task = message["task"]()
     except Exception as error:
         raise TaskError(traceback.format_exc()) from error
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise TaskError("the task function used CUDA: build the model on the CPU and pass device='cuda' to fit")
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     snapshot = message["snapshot"]
@@ -236,5 +236,3 @@ def main(handle: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
-
-

@@ -12,14 +12,14 @@ at all in a simulation without gradients.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
 from squall.protocol.messages import Frame, Message, Stats
 
 
-class Node(NamedTuple):
+class Node(msgspec.Struct, frozen=True, order=True, gc=False):
     """A process of a run. A replacement is a new node (next incarnation) with the same index.
 
     The index of a replica is its slot in the arena; the evaluator's slot, and index, comes after theirs.

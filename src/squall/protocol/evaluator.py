@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from squall.protocol.core import (
-    COORDINATOR, Effect, End, EvaluateModel, Event, MessageArrived, ModelEvaluated, Node, Send, Started, TimePassed,
+    COORDINATOR,
+    Effect,
+    End,
+    EvaluateModel,
+    Event,
+    MessageArrived,
+    ModelEvaluated,
+    Node,
+    Send,
+    Started,
+    TimePassed,
 )  # fmt: skip
 from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop
 

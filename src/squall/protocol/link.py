@@ -14,7 +14,17 @@ from __future__ import annotations
 from collections import deque
 
 from squall.protocol.core import (
-    Effect, End, Event, Forget, FrameArrived, Machine, MessageArrived, Node, Send, TimePassed, Transmit,
+    Effect,
+    End,
+    Event,
+    Forget,
+    FrameArrived,
+    Machine,
+    MessageArrived,
+    Node,
+    Send,
+    TimePassed,
+    Transmit,
 )  # fmt: skip
 from squall.protocol.messages import Frame
 

@@ -12,13 +12,38 @@ from collections import deque
 import msgspec
 
 from squall.protocol.core import (
-    COORDINATOR, ClearGradient, Compute, Effect, End, Event, Expect, GradientComputed, MessageArrived, Node, Payload,
-    Send, Started, TimePassed, UseWeights,
+    COORDINATOR,
+    ClearGradient,
+    Compute,
+    Effect,
+    End,
+    Event,
+    Expect,
+    GradientComputed,
+    MessageArrived,
+    Node,
+    Payload,
+    Send,
+    Started,
+    TimePassed,
+    UseWeights,
 )  # fmt: skip
 from squall.protocol.messages import (
-    Cover, Exchange, Exchanged, Grant, Join, Lease, LeaseRequest, Left, Message, NonFinite, Progress, Stats, Stop,
+    Cover,
+    Exchange,
+    Exchanged,
+    Grant,
+    Join,
+    Lease,
+    LeaseRequest,
+    Left,
+    Message,
+    NonFinite,
+    Progress,
+    Stop,
     Welcome,
 )  # fmt: skip
+from squall.protocol.tally import Tally
 
 REPORT_EVERY_S = 0.25
 
@@ -73,7 +98,7 @@ class Replica:
         self._stopping = False
         self._poisoned = False  # a batch failed twice: only Stop is waited for
         self._ended = False
-        self._tally = _Tally()
+        self._tally = Tally()
         self._report_at = 0.0
         self._waiting_since = 0.0
 
@@ -321,28 +346,3 @@ def _batches(lease: Lease, size: int) -> list[_Batch]:
         _Batch(lease.id, lease.epoch, start, min(start + size, lease.stop))
         for start in range(lease.start, lease.stop, size)
     ]
-
-
-class _Tally:
-    """Sums for the next report."""
-
-    def __init__(self) -> None:
-        self.examples = self.batches = self.exchanges = self.pushes = self.fetches = 0
-        self.loss_sum = self.compute_s = self.wait_s = 0.0
-        self.staleness: dict[int, int] = {}
-
-    def add(self, examples: int, loss: float) -> None:
-        self.examples += examples
-        self.batches += 1
-        self.loss_sum += examples * loss
-
-    def stale(self, staleness: int) -> None:
-        self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
-
-    def take(self) -> Stats:
-        stats = Stats(
-            self.examples, self.batches, self.loss_sum, self.compute_s, self.wait_s,
-            self.exchanges, self.pushes, self.fetches, self.staleness,
-        )  # fmt: skip
-        self.__init__()  # type: ignore[misc]
-        return stats

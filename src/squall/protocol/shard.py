@@ -11,15 +11,37 @@ The two rules that tell the algorithms apart live here:
 
 from __future__ import annotations
 
-
 import msgspec
 
 from squall.protocol.core import (
-    COORDINATOR, Apply, Effect, End, Event, Forget, MessageArrived, Node, Payload, Send, SnapshotWritten, Started,
-    Term, TimePassed, WriteSnapshot,
+    COORDINATOR,
+    Apply,
+    Effect,
+    End,
+    Event,
+    Forget,
+    MessageArrived,
+    Node,
+    Payload,
+    Send,
+    SnapshotWritten,
+    Started,
+    Term,
+    TimePassed,
+    WriteSnapshot,
 )  # fmt: skip
 from squall.protocol.messages import (
-    Cover, Departed, Exchange, Exchanged, Member, Message, SnapshotTaken, Stop, TakeSnapshot, View, ViewSeen,
+    Cover,
+    Departed,
+    Exchange,
+    Exchanged,
+    Member,
+    Message,
+    SnapshotTaken,
+    Stop,
+    TakeSnapshot,
+    View,
+    ViewSeen,
 )  # fmt: skip
 
 
@@ -62,9 +84,7 @@ class Shard:
             case MessageArrived(sender, message):
                 self._on_message(sender, message, effects)
             case SnapshotWritten(number, error):
-                progress = tuple(
-                    Cover(*item) for replica in self._replicas.values() for item in replica.covers.items()
-                )
+                progress = tuple(Cover(*item) for replica in self._replicas.values() for item in replica.covers.items())
                 effects.append(Send(COORDINATOR, SnapshotTaken(number, self.version, progress, error)))
             case Started() | TimePassed():
                 pass
@@ -174,7 +194,8 @@ class Shard:
         before, self._replicas = self._replicas, {}
         for member in view.members:
             node = _node(member)
-            self._replicas[node] = before.pop(node, None) or _Replica(node, member.entry)
+            known = before.pop(node) if node in before else None
+            self._replicas[node] = known or _Replica(node, member.entry)
         departed = []
         for node, replica in before.items():
             departed.append(
@@ -202,5 +223,3 @@ def _node(member: Member) -> Node:
 
 def _pairs(covers: tuple[Cover, ...]) -> list[tuple[int, int]]:
     return [(cover.lease, cover.upto) for cover in covers]
-
-

@@ -108,9 +108,7 @@ def staleness_chart(reader: Reader) -> Chart:
     return Chart(title, to_svg(figure, title), "Height: share of the replica's pushes.")
 
 
-def _lines(
-    title: str, lines: dict[str, Points], duration_s: float | None, missing: str, zero: bool = False
-) -> Chart:
+def _lines(title: str, lines: dict[str, Points], duration_s: float | None, missing: str, zero: bool = False) -> Chart:
     """A chart of named lines over training time, or over examples when `duration_s` is None."""
     drawn = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in lines.items()}
     drawn = {name: points for name, points in drawn.items() if points}

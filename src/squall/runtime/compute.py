@@ -12,6 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +70,8 @@ class Gradients:
     """Computes gradients for one replica."""
 
     def __init__(
-        self, task: Task, layout: Layout, weights: Sequence[Tensor], gradients: Sequence[Tensor], rates: Sequence[Tensor],
-        seed: int, device: torch.device,
+        self, task: Task, layout: Layout, weights: Sequence[Tensor], gradients: Sequence[Tensor],
+        rates: Sequence[Tensor], seed: int, device: torch.device,
     ) -> None:  # fmt: skip
         self.task = task
         self.layout = layout
@@ -161,7 +162,9 @@ class Gradients:
                 ]
                 if chosen:
                     torch._foreach_add_(
-                        [p.data for p in chosen], [_dense(p.grad) for p in chosen], alpha=-rate  # type: ignore[misc]
+                        [p.data for p in chosen],
+                        [_dense(p.grad) for p in chosen],
+                        alpha=-rate,  # type: ignore[misc]
                     )
 
     def _push_buffers(self, buffer: int) -> None:
@@ -189,4 +192,5 @@ def _group_of(layout: Layout) -> list[int]:
 def pin(memory: Tensor) -> None:
     """Page-lock shared memory for asynchronous copies; where the driver refuses, copies are merely slower."""
     with contextlib.suppress(RuntimeError):
-        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        runtime.cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)

@@ -11,7 +11,16 @@ import msgspec
 
 from squall.errors import PeerFault
 from squall.protocol.core import (
-    Effect, End, Event, Forget, FrameArrived, Node, Payload, Started, TimePassed, Transmit,
+    Effect,
+    End,
+    Event,
+    Forget,
+    FrameArrived,
+    Node,
+    Payload,
+    Started,
+    TimePassed,
+    Transmit,
 )  # fmt: skip
 from squall.protocol.link import Linked
 from squall.protocol.messages import decode, encode

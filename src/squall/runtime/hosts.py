@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-
 import torch
 
 from squall.protocol.core import (
-    Apply, ClearGradient, Compute, Effect, End, EvaluateModel, Event, Expect, ModelEvaluated, Payload,
-    SnapshotWritten, UseWeights, WriteSnapshot,
+    Apply,
+    ClearGradient,
+    Compute,
+    Effect,
+    End,
+    EvaluateModel,
+    Event,
+    Expect,
+    ModelEvaluated,
+    Payload,
+    SnapshotWritten,
+    UseWeights,
+    WriteSnapshot,
 )  # fmt: skip
 from squall.runtime.arena import Arena
 from squall.runtime.batches import Key
@@ -105,5 +115,3 @@ class EvaluatorHost(_Host):
             case _:
                 raise AssertionError(f"the evaluator cannot {effect!r}")
         return None
-
-

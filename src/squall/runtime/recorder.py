@@ -103,9 +103,16 @@ class CoordinatorHost:
         if stats.examples:
             self._record.add(
                 Progress(
-                    now, node.index, stats.examples, stats.batches, stats.loss_sum / stats.examples, stats.compute_s,
-                    stats.wait_s, stats.pushes * bytes_each, stats.fetches * bytes_each,
-                )  # fmt: skip
+                    now,
+                    node.index,
+                    stats.examples,
+                    stats.batches,
+                    stats.loss_sum / stats.examples,
+                    stats.compute_s,
+                    stats.wait_s,
+                    stats.pushes * bytes_each,
+                    stats.fetches * bytes_each,
+                )
             )
         for staleness, count in sorted(stats.staleness.items()):
             self._record.add(Staleness(now, node.index, staleness, count))
@@ -116,10 +123,16 @@ class CoordinatorHost:
         granted = values["granted_s"] - (self._begun or 0.0) + self._trained_s
         self._record.add(
             Lease(
-                int(values["lease"]), int(values["epoch"]), int(values["start"]), int(values["stop"]),
-                note.node.index, note.node.incarnation, max(0.0, granted), self.training_s,
+                int(values["lease"]),
+                int(values["epoch"]),
+                int(values["start"]),
+                int(values["stop"]),
+                note.node.index,
+                note.node.incarnation,
+                max(0.0, granted),
+                self.training_s,
                 int(values["trained_stop"]),
-            )  # fmt: skip
+            )
         )
 
     def _metric(self, note: Note) -> None:

@@ -34,7 +34,8 @@ class Sequential:
         self._paused_s = 0.0  # evaluation and snapshots are not training time
         self._host = CoordinatorHost(job, channel, self._clock)
         state = coordinator(job)
-        self._leases, self._policy, self._snapshots = state.leases, state.policy, state.snapshots
+        self._leases, self._policy = state.leases, state.policy
+        self._snapshots = job.restored.manifest.number if job.restored is not None else 0
         self._store = Store(job.task, job.recipe.optimizer, job.layout, 0, 1, job.arena, job.initial)
         self._updates = 0
         if job.restored is not None:

@@ -97,9 +97,7 @@ class Snapshots:
         if differences:
             shown = "\n  ".join(differences[:20])
             more = f"\n  and {len(differences) - 20} more" if len(differences) > 20 else ""
-            raise SnapshotMismatch(
-                f"snapshot {number} in {self.directory} belongs to another model:\n  {shown}{more}"
-            )
+            raise SnapshotMismatch(f"snapshot {number} in {self.directory} belongs to another model:\n  {shown}{more}")
         return manifest
 
     def restore(self, number: int, layout: Layout) -> Restored:

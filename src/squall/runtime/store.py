@@ -74,9 +74,7 @@ class Store:
             self._scratch = torch.empty_like(self.weights)
         torch.mul(pushed, first.weight, out=self._scratch)
         for term in others:
-            self._scratch.add_(
-                self.arena.gradient(term.slot, term.buffer)[self.start : self.stop], alpha=term.weight
-            )
+            self._scratch.add_(self.arena.gradient(term.slot, term.buffer)[self.start : self.stop], alpha=term.weight)
         return self._scratch
 
     def deliver(self, slot: int, buffer: int) -> None:
@@ -122,7 +120,8 @@ class Store:
 def build_optimizer(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> Optimizer:
     """Ask for the fused kernels (up to six times faster on the CPU), and do without where torch has none."""
     chosen = factory.keywords if isinstance(factory, partial) else {}
-    if not any(name in chosen for name in ("fused", "foreach", "capturable", "differentiable")) and _takes_fused(factory):
+    decided = any(name in chosen for name in ("fused", "foreach", "capturable", "differentiable"))
+    if not decided and _takes_fused(factory):
         try:
             return factory(_fresh(groups), fused=True)
         except (RuntimeError, ValueError):

@@ -12,7 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from squall.protocol.core import (
-    COORDINATOR, Effect, End, Event, Forget, FrameArrived, MemberLost, Node, StartMember, Started, TimePassed,
+    COORDINATOR,
+    Effect,
+    End,
+    Event,
+    Forget,
+    FrameArrived,
+    MemberLost,
+    Node,
+    Started,
+    StartMember,
+    TimePassed,
     Transmit,
 )  # fmt: skip
 from squall.protocol.link import Linked
@@ -152,5 +162,3 @@ class World:
         if due is not None and (place.wake_at is None or due < place.wake_at):
             place.wake_at = due
             self.post(node, TimePassed(), max(0.0, due - self.now))
-
-

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from squall.protocol.coordinator import Policy
+from squall.protocol.dealing import Dealing
 from squall.protocol.replica import Cadence
 from squall.protocol.shard import Rules
 from squall.task import OptimizerFactory
@@ -65,16 +65,9 @@ class Recipe:
     def cadence(self) -> Cadence:
         return Cadence(self.push_every, self.fetch_every, self.overlap, self.gathered)
 
-    def policy(self) -> Policy:
-        """The strategy's part of the coordinator's policy; the plan adds limits, evaluation and snapshots."""
-        return Policy(
-            self.replicas,
-            self.shards,
-            gathered=self.gathered,
-            bounded=self.max_delay is not None,
-            push_every=self.push_every,
-            warm_start=self.warm_start,
-        )
+    def dealing(self) -> Dealing:
+        bounded = self.max_delay is not None
+        return Dealing(self.replicas, self.gathered, bounded, self.push_every, self.warm_start)
 
 
 class Strategy(ABC):

@@ -35,6 +35,4 @@ class Synchronous(Strategy):
     optimizer: OptimizerFactory = default_optimizer
 
     def recipe(self) -> Recipe:
-        return Recipe(
-            replicas=self.replicas, shards=self.shards, optimizer=self.optimizer, gather="mean", max_delay=0
-        )
+        return Recipe(replicas=self.replicas, shards=self.shards, optimizer=self.optimizer, gather="mean", max_delay=0)

@@ -5,6 +5,7 @@ On one host the endpoints are Unix sockets in a directory that only the user can
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -46,14 +47,13 @@ class ZmqTransport:
         self._poller.register(socket, zmq.POLLIN)
         if wake_on is not None:
             self._poller.register(wake_on, zmq.POLLIN)
-        self._wake_on = wake_on
 
     def send(self, to: Node, data: bytes) -> None:
         try:
             self._socket.send_multipart((self._name(to), data), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise  # an unreachable peer is gone or not there yet: the link resends, the coordinator will know
+                raise  # an unreachable peer is gone or not there yet: the link resends, the coordinator knows
 
     def receive(self, timeout_s: float | None) -> tuple[Node, bytes] | None:
         """The next frame, or None when the time is over or the file descriptor `wake_on` has something.
@@ -70,12 +70,8 @@ class ZmqTransport:
                 if found is not None:
                     return found
                 os.sched_yield()
-        if self._wake_on is None:
-            ready = self._socket.poll(None if timeout_s is None else max(0, timeout_s * 1000), zmq.POLLIN)
-        else:
-            events = dict(self._poller.poll(None if timeout_s is None else max(0, timeout_s * 1000)))
-            ready = events.get(self._socket, 0)
-        return self._try_receive() if ready else None
+        events = dict(self._poller.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000)))
+        return self._try_receive() if self._socket in events else None
 
     def _try_receive(self) -> tuple[Node, bytes] | None:
         try:

@@ -1,0 +1,75 @@
+"""Which replica gets which work next: the strategy's side of handing out leases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from squall.protocol.core import Node
+from squall.protocol.leases import Leases
+from squall.protocol.messages import Grant
+
+LEASE_BATCHES_AT_MOST = 16
+ROUNDS_KEPT = 4  # a member asks at most one round ahead of the slowest
+
+
+class Dealing(msgspec.Struct, frozen=True):
+    """What of a strategy decides how work is dealt."""
+
+    replicas: int
+    gathered: bool = False  # rounds: a grant for each exchange, also for those without data
+    bounded: bool = False  # a max delay: idle replicas take part, so as not to hold others
+    push_every: int = 1
+    warm_start: int = 0  # examples that the first replica trains alone
+
+
+class Dealer:
+    def __init__(self, rules: Dealing, leases: Leases) -> None:
+        self.rules = rules
+        self.leases = leases
+        self.newest_clock = 0  # that anyone asked for
+        self._rounds: dict[int, dict[Node, Grant]] = {}  # gathered: what was dealt for the newest clocks
+
+    @property
+    def begun(self) -> bool:
+        """A round was dealt."""
+        return bool(self._rounds)
+
+    @property
+    def warming_up(self) -> bool:
+        return self.leases.trained < self.rules.warm_start
+
+    def grant(self, node: Node, clock: int, members: Sequence[Node], now: float) -> Grant | None:
+        """Work for a member's exchange `clock`; None when it has to wait. `members` are in slot order."""
+        self.newest_clock = max(self.newest_clock, clock)
+        if self.rules.gathered:
+            return self._round(clock, members, now).get(node) or Grant(clock, None)
+        lease = None
+        if not self.warming_up or node == members[0]:
+            lease = self.leases.take(node, self._lease_batches(), now)
+        if lease is None and not self.rules.bounded:
+            return None
+        return Grant(clock, lease)
+
+    def _round(self, clock: int, members: Sequence[Node], now: float) -> dict[Node, Grant]:
+        """One push's worth of batches for each member; dealt when the first member asks."""
+        dealt = self._rounds.get(clock)
+        if dealt is None:
+            dealt = self._rounds[clock] = {}
+            epoch = None
+            for node in members[: 1 if self.warming_up else None]:
+                lease = self.leases.take(node, self.rules.push_every, now, within_epoch=epoch)
+                if lease is None:
+                    break
+                epoch = lease.epoch
+                dealt[node] = Grant(clock, lease)
+            for old in [c for c in self._rounds if c < clock - ROUNDS_KEPT]:
+                del self._rounds[old]
+        return dealt
+
+    def _lease_batches(self) -> int:
+        """Long enough that asking costs little, short enough that all replicas end an epoch together."""
+        share = self.leases.left_in_epoch() // (2 * self.rules.replicas)
+        size = max(1, min(share, LEASE_BATCHES_AT_MOST))
+        return max(self.rules.push_every, size - size % self.rules.push_every)

@@ -1,0 +1,93 @@
+"""What the coordinator has others do beside training: evaluations and snapshots, one of each at a time."""
+
+from __future__ import annotations
+
+from squall.protocol.core import Effect, Node, Note, PublishSnapshot, Send
+from squall.protocol.leases import Leases
+from squall.protocol.messages import Evaluate, Evaluated, SnapshotTaken, TakeSnapshot
+
+
+class Evaluations:
+    """Asks the evaluator; an evaluation wanted while one is under way follows it, on the weights of then."""
+
+    def __init__(self, evaluator: Node) -> None:
+        self.evaluator = evaluator
+        self.under_way: int | None = None  # its number
+        self.wanted = False
+        self._count = 0
+
+    def ask(self, trained: int, effects: list[Effect]) -> None:
+        if self.under_way is not None:
+            self.wanted = True
+            return
+        self.wanted = False
+        self.under_way = self._count
+        self._count += 1
+        effects.append(Send(self.evaluator, Evaluate(self.under_way)))
+        effects.append(Note("evaluating", values={"number": self.under_way, "trained": trained}))
+
+    def replaced(self, evaluator: Node, effects: list[Effect]) -> None:
+        """A new evaluator joined; it repeats what its predecessor was lost over."""
+        self.evaluator = evaluator
+        if self.under_way is not None:
+            effects.append(Send(evaluator, Evaluate(self.under_way)))
+
+    def answered(self, message: Evaluated, effects: list[Effect]) -> bool:
+        """False for an answer that nobody waits for."""
+        if message.number != self.under_way:
+            return False
+        self.under_way = None
+        for name, value in message.values.items():
+            values: dict[str, float] = {"number": message.number, "updates": message.updates, "value": value}
+            effects.append(Note("metric", name, values=values))
+        return True
+
+
+class Snapshots:
+    """Asks every shard for its part; when all are on disk the snapshot is published with the ledger of the asking.
+
+    The ledger is taken before the shards are asked, so everything that it calls trained is in their files; what was
+    trained in between is told by the shards themselves (`progress`). Nothing is lost, and as little as possible
+    repeats.
+    """
+
+    def __init__(self, shards: list[Node], newest: int) -> None:
+        self.newest = newest  # number of the last one asked for
+        self._shards = shards
+        self._answers: dict[Node, SnapshotTaken] | None = None
+        self._ledger: dict[str, object] = {}
+
+    @property
+    def under_way(self) -> bool:
+        return self._answers is not None
+
+    def take(self, leases: Leases, effects: list[Effect]) -> None:
+        assert not self.under_way
+        self.newest += 1
+        self._answers = {}
+        self._ledger = leases.state()
+        effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in self._shards)
+
+    def answered(self, shard: Node, message: SnapshotTaken, effects: list[Effect]) -> bool:
+        """True when this was the last answer; the snapshot is then published, or its failure noted."""
+        if self._answers is None or message.number != self.newest:
+            return False
+        self._answers[shard] = message
+        if len(self._answers) < len(self._shards):
+            return False
+        answers = [self._answers[shard] for shard in self._shards]
+        self._answers = None
+        failed = [answer.error for answer in answers if answer.error]
+        if failed:
+            effects.append(Note("error", f"snapshot {self.newest} could not be written: {failed[0]}"))
+        else:
+            versions = tuple(answer.version for answer in answers)
+            effects.append(PublishSnapshot(self.newest, self._ledger, versions, _common(answers)))
+        return True
+
+
+def _common(answers: list[SnapshotTaken]) -> dict[str, int]:
+    """Lease -> upto that every shard's file holds."""
+    covers = [{cover.lease: cover.upto for cover in answer.progress} for answer in answers]
+    leases = [lease for lease in covers[0] if all(lease in c for c in covers)]
+    return {str(lease): min(c[lease] for c in covers) for lease in leases}
