@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -82,6 +81,9 @@ def digits_mlp() -> Workload:
 
     Split by a permutation with seed 2012: the first 80 % (1,437) to train, the others (360) to test.
     """
+    # Imported here, since every process of a peer imports this module, and only the first makes the data.
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
+
     pixels, digits = load_digits(return_X_y=True)
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(SEED))
     inputs = (torch.from_numpy(pixels).float() / 16.0)[order]

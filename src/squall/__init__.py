@@ -1,12 +1,27 @@
 """Squall: train PyTorch models on many processes, with every data-parallel algorithm behind one switch."""
 
-from squall.errors import NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
-from squall.fit import fit, resume
-from squall.plan import Settings
-from squall.run import Run
-from squall.strategies import Downpour, SingleProcess, Strategy, Synchronous
-from squall.task import Task
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from squall.version import __version__
+
+if TYPE_CHECKING:
+    from squall.errors import NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
+    from squall.fit import fit, resume
+    from squall.plan import Settings
+    from squall.run import Run
+    from squall.strategies import Downpour, SingleProcess, Strategy, Synchronous
+    from squall.task import Task
+
+_HOMES = {
+    "errors": ("NotFinite", "PeerFault", "ProcessLost", "SnapshotMismatch", "SquallError", "TaskError"),
+    "fit": ("fit", "resume"),
+    "plan": ("Settings",),
+    "run": ("Run",),
+    "strategies": ("Downpour", "SingleProcess", "Strategy", "Synchronous"),
+    "task": ("Task",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Downpour",
@@ -26,3 +41,15 @@ __all__ = [
     "fit",
     "resume",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: the command line must not wait for torch before it starts other processes."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'squall' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"squall.{_HOME_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

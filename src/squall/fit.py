@@ -108,6 +108,8 @@ class Launch:
 
     def go(self, directory: str | Path | None, again: bool = False) -> Run:
         try:
+            if self._local is not None:
+                self._local.prepare({"task": self.code["task"], "strategy": self._strategy}, self._message())
             task, layout = self._checked()
             path = Path(directory) if again and directory is not None else new_directory(directory)
             snapshot = _last_snapshot(path, layout) if again else None
@@ -138,12 +140,11 @@ class Launch:
 
     # ------------------------------------------------------------ in processes
 
+    def _message(self) -> dict[str, Any]:
+        return {"plan": self.plan, "commanded_at": self._commanded_at, "shared_memory": str(SHARED_MEMORY)}
+
     def _run_processes(self, local: LocalRun, path: Path, snapshot: int | None) -> None:
-        message = {
-            "plan": self.plan, "directory": str(path.resolve()), "snapshot": snapshot,
-            "commanded_at": self._commanded_at, "shared_memory": str(SHARED_MEMORY),
-        }  # fmt: skip
-        local.launch({"task": self.code["task"], "strategy": self._strategy}, message)
+        local.launch(path, snapshot)
         with _interrupts() as interrupts, _progress(path, self.plan.progress) as show:
             asked = 0
             while local.ended is None:

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from squall.errors import ProcessLost, SquallError, TaskError
-from squall.launchers.roles import Line
+from squall.launchers.line import Line
 
 
 class LocalRun:
@@ -31,13 +32,19 @@ class LocalRun:
                 pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, env=environment,
             )  # fmt: skip
         self._line = Line(Connection(mine.detach()))
+        self._launched = False
         self.ended: tuple[str, str] | None = None
         self._exits: list[dict[str, Any]] = []
 
-    def launch(self, code: dict[str, Any], message: dict[str, Any]) -> None:
-        """Send the job: `code` holds the user's functions, which are shipped by value where they must be."""
+    def prepare(self, code: dict[str, Any], message: dict[str, Any]) -> None:
+        """Have the task built, beside the check of it here. `code` holds the user's functions, shipped by value."""
         blob = {**message, "sockets": self._sockets, "sys_path": sys.path, "code": cloudpickle.dumps(code)}
         self._line.connection.send_bytes(cloudpickle.dumps(blob))
+
+    def launch(self, directory: Path, snapshot: int | None) -> None:
+        """Start the run's processes."""
+        self._launched = True
+        self._line.say(kind="launch", directory=str(directory.resolve()), snapshot=snapshot)
 
     def attend(self, timeout_s: float) -> None:
         """Wait for the nursery to say something. Raises what ended the run, if that was an error."""
@@ -72,8 +79,12 @@ class LocalRun:
         self._line.say(kind="stop")
 
     def close(self) -> None:
-        """Nothing is left running when this returns."""
-        if self.ended is None:
+        """Nothing is left running when this returns. May be called again."""
+        if self._line.connection.closed:
+            return
+        if not self._launched:
+            self._process.kill()  # it has no children yet
+        elif self.ended is None:
             self._line.say(kind="kill")
         try:
             self._process.wait(5.0 if self.ended is None else None)

@@ -4,7 +4,7 @@ It imports torch and builds the task once; each role is then a fork, which takes
 memory, and inherits the arena. It speaks with the launching process (`launchers.local`) and with the coordinator,
 over pipes; it decides nothing itself:
 
-    launcher -> nursery      the job (once), "stop", "kill"
+    launcher -> nursery      the task, "launch", "stop", "kill"
     nursery -> launcher      "ready", "exited", "failed", "ended"
     coordinator -> nursery   "start" a member, "end"
     nursery -> coordinator   "lost" a member, "stop"
@@ -31,9 +31,11 @@ from typing import Any
 
 import cloudpickle
 import torch
+from setproctitle import setproctitle
 
 from squall.errors import TaskError
-from squall.launchers.roles import Line, run_role
+from squall.launchers.line import Line
+from squall.launchers.roles import run_role
 from squall.protocol.core import COORDINATOR, Node
 from squall.runtime.arena import Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
@@ -185,18 +187,21 @@ def _explain(code: int) -> str:
     return "raised an exception" if code == RAISED else f"exit status {code}"
 
 
-def build_job(message: dict[str, Any]) -> Job:
-    """Build the task and everything that all processes share."""
-    plan, strategy, directory = message["plan"], message["strategy"], Path(message["directory"])
-    seed_everything(plan.seed)
+def build_task(message: dict[str, Any]) -> Task:
+    seed_everything(message["plan"].seed)
     try:
         task: Task = message["task"]()
     except Exception as error:
         raise TaskError(traceback.format_exc()) from error
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise TaskError("the task function used CUDA: build the model on the CPU and pass device='cuda' to fit")
+    return task
+
+
+def build_job(message: dict[str, Any], task: Task, directory: Path, snapshot: int | None) -> Job:
+    """Everything that all processes share."""
+    strategy = message["strategy"]
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-    snapshot = message["snapshot"]
     restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -204,15 +209,20 @@ def build_job(message: dict[str, Any]) -> Job:
     for warning in caught:
         sys.stderr.write(f"squall: warning: {warning.message}\n")
     return Job(
-        plan=plan, strategy=strategy, task=task, layout=layout, arena=arena, initial=initial_vector(layout, task),
-        directory=directory, commanded_at=message["commanded_at"], restored=restored,
-    )  # fmt: skip
+        plan=message["plan"],
+        strategy=strategy,
+        task=task,
+        layout=layout,
+        arena=arena,
+        initial=initial_vector(layout, task),
+        directory=directory,
+        commanded_at=message["commanded_at"],
+        restored=restored,
+    )
 
 
 def main(handle: int) -> None:
     """Entry point: `handle` is the launcher's pipe."""
-    from setproctitle import setproctitle
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # a thread pool would not survive the forks
     launcher = Line(Connection(handle))
@@ -221,17 +231,25 @@ def main(handle: int) -> None:
     except EOFError:
         return
     sockets = Path(message["sockets"])
+    sys.path[:] = message["sys_path"]
     try:
-        sys.path[:] = message["sys_path"]
-        setproctitle(f"squall nursery of {Path(message['directory']).name}")
-        try:
-            job = build_job({**message, **cloudpickle.loads(message["code"])})
-        except Exception as error:
-            launcher.say(kind="failed", error=str(error), traceback=traceback.format_exc())
-            return
-        Nursery(launcher, job, sockets).run()
+        _serve(launcher, {**message, **cloudpickle.loads(message["code"])}, sockets)
+    except Exception as error:
+        launcher.say(kind="failed", error=str(error), traceback=traceback.format_exc())
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
+
+
+def _serve(launcher: Line, message: dict[str, Any], sockets: Path) -> None:
+    """Build the task while the launcher checks it, and go on when the launcher says so."""
+    task = build_task(message)
+    order = launcher.hear()
+    if order is None or order["kind"] != "launch":
+        return
+    directory = Path(order["directory"])
+    setproctitle(f"squall nursery of {directory.name}")
+    job = build_job(message, task, directory, order["snapshot"])
+    Nursery(launcher, job, sockets).run()
 
 
 if __name__ == "__main__":

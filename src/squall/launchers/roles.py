@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import torch
+from setproctitle import setproctitle
 
+from squall.launchers.line import Line
 from squall.protocol.core import COORDINATOR, Event, MemberLost, Node, StopRequested
 from squall.runtime.driver import Driver, Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
@@ -20,30 +19,6 @@ from squall.runtime.recorder import CoordinatorHost
 from squall.transports.zeromq import ZmqTransport
 
 SPIN_S = 150e-6  # a small exchange is over by then; sleeping and waking alone would cost half of that
-
-
-class Line:
-    """Small JSON messages over a pipe; `open` until the other end is gone."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.open = True
-
-    def say(self, **message: Any) -> None:
-        if not self.open:
-            return
-        try:
-            self.connection.send_bytes(msgspec.json.encode(message))
-        except OSError:
-            self.open = False
-
-    def hear(self) -> dict[str, Any] | None:
-        """The next message; None when the other end is gone."""
-        try:
-            return msgspec.json.decode(self.connection.recv_bytes(), type=dict[str, Any])
-        except (EOFError, OSError):
-            self.open = False
-            return None
 
 
 class NurseryChannel:
@@ -102,7 +77,5 @@ def make_host(job: Job, node: Node, line: Line | None) -> Host:
 
 
 def _name_process(node: Node, job: Job) -> None:
-    from setproctitle import setproctitle
-
     number = f" {node.index}" if node.role in ("replica", "shard") else ""
     setproctitle(f"squall {node.role}{number} of {job.directory.name}")

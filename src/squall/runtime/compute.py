@@ -153,19 +153,12 @@ class Gradients:
 
     def _local_step(self) -> None:
         """SGD on the replica's own weights until the next fetch, with the shards' current learning rates."""
+        pairs = [(own, p.data, _dense(p.grad)) for own, p in zip(self._group_of, self.on_vector.parameters)]
         with torch.no_grad():
             for group, rate in enumerate(self._rate):
-                chosen = [
-                    p
-                    for p, own in zip(self.on_vector.parameters, self._group_of)
-                    if own == group and p.grad is not None
-                ]
+                chosen = [(weights, g) for own, weights, g in pairs if own == group and g is not None]
                 if chosen:
-                    torch._foreach_add_(
-                        [p.data for p in chosen],
-                        [_dense(p.grad) for p in chosen],
-                        alpha=-rate,  # type: ignore[misc]
-                    )
+                    torch._foreach_add_([w for w, _ in chosen], [g for _, g in chosen], alpha=-rate)
 
     def _push_buffers(self, buffer: int) -> None:
         """BatchNorm's statistics and other floating buffers travel as they are, in the tail."""

@@ -1,0 +1,203 @@
+"""The command line: the only reader of argv. Each command is a thin layer over a function of the package."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from squall.version import __version__
+
+if TYPE_CHECKING:
+    from squall.launchers.local import LocalRun
+    from squall.run import Code, Run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `squall`; returns the exit status."""
+    commanded_at = _process_started_at()
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    local = _start_early(arguments)
+    try:
+        options = _parser(arguments).parse_args(arguments)
+        return _run(options, local, commanded_at)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if local is not None:
+            local.close()
+
+
+def _start_early(arguments: Sequence[str]) -> LocalRun | None:
+    """The nursery takes as long as this process to import torch: let both do it at once."""
+    if not arguments or arguments[0] not in ("train", "resume") or {"-h", "--help"} & set(arguments):
+        return None
+    from squall.launchers.local import LocalRun
+
+    return LocalRun()
+
+
+def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> int:
+    from squall.errors import SquallError
+    from squall.record import RecordError
+
+    try:
+        status: int = options.run(options, local, commanded_at)
+        return status
+    except (ValueError, SquallError, RecordError) as error:
+        return _fail(str(error))
+
+
+def _fail(message: str) -> int:
+    sys.stderr.write(f"squall: error: {message}\n")
+    return 1
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> int:
+    from squall.cli_options import build_strategy, settings_of
+    from squall.cli_task import load_task
+    from squall.fit import Launch
+    from squall.plan import make_plan
+    from squall.run import Code
+
+    loaded = load_task(options.file)
+    strategy = build_strategy(options, loaded.strategy)
+    settings = settings_of(options)
+    limited = any(x is not None for x in (options.epochs, options.steps, options.until, options.seconds))
+    plan = make_plan(
+        strategy, settings, epochs=options.epochs if limited else loaded.epochs, steps=options.steps,
+        until=options.until, seed=options.seed, device=options.device,
+    )  # fmt: skip
+    code = Code(task=loaded.function, strategy=strategy, settings=settings, plan=plan)
+    return _go(Launch(code, local, commanded_at), options.run_dir, options.json, again=False)
+
+
+def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> int:
+    from squall.fit import Launch, resumed_code
+
+    path = Path(options.run_dir)
+    changes = {n: getattr(options, n) for n in ("replicas", "shards") if getattr(options, n) is not None}
+    limits = {n: getattr(options, n) for n in ("epochs", "steps", "until") if getattr(options, n) is not None}
+    code = resumed_code(path, None, None, **limits)
+    if changes:
+        code = resumed_code(path, _changed(code, changes), None, **limits)
+    return _go(Launch(code, local, commanded_at), path, options.json, again=True)
+
+
+def _changed(code: Code, changes: dict[str, int]) -> Any:
+    strategy = code["strategy"]
+    known = {field.name for field in dataclasses.fields(strategy)}  # type: ignore[arg-type]
+    for name in changes:
+        if name not in known:
+            raise ValueError(f"{type(strategy).__name__} has no {name}: leave --{name} out")
+    return dataclasses.replace(strategy, **changes)  # type: ignore[type-var]
+
+
+def _go(launch: Any, directory: str | Path | None, as_json: bool, again: bool) -> int:
+    run: Run = launch.go(directory, again=again)
+    summary = run.summary()
+    if as_json:
+        document = {**summary.to_json_dict(), "run_directory": str(run.directory)}
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        sys.stdout.write(f"{summary}\n report                 {run.directory / 'report.html'}\n")
+    return 0
+
+
+def _report(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> int:
+    from squall.report import Reader, audit, write_report
+
+    path = Path(options.run_dir)
+    if not (path / "run.sqlite").exists():
+        raise ValueError(f"{path} holds no run: there is no run.sqlite in it")
+    if options.audit:
+        reader = Reader(path / "run.sqlite")
+        sys.stdout.write(f"{audit(reader)}\n")
+        reader.close()
+    else:
+        sys.stdout.write(f"{write_report(path)}\n")
+    return 0
+
+
+def _doctor(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> int:
+    from rich.console import Console
+
+    from squall.doctor import checkup, render
+
+    findings = checkup()
+    render(findings, Console())
+    return 1 if any(finding.ok is False for finding in findings) else 0
+
+
+# ---------------------------------------------------------------- parsing
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="squall", description="Train PyTorch models on many processes, with any data-parallel algorithm."
+    )
+    parser.add_argument("--version", action="version", version=f"squall {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    train = commands.add_parser("train", help="train the task of a Python file")
+    train.set_defaults(run=_train)
+    train.add_argument(
+        "file", metavar="FILE[:function]", help="a file whose function (default: task) builds a squall.Task"
+    )
+    if "train" in arguments:  # the flags of strategies need torch, which the other commands should not wait for
+        from squall.cli_options import add_strategy_flags
+
+        add_strategy_flags(train, arguments)
+    _limits(train)
+    train.add_argument("--seconds", type=float, help="end after so much training time")
+    train.add_argument("--seed", type=int, default=0, help="of weights, data order, dropout (default: 0)")
+    train.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
+    train.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
+    train.add_argument("--launcher", choices=("local", "inline"), default="local", help="processes, or all in one")
+    train.add_argument("--evaluate-every-s", type=float, help="seconds between evaluations, beside each epoch's")
+    train.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
+    train.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
+    train.add_argument("--quiet", action="store_true", help="show no progress")
+    train.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
+
+    again = commands.add_parser("resume", help="go on with a run from its last snapshot")
+    again.set_defaults(run=_resume)
+    again.add_argument("run_dir", metavar="RUN_DIR")
+    again.add_argument("--replicas", type=int, help="another number of replicas")
+    again.add_argument("--shards", type=int, help="another number of shards")
+    _limits(again)
+    again.add_argument("--json", action="store_true", help="print one JSON object at the end")
+
+    report = commands.add_parser("report", help="write a run's report.html anew")
+    report.set_defaults(run=_report)
+    report.add_argument("run_dir", metavar="RUN_DIR")
+    report.add_argument("--audit", action="store_true", help="prove which examples were trained, and how often")
+
+    doctor = commands.add_parser("doctor", help="check this machine, and say what to do about what is found")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--epochs", type=int, help="end after so many passes over the training data")
+    parser.add_argument("--steps", type=int, help="end after so many batches, over all replicas")
+    parser.add_argument("--until", metavar="METRIC=VALUE", help="end when a metric is reached, such as accuracy=0.97")
+
+
+def _process_started_at() -> float:
+    """When this process began, seconds since 1970: the interpreter's own start counts as well."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - (uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return time.time()

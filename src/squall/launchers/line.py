@@ -1,0 +1,32 @@
+"""What the launcher, the nursery and the coordinator speak on: small JSON messages over a pipe."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+
+class Line:
+    """One end of a pipe; `open` until the other end is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.open = True
+
+    def say(self, **message: Any) -> None:
+        if not self.open:
+            return
+        try:
+            self.connection.send_bytes(msgspec.json.encode(message))
+        except OSError:
+            self.open = False
+
+    def hear(self) -> dict[str, Any] | None:
+        """The next message; None when the other end is gone."""
+        try:
+            return msgspec.json.decode(self.connection.recv_bytes(), type=dict[str, Any])
+        except (EOFError, OSError):
+            self.open = False
+            return None
