@@ -29,8 +29,7 @@ TRAIN_WINDOWS, HELD_OUT_WINDOWS, BATCH = 16_000, 800, 8  # a window is CONTEXT b
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data", "site-packages", "dist-packages"}
 
 # Old gradients need less momentum than usual, because asynchrony adds its own, and a longer warm-up.
-adamw = partial(torch.optim.AdamW, lr=3e-3, betas=(0.5, 0.95))
-strategy = squall.Downpour(replicas=2, shards=1, optimizer=adamw)
+strategy = squall.Downpour(replicas=2, optimizer=partial(torch.optim.AdamW, lr=3e-3, betas=(0.5, 0.95)))
 epochs = 1
 
 
@@ -49,10 +48,7 @@ def task() -> squall.Task:
 
 
 def source(held_out: bool) -> Tensor:
-    """A tenth of the standard library's files, or the rest: about 1 and 8 MB, uint8 [bytes].
-
-    A hash of its path decides for each file, so that it stays on its side in every version of Python.
-    """
+    """A tenth of the standard library's files or the rest, as a hash of each path says: 1 or 8 MB, uint8 [bytes]."""
     root = Path(sysconfig.get_paths()["stdlib"])
     text = bytearray()
     for path in sorted(files(root)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from pathlib import Path
@@ -67,6 +68,7 @@ def _work(
     try:
         return _train(rank, workload, replicas, seconds, slow_ratio, target)
     finally:
+        gc.collect()  # DDP's cycles would keep Gloo's threads alive past the interpreter, which can abort
         dist.destroy_process_group()
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from squall.version import __version__
 
 if TYPE_CHECKING:
-    from squall.errors import NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
+    from squall.errors import Interrupted, NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
     from squall.fit import fit, resume
     from squall.plan import Settings
     from squall.run import Run
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from squall.task import Task
 
 _HOMES = {
-    "errors": ("NotFinite", "PeerFault", "ProcessLost", "SnapshotMismatch", "SquallError", "TaskError"),
+    "errors": ("Interrupted", "NotFinite", "PeerFault", "ProcessLost", "SnapshotMismatch", "SquallError", "TaskError"),
     "fit": ("fit", "resume"),
     "plan": ("Settings",),
     "run": ("Run",),
@@ -25,6 +25,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Downpour",
+    "Interrupted",
     "NotFinite",
     "PeerFault",
     "ProcessLost",

@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser(arguments).parse_args(arguments)
         return _run(options, local, commanded_at)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write(f"squall: {interrupt or 'interrupted'}\n")
         return 130
     finally:
         if local is not None:

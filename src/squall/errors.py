@@ -7,6 +7,7 @@ SquallError             something happened to a run
 ├── NotFinite           a batch gave NaN or Inf twice; says which, and where the last good weights are
 ├── SnapshotMismatch    a snapshot belongs to another model; says which tensors differ
 └── PeerFault           a peer sent what no Squall process sends (never blamed on the user)
+Interrupted             (a KeyboardInterrupt) Ctrl-C or SIGTERM, after an orderly end with a snapshot
 """
 
 from __future__ import annotations
@@ -34,3 +35,7 @@ class SnapshotMismatch(SquallError):
 
 class PeerFault(SquallError):
     """A frame arrived that no Squall process would send."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped the run; a snapshot was taken and nothing is left running."""

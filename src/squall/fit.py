@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from squall.errors import NotFinite, ProcessLost, SquallError
+from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError
 from squall.launchers.inline import InlineRun
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, check_together, make_plan
-from squall.protocol.core import Event, Node
+from squall.protocol.core import End, Event, Node
 from squall.report import Progress, Reader
 from squall.run import Code, Run, TaskFunction, load_code, new_directory, write_plan
 from squall.runtime.arena import SHARED_MEMORY, Arena
@@ -61,6 +61,7 @@ def fit(
     Raises:
         ValueError: a setting or the task is wrong; nothing was launched.
         SquallError: the run ended with an error (see `squall.errors`).
+        Interrupted: Ctrl-C or SIGTERM; there is a snapshot, and nothing is left running.
     """
     settings = settings or Settings()
     plan = make_plan(strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device=device)
@@ -146,15 +147,16 @@ class Launch:
     def _run_processes(self, local: LocalRun, path: Path, snapshot: int | None) -> None:
         local.launch(path, snapshot)
         with _interrupts() as interrupts, _progress(path, self.plan.progress) as show:
-            asked = 0
+            asked = False
             while local.ended is None:
                 local.attend(POLL_S)
                 show(time.monotonic())
-                if len(interrupts) > asked:
-                    asked = len(interrupts)
-                    local.stop() if asked == 1 else local.close()
-        reason, error = local.ended
-        _raise_for(reason, error, path)
+                if interrupts and not asked:
+                    asked = True
+                    local.stop()
+                elif len(interrupts) > 1:
+                    raise KeyboardInterrupt
+        _raise_for(local.ended, path)
 
     # ------------------------------------------------------------ in this process
 
@@ -167,8 +169,7 @@ class Launch:
             directory=path, commanded_at=self._commanded_at,
             restored=Snapshots(path).restore(snapshot, layout) if snapshot is not None else None,
         )  # fmt: skip
-        reason, error = Sequential(job, _Alone()).run() if self._strategy.in_process else InlineRun(job).run()
-        _raise_for(reason, error, path)
+        _raise_for(Sequential(job, _Alone()).run() if self._strategy.in_process else InlineRun(job).run(), path)
 
 
 class _Alone:
@@ -177,7 +178,7 @@ class _Alone:
     def start(self, node: Node) -> None:
         raise AssertionError("there are no processes to start")
 
-    def end(self, reason: str, error: str) -> None:
+    def end(self, end: End) -> None:
         pass
 
     def poll(self) -> Event | None:
@@ -205,11 +206,13 @@ def _remedy(path: Path) -> str:
     return f"go on {where} with: squall resume {path}"
 
 
-def _raise_for(reason: str, error: str, path: Path) -> None:
-    if "NaN or Inf" in error:
-        raise NotFinite(f"{error}. Last good weights: {path / 'snapshots'}")
-    if error:
-        raise SquallError(f"{error}\n{_remedy(path)}")
+def _raise_for(end: End, path: Path) -> None:
+    if end.status == "interrupted":
+        raise Interrupted(f"{end.reason}; {_remedy(path)}")
+    if end.status == "failed" and "NaN or Inf" in end.reason:
+        raise NotFinite(f"{end.reason}. Last good weights: {path / 'snapshots'}")
+    if end.status == "failed":
+        raise SquallError(f"{end.reason}\n{_remedy(path)}")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import time
 
-from squall.protocol.core import Compute, Effect, Event, Node
+from squall.protocol.core import Compute, Effect, End, Event, Node
 from squall.protocol.link import Linked
 from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
@@ -23,22 +23,21 @@ class _Channel:
     """Nobody dies in one process; the end is kept for the caller."""
 
     def __init__(self) -> None:
-        self.reason = ""
-        self.error = ""
+        self.ended = End("failed", "the world stood still")
         self.outside: list[Event] = []
 
     def start(self, node: Node) -> None:
         raise AssertionError("the world starts replacements itself")
 
-    def end(self, reason: str, error: str) -> None:
-        self.reason, self.error = reason, error
+    def end(self, end: End) -> None:
+        self.ended = end
 
     def poll(self) -> Event | None:
         return self.outside.pop() if self.outside else None
 
 
 class InlineRun:
-    """The world of a job. `run` trains to the end and returns (reason, error)."""
+    """The world of a job. `run` trains to the end."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -47,9 +46,9 @@ class InlineRun:
         for node in nodes(job):
             self.world.add(node, *self._member(node))
 
-    def run(self) -> tuple[str, str]:
+    def run(self) -> End:
         self.world.run()
-        return self.channel.reason, self.channel.error
+        return self.channel.ended
 
     def _member(self, node: Node) -> tuple[Linked, Host]:
         return machine(self._job, node), self._host(node)

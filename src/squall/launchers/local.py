@@ -17,6 +17,7 @@ import cloudpickle
 
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.launchers.line import Line
+from squall.protocol.core import End
 
 
 class LocalRun:
@@ -33,7 +34,7 @@ class LocalRun:
             )  # fmt: skip
         self._line = Line(Connection(mine.detach()))
         self._launched = False
-        self.ended: tuple[str, str] | None = None
+        self.ended: End | None = None
         self._exits: list[dict[str, Any]] = []
 
     def prepare(self, code: dict[str, Any], message: dict[str, Any]) -> None:
@@ -59,9 +60,9 @@ class LocalRun:
             case "exited":
                 self._exits.append(said)
             case "ended":
-                self._on_ended(said["reason"], said["error"])
+                self._on_ended(said["status"], said["reason"])
 
-    def _on_ended(self, reason: str, error: str) -> None:
+    def _on_ended(self, status: str, reason: str) -> None:
         stories = [e["traceback"] for e in self._exits if e["traceback"]]
         if stories:
             raise TaskError(stories[0])
@@ -70,9 +71,9 @@ class LocalRun:
             role, _, rest = fatal[0]["node"].partition("-")
             name = role if role == "coordinator" else f"{role} {rest.split('.')[0]}"
             raise ProcessLost(f"{name} (pid {fatal[0]['pid']}) was lost: {fatal[0]['why']}")
-        if not reason and not error:
+        if not status:
             raise SquallError("all processes of the run were killed")
-        self.ended = (reason, error)
+        self.ended = End(status, reason)
 
     def stop(self) -> None:
         """Ask for a snapshot and an orderly end."""

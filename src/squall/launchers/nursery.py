@@ -86,7 +86,7 @@ class Nursery:
                 self._kill_all()
             for source in ready:
                 self._attend(source)
-        self._launcher.say(kind="ended", **(self._end or {"reason": "", "error": ""}))
+        self._launcher.say(kind="ended", **(self._end or {"status": "", "reason": ""}))
 
     def _lines(self) -> list[Connection]:
         return [line.connection for line in (self._launcher, self._coordinator) if line.open]
@@ -103,7 +103,7 @@ class Nursery:
             if said is not None and said["kind"] == "start":
                 self._fork(Node.parse(said["node"]))
             elif said is not None:
-                self._end = {"reason": said["reason"], "error": said["error"]}
+                self._end = {"status": said["status"], "reason": said["reason"]}
         elif source in self._children:
             self._reap(self._children.pop(source))
 

@@ -10,7 +10,7 @@ import torch
 from setproctitle import setproctitle
 
 from squall.launchers.line import Line
-from squall.protocol.core import COORDINATOR, Event, MemberLost, Node, StopRequested
+from squall.protocol.core import COORDINATOR, End, Event, MemberLost, Node, StopRequested
 from squall.runtime.driver import Driver, Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
 from squall.runtime.job import Job
@@ -30,8 +30,8 @@ class NurseryChannel:
     def start(self, node: Node) -> None:
         self._line.say(kind="start", node=str(node))
 
-    def end(self, reason: str, error: str) -> None:
-        self._line.say(kind="end", reason=reason, error=error)
+    def end(self, end: End) -> None:
+        self._line.say(kind="end", status=end.status, reason=end.reason)
 
     def poll(self) -> Event | None:
         if not self._line.open or not self._line.connection.poll():

@@ -362,7 +362,8 @@ class Coordinator:
         effects.extend(Send(shard, Stop()) for shard in self._shards)
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
-        effects.append(End(self.reason, self.error))
+        status = "failed" if self.error else "interrupted" if self._hurried else "finished"
+        effects.append(End(status, self.error or self.reason))
 
 
 def reached(until: tuple[str, float] | None, values: dict[str, float]) -> str:

@@ -223,8 +223,8 @@ class StartMember(Effect, frozen=True, gc=False):
 class End(Effect, frozen=True, gc=False):
     """Leave the shell's loop: this node's work is over."""
 
-    reason: str = ""
-    error: str = ""
+    status: str  # "finished" | "interrupted" | "failed"
+    reason: str = ""  # or what went wrong
 
 
 class Note(Effect, frozen=True, gc=False):

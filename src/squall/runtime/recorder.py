@@ -19,7 +19,7 @@ class Channel(Protocol):
 
     def start(self, node: Node) -> None: ...
 
-    def end(self, reason: str, error: str) -> None: ...
+    def end(self, end: End) -> None: ...
 
     def poll(self) -> Event | None: ...
 
@@ -62,8 +62,8 @@ class CoordinatorHost:
                 self._channel.start(node)
             case PublishSnapshot():
                 self._publish(effect)
-            case End(reason, error):
-                self._finish(reason, error)
+            case End():
+                self._finish(effect)
             case _:
                 raise AssertionError(f"the coordinator cannot {effect!r}")
         return None
@@ -156,12 +156,13 @@ class CoordinatorHost:
         self._record.add(State("updates", str(max(effect.versions))))
         self._event("snapshot", f"snapshot {effect.number} in {path}")
 
-    def _finish(self, reason: str, error: str) -> None:
+    def _finish(self, end: End) -> None:
         self._record.add(State("training_s", repr(self.training_s)))
-        self._record.add(State("status", "failed" if error else "finished"))
-        self._event("error" if error else "finished", error or reason)
+        self._record.add(State("status", end.status))
+        kind = {"failed": "error", "interrupted": "stopped"}.get(end.status, "finished")
+        self._event(kind, end.reason)
         self._record.close()
-        self._channel.end(reason, error)
+        self._channel.end(end)
 
     def _event(self, kind: str, text: str) -> None:
         self._record.add(EventRow(self.training_s, kind, text))

@@ -27,7 +27,7 @@ _REPLICA = Node("replica", 0)
 
 
 class Sequential:
-    """One training loop. `run` returns (reason, error)."""
+    """One training loop."""
 
     def __init__(self, job: Job, channel: Channel) -> None:
         self._job = job
@@ -51,19 +51,19 @@ class Sequential:
         self._evaluations = 0
         self._interrupted = False
 
-    def run(self) -> tuple[str, str]:
+    def run(self) -> End:
         self._gradients.use(0)
         with self._interruptible():
             self._note("started", "training began")
-            reason, error = self._train()
+            end = self._train()
         self._report(self._clock())
-        if not error and not self._interrupted:
+        if end.status == "finished":
             self._evaluate()
         self._snapshot()
-        self._host.perform(End(reason, error), self._clock())
-        return reason, error
+        self._host.perform(end, self._clock())
+        return end
 
-    def _train(self) -> tuple[str, str]:
+    def _train(self) -> End:
         began = snapshot_at = self._clock()
         epochs = self._leases.epochs_done()
         while (lease := self._leases.take(_REPLICA, 1, self._clock())) is not None:
@@ -71,21 +71,21 @@ class Sequential:
             now = self._clock()
             if error:
                 self._leases.give_back(_REPLICA)
-                return error, error
+                return End("failed", error)
             if now - self._reported_at >= REPORT_EVERY_S:
                 self._report(now)
             if self._leases.epochs_done() > epochs and not self._leases.finished():
                 epochs = self._leases.epochs_done()
                 if why := reached(self._policy.until, self._evaluate()):
-                    return why, ""
+                    return End("finished", why)
             if self._interrupted:
-                return "interrupted", ""
+                return End("interrupted", "interrupted")
             if self._policy.seconds is not None and now - began >= self._policy.seconds:
-                return "the time given is over", ""
+                return End("finished", "the time given is over")
             if self._policy.snapshot_every_s is not None and now - snapshot_at >= self._policy.snapshot_every_s:
                 self._snapshot()
                 snapshot_at = self._clock()
-        return "all data is trained", ""
+        return End("finished", "all data is trained")
 
     def _step(self, lease: Lease) -> str:
         """One update; the reason if the batch gave a NaN twice."""

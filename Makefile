@@ -1,0 +1,31 @@
+# `make train` and `make test` are all that a newcomer needs; both make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: train test check bench clean
+
+train: $(READY)  ## train the digits example: 2 replicas, 1 shard, in separate processes
+	$(BIN)/squall train examples/digits.py
+
+test: check  ## lint, types, and the whole fast test suite
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## lint and types alone
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## measure against the floor and the peers; writes benchmarks/RESULTS.md
+	$(BIN)/pip install -q -c constraints.txt -e '.[ray]'
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
+	touch $@

@@ -1,0 +1,114 @@
+"""Squall's own side of the exchange benchmark: the shipping processes, with a replica that computes nothing.
+
+The coordinator and the shard are forked and run what they run in a real training. The replica is the real machine
+behind the real transport; only its host differs, whose gradient is ready at once. What is timed is therefore a whole
+exchange: doorbell, the shard's optimizer on the gradient where it lies, the copy into the replica's buffer, doorbell.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from functools import partial
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+import squall
+from benchmarks.peers.common import EXCHANGE_LR, OptimizerName
+from squall.launchers.line import Line
+from squall.launchers.nursery import die_with_parent
+from squall.launchers.roles import SPIN_S, run_role
+from squall.plan import make_plan
+from squall.protocol.core import COORDINATOR, Compute, Effect, Event, GradientComputed, Node, Payload
+from squall.runtime.arena import Arena
+from squall.runtime.driver import Driver
+from squall.runtime.job import Job, arena_shape, initial_vector
+from squall.runtime.machines import machine
+from squall.transports.zeromq import ZmqTransport
+from squall.vector import Layout
+
+REPLICA, SHARD = Node("replica", 0), Node("shard", 0)
+WARM_UP = 5
+
+
+class _Vector(nn.Module):
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(elements))
+
+
+class _ReadyGradient:
+    """A replica's host whose gradient is always there; notes when each exchange began."""
+
+    def __init__(self) -> None:
+        self.began: list[float] = []
+
+    def attach(self, payload: Payload) -> None:
+        pass
+
+    def poll(self) -> Event | None:
+        return None
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if isinstance(effect, Compute):
+            self.began.append(time.perf_counter())
+            return GradientComputed(0.0, True, 0.0)
+        return None
+
+
+def _job(elements: int, optimizer: OptimizerName, repeats: int, directory: Path) -> Job:
+    kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[optimizer]
+    strategy = squall.Downpour(replicas=1, optimizer=partial(kind, lr=EXCHANGE_LR))
+    data = torch.utils.data.TensorDataset(torch.zeros(repeats + WARM_UP + 1))
+    task = squall.Task(model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1)
+    settings = squall.Settings(threads=1, snapshot_every_s=None, progress=False)
+    plan = make_plan(strategy, settings, epochs=1, steps=None, until=None, seed=0, device="cpu")
+    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+    arena = Arena.create(arena_shape(layout, strategy.recipe()), directory)
+    arena.gradient(0, 0).normal_()
+    return Job(
+        plan=plan, strategy=strategy, task=task, layout=layout, arena=arena, initial=initial_vector(layout, task),
+        directory=directory, commanded_at=time.time(),
+    )  # fmt: skip
+
+
+def exchange_seconds(elements: int, optimizer: OptimizerName, repeats: int) -> float:
+    """Median seconds of one exchange with a real shard process."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
+        job = _job(elements, optimizer, repeats, Path(folder))
+        children = [_fork(job, node) for node in (COORDINATOR, SHARD)]
+        host = _ReadyGradient()
+        transport = ZmqTransport(REPLICA, Path(folder), peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
+        try:
+            Driver(machine(job, REPLICA), transport, host).run()
+        finally:
+            transport.close()
+            for child in children:
+                os.waitpid(child, 0)
+    times = [after - before for before, after in zip(host.began, host.began[1:])]
+    return statistics.median(times[WARM_UP:])
+
+
+def _fork(job: Job, node: Node) -> int:
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        die_with_parent(parent)
+        mine, _ = Pipe()
+        run_role(job, node, job.directory, Line(mine) if node == COORDINATOR else None)
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    for count in (1_000, 1_000_000, 10_000_000):
+        print(count, [f"{exchange_seconds(count, 'sgd', 2000 if count < 10_000 else 30) * 1e3:.3f} ms" for _ in range(3)])

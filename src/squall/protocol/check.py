@@ -1,0 +1,122 @@
+"""What must hold of a machine between two events. Tests ask after every event; a breach tells the node's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from squall.protocol.coordinator import Coordinator, Phase
+from squall.protocol.core import Machine
+from squall.protocol.evaluator import Evaluator
+from squall.protocol.leases import Leases
+from squall.protocol.link import Linked
+from squall.protocol.replica import Replica
+from squall.protocol.shard import Shard
+
+
+def check(machine: Machine | Leases) -> None:
+    """Raise `AssertionError` with what is broken and the machine's whole state."""
+    if isinstance(machine, Linked):
+        _raise_for(machine, _link(machine))
+        machine = machine.machine
+    match machine:
+        case Leases():
+            _raise_for(machine, _leases(machine))
+        case Coordinator():
+            check(machine.leases)
+            _raise_for(machine, _coordinator(machine))
+        case Replica():
+            _raise_for(machine, _replica(machine))
+        case Shard():
+            _raise_for(machine, _shard(machine))
+        case Evaluator():
+            _raise_for(machine, _evaluator(machine))
+
+
+Claim = tuple[bool, str]  # holds, what was to hold
+
+
+def _raise_for(subject: object, claims: Iterator[Claim]) -> None:
+    broken = [text for holds, text in claims if not holds]
+    if broken:
+        name = str(getattr(subject, "node", type(subject).__name__))
+        state = "".join(f"\n    {key} = {value!r}" for key, value in vars(subject).items())
+        raise AssertionError(f"{name}: {'; '.join(broken)}{state}")
+
+
+def _leases(leases: Leases) -> Iterator[Claim]:
+    held = [(h.lease.epoch, h.done, h.lease.stop) for h in leases.held.values()]
+    to_do = sorted([*held, *leases.returned])
+    yield all(start < stop <= leases.examples for _, start, stop in to_do), "held and returned ranges are not empty"
+    overlaps = [(a, b) for a, b in zip(to_do, to_do[1:]) if a[0] == b[0] and b[1] < a[2]]
+    yield not overlaps, f"held and returned ranges are disjoint: {overlaps}"
+    fresh = (leases.epoch, leases.cursor)
+    yield all((epoch, stop) <= fresh for epoch, _, stop in to_do), "what is held or returned was dealt before"
+    dealt = leases.epoch * leases.examples + leases.cursor
+    left = sum(stop - start for _, start, stop in to_do)
+    yield leases.trained + left == dealt, f"trained, held and returned ({left}) are what was dealt ({dealt})"
+    yield leases.returned == sorted(leases.returned), "the oldest comes back first"
+    yield all(h.lease.start <= h.done for h in leases.held.values()), "a lease is trained from its start"
+
+
+def _coordinator(coordinator: Coordinator) -> Iterator[Claim]:
+    members, phase = coordinator.members, coordinator.phase
+    live, departing = list(members.live), list(members._departing)
+    slots = [node.index for node in live]
+    yield len(set(slots)) == len(slots), "one live replica a slot"
+    yield not set(live) & set(departing), "nobody is live and departing"
+    yield not set(slots) & {node.index for node in departing}, "a slot is free before it is used again"
+    yield all(node in members.live for node in members._joining), "who joins is live"
+    yield all(node in members.live for node in coordinator._requests), "requests come from live replicas"
+    holders = [held.holder for held in coordinator.leases.held.values()]
+    yield all(node in live or node in departing for node in holders), "leases are held by members"
+    yield phase is not Phase.ENDED or coordinator.wake_at is None, "the end sets no timers"
+    yield phase is Phase.RUNNING or bool(coordinator.reason or coordinator.error), "a run ends for a reason"
+    asked = bool(members._joining or members._departing)
+    yield not asked or not members.settled, "who waits for a view waits for one that is not seen yet"
+
+
+def _replica(replica: Replica) -> Iterator[Claim]:
+    exchanging = bool(replica._awaited)
+    yield all(node in replica.shards for node in replica._awaited), "answers are awaited from shards"
+    yield replica.clock is not None or (not exchanging and replica._batch is None), "nothing happens before Welcome"
+    yield exchanging or (replica._fetching < 0 and not replica._pushed), "a push or fetch under way is awaited"
+    alone = not replica.cadence.overlap and not replica._retried
+    yield not (exchanging and replica._batch is not None and alone), "without overlap it computes or exchanges"
+    yield replica._batch is None or not replica._first_fetch() or replica._retried, "weights in use are not written"
+    yield replica._since_push > 0 or replica._examples == 0, "examples are behind a gradient"
+    buffers = 2 if replica.cadence.overlap else 1
+    yield {replica._gradient, replica._active} <= set(range(buffers)), f"it has {buffers} buffers of each kind"
+    yield not replica._ended or (replica._batch is None and not exchanging), "it leaves with nothing under way"
+
+
+def _shard(shard: Shard) -> Iterator[Claim]:
+    live = list(shard._replicas)
+    yield live == sorted(live), "replicas are in slot order"
+    yield [(n.index, n.incarnation) for n in live] == [(m.slot, m.incarnation) for m in shard.view.members], "as viewed"
+    yield all(node in shard._replicas for node in shard._waiting), "only live replicas wait"
+    yield all(node in shard._replicas for node in shard._staleness), "staleness is kept of live replicas"
+    clocks = [replica.clock for replica in shard._replicas.values()]
+    slowest = min(clocks, default=0)
+    bound = shard.rules.max_delay
+    held = [exchange.clock for exchange in shard._waiting.values()]
+    yield bound is not None or not held, "nobody waits without a bound"
+    yield all(clock > slowest + (bound or 0) for clock in held), "who waits is too far ahead"
+    pushers = [node for pushes in shard._rounds.values() for node in pushes]
+    yield all(node in shard._replicas for node in pushers), "rounds hold pushes of live replicas"
+    yield all(clock > slowest for clock in shard._rounds), "a round that is complete was applied"
+
+
+def _evaluator(evaluator: Evaluator) -> Iterator[Claim]:
+    yield evaluator._number is not None or not evaluator._awaited, "weights are awaited for an evaluation"
+
+
+def _link(linked: Linked) -> Iterator[Claim]:
+    for node, link in linked._links.items():
+        numbers = [number for number, _ in link.unacked]
+        first = link.sent - len(numbers) + 1
+        yield numbers == list(range(first, link.sent + 1)), f"what {node} has not acknowledged is the newest"
+        yield all(number > link.seen + 1 for number in link.early), f"early messages of {node} wait for a gap"
+        yield bool(numbers) == (link.resend_due is not None), f"what {node} lacks will be sent again"
+        due = [at for at in (link.resend_due, link.ack_due) if at is not None]
+        looked_at = linked._check_at is not None and linked._check_at <= min(due) if due else True
+        yield looked_at, f"the link to {node} wakes the node"

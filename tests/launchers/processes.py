@@ -1,0 +1,80 @@
+"""Real runs as a user starts them, and a look at their processes from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from squall.record import Row
+from squall.report import Reader
+
+FILE = Path(__file__).with_name("blobs.py")
+START_S = 60.0  # importing torch in several processes on a loaded machine
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> float:
+    """Seconds until the condition holds. Fails when it does not in time."""
+    began = time.monotonic()
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, f"waited {timeout_s:g} s for {what}"
+        pause.wait(0.01)
+    return time.monotonic() - began
+
+
+class Started:
+    """`squall ARGUMENTS` in a process of its own."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.directory = directory
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "squall", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    @classmethod
+    def train(cls, directory: Path, *flags: str) -> Started:
+        return cls(directory, "train", str(FILE), "--run-dir", str(directory), *flags)
+
+    def processes(self) -> dict[str, int]:
+        """Title -> pid of the run's living processes."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                title = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                state = (path / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue  # it ended while we looked
+            if title.startswith("squall ") and title.endswith(f" of {self.directory.name}") and state != "Z":
+                found[title.removeprefix("squall ").removesuffix(f" of {self.directory.name}")] = int(path.name)
+        return found
+
+    def rows(self, table: type[Row]) -> list[Row]:
+        if not (self.directory / "run.sqlite").exists():
+            return []
+        reader = Reader(self.directory / "run.sqlite")
+        try:
+            return reader.rows(table)
+        finally:
+            reader.close()
+
+    def wait_rows(self, table: type[Row], condition: Callable[[Row], bool], timeout_s: float = START_S) -> float:
+        return wait_for(lambda: any(condition(row) for row in self.rows(table)), timeout_s, f"a {table.__name__} row")
+
+    def kill(self, role: str) -> int:
+        pid = self.processes()[role]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def finish(self, timeout_s: float = START_S) -> tuple[int, str, str]:
+        """(exit status, stdout, stderr)."""
+        out, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out, err
+
+    def gone(self) -> bool:
+        return not self.processes()

@@ -1,0 +1,144 @@
+"""What a user is promised when processes die: real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from squall.record import Event, Member, Progress
+from squall.report import Reader, audit
+from squall.runtime.snapshot import Snapshots
+from tests.launchers.processes import START_S, Started, wait_for
+
+ENDLESS = ("--epochs", "100000", "--shards", "2")
+
+
+@pytest.fixture
+def shared_memory_before() -> set[str]:
+    before = {name for name in os.listdir("/dev/shm") if name.startswith("squall")}
+    return before
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[Started]:
+    """Two replicas, two shards, an evaluator, a coordinator, in full training."""
+    run = Started.train(tmp_path / "run", *ENDLESS, "--snapshot-every-s", "0.5")
+    try:
+        run.wait_rows(Progress, lambda row: row.replica == 0)
+        run.wait_rows(Progress, lambda row: row.replica == 1)
+        yield run
+    finally:
+        run.process.kill()
+        run.finish()
+        wait_for(run.gone, 10, "the processes to end")
+
+
+def end_of(run: Started, number: int, within_s: float) -> tuple[int, str, str]:
+    """Send a signal to the launching process and see everything gone in time."""
+    began = time.monotonic()
+    run.process.send_signal(number)
+    result = run.finish()
+    assert time.monotonic() - began < within_s
+    assert run.gone()
+    return result
+
+
+def test_every_process_names_itself(endless: Started) -> None:
+    roles = {"nursery", "coordinator", "shard 0", "shard 1", "replica 0", "replica 1", "evaluator"}
+    wait_for(lambda: set(endless.processes()) == roles, 10, "the names of all roles")
+
+
+@pytest.mark.parametrize("victim", ["replica 0", "replica 1"])
+def test_a_killed_replica_is_replaced_and_loses_no_example(endless: Started, victim: str) -> None:
+    index = int(victim.split()[1])
+    old = endless.kill(victim)
+    seen = len(endless.rows(Progress))
+    others = lambda: [r for r in endless.rows(Progress)[seen:] if r.replica != index]  # noqa: E731
+    wait_for(others, 2.0, "the other replica to go on")
+    new = lambda: endless.processes().get(victim, old) != old  # noqa: E731
+    wait_for(new, 2.0, "a replacement")
+    endless.wait_rows(Member, lambda r: r.node == f"replica-{index}.1" and r.change == "joined", 10)
+    joined = len(endless.rows(Progress))
+    wait_for(lambda: any(r.replica == index for r in endless.rows(Progress)[joined:]), 10, "it to train")
+    end_of(endless, signal.SIGINT, 6.0)
+    reader = Reader(endless.directory / "run.sqlite")
+    found = audit(reader)
+    reader.close()
+    assert found.complete, str(found)
+    assert any(e.kind == "lost" and "SIGKILL" in e.text for e in endless.rows(Event))
+
+
+def test_a_killed_evaluator_is_replaced(endless: Started) -> None:
+    old = endless.kill("evaluator")
+    wait_for(lambda: endless.processes().get("evaluator", old) != old, 5.0, "another evaluator")
+
+
+@pytest.mark.parametrize("victim", ["shard 1", "coordinator"])
+def test_a_killed_shard_or_coordinator_ends_the_run_and_says_how_to_resume(
+    endless: Started, victim: str, shared_memory_before: set[str]
+) -> None:
+    wait_for(lambda: Snapshots(endless.directory).numbers(), 30, "a snapshot")
+    began = time.monotonic()
+    pid = endless.kill(victim)
+    status, _, err = endless.finish()
+    assert time.monotonic() - began < 5.0
+    assert status == 1
+    assert f"{victim} (pid {pid})" in err
+    assert "SIGKILL" in err
+    assert re.search(r"from snapshot \d+ with: squall resume " + re.escape(str(endless.directory)), err)
+    assert "Traceback" not in err
+    assert endless.gone()
+    assert {name for name in os.listdir("/dev/shm") if name.startswith("squall")} == shared_memory_before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_a_snapshot_and_nothing_else(endless: Started, number: int) -> None:
+    status, out, err = end_of(endless, number, 6.0)
+    assert status == 130
+    assert f"squall resume {endless.directory}" in out + err
+    assert "Traceback" not in err
+    assert Snapshots(endless.directory).numbers()
+    assert (endless.directory / "report.html").exists()
+
+
+def test_the_processes_are_gone_soon_after_an_interrupt(endless: Started) -> None:
+    endless.process.send_signal(signal.SIGINT)
+    assert wait_for(endless.gone, 3.0, "the children to be gone") < 3.0
+
+
+def test_a_second_interrupt_insists(endless: Started) -> None:
+    endless.process.send_signal(signal.SIGINT)
+    endless.process.send_signal(signal.SIGINT)
+    status, _, err = endless.finish(10)
+    assert status == 130
+    assert "Traceback" not in err
+    wait_for(endless.gone, 5, "the children to be gone")
+
+
+def test_nothing_is_left_when_the_launching_process_is_killed(endless: Started, shared_memory_before: set[str]) -> None:
+    endless.process.kill()
+    wait_for(endless.gone, 5, "the children to be gone")
+    assert {name for name in os.listdir("/dev/shm") if name.startswith("squall")} == shared_memory_before
+
+
+def test_nothing_is_left_when_the_nursery_is_killed(endless: Started) -> None:
+    endless.kill("nursery")
+    status, _, err = endless.finish(10)
+    assert status == 1
+    assert "nursery" in err
+    assert "Traceback" not in err
+    wait_for(endless.gone, 5, "the children to be gone")
+
+
+def test_interrupted_before_training_begins(tmp_path: Path) -> None:
+    run = Started.train(tmp_path / "run", *ENDLESS)
+    wait_for(lambda: run.processes() or run.process.poll() is not None, START_S, "the first process")
+    status, _, err = end_of(run, signal.SIGINT, 10.0)
+    assert status == 130
+    assert "Traceback" not in err
