@@ -63,10 +63,12 @@ class _ReadyGradient:
 
 
 def _job(elements: int, optimizer: OptimizerName, repeats: int, directory: Path) -> Job:
-    kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[optimizer]
+    kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adagrad
     strategy = squall.Downpour(replicas=1, optimizer=partial(kind, lr=EXCHANGE_LR))
     data = torch.utils.data.TensorDataset(torch.zeros(repeats + WARM_UP + 1))
-    task = squall.Task(model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1)
+    task = squall.Task(
+        model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1
+    )
     settings = squall.Settings(threads=1, snapshot_every_s=None, progress=False)
     plan = make_plan(strategy, settings, epochs=1, steps=None, until=None, seed=0, device="cpu")
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
@@ -111,4 +113,6 @@ def _fork(job: Job, node: Node) -> int:
 
 if __name__ == "__main__":
     for count in (1_000, 1_000_000, 10_000_000):
-        print(count, [f"{exchange_seconds(count, 'sgd', 2000 if count < 10_000 else 30) * 1e3:.3f} ms" for _ in range(3)])
+        print(
+            count, [f"{exchange_seconds(count, 'sgd', 2000 if count < 10_000 else 30) * 1e3:.3f} ms" for _ in range(3)]
+        )

@@ -82,11 +82,13 @@ def _task(workload: Workload, evaluate: bool, slow_ratio: float) -> squall.Task:
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return cross_entropy(model(batch[0]), batch[1])
+    loss: Tensor = cross_entropy(model(batch[0]), batch[1])
+    return loss
 
 
 def _accuracy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return (model(batch[0]).argmax(1) == batch[1]).float()
+    hits: Tensor = model(batch[0]).argmax(1) == batch[1]
+    return hits.float()
 
 
 class _Straggler:
@@ -95,7 +97,8 @@ class _Straggler:
     def __init__(self, model: nn.Module, ratio: float) -> None:
         self._ratio = ratio
         self._began = 0.0
-        next(iter(model.parameters())).register_post_accumulate_grad_hook(self._sleep)  # type: ignore[arg-type]
+        first = next(iter(model.parameters()))
+        first.register_post_accumulate_grad_hook(self._sleep)  # type: ignore[no-untyped-call,unused-ignore]
 
     def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         self._began = time.perf_counter()

@@ -160,9 +160,7 @@ def train_for(
     raise AssertionError("batches() does not end")
 
 
-def train_until(
-    step: Step, workload: Workload, replica: int, replicas: int, done: Callable[[], bool]
-) -> float:
+def train_until(step: Step, workload: Workload, replica: int, replicas: int, done: Callable[[], bool]) -> float:
     """Train until `done()`, asked at the end of this replica's part of every epoch; seconds elapsed."""
     start = time.perf_counter()
     for number in range(MAX_EPOCHS):

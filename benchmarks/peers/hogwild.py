@@ -28,9 +28,7 @@ def samples_per_second(
 ) -> float:
     """Samples per second of all replicas together, each with `threads` torch threads."""
     shared = workload.model().share_memory()
-    return sum(
-        launch(_work, replicas, shared, workload, replicas, seconds, slow_ratio, None, threads=threads)
-    )
+    return sum(launch(_work, replicas, shared, workload, replicas, seconds, slow_ratio, None, threads=threads))
 
 
 def seconds_to_accuracy(workload: Workload, replicas: int, target: float = 0.97) -> float:
@@ -65,7 +63,5 @@ def _work(
     warm_up(step, workload, rank, replicas)
     gate.meet()
     if target is None:
-        return train_for(
-            step, workload, rank, replicas, lambda _, elapsed: elapsed < seconds, slow_ratio
-        )
+        return train_for(step, workload, rank, replicas, lambda _, elapsed: elapsed < seconds, slow_ratio)
     return train_until(step, workload, rank, replicas, done)

@@ -42,9 +42,7 @@ def samples_per_second(
 ) -> float:
     """Samples per second of all replicas together; replicas and server have `threads` torch threads each."""
     _check()
-    return sum(
-        launch(_work, 1 + replicas, workload, replicas, seconds, slow_ratio, None, threads=threads)
-    )
+    return sum(launch(_work, 1 + replicas, workload, replicas, seconds, slow_ratio, None, threads=threads))
 
 
 def seconds_to_accuracy(workload: Workload, replicas: int, target: float = 0.97) -> float:
@@ -148,9 +146,7 @@ def _work(
         gate.meet()
         if target is not None:
             return train_until(step, workload, replica, replicas, done)
-        return train_for(
-            step, workload, replica, replicas, lambda _, elapsed: elapsed < seconds, slow_ratio
-        )
+        return train_for(step, workload, replica, replicas, lambda _, elapsed: elapsed < seconds, slow_ratio)
 
 
 def _exchange_work(rank: int, gate: Gate, elements: int, optimizer: OptimizerName, repeats: int) -> float:

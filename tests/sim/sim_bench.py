@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from squall.protocol.check import check
 from squall.protocol.coordinator import Coordinator, Policy
-from squall.protocol.core import COORDINATOR, Apply, ClearGradient, Compute, EvaluateModel, GradientComputed
+from squall.protocol.core import COORDINATOR, Apply, ClearGradient, Compute, End, EvaluateModel, GradientComputed
 from squall.protocol.core import ModelEvaluated, Node, Note, Payload, PublishSnapshot, SnapshotWritten, StopRequested
 from squall.protocol.core import UseWeights, WriteSnapshot
 from squall.protocol.evaluator import Evaluator
@@ -231,10 +231,10 @@ class Bench:
         self.world.post(COORDINATOR, StopRequested("interrupted"))
 
     @property
-    def error(self) -> str:
+    def end(self) -> End:
         end = self.world.places[COORDINATOR].end
         assert end is not None
-        return end.error
+        return end
 
     # ------------------------------------------------------------ what was trained
 

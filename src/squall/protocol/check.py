@@ -82,7 +82,8 @@ def _replica(replica: Replica) -> Iterator[Claim]:
     yield exchanging or (replica._fetching < 0 and not replica._pushed), "a push or fetch under way is awaited"
     alone = not replica.cadence.overlap and not replica._retried
     yield not (exchanging and replica._batch is not None and alone), "without overlap it computes or exchanges"
-    yield replica._batch is None or not replica._first_fetch() or replica._retried, "weights in use are not written"
+    computing = replica._batch is not None and not replica._retried
+    yield not computing or replica._fetching != replica._active, "weights that are computed on are not written"
     yield replica._since_push > 0 or replica._examples == 0, "examples are behind a gradient"
     buffers = 2 if replica.cadence.overlap else 1
     yield {replica._gradient, replica._active} <= set(range(buffers)), f"it has {buffers} buffers of each kind"

@@ -125,8 +125,9 @@ class Coordinator:
     def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
             case LeaseRequest(clock):
-                self._requests[sender] = clock
-                self._grant_all(now, effects)
+                if sender in self.members.live:  # else it was lost while this was on its way
+                    self._requests[sender] = clock
+                    self._grant_all(now, effects)
             case Progress(covers, stats):
                 self._on_progress(sender, covers, stats, now, effects)
             case Join(pid):
@@ -180,12 +181,14 @@ class Coordinator:
     def _show(self, view: View, effects: list[Effect]) -> None:
         effects.extend(Send(shard, view) for shard in self._shards)
 
-    def _depart(self, node: Node, effects: list[Effect]) -> None:
+    def _depart(self, node: Node, effects: list[Effect]) -> bool:
+        """False if the node was not a member, so that no view has to be seen without it."""
         self._requests.pop(node, None)
         self._joins.pop(node, None)
         view = self.members.depart(node)
         if view is not None:
             self._show(view, effects)
+        return view is not None
 
     def _on_view_seen(self, now: float, effects: list[Effect]) -> None:
         for node, applied in self.members.take_departed():
@@ -219,10 +222,8 @@ class Coordinator:
         if node.role == "shard":
             self._fail(f"shard {node.index} was lost ({why})", effects)
             return
-        if node.role == "replica":
-            self._depart(node, effects)
-        else:
-            effects.append(Forget(node))
+        if node.role == "evaluator" or not self._depart(node, effects):
+            effects.append(Forget(node))  # at once: its Join may still be on its way, and nobody is behind it
         lost = self._fruitless[_slot(node)] = self._fruitless.get(_slot(node), 0) + 1
         if lost >= LOST_IN_A_ROW:
             self._fail(f"{node.role} {node.index} was lost {lost} times in a row, last: {why}", effects)
@@ -335,7 +336,7 @@ class Coordinator:
         """Stop without a final evaluation, and without waiting long for replicas that compute."""
         self._hurried = True
         self._stop(reason, now, effects)
-        if self.phase in (Phase.STOPPING, Phase.EVALUATING):
+        if self.phase in (Phase.STOPPING, Phase.EVALUATING) and self._deadline is None:
             self._deadline = now + STOP_WITHIN_S
 
     def _after_stopping(self, now: float, effects: list[Effect]) -> None:

@@ -6,7 +6,8 @@ the highest number received in order (`seen`), so that a reply acknowledges its 
 where no frame goes back within `ACK_AFTER_S`, one is sent for the acknowledgement alone. What is not acknowledged
 is sent again, at doubling intervals.
 
-A replacement process is a new node, hence a new link: numbers never restart within a link.
+A replacement process is a new node, hence a new link: numbers never restart within a link. A machine that has ended
+is not bothered any more, but its links are served until its peers know all that it had to say.
 """
 
 from __future__ import annotations
@@ -56,11 +57,12 @@ class Linked:
         self.machine = machine
         self._links: dict[Node, _Link] = {}
         self._forgotten: dict[Node, None] = {}  # late frames of these are dropped, not answered
+        self._ended = False  # the machine gave its End
         self._check_at: float | None = None  # no link has anything due before this
 
     @property
     def wake_at(self) -> float | None:
-        own = self.machine.wake_at
+        own = None if self._ended else self.machine.wake_at
         if own is None or self._check_at is None:
             return self._check_at if own is None else own
         return min(own, self._check_at)
@@ -109,24 +111,28 @@ class Linked:
             current = link.early.pop(link.seen + 1, None)
 
     def _hand_over(self, event: Event, now: float, effects: list[Effect]) -> None:
+        if self._ended:
+            return
         for effect in self.machine.on(event, now):
             kind = type(effect)
             if kind is Send:
-                effects.append(self._send(effect, now))  # type: ignore[arg-type]  # narrowed by identity: hot path
+                if effect.to not in self._forgotten:  # type: ignore[attr-defined]
+                    effects.append(self._send(effect, now))  # type: ignore[arg-type]  # narrowed by identity: hot path
             elif kind is Forget:
-                self._links.pop(effect.node, None)  # type: ignore[attr-defined]
-                self._forgotten[effect.node] = None  # type: ignore[attr-defined]
+                self._forget(effect.node, effects)  # type: ignore[attr-defined]
                 effects.append(effect)
             else:
                 if kind is End:  # a node that leaves does not keep its peers resending
-                    self._acknowledge(effects)
+                    self._ended = True
+                    for node, link in self._links.items():
+                        _acknowledge(node, link, effects)
                 effects.append(effect)
 
-    def _acknowledge(self, effects: list[Effect]) -> None:
-        for node, link in self._links.items():
-            if link.ack_due is not None:
-                effects.append(Transmit(node, Frame(0, link.seen)))
-                link.ack_due = None
+    def _forget(self, node: Node, effects: list[Effect]) -> None:
+        link = self._links.pop(node, None)
+        if link is not None:  # who left in good order waits to hear that its last words have arrived
+            _acknowledge(node, link, effects)
+        self._forgotten[node] = None
 
     def _send(self, send: Send, now: float) -> Transmit:
         link = self._link(send.to)
@@ -148,8 +154,7 @@ class Linked:
                 link.resend_due = now + link.pause
                 link.ack_due = None
             if link.ack_due is not None and now >= link.ack_due:
-                effects.append(Transmit(node, Frame(0, link.seen)))
-                link.ack_due = None
+                _acknowledge(node, link, effects)
             for due in (link.resend_due, link.ack_due):
                 if due is not None:
                     self._look_at(due)
@@ -168,3 +173,9 @@ class Linked:
         if link is None:
             link = self._links[node] = _Link()
         return link
+
+
+def _acknowledge(node: Node, link: _Link, effects: list[Effect]) -> None:
+    if link.ack_due is not None:
+        effects.append(Transmit(node, Frame(0, link.seen)))
+        link.ack_due = None

@@ -46,6 +46,7 @@ from squall.protocol.messages import (
 from squall.protocol.tally import Tally
 
 REPORT_EVERY_S = 0.25
+REPORT_LEASES = 16  # unreported ones at most; shards remember more (`shard.LEASES_KEPT`)
 
 
 class Cadence(msgspec.Struct, frozen=True):
@@ -153,7 +154,7 @@ class Replica:
             return
         if self._due():
             self._exchange(now, effects, push=self._push_due(), fetch=self._fetch_due())
-            if not self.cadence.overlap:
+            if self._must_wait():
                 return
         if self._stopping:
             self._finish(now, effects)
@@ -168,10 +169,7 @@ class Replica:
         """An exchange is under way, and there is nothing to compute beside it."""
         if not self._awaited:
             return False
-        return not self.cadence.overlap or self._due() or self._first_fetch()
-
-    def _first_fetch(self) -> bool:
-        return self._fetching == self._active
+        return not self.cadence.overlap or self._due() or self._fetching == self._active
 
     def _take_work(self, effects: list[Effect]) -> bool:
         """True when there is a batch to compute. Asks for the next lease while the last batch is computed."""
@@ -229,6 +227,7 @@ class Replica:
         if self._retried:
             self._batch = None
             self._poisoned = True
+            self._proceed(now, effects)  # Stop may have come before
             return
         self._retried = True
         if not self._awaited:
@@ -282,19 +281,21 @@ class Replica:
             self._tally.stale(message.staleness)
         if self._awaited:
             return
-        if self._fetching >= 0:
+        fetched = self._fetching >= 0
+        if fetched:
             self._versions = list(self._arriving)
             self._active = self._fetching
             self._fetching = -1
             effects.append(UseWeights(self._active))
         self._unreported |= self._pushed
         self._pushed = {}
-        if self._batch is not None:
-            if self._retried:
-                effects.append(self._compute_effect(self._batch))
-            return
         self._report(now, effects)
-        self._proceed(now, effects)
+        if self._batch is None:
+            self._proceed(now, effects)
+        elif self._retried and fetched:
+            effects.append(self._compute_effect(self._batch))
+        elif self._retried:
+            self._exchange(now, effects, push=False, fetch=True)
 
     def _take_part(self, now: float, effects: list[Effect]) -> None:
         """An exchange without a batch for this replica: push nothing, so that the others are not held."""
@@ -318,7 +319,7 @@ class Replica:
     # ------------------------------------------------------------ reports and the end
 
     def _report(self, now: float, effects: list[Effect], at_once: bool = False) -> None:
-        if at_once or now >= self._report_at:
+        if at_once or now >= self._report_at or len(self._unreported) >= REPORT_LEASES:
             effects.append(Send(COORDINATOR, Progress(self._take_covers(), self._tally.take())))
             self._report_at = now + REPORT_EVERY_S
 

@@ -45,6 +45,9 @@ from squall.protocol.messages import (
 )  # fmt: skip
 
 
+LEASES_KEPT = 64  # of each replica; with `replica.REPORT_LEASES` unreported ones, the coordinator knows of all others
+
+
 class Rules(msgspec.Struct, frozen=True):
     """What of a strategy a shard must know."""
 
@@ -73,6 +76,7 @@ class Shard:
         self._rounds: dict[int, dict[Node, Exchange]] = {}  # clock -> pushes not applied yet ("mean")
         self._waiting: dict[Node, Exchange] = {}  # fetches held back by the bound
         self._staleness: dict[Node, int] = {}  # of pushes whose answer is held back
+        self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
 
     @property
     def wake_at(self) -> float | None:
@@ -84,8 +88,8 @@ class Shard:
             case MessageArrived(sender, message):
                 self._on_message(sender, message, effects)
             case SnapshotWritten(number, error):
-                progress = tuple(Cover(*item) for replica in self._replicas.values() for item in replica.covers.items())
-                effects.append(Send(COORDINATOR, SnapshotTaken(number, self.version, progress, error)))
+                taken = self._snapshots.pop(number)
+                effects.append(Send(COORDINATOR, SnapshotTaken(number, taken.version, taken.progress, error)))
             case Started() | TimePassed():
                 pass
             case _:
@@ -99,6 +103,8 @@ class Shard:
             case View():
                 self._on_view(message, effects)
             case TakeSnapshot(number):
+                progress = tuple(Cover(*item) for replica in self._replicas.values() for item in replica.covers.items())
+                self._snapshots[number] = SnapshotTaken(number, self.version, progress)
                 effects.append(WriteSnapshot(number, self.version))
             case Stop():
                 effects.append(End("finished"))
@@ -177,7 +183,7 @@ class Shard:
     def _cover(self, replica: _Replica, exchange: Exchange) -> None:
         for lease, upto in _pairs(exchange.covers):
             replica.covers[lease] = upto
-        while len(replica.covers) > 8:  # older leases are over: the coordinator has heard of them
+        while len(replica.covers) > LEASES_KEPT:
             del replica.covers[next(iter(replica.covers))]
 
     def _answer(self, node: Node, exchange: Exchange, effects: list[Effect]) -> None:

@@ -27,7 +27,9 @@ class Evaluations:
         effects.append(Note("evaluating", values={"number": self.under_way, "trained": trained}))
 
     def replaced(self, evaluator: Node, effects: list[Effect]) -> None:
-        """A new evaluator joined; it repeats what its predecessor was lost over."""
+        """An evaluator joined. A new one repeats what its predecessor was lost over."""
+        if evaluator == self.evaluator:
+            return  # what was asked of the first before it joined has reached it: links resend
         self.evaluator = evaluator
         if self.under_way is not None:
             effects.append(Send(evaluator, Evaluate(self.under_way)))

@@ -130,6 +130,8 @@ class Gradients:
         """Put the fresh gradients into the vector, unless one is not finite."""
         parameters, views = self.on_vector.parameters, self._views[buffer]
         if self.task.clip_norm is not None:
+            for parameter in parameters:
+                parameter.grad = _dense(parameter.grad)  # torch takes no norm of a sparse one
             total = nn.utils.clip_grad_norm_(parameters, self.task.clip_norm)
             if not math.isfinite(total.item()):
                 return False

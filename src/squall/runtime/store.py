@@ -61,9 +61,19 @@ class Store:
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
+        self._move_buffers(terms, share)
+
+    def _move_buffers(self, terms: Sequence[Term], share: float) -> None:
+        """Towards the mean of the pushed ones. What all agree on (a mask of infinities) stays exactly as it is."""
         for piece in self._tail:
-            own, pushed = self._own(piece), gradient[piece.start - self.start : piece.stop - self.start]
-            own.copy_(pushed) if share >= 1 else own.lerp_(pushed, share)
+            own, inside = self._own(piece), slice(piece.start, piece.stop)
+            pushed = [self.arena.gradient(term.slot, term.buffer)[inside] for term in terms]
+            if len(terms) == 1 and terms[0].weight * share >= 1:
+                own.copy_(pushed[0])
+                continue
+            before = own.clone()
+            for term, theirs in zip(terms, pushed):
+                own.add_(torch.where(theirs == before, 0.0, theirs - before), alpha=term.weight * share)
 
     def _sum(self, terms: Sequence[Term]) -> Tensor:
         first, *others = terms
@@ -148,6 +158,7 @@ def check_elementwise(factory: OptimizerFactory) -> None:
     """
     name = getattr(factory, "func", factory)
     name = getattr(name, "__name__", str(name))
+    _check_settings(factory, name)
     start = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.125, 3.0, -2.0, 1.0])
     gradients = [torch.tensor([1.0, -2.0, 0.5, 4.0, -1.0, 0.25, 2.0, -8.0]), torch.arange(-3.0, 5.0)]
     remedy = f"{name} is not elementwise: shards hold ranges of the vector, use for example SGD, Adagrad or AdamW"
@@ -158,6 +169,17 @@ def check_elementwise(factory: OptimizerFactory) -> None:
         raise ValueError(f"{remedy} ({error})") from error
     if not torch.allclose(whole, halves, rtol=1e-4):
         raise ValueError(remedy)
+
+
+def _check_settings(factory: OptimizerFactory, name: str) -> None:
+    """Some optimizers refuse a flat parameter (Muon): only what no parameter suits is a wrong setting."""
+    for shape in ((8,), (2, 4)):
+        try:
+            build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(shape))]}])
+            return
+        except _STEP_FAILURES as error:
+            reason = str(error)
+    raise ValueError(f"the optimizer {name} cannot be built: {reason}")
 
 
 _STEP_FAILURES = (TypeError, RuntimeError, NotImplementedError, ValueError, IndexError)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from squall.protocol.core import (
     COORDINATOR,
@@ -46,8 +46,13 @@ class _Place:
     linked: Linked
     host: Host
     busy_until: float = 0.0
-    wake_at: float | None = None
+    wakes: set[float] = field(default_factory=set)  # times for which a `TimePassed` is in the queue
     end: End | None = None
+
+    @property
+    def over(self) -> bool:
+        """The process is gone: its machine has ended and its peers know all that it had to say."""
+        return self.end is not None and not self.linked.unacknowledged
 
 
 class World:
@@ -74,12 +79,16 @@ class World:
         self.post(node, Started())
 
     def post(self, node: Node, event: Event, after_s: float = 0.0) -> None:
+        self._put(self.now + after_s, node, event)
+
+    def _put(self, at: float, node: Node, event: Event) -> None:
         self._count += 1
-        heapq.heappush(self._queue, (self.now + after_s, self._count, node, event))
+        heapq.heappush(self._queue, (at, self._count, node, event))
 
     def kill(self, node: Node, why: str = "killed") -> None:
         """The process is gone between two events; the coordinator is told a little later."""
-        if self.places.pop(node, None) is not None and node != COORDINATOR:
+        place = self.places.pop(node, None)
+        if place is not None and not place.over and node != COORDINATOR:
             self.post(COORDINATOR, MemberLost(node, why), self._notice_s)
 
     def run(self, until: Callable[[], bool] | None = None, at_most: int | None = None) -> None:
@@ -101,19 +110,19 @@ class World:
         at, _, node, event = heapq.heappop(self._queue)
         self.now = max(self.now, at)
         place = self.places.get(node)
-        if place is None or place.end is not None:
+        if place is None or place.over:
             return
+        if type(event) is TimePassed:
+            place.wakes.discard(at)
+            due = place.linked.wake_at
+            if due is None or due > self.now or self.now < place.busy_until:
+                self._wake(node, place)
+                return
         if self.now < place.busy_until:
             self.post(node, event, place.busy_until - self.now)
             return
-        if type(event) is TimePassed:
-            place.wake_at = None
-            due = place.linked.wake_at
-            if due is None or due > self.now:
-                self._wake(node, place)
-                return
         self._handle(node, place, event)
-        outside = place.host.poll()
+        outside = place.host.poll() if place.end is None else None
         if outside is not None:
             self.post(node, outside)
         self._wake(node, place)
@@ -159,6 +168,9 @@ class World:
 
     def _wake(self, node: Node, place: _Place) -> None:
         due = place.linked.wake_at
-        if due is not None and (place.wake_at is None or due < place.wake_at):
-            place.wake_at = due
-            self.post(node, TimePassed(), max(0.0, due - self.now))
+        if due is None:
+            return
+        due = max(due, self.now, place.busy_until)
+        if due not in place.wakes:
+            place.wakes.add(due)
+            self._put(due, node, TimePassed())

@@ -1,0 +1,42 @@
+"""Seconds to 97 % on the digits, after start-up: a network so small that every microsecond of an exchange shows."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.peers import ddp, hogwild, plain, ray_actor, rpc
+from benchmarks.results import Section, median_ratio, rounds
+from benchmarks.squall_training import downpour, seconds_to_accuracy
+from benchmarks.workloads import digits_mlp
+
+
+def measure(repeats: int = 5) -> Section:
+    print("small", flush=True)
+    workload = digits_mlp()
+    found = rounds(
+        {
+            "squall": lambda: seconds_to_accuracy(workload, downpour(workload, 2)),
+            "plain": lambda: plain.seconds_to_accuracy(workload, 1),
+            "DDP on Gloo": lambda: ddp.seconds_to_accuracy(workload, 2),
+            "Hogwild": lambda: hogwild.seconds_to_accuracy(workload, 2),
+            "torch RPC": lambda: rpc.seconds_to_accuracy(workload, 2),
+            "Ray actor": lambda: ray_actor.seconds_to_accuracy(workload, 2),
+        },
+        repeats,
+    )
+    section = Section("A small network", "Seconds to 97 % test accuracy: digits, 64-256-256-10, batch 32, SGD 0.05.")
+    ours = found["squall"]
+    for name, bound in (("plain", 1.0), ("DDP on Gloo", 3.0)):
+        section.at_least("squall", _s(ours), f"{name} {_s(found[name])}", median_ratio(found[name], ours), bound)
+    for name in ("Hogwild", "torch RPC", "Ray actor"):
+        if name in found:
+            section.only(name, _s(found[name]))
+    return section
+
+
+def _s(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} s"
+
+
+if __name__ == "__main__":
+    print(measure().markdown())

@@ -1,0 +1,39 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import squall
+from squall.run import Run, TaskFunction
+from tests.tasks import INLINE
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Where a run may be kept; it does not exist yet."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing report.html takes ten times as long as a small run."""
+    monkeypatch.setattr(Run, "report", lambda run: run.directory / "report.html")
+
+
+@pytest.fixture
+def inline(tmp_path: Path, without_report: None) -> Iterator[Callable[..., Run]]:
+    """`fit` with everything in this process, each run in a directory of its own."""
+    threads = torch.get_num_threads()
+    count = 0
+
+    def fit(task: TaskFunction, strategy: squall.Strategy, **options: Any) -> Run:
+        nonlocal count
+        count += 1
+        options = {"run_dir": tmp_path / f"run-{count}", "settings": INLINE} | options
+        return squall.fit(task, strategy, **options)
+
+    yield fit
+    torch.set_num_threads(threads)
+
