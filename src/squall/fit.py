@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from squall.launchers.inline import InlineRun
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, check_together, make_plan
 from squall.protocol.core import End, Event, Node
-from squall.report import Progress, Reader
+from squall.report import Progress, Reader, prepare_report
 from squall.run import Code, Run, TaskFunction, load_code, new_directory, write_plan
 from squall.runtime.arena import SHARED_MEMORY, Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
@@ -31,6 +32,7 @@ from squall.task import Task, check_task
 from squall.vector import Layout
 
 POLL_S = 0.1
+PREPARE_REPORT_AFTER_S = 5.0  # in a short run it would only take time from the training
 
 
 def fit(
@@ -148,9 +150,13 @@ class Launch:
         local.launch(path, snapshot)
         with _interrupts() as interrupts, _progress(path, self.plan.progress) as show:
             asked = False
+            prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
             while local.ended is None:
                 local.attend(POLL_S)
                 show(time.monotonic())
+                if time.monotonic() >= prepare_at:
+                    prepare_at = math.inf
+                    prepare_report()
                 if interrupts and not asked:
                     asked = True
                     local.stop()

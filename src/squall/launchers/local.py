@@ -63,9 +63,10 @@ class LocalRun:
                 self._on_ended(said["status"], said["reason"])
 
     def _on_ended(self, status: str, reason: str) -> None:
-        stories = [e["traceback"] for e in self._exits if e["traceback"]]
-        if stories:
-            raise TaskError(stories[0])
+        for failure in (e for e in self._exits if e["traceback"]):
+            if failure["node"].startswith("coordinator"):
+                raise SquallError(f"the coordinator failed\n{failure['traceback']}")
+            raise TaskError(failure["traceback"])
         fatal = [e for e in self._exits if e["node"].startswith(("coordinator", "shard"))]
         if fatal:
             role, _, rest = fatal[0]["node"].partition("-")

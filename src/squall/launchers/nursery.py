@@ -45,7 +45,7 @@ from squall.runtime.snapshot import Snapshots
 from squall.task import Task
 from squall.vector import Layout
 
-GRACE_S = 2.0  # for processes to end after the coordinator has
+GRACE_S = 1.0  # for processes to end after the coordinator has
 RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
 PR_SET_PDEATHSIG = 1
 

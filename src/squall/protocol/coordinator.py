@@ -176,7 +176,7 @@ class Coordinator:
     def _admit(self, effects: list[Effect]) -> None:
         for node in [node for node in self._joins if self.members.slot_free(node.index)]:
             del self._joins[node]
-            self._show(self.members.join(node, self.dealer.newest_clock), effects)
+            self._show(self.members.join(node, self.dealer.entry_clock), effects)
 
     def _show(self, view: View, effects: list[Effect]) -> None:
         effects.extend(Send(shard, view) for shard in self._shards)
@@ -341,6 +341,8 @@ class Coordinator:
 
     def _after_stopping(self, now: float, effects: list[Effect]) -> None:
         self._deadline = None
+        if self.phase is Phase.STOPPING:
+            effects.append(Note("trained"))
         if self.policy.evaluate and not self._hurried:
             self.phase = Phase.EVALUATING
             self._evaluations.ask(self.leases.trained, effects)

@@ -11,7 +11,6 @@ from squall.protocol.leases import Leases
 from squall.protocol.messages import Grant
 
 LEASE_BATCHES_AT_MOST = 16
-ROUNDS_KEPT = 4  # a member asks at most one round ahead of the slowest
 
 
 class Dealing(msgspec.Struct, frozen=True):
@@ -29,12 +28,17 @@ class Dealer:
         self.rules = rules
         self.leases = leases
         self.newest_clock = 0  # that anyone asked for
-        self._rounds: dict[int, dict[Node, Grant]] = {}  # gathered: what was dealt for the newest clocks
+        self._rounds: dict[int, dict[Node, Grant]] = {}  # gathered: clock -> dealt, and not yet asked for
 
     @property
     def begun(self) -> bool:
         """A round was dealt."""
-        return bool(self._rounds)
+        return self.newest_clock > 0
+
+    @property
+    def entry_clock(self) -> int:
+        """Where a newcomer's clock begins: behind the rounds that were dealt. Without rounds the shards know best."""
+        return self.newest_clock if self.rules.gathered else 0
 
     @property
     def warming_up(self) -> bool:
@@ -42,9 +46,11 @@ class Dealer:
 
     def grant(self, node: Node, clock: int, members: Sequence[Node], now: float) -> Grant | None:
         """Work for a member's exchange `clock`; None when it has to wait. `members` are in slot order."""
-        self.newest_clock = max(self.newest_clock, clock)
+        newest, self.newest_clock = self.newest_clock, max(self.newest_clock, clock)
         if self.rules.gathered:
-            return self._round(clock, members, now).get(node) or Grant(clock, None)
+            if clock > newest:
+                self._deal_round(clock, members, now)
+            return self._rounds.get(clock, {}).pop(node, None) or Grant(clock, None)
         lease = None
         if not self.warming_up or node == members[0]:
             lease = self.leases.take(node, self._lease_batches(), now)
@@ -52,21 +58,22 @@ class Dealer:
             return None
         return Grant(clock, lease)
 
-    def _round(self, clock: int, members: Sequence[Node], now: float) -> dict[Node, Grant]:
-        """One push's worth of batches for each member; dealt when the first member asks."""
-        dealt = self._rounds.get(clock)
-        if dealt is None:
-            dealt = self._rounds[clock] = {}
-            epoch = None
-            for node in members[: 1 if self.warming_up else None]:
-                lease = self.leases.take(node, self.rules.push_every, now, within_epoch=epoch)
-                if lease is None:
-                    break
-                epoch = lease.epoch
-                dealt[node] = Grant(clock, lease)
-            for old in [c for c in self._rounds if c < clock - ROUNDS_KEPT]:
-                del self._rounds[old]
-        return dealt
+    def _deal_round(self, clock: int, members: Sequence[Node], now: float) -> None:
+        """One push's worth of batches for each member; dealt when the first member asks.
+
+        What a slow member has not asked for is kept for as long as it lives, however far the others have come.
+        """
+        live = frozenset(members)
+        for old in [c for c, grants in self._rounds.items() if not any(node in live for node in grants)]:
+            del self._rounds[old]
+        dealt = self._rounds[clock] = {}
+        epoch = None
+        for node in members[: 1 if self.warming_up else None]:
+            lease = self.leases.take(node, self.rules.push_every, now, within_epoch=epoch)
+            if lease is None:
+                break
+            epoch = lease.epoch
+            dealt[node] = Grant(clock, lease)
 
     def _lease_batches(self) -> int:
         """Long enough that asking costs little, short enough that all replicas end an epoch together."""

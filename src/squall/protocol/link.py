@@ -93,7 +93,10 @@ class Linked:
         while unacked and unacked[0][0] <= frame.seen:
             unacked.popleft()
             link.pause = RESEND_AFTER_S
-            link.resend_due = now + link.pause if unacked else None
+            link.resend_due = None
+            if unacked:
+                link.resend_due = now + link.pause
+                self._look_at(link.resend_due)  # sooner than it was, if the pause had grown
         if frame.message is None:
             return
         self._owe_ack(link, now)

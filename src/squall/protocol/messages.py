@@ -60,7 +60,7 @@ class Join(_Message, frozen=True, tag="join", array_like=True, gc=False):
 
 
 class Welcome(_Message, frozen=True, tag="welcome", array_like=True, gc=False):
-    """The slot is the replica's; its clock starts here."""
+    """The slot is the replica's; its clock starts here, or where the shards say in answer to its first fetch."""
 
     clock: Count
 
@@ -121,7 +121,7 @@ class Exchange(_Message, frozen=True, tag="exchange", array_like=True, gc=False)
 
 
 class Exchanged(_Message, frozen=True, tag="exchanged", array_like=True, gc=False):
-    """The push was applied and the fetched weights are in the sender's buffer."""
+    """The push was applied and the fetched weights are in the sender's buffer. `clock` is the sender's."""
 
     clock: Count
     version: Count
@@ -132,7 +132,7 @@ class Exchanged(_Message, frozen=True, tag="exchanged", array_like=True, gc=Fals
 
 
 class Member(_Message, frozen=True, array_like=True, gc=False):
-    """A replica in a view; its clock counts from `entry`."""
+    """A replica in a view; its clock counts from `entry`, or from the slowest replica's where that is more."""
 
     slot: Count
     incarnation: Count

@@ -276,6 +276,8 @@ class Replica:
 
     def _on_exchanged(self, shard: Node, message: Exchanged, now: float, effects: list[Effect]) -> None:
         del self._awaited[shard]
+        assert self.clock is not None
+        self.clock = max(self.clock, message.clock)  # a newcomer learns where the others are
         self._arriving[shard.index] = message.version
         if message.staleness >= 0:
             self._tally.stale(message.staleness)

@@ -6,7 +6,8 @@ The two rules that tell the algorithms apart live here:
   live replica has pushed for it ("mean").
 - *max delay* tau: a fetch by a replica at clock c is answered when every live replica has pushed clock c - tau
   or later (Ho et al. 2013; Li et al. 2014, section 3.4). With "each" this bounds the staleness of a push by
-  (replicas - 1) * (2 tau + 1), and by (replicas - 1) * 2 * (tau + 1) with overlap.
+  (replicas - 1) * (2 tau + 1), and by (replicas - 1) * 2 * (tau + 1) + 1 with overlap, where the replica's own last
+  push is one. A replica that was replaced during the computation counts twice.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class _Replica:
 
     def __init__(self, node: Node, entry: int) -> None:
         self.node = node
-        self.clock = entry  # pushes received, counted on from the entry
+        self.clock = entry  # of its last push, counted on from the entry
         self.covers: dict[int, int] = {}  # lease -> upto, applied
 
 
@@ -189,7 +190,9 @@ class Shard:
     def _answer(self, node: Node, exchange: Exchange, effects: list[Effect]) -> None:
         payload = Payload("weights", node.index, exchange.weights) if exchange.weights >= 0 else None
         staleness = self._staleness.pop(node, -1)
-        effects.append(Send(node, Exchanged(exchange.clock, self.version, staleness), payload))
+        known = self._replicas.get(node)
+        clock = known.clock if known is not None else exchange.clock
+        effects.append(Send(node, Exchanged(clock, self.version, staleness), payload))
 
     # ------------------------------------------------------------ members
 
@@ -198,10 +201,10 @@ class Shard:
             return
         self.view = view
         before, self._replicas = self._replicas, {}
+        slowest = min((before[node].clock for node in map(_node, view.members) if node in before), default=0)
         for member in view.members:
-            node = _node(member)
-            known = before.pop(node) if node in before else None
-            self._replicas[node] = known or _Replica(node, member.entry)
+            node = _node(member)  # a newcomer neither holds the others nor runs ahead of them
+            self._replicas[node] = before.pop(node, None) or _Replica(node, max(member.entry, slowest))
         departed = []
         for node, replica in before.items():
             departed.append(

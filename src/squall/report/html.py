@@ -50,6 +50,12 @@ pre { white-space: pre-wrap; font: inherit; margin: 0; }
 """
 
 
+def prepare_report() -> None:
+    """Import what a report needs, so that the end of a run does not wait for it."""
+    import matplotlib.backends.backend_svg
+    import matplotlib.figure  # noqa: F401
+
+
 def write_report(run_dir: str | Path) -> Path:
     """Write the page of a run, whole or not, into its folder; return the page's path."""
     folder = Path(run_dir)

@@ -25,7 +25,7 @@ def evaluate(task: Task, model: nn.Module, device: torch.device) -> dict[str, fl
     try:
         with torch.no_grad(), autocast:
             for batch in _loader(task):
-                count = min(left, _batch_size(task))
+                count = min(left, task.batch_size)
                 left -= count
                 moved = to_device(batch, device)
                 sums["loss"] += task.loss(model, moved).item() * count
@@ -44,10 +44,6 @@ def _per_example(name: str, values: torch.Tensor, count: int) -> float:
     return values.float().flatten(1).mean(1).sum().item() if values.ndim > 1 else values.float().sum().item()
 
 
-def _batch_size(task: Task) -> int:
-    return max(task.batch_size, 256)  # nothing is kept for a backward pass, so larger batches fit
-
-
 def _loader(task: Task) -> DataLoader[Batch]:
     assert task.validate is not None
-    return DataLoader(task.validate, batch_size=_batch_size(task), **task.loader)
+    return DataLoader(task.validate, batch_size=task.batch_size, **task.loader)

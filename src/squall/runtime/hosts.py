@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from squall.protocol.core import (
     Apply,
     ClearGradient,
@@ -101,8 +99,8 @@ class EvaluatorHost(_Host):
     def __init__(self, job: Job) -> None:
         arena: Arena = job.arena
         self._task = job.task
-        self._device = torch.device("cpu")
         slot = arena.shape.replicas
+        self._device = job.device(slot)
         self._model = ModelOnVector(job.task.model, job.layout, [arena.weights(slot, 0)], self._device)
 
     def perform(self, effect: Effect, now: float) -> Event | None:

@@ -35,6 +35,7 @@ class CoordinatorHost:
         self._snapshots = Snapshots(job.directory)
         self._trained_s = job.restored.manifest.trained_s if job.restored is not None else 0.0  # by earlier processes
         self._begun: float | None = None
+        self._stopped: float | None = None  # the clock stands still while the final weights are evaluated
         self._now = 0.0
         self._stepped = False
         self._marks: dict[int, tuple[float, int]] = {}  # evaluation -> (training time, examples) of its weights
@@ -70,7 +71,10 @@ class CoordinatorHost:
 
     @property
     def training_s(self) -> float:
-        return self._trained_s + (self._now - self._begun if self._begun is not None else 0.0)
+        if self._begun is None:
+            return self._trained_s
+        now = self._now if self._stopped is None else self._stopped
+        return self._trained_s + now - self._begun
 
     def _note(self, note: Note) -> None:
         match note.kind:
@@ -86,6 +90,8 @@ class CoordinatorHost:
                 self._metric(note)
             case "member":
                 self._member(note)
+            case "trained":
+                self._stopped = self._now
             case "started":
                 self._begun = self._now
                 self._event("started", note.text)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -88,7 +88,7 @@ class Snapshots:
         try:
             return msgspec.json.decode(path.read_bytes(), type=Manifest)
         except (OSError, msgspec.DecodeError) as error:
-            raise SnapshotMismatch(f"{path} cannot be read ({error})") from error
+            raise _unreadable(path, error) from error
 
     def check(self, number: int, layout: Layout) -> Manifest:
         """Raises `SnapshotMismatch`, with the tensors that differ, unless the snapshot fits this layout."""
@@ -98,13 +98,15 @@ class Snapshots:
             shown = "\n  ".join(differences[:20])
             more = f"\n  and {len(differences) - 20} more" if len(differences) > 20 else ""
             raise SnapshotMismatch(f"snapshot {number} in {self.directory} belongs to another model:\n  {shown}{more}")
+        for path in self._files(manifest):
+            _check_file(path)
         return manifest
 
     def restore(self, number: int, layout: Layout) -> Restored:
         """Read a snapshot for a model with this layout. Raises `SnapshotMismatch`."""
         manifest = self.check(number, layout)
         tensors: dict[str, Tensor] = {"weights": torch.zeros(layout.length)}
-        for path in sorted((self.directory / f"{number:06d}").glob("shard-*.safetensors")):
+        for path in self._files(manifest):
             _read_shard(path, layout.length, tensors)
         return Restored(manifest, tensors)
 
@@ -114,8 +116,26 @@ class Snapshots:
             for path in self.directory.glob("*.partial"):
                 shutil.rmtree(path, ignore_errors=True)
 
+    def _files(self, manifest: Manifest) -> list[Path]:
+        shards = len(manifest.versions)
+        directory = self.directory / f"{manifest.number:06d}"
+        return [directory / f"shard-{shard}-of-{shards}.safetensors" for shard in range(shards)]
+
     def _partial(self, number: int) -> Path:
         return self.directory / f"{number:06d}.partial"
+
+
+def _check_file(path: Path) -> None:
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> SnapshotMismatch:
+    remedy = f"remove {path.parent} to go on from the snapshot before it, if there is one"
+    return SnapshotMismatch(f"{path} cannot be read ({error}): {remedy}")
 
 
 def _read_shard(path: Path, length: int, tensors: dict[str, Tensor]) -> None:

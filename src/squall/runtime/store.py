@@ -171,7 +171,7 @@ def check_elementwise(factory: OptimizerFactory) -> None:
         raise ValueError(remedy)
 
 
-def _check_settings(factory: OptimizerFactory, name: str) -> None:
+def _check_settings(factory: OptimizerFactory, name: object) -> None:
     """Some optimizers refuse a flat parameter (Muon): only what no parameter suits is a wrong setting."""
     for shape in ((8,), (2, 4)):
         try:
