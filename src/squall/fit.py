@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from squall.launchers.inline import InlineRun
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, check_together, make_plan
 from squall.protocol.core import End, Event, Node
+from squall.record import settle
 from squall.report import Progress, Reader, prepare_report
 from squall.run import Code, Run, TaskFunction, load_code, new_directory, write_plan
 from squall.runtime.arena import SHARED_MEMORY, Arena
@@ -139,6 +140,7 @@ class Launch:
         finally:
             if (path / "run.sqlite").exists():
                 run.report()
+                settle(path / "run.sqlite")
         return run
 
     # ------------------------------------------------------------ in processes
@@ -242,17 +244,17 @@ def _interrupts() -> Iterator[list[int]]:
 @contextmanager
 def _progress(path: Path, wanted: bool) -> Iterator[Any]:
     """A function to be called often with the time; it shows progress once there is some."""
-    display: list[Progress] = []
+    with ExitStack() as cleanup:
+        display: list[Progress] = []
 
-    def show(now: float) -> None:
-        if wanted and not display and (path / "run.sqlite").exists():
-            display.append(Progress(Reader(path / "run.sqlite")))
-            display[0].start()
-        for shown in display:
-            shown.update(now)
+        def show(now: float) -> None:
+            if wanted and not display and (path / "run.sqlite").exists():
+                reader = Reader(path / "run.sqlite")
+                cleanup.callback(reader.close)
+                display.append(Progress(reader))
+                display[0].start()
+                cleanup.callback(display[0].stop)
+            for shown in display:
+                shown.update(now)
 
-    try:
         yield show
-    finally:
-        for shown in display:
-            shown.stop()

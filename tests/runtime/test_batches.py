@@ -62,7 +62,9 @@ def loaded(data: Dataset[Any], **options: Any) -> list[Any]:
     batches = Batches(task, seed=9)
     for key in KEYS:
         batches.expect(key)
-    return [batches.load(*key) for key in KEYS]
+    found = [batches.load(*key) for key in KEYS]
+    batches.close()
+    return found
 
 
 def assert_equal(mine: Any, theirs: Any) -> None:
@@ -105,6 +107,7 @@ def test_batches_that_were_announced_for_a_lost_lease_are_passed_over() -> None:
     batches.expect(KEYS[2])
     assert_equal(batches.load(*KEYS[2]), reference[2])
     assert_equal(batches.load(*KEYS[0]), reference[0])  # was never announced
+    batches.close()
 
 
 def test_the_last_batch_is_kept_for_a_second_try() -> None:

@@ -15,7 +15,6 @@ children (PR_SET_PDEATHSIG), and the arena has no name that could be left behind
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import shutil
@@ -40,6 +39,7 @@ from squall.protocol.core import COORDINATOR, Node
 from squall.runtime.arena import Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import nodes
+from squall.runtime.processes import die_with_parent
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
 from squall.task import Task
@@ -47,7 +47,6 @@ from squall.vector import Layout
 
 GRACE_S = 1.0  # for processes to end after the coordinator has
 RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -172,13 +171,6 @@ class Nursery:
             assert self._theirs is not None
             line = Line(self._theirs)
         run_role(self._job, node, self._sockets, line)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent has gone."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before we asked
-        os._exit(1)
 
 
 def _explain(code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from squall.protocol.coordinator import Coordinator, Phase
 from squall.protocol.core import Machine
@@ -47,7 +48,7 @@ def _leases(leases: Leases) -> Iterator[Claim]:
     held = [(h.lease.epoch, h.done, h.lease.stop) for h in leases.held.values()]
     to_do = sorted([*held, *leases.returned])
     yield all(start < stop <= leases.examples for _, start, stop in to_do), "held and returned ranges are not empty"
-    overlaps = [(a, b) for a, b in zip(to_do, to_do[1:]) if a[0] == b[0] and b[1] < a[2]]
+    overlaps = [(a, b) for a, b in pairwise(to_do) if a[0] == b[0] and b[1] < a[2]]
     yield not overlaps, f"held and returned ranges are disjoint: {overlaps}"
     fresh = (leases.epoch, leases.cursor)
     yield all((epoch, stop) <= fresh for epoch, _, stop in to_do), "what is held or returned was dealt before"
@@ -97,6 +98,7 @@ def _shard(shard: Shard) -> Iterator[Claim]:
     yield all(node in shard._replicas for node in shard._waiting), "only live replicas wait"
     yield all(node in shard._replicas for node in shard._staleness), "staleness is kept of live replicas"
     clocks = [replica.clock for replica in shard._replicas.values()]
+    yield all(clock >= member.entry for clock, member in zip(clocks, shard.view.members)), "clocks count from the entry"
     slowest = min(clocks, default=0)
     bound = shard.rules.max_delay
     held = [exchange.clock for exchange in shard._waiting.values()]

@@ -45,7 +45,6 @@ from squall.protocol.messages import (
     ViewSeen,
 )  # fmt: skip
 
-
 LEASES_KEPT = 64  # of each replica; with `replica.REPORT_LEASES` unreported ones, the coordinator knows of all others
 
 
@@ -204,7 +203,8 @@ class Shard:
         slowest = min((before[node].clock for node in map(_node, view.members) if node in before), default=0)
         for member in view.members:
             node = _node(member)  # a newcomer neither holds the others nor runs ahead of them
-            self._replicas[node] = before.pop(node, None) or _Replica(node, max(member.entry, slowest))
+            known = before.pop(node) if node in before else None
+            self._replicas[node] = known or _Replica(node, max(member.entry, slowest))
         departed = []
         for node, replica in before.items():
             departed.append(

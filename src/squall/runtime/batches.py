@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from setproctitle import getproctitle, setproctitle
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from squall.runtime.processes import die_with_parent
 from squall.runtime.seeds import epoch_order, mix, seed_everything
 from squall.task import Batch, Task
 
@@ -84,6 +87,11 @@ class Batches:
         self._last = (key, batch)
         return batch
 
+    def close(self) -> None:
+        """End the loader's worker processes now; left to the garbage collector, each can take five seconds."""
+        self._iterator = None
+        del self._loader
+
     def _next(self, key: Key) -> Batch:
         while True:
             if self._iterator is None:
@@ -125,7 +133,7 @@ class _Sampler:
 
 
 def _loader(task: Task, requests: Callable[[], Iterator[_Request]]) -> DataLoader[Any]:
-    arguments = dict(task.loader)
+    arguments = loader_arguments(task)
     if arguments.get("num_workers", 0) > 0:
         arguments.setdefault("persistent_workers", True)
     whole = type(task.train) is TensorDataset and "collate_fn" not in arguments
@@ -133,6 +141,30 @@ def _loader(task: Task, requests: Callable[[], Iterator[_Request]]) -> DataLoade
     if whole:
         arguments["collate_fn"] = _as_it_is
     return DataLoader(data, batch_sampler=_Sampler(requests), **arguments)  # type: ignore[arg-type]
+
+
+def loader_arguments(task: Task) -> dict[str, Any]:
+    """The task's own arguments of a DataLoader, whose worker processes are to end with this one."""
+    arguments = dict(task.loader)
+    if arguments.get("num_workers", 0) > 0:
+        arguments["worker_init_fn"] = _Worker(os.getpid(), arguments.get("worker_init_fn"))
+    return arguments
+
+
+class _Worker:
+    """How a loader's worker process begins: named after its replica, and gone when that is gone, however it ends."""
+
+    def __init__(self, parent: int, own: Callable[[int], None] | None) -> None:
+        self._parent = parent
+        self._own = own
+
+    def __call__(self, number: int) -> None:
+        die_with_parent(self._parent)
+        title = getproctitle()
+        if title.startswith("squall "):
+            setproctitle(f"squall loader {number} of {title.removeprefix('squall ')}")
+        if self._own is not None:
+            self._own(number)
 
 
 def _as_it_is(batch: Batch) -> Batch:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from squall.runtime.batches import to_device
+from squall.runtime.batches import loader_arguments, to_device
 from squall.task import Batch, Task
 
 
@@ -46,4 +46,4 @@ def _per_example(name: str, values: torch.Tensor, count: int) -> float:
 
 def _loader(task: Task) -> DataLoader[Batch]:
     assert task.validate is not None
-    return DataLoader(task.validate, batch_size=task.batch_size, **task.loader)
+    return DataLoader(task.validate, batch_size=task.batch_size, **loader_arguments(task))

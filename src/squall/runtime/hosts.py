@@ -59,7 +59,7 @@ class ReplicaHost(_Host):
             case ClearGradient(buffer):
                 self.gradients.clear(buffer)
             case End():
-                pass
+                self.gradients.batches.close()
             case _:
                 raise AssertionError(f"a replica cannot {effect!r}")
         return None
