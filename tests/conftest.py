@@ -36,4 +36,3 @@ def inline(tmp_path: Path, without_report: None) -> Iterator[Callable[..., Run]]
 
     yield fit
     torch.set_num_threads(threads)
-

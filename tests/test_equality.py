@@ -1,4 +1,4 @@
-"""One replica of any strategy is plain training; lock-step replicas are plain training on the union of their batches."""
+"""One replica of any strategy is plain training; lock-step replicas are that on the union of their batches."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ def test_one_replica_is_the_sequential_reference_bit_for_bit_with_any_optimizer(
 
 @pytest.mark.parametrize("strategy", ["downpour", "synchronous"])
 @pytest.mark.parametrize("name", TASKS)
-def test_one_replica_is_the_sequential_reference_bit_for_bit_on_any_task(
-    inline: Fit, name: str, strategy: str
-) -> None:
+def test_one_replica_is_the_sequential_reference_bit_for_bit_on_any_task(inline: Fit, name: str, strategy: str) -> None:
     task = TASKS[name]
     reference = inline(task, squall.SingleProcess(optimizer=SGD), epochs=2)
     assert_same(inline(task, one_replica(strategy, 3, SGD), epochs=2), reference, task)

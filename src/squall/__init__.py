@@ -1,6 +1,8 @@
 """Squall: train PyTorch models on many processes, with every data-parallel algorithm behind one switch."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from squall.version import __version__
@@ -54,3 +56,16 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        """`squall.fit` is the function, also when the import system would put the module of that name there."""
+        super().__setattr__(name, value.fit if name == "fit" and isinstance(value, ModuleType) else value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by name, as plain modules are by cloudpickle."""
+        return import_module, (self.__name__,)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
 import sys
+import sysconfig
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +26,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `squall`; returns the exit status."""
     commanded_at = _process_started_at()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with _prints_to_stderr("--json" in arguments):
+            status, output = _parse_and_run(arguments, commanded_at)
+        sys.stdout.write(output)
+        return status
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write(f"squall: {interrupt or 'interrupted'}\n")
+        return 130
+
+
+def _parse_and_run(arguments: Sequence[str], commanded_at: float) -> tuple[int, str]:
     local = _start_early(arguments)
     try:
         options = _parser(arguments).parse_args(arguments)
         return _run(options, local, commanded_at)
-    except KeyboardInterrupt as interrupt:
-        sys.stderr.write(f"squall: {interrupt or 'interrupted'}\n")
-        return 130
     finally:
         if local is not None:
             local.close()
+
+
+@contextlib.contextmanager
+def _prints_to_stderr(wanted: bool) -> Iterator[None]:
+    """What the user's code prints, here and in the processes started from here, is no part of a JSON output."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
 
 
 def _start_early(arguments: Sequence[str]) -> LocalRun | None:
@@ -44,26 +72,34 @@ def _start_early(arguments: Sequence[str]) -> LocalRun | None:
     return LocalRun()
 
 
-def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> int:
+def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
+    """The exit status, and what belongs on stdout."""
     from squall.errors import SquallError
     from squall.record import RecordError
 
     try:
-        status: int = options.run(options, local, commanded_at)
-        return status
+        done: tuple[int, str] = options.run(options, local, commanded_at)
+        return done
     except (ValueError, SquallError, RecordError) as error:
-        return _fail(str(error))
+        if _in_users_code(error):
+            raise
+        sys.stderr.write(f"squall: error: {error}\n")
+        return 1, ""
 
 
-def _fail(message: str) -> int:
-    sys.stderr.write(f"squall: error: {message}\n")
-    return 1
+def _in_users_code(error: Exception) -> bool:
+    """Whether it came from the user's own function: then its traceback is what helps."""
+    paths = sysconfig.get_paths()
+    homes = [str(Path(__file__).parent), *(paths[n] for n in ("stdlib", "platstdlib", "purelib", "platlib"))]
+    installed = ("<", *(home + os.sep for home in homes))
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(not frame.f_code.co_filename.startswith(installed) for frame, _ in frames)
 
 
 # ---------------------------------------------------------------- commands
 
 
-def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> int:
+def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     from squall.cli_options import build_strategy, settings_of
     from squall.cli_task import load_task
     from squall.fit import Launch
@@ -82,7 +118,7 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
     return _go(Launch(code, local, commanded_at), options.run_dir, options.json, again=False)
 
 
-def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> int:
+def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     from squall.fit import Launch, resumed_code
 
     path = Path(options.run_dir)
@@ -103,40 +139,35 @@ def _changed(code: Code, changes: dict[str, int]) -> Any:
     return dataclasses.replace(strategy, **changes)  # type: ignore[type-var]
 
 
-def _go(launch: Any, directory: str | Path | None, as_json: bool, again: bool) -> int:
+def _go(launch: Any, directory: str | Path | None, as_json: bool, again: bool) -> tuple[int, str]:
     run: Run = launch.go(directory, again=again)
     summary = run.summary()
     if as_json:
         document = {**summary.to_json_dict(), "run_directory": str(run.directory)}
-        sys.stdout.write(json.dumps(document) + "\n")
-    else:
-        sys.stdout.write(f"{summary}\n report                 {run.directory / 'report.html'}\n")
-    return 0
+        return 0, json.dumps(document) + "\n"
+    return 0, f"{summary}\n report                 {run.directory / 'report.html'}\n"
 
 
-def _report(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> int:
+def _report(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     from squall.report import Reader, audit, write_report
 
     path = Path(options.run_dir)
     if not (path / "run.sqlite").exists():
         raise ValueError(f"{path} holds no run: there is no run.sqlite in it")
     if options.audit:
-        reader = Reader(path / "run.sqlite")
-        sys.stdout.write(f"{audit(reader)}\n")
-        reader.close()
-    else:
-        sys.stdout.write(f"{write_report(path)}\n")
-    return 0
+        with contextlib.closing(Reader(path / "run.sqlite")) as reader:
+            return 0, f"{audit(reader)}\n"
+    return 0, f"{write_report(path)}\n"
 
 
-def _doctor(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> int:
+def _doctor(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     from rich.console import Console
 
     from squall.doctor import checkup, render
 
     findings = checkup()
     render(findings, Console())
-    return 1 if any(finding.ok is False for finding in findings) else 0
+    return (1 if any(finding.ok is False for finding in findings) else 0), ""
 
 
 # ---------------------------------------------------------------- parsing

@@ -28,6 +28,7 @@ from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.seeds import seed_everything
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
+from squall.shipping import ship
 from squall.strategies import Strategy
 from squall.task import Task, check_task
 from squall.vector import Layout
@@ -115,9 +116,10 @@ class Launch:
             if self._local is not None:
                 self._local.prepare({"task": self.code["task"], "strategy": self._strategy}, self._message())
             task, layout = self._checked()
+            shipped = ship(self.code)
             path = Path(directory) if again and directory is not None else new_directory(directory)
-            snapshot = _last_snapshot(path, layout) if again else None
-            write_plan(path, self.code)
+            snapshot = _last_snapshot(path, task, layout) if again else None
+            write_plan(path, self.code, shipped)
             return self._run(task, layout, path, snapshot)
         finally:
             if self._local is not None:
@@ -197,14 +199,18 @@ def _not_a_function(task: object) -> Task:
     raise ValueError(f"task must be a function without arguments that builds a squall.Task: it is {task!r}")
 
 
-def _last_snapshot(path: Path, layout: Layout) -> int | None:
+def _last_snapshot(path: Path, task: Task, layout: Layout) -> int | None:
     """The snapshot to go on from; None starts from the beginning, because the run died before its first."""
     snapshots = Snapshots(path)
     snapshots.discard_partial()
     numbers = snapshots.numbers()
     if not numbers:
         return None
-    snapshots.check(numbers[-1], layout)
+    before = snapshots.check(numbers[-1], layout).ledger["examples"]
+    if before != task.examples:
+        raise ValueError(
+            f"Task.train has {task.examples} examples, and had {before} when the run began: start a new one"
+        )
     return numbers[-1]
 
 

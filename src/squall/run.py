@@ -17,6 +17,7 @@ from squall.plan import Plan, Settings, versions
 from squall.report import Reader, Summary, summarize, write_report
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
+from squall.shipping import ship
 from squall.strategies import Strategy
 from squall.task import Task
 from squall.vector import Layout
@@ -90,13 +91,13 @@ def new_directory(wanted: str | Path | None) -> Path:
             number += 1
 
 
-def write_plan(path: Path, code: Code) -> None:
-    """run.json for people and reports; code.pickle (private) for `resume`."""
+def write_plan(path: Path, code: Code, shipped: bytes | None = None) -> None:
+    """run.json for people and reports; code.pickle (private), which is `code` shipped, for `resume`."""
     document = {"name": path.name, "plan": code["plan"], "versions": versions()}
     (path / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(document)))
     handle = os.open(path / "code.pickle", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
-        file.write(cloudpickle.dumps(code))
+        file.write(shipped if shipped is not None else ship(code))
 
 
 def load_code(path: Path) -> Code:

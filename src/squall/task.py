@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+import random
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 Batch = Any  # whatever the dataset's collated items are
 OptimizerFactory = Callable[..., Optimizer]  # called with a list of param groups, as `torch.optim.SGD` is
@@ -86,6 +90,8 @@ def _check_data(task: Task) -> None:
             continue
         if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
             raise ValueError(f"Task.{name} must be map-style (__len__ and __getitem__): it is {type(data).__name__}")
+        if isinstance(data, IterableDataset):
+            raise ValueError(f"Task.{name} must be map-style, so that leases can divide it: it is an IterableDataset")
         if len(data) == 0:
             raise ValueError(f"Task.{name} is empty: give at least one example")
     if task.batch_size < 1:
@@ -95,6 +101,10 @@ def _check_data(task: Task) -> None:
     clash = [name for name in OWN_LOADER_ARGUMENTS if name in task.loader]
     if clash:
         raise ValueError(f"Task.loader sets {', '.join(clash)}: leases decide that; use Task.batch_size and shuffle")
+    try:
+        DataLoader(task.train, **task.loader)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"Task.loader is not what torch's DataLoader takes: {error}") from error
 
 
 def _check_parameters(task: Task) -> None:
@@ -102,6 +112,8 @@ def _check_parameters(task: Task) -> None:
     if not trainable:
         raise ValueError("the model has no trainable parameters: set requires_grad=True on some")
     for name, parameter in trainable:
+        if is_lazy(parameter):
+            raise ValueError(f"parameter {name!r} has no shape yet (a lazy module): run the model once in the task")
         if parameter.dtype != torch.float32:
             raise ValueError(
                 f"parameter {name!r} is {parameter.dtype}: build the model in float32"
@@ -119,19 +131,54 @@ def _check_parameters(task: Task) -> None:
 
 
 def _check_loss(task: Task) -> None:
-    """One gradient on a few examples, without a trace: parameters, buffers and random state stay as they are."""
-    state = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
-    random_state = torch.get_rng_state()
-    loader = {k: v for k, v in task.loader.items() if k in ("collate_fn",)}
-    count = min(task.batch_size, task.examples)
-    try:
-        batch = next(iter(DataLoader(task.train, batch_size=count, **loader)))
-        loss = task.loss(task.model, batch)
+    """The loss on one batch and the metrics on another, without a trace: weights and random state stay as they are."""
+    with _untouched(task.model):
+        loss = task.loss(task.model, _first_batch(task, task.train))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"Task.loss must return a scalar, the mean over the batch: it returned {shape}")
         if not loss.requires_grad:
             raise ValueError("Task.loss does not depend on a trainable parameter: its result has no gradient")
+        if task.validate is not None and task.metrics:
+            task.model.eval()
+            batch = _first_batch(task, task.validate)
+            for name, metric in task.metrics.items():
+                with torch.no_grad():
+                    check_metric(name, metric(task.model, batch), _first_count(task, task.validate))
+
+
+def check_metric(name: str, values: object, count: int) -> Tensor:
+    """A metric's values, one for each of `count` examples, or a `ValueError`."""
+    if not isinstance(values, Tensor) or values.ndim == 0 or values.shape[0] != count:
+        found = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"metric {name!r} must give one value per example, shape [{count}]: it gave {found}")
+    return values
+
+
+def _first_batch(task: Task, data: Dataset[Any]) -> Batch:
+    collate = {k: v for k, v in task.loader.items() if k == "collate_fn"}
+    return next(iter(DataLoader(data, batch_size=_first_count(task, data), **collate)))
+
+
+def _first_count(task: Task, data: Dataset[Any]) -> int:
+    return min(task.batch_size, len(cast(Sized, data)))
+
+
+@contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Afterwards parameters, buffers, modes and random state are what they were."""
+    tensors = [*model.parameters(), *model.buffers()]
+    values = [tensor.detach().clone() for tensor in tensors]
+    modes = [(module, module.training) for module in model.modules()]
+    chance = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
     finally:
-        task.model.load_state_dict(state)
-        torch.set_rng_state(random_state)
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values):
+                tensor.copy_(value)
+        for module, mode in modes:
+            module.training = mode
+        torch.set_rng_state(chance[0])
+        np.random.set_state(chance[1])
+        random.setstate(chance[2])

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 import squall
 from squall.protocol.core import Node
 from squall.report import Reader, audit
-from squall.run import Run, TaskFunction
+from squall.run import Run
 from squall.runtime.batches import Batches, Key, to_device
 from squall.runtime.seeds import epoch_order, mix, seed_everything
 from squall.task import Task
@@ -165,7 +165,7 @@ def test_every_example_is_computed_on_once_an_epoch(inline: Fit, strategy: squal
 
     inputs, targets = numbers(90).tensors
     task = regression(train=TensorDataset(inputs, targets, torch.arange(90)), loss=loss)
-    checked_on = Counter({i: 1 for i in range(16)})  # the check before the launch
+    checked_on = Counter(dict.fromkeys(range(16), 1))  # the check before the launch
     run = inline(task, strategy, epochs=3)
     assert counts.tolist() == [3 + checked_on[i] for i in range(90)]
     assert run.summary().examples == 270
@@ -244,5 +244,3 @@ def test_each_epoch_has_its_order_and_unshuffled_ones_the_datasets() -> None:
     assert len({tuple(order.tolist()) for order in orders}) == 6
     assert torch.equal(epoch_order(0, 1, 50), orders[1])
     assert epoch_order(3, 2, 50, shuffle=False).tolist() == list(range(50))
-
-

@@ -80,9 +80,7 @@ def words_task(sparse: bool) -> Callable[[], squall.Task]:
     def loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
         return nn.functional.cross_entropy(model(batch[0]), (batch[0] + 1) % 12)
 
-    return lambda: squall.Task(
-        model=Tied(sparse), loss=loss, train=torch.utils.data.TensorDataset(words), batch_size=8
-    )
+    return lambda: squall.Task(model=Tied(sparse), loss=loss, train=torch.utils.data.TensorDataset(words), batch_size=8)
 
 
 @pytest.mark.parametrize("strategy", [TWO, LOCKED], ids=["downpour", "synchronous"])
@@ -154,9 +152,7 @@ def test_sparse_gradients_train_as_dense_ones(inline: Fit, clip_norm: float | No
         def build() -> squall.Task:
             made = words_task(sparse=True)()
             made.model.embedding.sparse = sparse
-            return squall.Task(
-                model=made.model, loss=made.loss, train=made.train, batch_size=8, clip_norm=clip_norm
-            )
+            return squall.Task(model=made.model, loss=made.loss, train=made.train, batch_size=8, clip_norm=clip_norm)
 
         return build
 
@@ -240,4 +236,4 @@ def test_the_trained_model_is_in_evaluation_mode_and_predicts_what_was_measured(
     batch = numbers(40).tensors
     assert not run.model.training
     assert run.model is run.model
-    assert float(mean_square(run.model, batch)) == pytest.approx(run.summary().metrics["loss"], rel=1e-5)
+    assert mean_square(run.model, batch).item() == pytest.approx(run.summary().metrics["loss"], rel=1e-5)

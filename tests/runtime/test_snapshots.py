@@ -128,6 +128,22 @@ def test_other_param_groups_are_another_model(inline: Fit) -> None:
         snapshot(run, swapped)
 
 
+def test_other_data_is_refused(inline: Fit) -> None:
+    size = [90]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.tasks.EXAMPLES", size, raising=False)  # what the task function reads when it is called
+        run = inline(reads_its_size, squall.Downpour(replicas=2), steps=4)
+        size[0] = 40
+        with pytest.raises(ValueError, match="has 40 examples, and had 90 when the run began"):
+            again(run, steps=9)
+
+
+def reads_its_size() -> squall.Task:
+    from tests import tasks
+
+    return regression(examples=tasks.EXAMPLES[0])()
+
+
 def damage_manifest(directory: Path) -> None:
     (directory / "manifest.json").write_text('{"number": "one"')
 
@@ -168,7 +184,7 @@ def test_a_run_directory_that_exists_is_refused(inline: Fit, tmp_path: Path) -> 
         inline(TASK, squall.SingleProcess(), run_dir=run.directory)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    with pytest.raises(ValueError, match="it is no run.*choose another run directory"):
+    with pytest.raises(ValueError, match=r"it is no run.*choose another run directory"):
         inline(TASK, squall.SingleProcess(), run_dir=tmp_path / "mine")
     (tmp_path / "empty").mkdir()
     assert inline(TASK, squall.SingleProcess(), run_dir=tmp_path / "empty").summary().status == "finished"

@@ -19,7 +19,7 @@ from squall.protocol.shard import Shard
 from squall.sim.world import Network, World
 from squall.strategies import Recipe
 
-HANG_S = 40.0  # of virtual time; the runs here take some seconds
+HANG_S = 120.0  # of virtual time; the runs here take some seconds
 
 
 class Bench:

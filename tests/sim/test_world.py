@@ -111,7 +111,7 @@ def test_frames_overtake_each_other_and_get_lost_but_messages_do_not() -> None:
 
 
 def test_the_last_words_of_a_process_arrive_though_their_frame_was_lost() -> None:
-    lost = []
+    lost: list[Effect] = []
     coordinator = Script()
     world = pair(Script({Started: [Send(COORDINATOR, Join(7)), End("finished")]}), coordinator, Network(0.01))
     world._carry, carry = (

@@ -18,6 +18,7 @@ import cloudpickle
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.launchers.line import Line
 from squall.protocol.core import End
+from squall.shipping import ship
 
 
 class LocalRun:
@@ -39,7 +40,7 @@ class LocalRun:
 
     def prepare(self, code: dict[str, Any], message: dict[str, Any]) -> None:
         """Have the task built, beside the check of it here. `code` holds the user's functions, shipped by value."""
-        blob = {**message, "sockets": self._sockets, "sys_path": sys.path, "code": cloudpickle.dumps(code)}
+        blob = {**message, "sockets": self._sockets, "sys_path": sys.path, "code": ship(code)}
         self._line.connection.send_bytes(cloudpickle.dumps(blob))
 
     def launch(self, directory: Path, snapshot: int | None) -> None:

@@ -18,8 +18,6 @@ from squall.runtime.machines import machine, nodes
 from squall.runtime.recorder import CoordinatorHost
 from squall.transports.zeromq import ZmqTransport
 
-SPIN_S = 150e-6  # a small exchange is over by then; sleeping and waking alone would cost half of that
-
 
 class NurseryChannel:
     """The coordinator's line to the nursery."""
@@ -54,7 +52,7 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
     peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)
     transport = ZmqTransport(
-        node, sockets, serve=node in servers, peers=peers, spin_s=SPIN_S if node.role == "replica" else 0.0,
+        node, sockets, serve=node in servers, peers=peers,
         wake_on=line.connection.fileno() if line is not None else None,
     )  # fmt: skip
     try:

@@ -13,6 +13,8 @@ from squall.protocol.link import Linked
 from squall.protocol.replica import Replica
 from squall.protocol.shard import Shard
 
+Claim = tuple[bool, str]  # holds, what was to hold
+
 
 def check(machine: Machine | Leases) -> None:
     """Raise `AssertionError` with what is broken and the machine's whole state."""
@@ -31,9 +33,6 @@ def check(machine: Machine | Leases) -> None:
             _raise_for(machine, _shard(machine))
         case Evaluator():
             _raise_for(machine, _evaluator(machine))
-
-
-Claim = tuple[bool, str]  # holds, what was to hold
 
 
 def _raise_for(subject: object, claims: Iterator[Claim]) -> None:
@@ -72,8 +71,8 @@ def _coordinator(coordinator: Coordinator) -> Iterator[Claim]:
     yield all(node in live or node in departing for node in holders), "leases are held by members"
     yield phase is not Phase.ENDED or coordinator.wake_at is None, "the end sets no timers"
     yield phase is Phase.RUNNING or bool(coordinator.reason or coordinator.error), "a run ends for a reason"
-    asked = bool(members._joining or members._departing)
-    yield not asked or not members.settled, "who waits for a view waits for one that is not seen yet"
+    pending = bool(members._joining or members._departing)
+    yield not (pending and members.settled), "who waits for a view waits for one that is not seen yet"
 
 
 def _replica(replica: Replica) -> Iterator[Claim]:
@@ -120,6 +119,6 @@ def _link(linked: Linked) -> Iterator[Claim]:
         yield numbers == list(range(first, link.sent + 1)), f"what {node} has not acknowledged is the newest"
         yield all(number > link.seen + 1 for number in link.early), f"early messages of {node} wait for a gap"
         yield bool(numbers) == (link.resend_due is not None), f"what {node} lacks will be sent again"
-        due = [at for at in (link.resend_due, link.ack_due) if at is not None]
-        looked_at = linked._check_at is not None and linked._check_at <= min(due) if due else True
-        yield looked_at, f"the link to {node} wakes the node"
+        wakes = linked._check_at if linked._check_at is not None else float("inf")
+        dues = [at for at in (link.resend_due, link.ack_due) if at is not None]
+        yield all(wakes <= due for due in dues), f"the link to {node} wakes the node"

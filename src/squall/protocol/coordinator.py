@@ -334,6 +334,8 @@ class Coordinator:
 
     def _hurry(self, reason: str, now: float, effects: list[Effect]) -> None:
         """Stop without a final evaluation, and without waiting long for replicas that compute."""
+        if self.phase in (Phase.SNAPSHOT, Phase.ENDED):
+            return  # nothing is left to skip
         self._hurried = True
         self._stop(reason, now, effects)
         if self.phase in (Phase.STOPPING, Phase.EVALUATING) and self._deadline is None:

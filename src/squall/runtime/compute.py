@@ -86,6 +86,7 @@ class Gradients:
         self._vectors = [torch.zeros_like(g, device=device) for g in gradients] if on_device else list(gradients)
         self._views = [layout.views(v) for v in self._vectors]
         self._group_of = _group_of(layout)
+        self._trained = False  # some parameter got a gradient
         for vector in self._vectors:
             vector.zero_()  # padding must stay zero: it is summed and pushed with the rest
         task.model.train()
@@ -142,6 +143,9 @@ class Gradients:
                 torch._foreach_zero_(missing)
             views = [view for view, g in zip(views, fresh) if g is not None]
         present = [g for g in fresh if g is not None]
+        if not present and not self._trained:
+            raise ValueError("Task.loss gave no gradient: it must use the model that it is given, not one it knows")
+        self._trained = True
         if accumulate:
             if not math.isfinite(loss) or not math.isfinite(sum(g.sum().item() for g in present)):
                 return False

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from squall.runtime.batches import loader_arguments, to_device
-from squall.task import Batch, Task
+from squall.task import Batch, Task, check_metric
 
 
 def evaluate(task: Task, model: nn.Module, device: torch.device) -> dict[str, float]:
@@ -37,10 +37,7 @@ def evaluate(task: Task, model: nn.Module, device: torch.device) -> dict[str, fl
 
 
 def _per_example(name: str, values: torch.Tensor, count: int) -> float:
-    if values.ndim == 0 or values.shape[0] != count:
-        raise ValueError(
-            f"metric {name!r} must give one value per example, shape [{count}]: it gave {list(values.shape)}"
-        )
+    check_metric(name, values, count)
     return values.float().flatten(1).mean(1).sum().item() if values.ndim > 1 else values.float().sum().item()
 
 

@@ -64,7 +64,7 @@ class Sequential:
         return end
 
     def _train(self) -> End:
-        began = snapshot_at = self._clock()
+        began = snapshot_at = evaluated_at = self._clock()
         epochs = self._leases.epochs_done()
         while (lease := self._leases.take(_REPLICA, 1, self._clock())) is not None:
             error = self._step(lease)
@@ -74,8 +74,10 @@ class Sequential:
                 return End("failed", error)
             if now - self._reported_at >= REPORT_EVERY_S:
                 self._report(now)
-            if self._leases.epochs_done() > epochs and not self._leases.finished():
-                epochs = self._leases.epochs_done()
+            every = self._policy.evaluate_every_s
+            due = every is not None and now - evaluated_at >= every
+            if (due or self._leases.epochs_done() > epochs) and not self._leases.finished():
+                epochs, evaluated_at = self._leases.epochs_done(), now
                 if why := reached(self._policy.until, self._evaluate()):
                     return End("finished", why)
             if self._interrupted:
@@ -91,10 +93,15 @@ class Sequential:
         """One update; the reason if the batch gave a NaN twice."""
         effect = Compute(lease.epoch, lease.start, lease.stop, 0, accumulate=False, local_step=False)
         answer = self._gradients.compute(effect)
-        if not answer.finite and not self._gradients.compute(effect).finite:
+        if not answer.finite:
             batch = f"examples {lease.start} to {lease.stop} of epoch {lease.epoch} (lease {lease.id})"
-            self._note("nonfinite", text := f"NaN or Inf in the loss or gradient of {batch}, twice")
-            return text + "; the weights before it are kept"
+            text = f"NaN or Inf in the loss or gradient of {batch}"
+            self._note("nonfinite", f"{text}; not applied, tried again")
+            self._gradients.use(0)  # the forward pass may have put the NaN into BatchNorm's statistics
+            answer = self._gradients.compute(effect)
+            if not answer.finite:
+                self._note("nonfinite", f"{text}, twice")
+                return f"{text}, and again when it was tried a second time; the weights before it are kept"
         self._store.apply((Term(0, 0, 1.0),), 1.0)
         if self._job.task.schedule is not None or self._gradients.device.type != "cpu":
             self._gradients.use(0)

@@ -39,7 +39,9 @@ class Store:
         options = [{k: v for k, v in group.items() if k != "params"} for group in task.param_groups()]
         self.optimizer = build_optimizer(optimizer, self._groups(options))
         self.scheduler = task.schedule(self.optimizer) if task.schedule is not None else None
-        self._scratch: Tensor | None = None  # sums of several pushes
+        self._sums: list[Tensor] = []  # of several pushes, cut as the parameters are
+        self._gradients: dict[tuple[int, int], list[Tensor]] = {}  # (slot, buffer) -> its part of each parameter
+        self._targets: dict[tuple[int, int], tuple[Tensor, Any]] = {}  # (slot, buffer) -> weights, rates
 
     def _own(self, piece: Piece) -> Tensor:
         return self.weights[piece.start - self.start : piece.stop - self.start]
@@ -55,13 +57,34 @@ class Store:
 
     def apply(self, terms: Sequence[Term], share: float) -> None:
         """One optimizer step on the weighted sum of pushed gradients; buffers move by `share` to the pushed ones."""
-        gradient = self._sum(terms)
-        for piece, parameter in zip(self.pieces, self.parameters):
-            parameter.grad = gradient[piece.start - self.start : piece.stop - self.start]
+        first = terms[0]
+        if len(terms) == 1 and first.weight == 1.0:
+            gradients = self._pushed(first.slot, first.buffer)
+        else:
+            gradients = self._sum(terms)
+        for parameter, gradient in zip(self.parameters, gradients):
+            parameter.grad = gradient
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
         self._move_buffers(terms, share)
+
+    def _pushed(self, slot: int, buffer: int) -> list[Tensor]:
+        """A slot's gradient, cut as the parameters are. Cut once: a small exchange is over before three slices are."""
+        views = self._gradients.get((slot, buffer))
+        if views is None:
+            whole = self.arena.gradient(slot, buffer)
+            views = self._gradients[slot, buffer] = [whole[piece.start : piece.stop] for piece in self.pieces]
+        return views
+
+    def _sum(self, terms: Sequence[Term]) -> list[Tensor]:
+        if not self._sums:
+            self._sums = [torch.empty_like(parameter) for parameter in self.parameters]
+        for i, total in enumerate(self._sums):
+            torch.mul(self._pushed(terms[0].slot, terms[0].buffer)[i], terms[0].weight, out=total)
+            for term in terms[1:]:
+                total.add_(self._pushed(term.slot, term.buffer)[i], alpha=term.weight)
+        return self._sums
 
     def _move_buffers(self, terms: Sequence[Term], share: float) -> None:
         """Towards the mean of the pushed ones. What all agree on (a mask of infinities) stays exactly as it is."""
@@ -75,24 +98,16 @@ class Store:
             for term, theirs in zip(terms, pushed):
                 own.add_(torch.where(theirs == before, 0.0, theirs - before), alpha=term.weight * share)
 
-    def _sum(self, terms: Sequence[Term]) -> Tensor:
-        first, *others = terms
-        pushed = self.arena.gradient(first.slot, first.buffer)[self.start : self.stop]
-        if not others and first.weight == 1.0:
-            return pushed
-        if self._scratch is None:
-            self._scratch = torch.empty_like(self.weights)
-        torch.mul(pushed, first.weight, out=self._scratch)
-        for term in others:
-            self._scratch.add_(self.arena.gradient(term.slot, term.buffer)[self.start : self.stop], alpha=term.weight)
-        return self._scratch
-
     def deliver(self, slot: int, buffer: int) -> None:
         """Write the current weights and learning rates into a slot's buffer."""
-        self.arena.weights(slot, buffer)[self.start : self.stop].copy_(self.weights)
-        rates = self.arena.rates(slot, buffer)
+        target = self._targets.get((slot, buffer))
+        if target is None:
+            weights = self.arena.weights(slot, buffer)[self.start : self.stop]
+            target = self._targets[slot, buffer] = (weights, self.arena.rates(slot, buffer).numpy())
+        weights, rates = target
+        weights.copy_(self.weights)
         for number, group in enumerate(self.optimizer.param_groups):
-            rates[number] = float(group.get("lr", 0.0))
+            rates[number] = group.get("lr", 0.0)
 
     # ------------------------------------------------------------ snapshots
 

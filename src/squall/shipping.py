@@ -1,0 +1,20 @@
+"""The user's own functions as bytes: for the processes of a run, and for a later `resume`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+
+def ship(code: Mapping[str, Any]) -> bytes:
+    """Closures, notebook cells and `__main__` included. Raises `ValueError` for what no other process could have."""
+    try:
+        shipped: bytes = cloudpickle.dumps(code)
+    except Exception as error:  # whatever a `__reduce__` raises
+        raise ValueError(
+            f"the task cannot be shipped to other processes ({error}): make what it holds, such as an open file, a"
+            " lock or a connection, inside the task function"
+        ) from error
+    return shipped

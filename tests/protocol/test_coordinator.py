@@ -1,0 +1,184 @@
+"""Who gets which data, and what becomes of the data of those who are lost."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from office import BATCH, Office
+from steps import kinds, only, sent
+
+from squall.protocol.coordinator import LOST_IN_A_ROW
+from squall.protocol.core import End, Forget, MemberLost, Node, Started, StartMember
+from squall.protocol.leases import Limits
+from squall.protocol.messages import (
+    Cover,
+    Grant,
+    Join,
+    Lease,
+    LeaseRequest,
+    Progress,
+    Stats,
+    Stop,
+    View,
+    ViewSeen,
+    Welcome,
+)
+
+
+def again(node: Node) -> Node:
+    return Node(node.role, node.index, node.incarnation + 1)
+
+
+# ---------------------------------------------------------------- joining
+
+
+def test_a_replica_is_welcome_when_all_shards_have_seen_it() -> None:
+    office = Office()
+    office.prompt = False
+    (node,) = office.join(0)
+    assert [to for to, _ in office.said if isinstance(_, View)] == office.shards
+    office.see(office.shards[1])
+    assert not office.welcomed(node)
+    office.tell(office.shards[0], ViewSeen(1, ()))
+    assert office.welcomed(node)
+
+
+def test_training_begins_with_the_first_replica() -> None:
+    office = Office(seconds=60.0)
+    assert office.machine.wake_at is None
+    office.now = 5.0
+    office.join(0)
+    assert office.notes("started")
+    office.join(1)
+    assert not office.notes("started")
+    assert office.machine.wake_at == 65.0
+
+
+def test_a_replacement_waits_for_its_slot() -> None:
+    office = Office()
+    node, _ = office.join(0, 1)
+    office.prompt = False
+    office.lose(node)
+    (replacement,) = office.join(0, incarnation=1)
+    assert len([view for _, view in office.said if isinstance(view, View) and view.number == 3]) == 2
+    assert not office.heard(replacement, Welcome)
+    office.prompt = True
+    office.see()
+    assert office.welcomed(replacement)
+    views = [view for _, view in office.said if isinstance(view, View)]
+    assert [(m.slot, m.incarnation) for m in views[-1].members] == [(0, 1), (1, 0)]
+
+
+def test_a_join_that_comes_after_its_sender_was_lost_is_never_heard() -> None:
+    """The launcher's news may overtake frames; a dead member would hold the end of the run for ever."""
+    office = Office()
+    node = Node("replica", 0)
+    effects = office.lose(node)
+    assert Forget(node) in effects  # its link is dropped, and with it the Join
+    assert StartMember(again(node)) in effects
+
+
+def test_a_request_that_comes_after_its_sender_was_lost_gets_nothing() -> None:
+    office = Office()
+    node, _ = office.join(0, 1)
+    office.prompt = False
+    office.lose(node)
+    assert kinds(office.tell(node, LeaseRequest(1))) == []
+    assert office.leases.held == {}
+
+
+# ---------------------------------------------------------------- data
+
+
+def test_a_lost_replicas_lease_comes_back_when_all_shards_have_seen_it_gone() -> None:
+    office = Office(examples=40, shards=2, replicas=1)
+    a, b = office.join(0, 1)
+    lease = office.ask(a)
+    assert (lease.start, lease.stop) == (0, 20)
+    office.ask(b), office.ask(b, 2)
+    office.prompt = False
+    office.applied = {a: (Cover(lease.id, 10),)}
+    office.lose(a)
+    assert kinds(office.tell(b, LeaseRequest(3))) == []
+    effects = office.see()
+    assert sent(effects, Grant) == [(b, Grant(3, Lease(3, 0, 10, 20)))]  # what the shards applied is kept
+    assert Forget(a) in effects
+
+
+def test_a_lease_is_recorded_with_what_was_trained_of_it() -> None:
+    office = Office(examples=40, replicas=1)
+    (a,) = office.join(0)
+    lease = office.ask(a)
+    office.now = 3.0
+    assert office.trained(a, lease, 10) == []
+    office.applied = {a: (Cover(lease.id, 10),)}
+    office.lose(a)
+    (note,) = office.notes("lease")
+    assert (note.node, note.values["start"], note.values["stop"], note.values["trained_stop"]) == (a, 0, 20, 10)
+
+
+# ---------------------------------------------------------------- losses
+
+
+@pytest.mark.parametrize("role", ["replica", "evaluator"])
+def test_too_many_losses_in_a_row_end_the_run(role: str) -> None:
+    office = Office()
+    node = Node(role, 0 if role == "replica" else 2)
+    for _ in range(LOST_IN_A_ROW - 1):
+        assert StartMember(again(node)) in office.lose(node)
+        node = again(node)
+        office.tell(node, Join(1))
+    effects = office.lose(node, "killed by SIGSEGV")
+    expected = f"{role} {node.index} was lost {LOST_IN_A_ROW} times in a row, last: killed by SIGSEGV"
+    assert only(effects, End) == End("failed", expected)
+    assert not [effect for effect in effects if isinstance(effect, StartMember)]
+
+
+def test_a_finished_batch_ends_the_row() -> None:
+    office = Office(examples=10_000)
+    node = Node("replica", 0)
+    for _ in range(2 * LOST_IN_A_ROW):
+        office.tell(node, Join(1))
+        lease = office.ask(node)
+        office.trained(node, lease, lease.start + BATCH)
+        assert StartMember(again(node)) in office.lose(node)
+        node = again(node)
+
+
+def test_a_lost_shard_ends_the_run_with_an_error() -> None:
+    office = Office()
+    office.join(0)
+    effects = office.give(MemberLost(office.shards[1], "killed by SIGKILL"))
+    assert only(effects, End) == End("failed", "shard 1 was lost (killed by SIGKILL)")
+    assert [to for to, _ in sent(effects, Stop)] == [*office.shards, office.evaluator]
+    assert office.lose(Node("replica", 0)) == []  # what follows from the end is no news
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ask", "train", "lose", "late"]), st.integers(0, 2)), max_size=60))
+def test_whatever_replicas_do_the_ledger_adds_up(plan: list[tuple[str, int]]) -> None:
+    """`steps.give` checks the coordinator after each event; here the run is brought to its end as well."""
+    office = Office(replicas=3, examples=70, limits=Limits(epochs=2))
+    office.give(Started())
+    nodes = dict(enumerate(office.join(0, 1, 2)))
+    dead: list[Node] = []
+    losses = dict.fromkeys(range(3), 0)
+    for clock, (what, slot) in enumerate(plan, 1):
+        node = nodes[slot]
+        held = [h.lease for h in office.leases.held.values() if h.holder == node]
+        if what == "ask":
+            office.tell(node, LeaseRequest(clock))
+        elif what == "train" and held:
+            office.trained(node, held[0], min(held[0].stop, office.leases.held[held[0].id].done + BATCH))
+        elif what == "lose" and losses[slot] < LOST_IN_A_ROW - 1:
+            losses[slot] += 1
+            dead.append(node)
+            office.lose(node)
+            nodes[slot] = again(node)
+            office.tell(nodes[slot], Join(1))
+        elif what == "late" and dead:
+            office.tell(dead[-1], Progress((Cover(0, 10), Cover(1, 70)), Stats()))
+    for slot in (*range(3), *range(3)):
+        for held in [h.lease for h in office.leases.held.values() if h.holder == nodes[slot]]:
+            office.trained(nodes[slot], held)
+        office.work(nodes[slot])
+    assert office.leases.trained == 140
+    assert office.heard(nodes[0], Stop)

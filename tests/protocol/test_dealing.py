@@ -1,0 +1,90 @@
+"""How much work a replica is given, and how rounds are dealt."""
+
+from office import BATCH, Office
+from steps import kinds, sent
+
+from squall.protocol.leases import Limits
+from squall.protocol.messages import Grant, Lease, LeaseRequest, Welcome
+
+
+def test_leases_shrink_towards_the_end_of_an_epoch() -> None:
+    office = Office(examples=1000)
+    a, b = office.join(0, 1)
+    sizes = []
+    for turn in range(100):
+        lease = office.ask((a, b)[turn % 2], 1 + turn)
+        sizes.append((lease.stop - lease.start) // BATCH)
+        if lease.stop == 1000:
+            break
+    assert sizes[0] == 16
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == 1
+
+
+def test_leases_are_whole_pushes() -> None:
+    office = Office(examples=1000, push_every=4)
+    (a,) = office.join(0)
+    sizes = [(lease.stop - lease.start) // BATCH for lease in (office.ask(a, clock) for clock in range(1, 8))]
+    assert all(size % 4 == 0 for size in sizes[:-1])
+
+
+def test_without_a_bound_a_replica_waits_for_work_and_with_one_it_takes_part() -> None:
+    for bounded in (False, True):
+        office = Office(examples=10, bounded=bounded)
+        a, b = office.join(0, 1)
+        assert office.ask(a) is not None
+        effects = office.tell(b, LeaseRequest(1))
+        assert sent(effects, Grant) == ([(b, Grant(1, None))] if bounded else [])
+
+
+def test_warm_start_is_the_first_replicas_alone() -> None:
+    office = Office(examples=400, warm_start=50)
+    a, b = office.join(0, 1)
+    assert kinds(office.tell(b, LeaseRequest(1))) == []
+    lease = office.ask(a)
+    assert sent(office.trained(a, lease, 40), Grant) == []
+    assert [to for to, _ in sent(office.trained(a, lease, 50), Grant)] == [b]
+
+
+def test_rounds_begin_with_all_replicas_and_wait_while_a_view_is_pending() -> None:
+    office = Office(gathered=True, replicas=2)
+    (a,) = office.join(0)
+    assert kinds(office.tell(a, LeaseRequest(1))) == []
+    office.prompt = False
+    (b,) = office.join(1)
+    assert sent(office.effects, Grant) == []
+    office.prompt = True
+    assert sent(office.see(), Grant) == [(a, Grant(1, Lease(0, 0, 0, 10)))]
+    assert office.ask(b).start == 10
+    office.prompt = False
+    office.lose(b)
+    assert sent(office.tell(a, LeaseRequest(2)), Grant) == []
+    assert [grant.lease.start for _, grant in sent(office.see(), Grant)] == [10]  # it goes on alone
+
+
+def test_a_round_stays_within_an_epoch() -> None:
+    office = Office(gathered=True, replicas=3, examples=20, limits=Limits(epochs=2))
+    a, b, c = office.join(0, 1, 2)
+    assert [office.ask(node) and True for node in (a, b, c)] == [True, True, None]
+    assert [office.ask(node, 2).epoch for node in (a, b)] == [1, 1]
+    assert office.ask(c, 2) is None
+
+
+def test_a_newcomers_clock_comes_after_the_rounds_that_were_dealt() -> None:
+    office = Office(gathered=True, replicas=2)
+    a, b = office.join(0, 1)
+    office.ask(a, 1), office.ask(a, 2)
+    office.lose(b)
+    (replacement,) = office.join(1, incarnation=1)
+    assert office.heard(replacement, Welcome) == [Welcome(2)]
+
+
+def test_what_was_dealt_to_a_slow_member_waits_for_it_however_far_the_others_have_come() -> None:
+    """A replica that lagged while its peer was replaced again and again lost its part of round 1 for good."""
+    office = Office(gathered=True, replicas=2, examples=400)
+    slow, other = office.join(0, 1)
+    for clock in range(1, 12):
+        office.ask(other, clock)
+        office.trained(other, Lease(2 * clock - 1, 0, 0, 10**6))
+    assert office.ask(slow, 1).start == 0
+    assert office.ask(slow, 2).start == 20

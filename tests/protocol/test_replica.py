@@ -1,0 +1,184 @@
+"""What a replica asks for, computes, pushes and reports, as its effects show it."""
+
+import pytest
+from desk import Desk
+from steps import give, only, sent, tell
+
+from squall.protocol.core import (
+    COORDINATOR,
+    ClearGradient,
+    Compute,
+    Expect,
+    StopRequested,
+    TimePassed,
+    UseWeights,
+)
+from squall.protocol.messages import (
+    Cover,
+    Exchange,
+    Join,
+    LeaseRequest,
+    Progress,
+    View,
+)
+from squall.protocol.replica import REPORT_EVERY_S, REPORT_LEASES
+
+
+def test_it_joins_fetches_and_asks_for_work() -> None:
+    desk = Desk()
+    assert sent(desk.effects, Join) == [(COORDINATOR, Join(77))]
+    desk.welcome(5)
+    assert (desk.exchange.clock, desk.exchange.gradient, desk.exchange.weights) == (5, -1, 0)
+    assert only(desk.effects, UseWeights) == UseWeights(0)
+    assert sent(desk.effects, LeaseRequest) == [(COORDINATOR, LeaseRequest(6))]
+
+
+def test_a_lease_is_announced_and_computed_batch_by_batch() -> None:
+    desk = Desk().welcome().grant(3, short=2)
+    assert [e for e in desk.effects if isinstance(e, Expect)] == [
+        Expect(0, 100, 104), Expect(0, 104, 108), Expect(0, 108, 110),
+    ]  # fmt: skip
+    assert only(desk.effects, Compute) == Compute(0, 100, 104, 0, accumulate=False, local_step=False)
+    assert desk.computed().answer().batch == (104, 108)
+    assert not desk.has(LeaseRequest)
+    assert desk.computed().answer().batch == (108, 110)
+    assert sent(desk.effects, LeaseRequest) == [(COORDINATOR, LeaseRequest(4))]  # while the last batch is computed
+
+
+def test_a_push_names_its_basis_examples_and_covers() -> None:
+    desk = Desk().welcome().grant(2).computed()
+    pushed = sent(desk.effects, Exchange)
+    assert [message for _, message in pushed] == [
+        Exchange(1, 0, 0, basis, 4, (Cover(1, 104),)) for basis in (101, 102)  # each shard's own version
+    ]  # fmt: skip
+
+
+def test_push_every_and_fetch_every() -> None:
+    """Four batches a push, two a fetch: local steps between the fetches."""
+    desk = Desk(push_every=4, fetch_every=2).welcome().grant(8)
+    log = []
+    for _ in range(8):
+        compute = only(desk.effects, Compute)
+        exchange = desk.exchange
+        desk.computed()
+        exchanged = desk.exchange is not exchange
+        if exchanged:
+            log.append((desk.exchange.gradient >= 0, desk.exchange.weights >= 0, desk.exchange.examples))
+        log.append((compute.accumulate, compute.local_step))
+        if exchanged:
+            desk.answer()
+            assert desk.has(UseWeights)
+    local, last = (True, True), (True, False)
+    fetch, push = (False, True, 0), (True, True, 16)
+    assert log == [(False, True), fetch, last, local, push, last] * 2
+
+
+def test_a_push_without_a_fetch_keeps_the_weights() -> None:
+    desk = Desk(push_every=1, fetch_every=2).welcome().grant(4).computed()
+    assert (desk.exchange.gradient, desk.exchange.weights) == (0, -1)
+    desk.answer()
+    assert not desk.has(UseWeights)
+    desk.computed()
+    assert desk.exchange.weights == 0
+    assert desk.exchange.basis == 101  # as old as the weights it began with
+
+
+def test_overlap_computes_beside_the_exchange_in_the_other_buffers() -> None:
+    desk = Desk(overlap=True).welcome().grant(4)
+    desk.computed()
+    assert (desk.exchange.gradient, desk.exchange.weights, desk.exchange.basis) == (0, 1, 101)
+    assert only(desk.effects, Compute).buffer == 1  # and on weights buffer 0: no UseWeights yet
+    first = desk.exchange
+    desk.computed()
+    assert desk.exchange is first  # the next exchange waits for this one
+    desk.answer()
+    assert only(desk.effects, UseWeights) == UseWeights(1)
+    assert (desk.exchange.gradient, desk.exchange.weights) == (1, 0)
+    assert desk.exchange.basis == 101  # one update older than without overlap
+    assert only(desk.effects, Compute).buffer == 0
+
+
+def test_a_fetch_into_the_weights_in_use_is_waited_for_also_with_overlap() -> None:
+    desk = Desk(overlap=True, push_every=2).welcome().grant(4).computed()
+    assert (desk.exchange.gradient, desk.exchange.weights) == (-1, 0)
+    assert not desk.has(Compute)
+    assert desk.answer().has(Compute)
+
+
+def test_without_work_it_flushes_what_it_has_and_reports() -> None:
+    desk = Desk(push_every=4, fetch_every=4).welcome().grant(1)
+    desk.computed()
+    assert (desk.exchange.gradient, desk.exchange.examples) == (0, 4)
+    desk.answer()
+    ((_, progress),) = sent(desk.effects, Progress)
+    assert progress.covers == (Cover(1, 104),)
+    assert desk.grant(1).has(Compute)
+
+
+def test_reports_are_sums_and_come_every_so_often() -> None:
+    desk = Desk().welcome().grant(200)
+    desk.now = REPORT_EVERY_S
+    desk.computed().answer()
+    desk.now += REPORT_EVERY_S / 2
+    for staleness in (1, 1, 3):
+        desk.computed(loss=2.0).answer(staleness)
+        assert not desk.has(Progress)
+    desk.now += REPORT_EVERY_S / 2
+    desk.computed(loss=1.0).answer()
+    ((_, progress),) = sent(desk.effects, Progress)
+    stats = progress.stats
+    assert progress.covers == (Cover(1, 120),)
+    assert (stats.examples, stats.batches, stats.loss_sum) == (16, 4, 28.0)
+    assert (stats.exchanges, stats.pushes, stats.fetches, stats.compute_s) == (4, 4, 4, 1.0)
+    assert stats.staleness == {1: 4, 3: 2, 0: 2}  # of both shards
+
+
+def test_an_answer_that_comes_while_it_computes_is_reported_as_well() -> None:
+    desk = Desk(overlap=True).welcome().grant(4).computed()
+    desk.now = REPORT_EVERY_S
+    assert desk.computing
+    desk.answer()
+    assert desk.reported == {1: 104}
+
+
+def test_many_short_leases_are_reported_before_shards_forget_them() -> None:
+    desk = Desk(gathered=True).welcome().grant(1)
+    reported = []
+    for clock in range(2, 3 * REPORT_LEASES):
+        desk.grant(1, clock).computed().answer()
+        reported += [message.covers for _, message in sent(desk.effects, Progress)]
+    assert [len(covers) for covers in reported] == [REPORT_LEASES] * 2
+
+
+def test_a_round_without_a_batch_is_taken_part_in() -> None:
+    desk = Desk(gathered=True).welcome().grant(None)
+    assert only(desk.effects, ClearGradient) == ClearGradient(0)
+    assert (desk.exchange.clock, desk.exchange.gradient, desk.exchange.examples) == (1, 0, 0)
+    assert desk.answer().grant(1, clock=2).batch == (100, 104)
+    assert desk.computed().exchange.clock == 2
+
+
+def test_rounds_are_asked_for_one_ahead() -> None:
+    desk = Desk(gathered=True, push_every=2, fetch_every=2).welcome().grant(2)
+    assert not desk.has(LeaseRequest)  # two batches to do
+    desk.computed()
+    assert sent(desk.effects, LeaseRequest) == [(COORDINATOR, LeaseRequest(2))]
+    desk.grant(2, clock=2)
+    desk.computed()
+    assert desk.exchange.covers == (Cover(1, 108),)  # nothing of the next round
+    assert desk.answer().batch == (200, 204)
+
+
+def test_a_newcomer_takes_its_clock_from_the_shards() -> None:
+    desk = Desk().welcome(2, answered=False).answer(clock=9)
+    assert desk.grant(2).computed().exchange.clock == 10
+
+
+def test_it_wakes_for_nothing_and_knows_nothing_else() -> None:
+    desk = Desk()
+    assert desk.replica.wake_at is None
+    assert give(desk.replica, TimePassed()) == []
+    with pytest.raises(AssertionError, match="does not know"):
+        desk.replica.on(StopRequested("no"), 0.0)
+    with pytest.raises(AssertionError, match="does not know"):
+        tell(desk.replica, COORDINATOR, View(1, ()))

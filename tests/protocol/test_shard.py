@@ -1,0 +1,181 @@
+"""What a shard applies and answers, as its effects show it."""
+
+import pytest
+from steps import R0, R1, R1_AGAIN, R2, answers, give, kinds, only, push, sent, shard_of, tell, view
+
+from squall.protocol.core import (
+    COORDINATOR,
+    Apply,
+    Forget,
+    MessageArrived,
+    Node,
+    Payload,
+    Send,
+    SnapshotWritten,
+    StopRequested,
+    Term,
+    WriteSnapshot,
+)
+from squall.protocol.messages import (
+    Cover,
+    Departed,
+    Exchange,
+    Exchanged,
+    Member,
+    SnapshotTaken,
+    Stop,
+    TakeSnapshot,
+    View,
+    ViewSeen,
+    Welcome,
+)
+
+EVALUATOR = Node("evaluator", 3)
+
+
+# ---------------------------------------------------------------- each push an update
+
+
+def test_each_push_is_an_update_and_is_answered_with_the_weights_after_it() -> None:
+    shard = shard_of(R0, R1)
+    effects = tell(shard, R1, Exchange(1, 1, 1, 0, 8))
+    assert effects == [
+        Apply((Term(1, 1, 1.0),), 0.5),
+        Send(R1, Exchanged(1, 1, 0), Payload("weights", 1, 1)),
+    ]
+
+
+def test_staleness_counts_the_updates_since_the_gradients_weights() -> None:
+    shard = shard_of(R0, R1, version=10)
+    tell(shard, R0, push(1, basis=10))
+    tell(shard, R0, push(2, basis=11))
+    assert answers(tell(shard, R1, push(1, basis=10))) == {R1: Exchanged(1, 13, 2)}
+
+
+def test_a_push_without_examples_moves_nothing_but_the_clock() -> None:
+    shard = shard_of(R0)
+    assert tell(shard, R0, push(1, examples=0)) == [Send(R0, Exchanged(1, 0, -1), Payload("weights", 0, 0))]
+    assert answers(tell(shard, R0, push(2))) == {R0: Exchanged(2, 1, 0)}
+
+
+def test_a_fetch_alone_is_answered_at_once_and_a_push_alone_gets_no_weights() -> None:
+    shard = shard_of(R0, R1, max_delay=0)
+    assert tell(shard, R0, Exchange(0, -1, 0)) == [Send(R0, Exchanged(0, 0, -1), Payload("weights", 0, 0))]
+    assert kinds(tell(shard, R0, push(1))) == ["Apply"]  # held: replica 1 has not pushed
+    assert tell(shard, R1, push(1, weights=-1))[1] == Send(R1, Exchanged(1, 2, 1))
+
+
+def test_a_clock_that_does_not_advance_is_a_slip_of_ours() -> None:
+    shard = shard_of(R0)
+    tell(shard, R0, push(1))
+    with pytest.raises(AssertionError, match="clock 1 after 1"):
+        shard.on(MessageArrived(R0, push(1)), 0.0)
+
+
+# ---------------------------------------------------------------- the mean of a round
+
+
+def test_a_round_is_one_update_weighed_by_examples_in_slot_order() -> None:
+    shard = shard_of(R0, R1, R2, gather="mean", max_delay=0)
+    assert tell(shard, R2, push(1, examples=8)) == []
+    assert tell(shard, R0, push(1, examples=6)) == []
+    effects = tell(shard, R1, push(1, examples=2))
+    assert effects[0] == Apply((Term(0, 0, 6 / 16), Term(1, 0, 2 / 16), Term(2, 0, 8 / 16)), 1.0)
+    assert answers(effects[1:]) == {node: Exchanged(1, 1, 0) for node in (R0, R1, R2)}
+    assert [effect.to for effect in effects[1:]] == [R0, R1, R2]
+
+
+def test_who_has_no_batch_takes_part_without_weight_and_an_empty_round_is_no_update() -> None:
+    shard = shard_of(R0, R1, gather="mean", max_delay=0)
+    tell(shard, R0, push(1, examples=0))
+    effects = tell(shard, R1, push(1))
+    assert effects[0] == Apply((Term(1, 0, 1.0),), 1.0)
+    assert answers(effects) == {R0: Exchanged(1, 1, -1), R1: Exchanged(1, 1, 0)}
+    tell(shard, R0, push(2, basis=1, examples=0))
+    effects = tell(shard, R1, push(2, basis=1, examples=0))
+    assert kinds(effects) == ["Exchanged", "Exchanged"]
+    assert answers(effects)[R0].version == 1
+
+
+def test_a_view_without_the_missing_one_closes_a_round_and_leaves_its_push_out() -> None:
+    shard = shard_of(R0, R1, R2, gather="mean", max_delay=0)
+    tell(shard, R0, push(1))
+    tell(shard, R1, push(1))
+    effects = view(shard, 2, R0, R2)  # replica 1 had pushed, replica 2 has not
+    assert kinds(effects) == ["Forget", "ViewSeen"]
+    assert only(tell(shard, R2, push(1)), Apply) == Apply((Term(0, 0, 0.5), Term(2, 0, 0.5)), 1.0)
+    tell(shard, R0, push(2, basis=1))
+    assert only(view(shard, 3, R0), Apply) == Apply((Term(0, 0, 1.0),), 1.0)
+
+
+def test_a_newcomer_does_not_belong_to_the_rounds_before_its_entry() -> None:
+    shard = shard_of(R0, gather="mean", max_delay=0)
+    tell(shard, COORDINATOR, View(2, (Member(0, 0, 0), Member(1, 1, 2))))
+    assert kinds(tell(shard, R0, push(1))) == ["Apply", "Exchanged"]
+    assert kinds(tell(shard, R0, push(2, basis=1))) == ["Apply", "Exchanged"]
+    assert tell(shard, R0, push(3, basis=2)) == []
+    assert only(tell(shard, R1_AGAIN, push(3, basis=2)), Apply).terms[1].slot == 1
+
+
+# ---------------------------------------------------------------- members and snapshots
+
+
+@pytest.mark.parametrize("gather", ["each", "mean"])
+def test_nothing_of_a_departed_replica_is_applied_or_answered(gather: str) -> None:
+    shard = shard_of(R0, R1, gather=gather, max_delay=0)
+    tell(shard, R1, push(1))
+    effects = view(shard, 2, R0)
+    assert Forget(R1) in effects
+    assert tell(shard, R1, push(2)) == []
+    later = view(shard, 3, R0, R1_AGAIN) + tell(shard, R1, push(3))
+    assert not [e for e in later if isinstance(e, Apply)]
+    assert R1 not in answers(later)
+
+
+def test_a_view_is_answered_with_what_was_applied_of_those_who_left() -> None:
+    shard = shard_of(R0, R1)
+    tell(shard, R1, push(1, covers=(Cover(4, 8), Cover(5, 24))))
+    tell(shard, R1, push(2, covers=(Cover(5, 32),)))
+    tell(shard, R0, push(1, covers=(Cover(6, 8),)))
+    assert sent(view(shard, 2, R0), ViewSeen) == [
+        (COORDINATOR, ViewSeen(2, (Departed(1, 0, (Cover(4, 8), Cover(5, 32))),)))
+    ]
+
+
+def test_pushes_of_a_round_that_was_not_applied_are_not_called_applied() -> None:
+    shard = shard_of(R0, R1, gather="mean", max_delay=0)
+    tell(shard, R1, push(1, covers=(Cover(4, 8),)))
+    ((_, seen),) = sent(view(shard, 2, R0), ViewSeen)
+    assert seen.departed == (Departed(1, 0, ()),)
+
+
+def test_an_older_view_is_ignored() -> None:
+    shard = shard_of(R0, R1)
+    view(shard, 5, R0)
+    assert view(shard, 4, R0, R1) == []
+    assert tell(shard, R1, push(1)) == []
+
+
+def test_an_evaluator_only_looks() -> None:
+    shard = shard_of(R0, max_delay=0, version=7)
+    look = tell(shard, EVALUATOR, Exchange(0, weights=0))
+    assert look == [Send(EVALUATOR, Exchanged(0, 7, -1), Payload("weights", 3, 0))]
+
+
+def test_a_snapshot_tells_what_was_in_it_not_what_came_while_it_was_written() -> None:
+    shard = shard_of(R0)
+    tell(shard, R0, push(1, covers=(Cover(2, 8),)))
+    assert tell(shard, COORDINATOR, TakeSnapshot(3)) == [WriteSnapshot(3, 1)]
+    tell(shard, R0, push(2, covers=(Cover(2, 16),)))
+    done = give(shard, SnapshotWritten(3, "disk full"))
+    assert done == [Send(COORDINATOR, SnapshotTaken(3, 1, (Cover(2, 8),), "disk full"))]
+
+
+def test_it_ends_when_told_to_and_knows_nothing_else() -> None:
+    shard = shard_of(R0)
+    assert kinds(tell(shard, COORDINATOR, Stop())) == ["End"]
+    assert shard.wake_at is None
+    with pytest.raises(AssertionError, match="does not know"):
+        shard.on(StopRequested("no"), 0.0)
+    with pytest.raises(AssertionError, match="does not know"):
+        tell(shard, COORDINATOR, Welcome(1))

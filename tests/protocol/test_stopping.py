@@ -1,0 +1,64 @@
+"""A user's stop, and batches that stay bad."""
+
+import pytest
+from office import Office
+from steps import kinds, sent
+from test_closing import end, finished
+
+from squall.protocol.coordinator import STOP_WITHIN_S
+from squall.protocol.core import End, StopRequested, TimePassed
+from squall.protocol.leases import Limits
+from squall.protocol.messages import Evaluate, NonFinite, Stop, TakeSnapshot
+
+
+def test_a_users_stop_skips_the_evaluation() -> None:
+    office = Office(limits=Limits())
+    a, b = office.join(0, 1)
+    assert sent(office.give(StopRequested("interrupted")), Stop) == [(a, Stop()), (b, Stop())]
+    office.leave(a, b)
+    assert not office.heard(office.evaluator, Evaluate)
+    office.snapshot()
+    assert end(office) == End("interrupted", "interrupted")
+
+
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_a_users_stop_waits_for_nobody_beyond_its_time(evaluating: bool) -> None:
+    office = finished() if evaluating else Office(limits=Limits())
+    office.join(0)
+    office.now = 5.0
+    office.give(StopRequested("interrupted"))
+    office.now = 5.5
+    office.give(StopRequested("interrupted"))  # again
+    assert office.machine.wake_at == 5.0 + STOP_WITHIN_S
+    office.now = 5.0 + STOP_WITHIN_S
+    assert [to for to, _ in sent(office.give(TimePassed()), TakeSnapshot)] == office.shards
+    office.snapshot()
+    assert end(office).status == "interrupted"
+
+
+def test_a_stop_before_anybody_has_joined() -> None:
+    office = Office()
+    assert kinds(office.give(StopRequested("interrupted"))) == ["Note", "TakeSnapshot", "TakeSnapshot"]
+    office.snapshot()
+    assert end(office).status == "interrupted"
+
+
+def test_a_batch_that_stays_bad_ends_the_run_and_is_named() -> None:
+    office = Office()
+    a, b = office.join(0, 1)
+    office.tell(a, NonFinite(2, 40, 50, 17, final=False))
+    assert not office.heard(b, Stop)
+    assert office.notes("nonfinite")[0].text.endswith("not applied, tried again")
+    office.tell(a, NonFinite(2, 40, 50, 17, final=True))
+    assert office.heard(b, Stop)
+    office.leave(a, b)
+    office.snapshot()
+    assert end(office).status == "failed"
+    assert "replica 0: NaN or Inf in the loss or gradient of examples 40 to 50 of epoch 2" in end(office).reason
+
+
+def test_a_stop_during_the_last_snapshot_comes_too_late() -> None:
+    office = finished(evaluate=False)
+    assert office.give(StopRequested("interrupted")) == []
+    office.snapshot()
+    assert end(office) == End("finished", "all data is trained")

@@ -1,0 +1,194 @@
+"""Runs in which processes die, or the user stops, at every event there is: they end, and train what they must."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from sim_bench import Bench
+from sim_hosts import COMPUTE_S
+
+from squall.protocol.coordinator import LOST_IN_A_ROW, STOP_WITHIN_S
+from squall.protocol.core import Compute, Node
+from squall.protocol.leases import Limits
+from squall.sim.world import Network
+from squall.strategies import Downpour, Recipe, Synchronous
+
+CLEAN = Network(latency_s=0.001)
+FAULTY = Network(latency_s=0.001, jitter_s=0.004, loss=0.02, duplication=0.02)
+SGD = partial(torch.optim.SGD, lr=0.1)
+RECIPES = {
+    "downpour": Downpour(replicas=2, shards=2).recipe(),
+    "push 4, fetch 2": Downpour(replicas=2, shards=2, push_every=4, fetch_every=2).recipe(),
+    "overlap": Downpour(replicas=2, shards=3, overlap=True).recipe(),
+    "delay 0": Downpour(replicas=3, shards=2, max_delay=0).recipe(),
+    "delay 3, overlap": Downpour(replicas=3, shards=1, max_delay=3, overlap=True).recipe(),
+    "warm start": Downpour(replicas=2, shards=2, warm_start=8).recipe(),
+    "synchronous": Synchronous(replicas=3, shards=2).recipe(),
+    "averaging": Recipe(replicas=2, shards=2, optimizer=SGD, gather="mean", push_every=3, fetch_every=3, max_delay=0),
+}
+Act = Callable[[Bench], None]
+
+
+def kill(*slots: int) -> Act:
+    return lambda bench: [bench.kill("replica", slot) for slot in slots]
+
+
+def kill_evaluator(bench: Bench) -> None:
+    bench.kill("evaluator", bench.recipe.replicas)
+
+
+def events_of(make: Callable[[], Bench], step: int) -> range:
+    return range(0, make().go().steps, step)
+
+
+def small(name: str, network: Network = CLEAN, seed: int = 0, **policy: object) -> Bench:
+    return Bench(RECIPES[name], network=network, seed=seed, examples=10, notice_s=0.002, **policy)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_replica_killed_at_any_event(name: str) -> None:
+    """Before Welcome, between the exchanges with two shards, while a view is pending, in the final evaluation ..."""
+    for slot in range(2):
+        for event in events_of(lambda: small(name), step=2):
+            bench = small(name).go({event + slot: kill(slot)})
+            assert bench.end.status == "finished"
+            bench.expect_all_trained()
+
+
+@pytest.mark.parametrize("name", ["downpour", "delay 0", "synchronous"])
+@pytest.mark.parametrize("network", [CLEAN, FAULTY], ids=["clean", "faulty"])
+def test_all_replicas_killed_at_once(name: str, network: Network) -> None:
+    for event in events_of(lambda: small(name, network), step=4):
+        bench = small(name, network).go({event: kill(0, 1, 2)})
+        assert bench.end.status == "finished"
+        bench.expect_all_trained()
+
+
+@pytest.mark.parametrize("name", ["downpour", "synchronous"])
+def test_the_evaluator_killed_at_any_event(name: str) -> None:
+    for event in events_of(lambda: small(name), step=3):
+        bench = small(name).go({event: kill_evaluator})
+        assert bench.end.status == "finished"
+        bench.expect_all_trained()
+        final = [note for note in bench.notes if note.kind == "metric"][-1]
+        assert final.values["updates"] == bench.shards[0].version
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_users_stop_at_any_event(name: str) -> None:
+    for event in events_of(lambda: small(name), step=3):
+        asked: list[float] = []
+        bench = small(name).go({event: lambda b, asked=asked: (asked.append(b.world.now), b.stop())})
+        assert bench.end.status in ("interrupted", "finished")
+        assert bench.world.now - asked[0] < STOP_WITHIN_S
+        assert max(bench.whole().values(), default=1) == 1
+        assert bench.published
+        bench.expect_nothing_lost()
+
+
+def test_a_users_stop_does_not_wait_for_a_replica_that_computes_for_long() -> None:
+    bench = small("downpour")
+    bench.compute_s = lambda node: 30.0 if node.index else COMPUTE_S
+    bench.go({60: Bench.stop, 64: Bench.stop})
+    assert bench.end.status == "interrupted"
+    assert STOP_WITHIN_S <= bench.world.now <= STOP_WITHIN_S + 0.2
+    bench.expect_nothing_lost()
+
+
+def test_a_shard_killed_at_any_event_ends_the_run_with_an_error() -> None:
+    for event in events_of(lambda: small("downpour"), step=5):
+        bench = small("downpour").go({event: lambda b: b.kill("shard", 1)})
+        assert (bench.end.status, bench.end.reason) == ("failed", "shard 1 was lost (killed)")
+
+
+def test_a_replica_that_keeps_dying_ends_the_run() -> None:
+    bench = small("downpour", limits=Limits(epochs=100))
+    trace = bench.world.trace
+
+    def doom(now: float, node: Node, what: object) -> None:
+        trace(now, node, what)
+        if node.role == "replica" and node.index == 1 and isinstance(what, Compute):
+            bench.world.kill(node, "killed by SIGSEGV")
+
+    bench.world.trace = doom
+    bench.go()
+    assert bench.end.status == "failed"
+    assert bench.end.reason == f"replica 1 was lost {LOST_IN_A_ROW} times in a row, last: killed by SIGSEGV"
+
+
+def test_deaths_between_finished_batches_are_not_in_a_row() -> None:
+    def act(bench: Bench) -> None:
+        bench.kill("replica", 1)
+
+    bench = Bench(RECIPES["downpour"], network=CLEAN, examples=2000, notice_s=0.002)
+    bench.go(dict.fromkeys(range(300, 3300, 300), act))
+    assert sum(note.kind == "lost" for note in bench.notes) > LOST_IN_A_ROW
+    assert bench.end.status == "finished"
+    bench.expect_all_trained()
+
+
+@pytest.mark.parametrize("name", ["warm start", "synchronous"])
+def test_what_a_dead_replica_had_trained_is_kept_however_short_its_leases(name: str) -> None:
+    """One-batch leases within the time between two reports: far more than fit one report."""
+    bench = Bench(RECIPES[name], network=Network(), examples=600, limits=Limits(epochs=1))
+    bench.compute_s = lambda node: 0.001
+    bench.go({700: kill(0)})
+    assert bench.end.status == "finished"
+    bench.expect_all_trained(1)
+    assert bench.computed <= 150 + 4  # at most what was under way is computed again
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_random_kills_on_faulty_networks(name: str) -> None:
+    for seed in range(12):
+        chance = random.Random(seed)
+        acts: dict[int, Act] = {}
+        for _ in range(chance.randrange(1, 4)):
+            victims = kill(*chance.sample(range(2), chance.randrange(1, 3)))
+            acts[chance.randrange(250)] = chance.choice([victims, victims, kill_evaluator])
+        bench = Bench(
+            RECIPES[name], network=FAULTY, seed=seed, notice_s=chance.choice([0.0, 0.01]), snapshot_every_s=0.05
+        )
+        bench.go(acts)
+        assert bench.end.status == "finished"
+        bench.expect_all_trained()
+        bench.expect_nothing_lost()
+
+
+# ---------------------------------------------------------------- numbers that are not finite
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_batch_that_fails_once_is_tried_again(name: str) -> None:
+    for bad in (1, 3, 5):
+        bench = small(name)
+        bench.poison = lambda number, batch, bad=bad: number == bad
+        bench.go()
+        assert bench.end.status == "finished"
+        bench.expect_all_trained()
+        assert [note.text.rpartition("; ")[2] for note in bench.notes if note.kind == "nonfinite"] == [
+            "not applied, tried again"
+        ]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_batch_that_fails_twice_ends_the_run_and_is_named(name: str) -> None:
+    bench = small(name)
+    bench.poison = lambda number, batch: batch == (1, 4, 8)
+    bench.go()
+    assert bench.end.status == "failed"
+    assert "examples 4 to 8 of epoch 1" in bench.end.reason
+    assert (1, 4, 8) not in bench.whole()
+    assert all(place.over for node, place in bench.world.places.items() if node.role == "replica")
+    bench.expect_nothing_lost()
+
+
+@pytest.mark.parametrize("name", ["downpour", "overlap", "synchronous"])
+def test_a_stop_while_a_bad_batch_is_tried_again_lets_the_replica_leave(name: str) -> None:
+    for event in events_of(lambda: small(name), step=3):
+        bench = small(name)
+        bench.poison = lambda number, batch: batch == (0, 4, 8)
+        bench.go({event: Bench.stop})
+        assert bench.world.now < STOP_WITHIN_S  # else the coordinator went on without one that never left

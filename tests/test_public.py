@@ -1,0 +1,71 @@
+"""The public list: exactly this, each with a docstring, and cheap to import."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import squall
+
+PUBLIC = {
+    "Downpour", "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Run", "Settings", "SingleProcess",
+    "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "__version__", "fit", "resume",
+}  # fmt: skip
+
+
+def test_the_public_list_is_this_one() -> None:
+    assert set(squall.__all__) == PUBLIC
+    assert squall.__all__ == sorted(squall.__all__)
+    assert dir(squall) == squall.__all__
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
+def test_everything_public_is_there_and_says_what_it_is(name: str) -> None:
+    found = getattr(squall, name)
+    assert found.__name__ == name
+    assert len(inspect.getdoc(found) or "") > 20
+
+
+def test_nothing_else_is_made_up() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Fit'"):
+        squall.Fit  # noqa: B018
+
+
+def test_importing_squall_does_not_import_torch() -> None:
+    program = "import sys, squall; assert squall.__version__; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("kind", [squall.Task, squall.Settings, squall.Downpour, squall.Synchronous])
+def test_every_field_is_described_and_must_be_named(kind: type) -> None:
+    text = inspect.getdoc(kind) or ""
+    for field in dataclasses.fields(kind):
+        assert f"\n    {field.name}: " in text, f"{kind.__name__}.{field.name} has no line in its docstring"
+        assert field.kw_only
+
+
+@pytest.mark.parametrize("first", ["squall.resume", "import_module('squall.fit')", "from_module()", "squall.Task"])
+def test_fit_is_the_function_whatever_was_imported_before(first: str) -> None:
+    """A package's submodule of the same name would take its place."""
+    program = f"""
+from importlib import import_module
+import squall
+def from_module():
+    from squall.fit import Launch
+{first}
+assert squall.fit.__class__.__name__ == "function", squall.fit
+from squall import fit
+assert fit is squall.fit
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_all_errors_of_a_run_are_squall_errors() -> None:
+    for kind in (squall.NotFinite, squall.PeerFault, squall.ProcessLost, squall.SnapshotMismatch, squall.TaskError):
+        assert issubclass(kind, squall.SquallError)
+        assert not issubclass(kind, ValueError)
