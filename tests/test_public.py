@@ -49,14 +49,14 @@ def test_every_field_is_described_and_must_be_named(kind: type) -> None:
         assert field.kw_only
 
 
-@pytest.mark.parametrize("first", ["squall.resume", "import_module('squall.fit')", "from_module()", "squall.Task"])
+@pytest.mark.parametrize("first", ["squall.resume", "import_module('squall.train')", "from_module()", "squall.Task"])
 def test_fit_is_the_function_whatever_was_imported_before(first: str) -> None:
     """A package's submodule of the same name would take its place."""
     program = f"""
 from importlib import import_module
 import squall
 def from_module():
-    from squall.fit import Launch
+    from squall.train import Launch
 {first}
 assert squall.fit.__class__.__name__ == "function", squall.fit
 from squall import fit

@@ -21,7 +21,7 @@ ONE_OF_EACH = [
     Staleness(0.5, 1, 3, 7),
     Lease(4, 0, 640, 1280, 1, 2, 0.25, 0.5, 704),
     Member("replica-1", 4711, 0.25, "lost", "killed by SIGKILL"),
-    Event(0.25, "lost", "replica 1 lost: it's \"gone\""),
+    Event(0.25, "lost", 'replica 1 lost: it\'s "gone"'),
     State("strategy", "downpour"),
 ]
 

@@ -1,23 +1,21 @@
 """Squall: train PyTorch models on many processes, with every data-parallel algorithm behind one switch."""
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from squall.version import __version__
 
 if TYPE_CHECKING:
     from squall.errors import Interrupted, NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
-    from squall.fit import fit, resume
     from squall.plan import Settings
     from squall.run import Run
     from squall.strategies import Downpour, SingleProcess, Strategy, Synchronous
     from squall.task import Task
+    from squall.train import fit, resume
 
 _HOMES = {
     "errors": ("Interrupted", "NotFinite", "PeerFault", "ProcessLost", "SnapshotMismatch", "SquallError", "TaskError"),
-    "fit": ("fit", "resume"),
+    "train": ("fit", "resume"),
     "plan": ("Settings",),
     "run": ("Run",),
     "strategies": ("Downpour", "SingleProcess", "Strategy", "Synchronous"),
@@ -56,16 +54,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Package(ModuleType):
-    def __setattr__(self, name: str, value: Any) -> None:
-        """`squall.fit` is the function, also when the import system would put the module of that name there."""
-        super().__setattr__(name, value.fit if name == "fit" and isinstance(value, ModuleType) else value)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by name, as plain modules are by cloudpickle."""
-        return import_module, (self.__name__,)
-
-
-sys.modules[__name__].__class__ = _Package

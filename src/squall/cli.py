@@ -102,9 +102,9 @@ def _in_users_code(error: Exception) -> bool:
 def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     from squall.cli_options import build_strategy, settings_of
     from squall.cli_task import load_task
-    from squall.fit import Launch
     from squall.plan import make_plan
     from squall.run import Code
+    from squall.train import Launch
 
     loaded = load_task(options.file)
     strategy = build_strategy(options, loaded.strategy)
@@ -119,7 +119,7 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
 
 
 def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from squall.fit import Launch, resumed_code
+    from squall.train import Launch, resumed_code
 
     path = Path(options.run_dir)
     changes = {n: getattr(options, n) for n in ("replicas", "shards") if getattr(options, n) is not None}

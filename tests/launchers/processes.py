@@ -29,7 +29,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> fl
 
 
 class Started:
-    """`squall ARGUMENTS` in a process of its own."""
+    """`squall ARGUMENTS` in a process of its own. Processes are found by the directory's name, so it must be unique."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.directory = directory

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -28,7 +29,7 @@ def shared_memory_before() -> set[str]:
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[Started]:
     """Two replicas, two shards, an evaluator, a coordinator, in full training."""
-    run = Started.train(tmp_path / "run", *ENDLESS, "--snapshot-every-s", "0.5")
+    run = Started.train(tmp_path / f"run-{uuid4().hex[:8]}", *ENDLESS, "--snapshot-every-s", "0.5")
     try:
         run.wait_rows(Progress, lambda row: row.replica == 0)
         run.wait_rows(Progress, lambda row: row.replica == 1)
@@ -137,7 +138,7 @@ def test_nothing_is_left_when_the_nursery_is_killed(endless: Started) -> None:
 
 
 def test_interrupted_before_training_begins(tmp_path: Path) -> None:
-    run = Started.train(tmp_path / "run", *ENDLESS)
+    run = Started.train(tmp_path / f"run-{uuid4().hex[:8]}", *ENDLESS)
     wait_for(lambda: run.processes() or run.process.poll() is not None, START_S, "the first process")
     status, _, err = end_of(run, signal.SIGINT, 10.0)
     assert status == 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -15,7 +16,9 @@ from tests.launchers.processes import Started
 
 @pytest.fixture
 def interrupted(tmp_path: Path) -> Started:
-    run = Started.train(tmp_path / "run", "--epochs", "400", "--shards", "2", "--optimizer", "adam", "--lr", "0.001")
+    run = Started.train(
+        tmp_path / f"run-{uuid4().hex[:8]}", "--epochs", "400", "--shards", "2", "--optimizer", "adam", "--lr", "0.001"
+    )
     run.wait_rows(Progress, lambda row: row.examples > 0)
     run.process.send_signal(signal.SIGINT)
     run.finish()

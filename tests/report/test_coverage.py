@@ -1,4 +1,5 @@
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_spans_agree_with_counting_every_example(ranges: list[tuple[int, int]]) 
     spans = spans_of(ranges, SIZE)
     assert [span.times for span in spans for _ in range(len(span))] == counted
     assert [span.start for span in spans] == [0, *(span.stop for span in spans)][:-1], "no gap, no overlap"
-    assert all(one.times != next.times for one, next in zip(spans, spans[1:], strict=False)), "as few as can be"
+    assert all(one.times != next.times for one, next in pairwise(spans)), "as few as can be"
 
 
 def test_a_billion_examples_cost_no_more_than_ten() -> None:
@@ -38,8 +39,7 @@ def test_epochs_trained_exactly_once_share_a_sentence(tmp_path: Path) -> None:
     found = audited(tmp_path, rows, epochs=3, examples_per_epoch=1000, status="finished")
     assert found.complete
     assert str(found) == (
-        "No example was missed in 3 finished epochs.\n"
-        "Epochs 0 to 2: each of 1,000 examples trained exactly once."
+        "No example was missed in 3 finished epochs.\nEpochs 0 to 2: each of 1,000 examples trained exactly once."
     )
 
 
@@ -87,9 +87,7 @@ def test_a_finished_run_must_have_trained_all_its_epochs(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("planned", "events"), [("2", [Event(1.0, "reached", "accuracy=0.97")]), ("unlimited", [])])
-def test_a_run_with_another_goal_may_leave_its_last_epoch(
-    tmp_path: Path, planned: str, events: list[Row]
-) -> None:
+def test_a_run_with_another_goal_may_leave_its_last_epoch(tmp_path: Path, planned: str, events: list[Row]) -> None:
     rows = [lease(0, 0, 5), *events]
     found = audited(tmp_path, rows, epochs=planned, examples_per_epoch=10, status="finished")
     assert [(epoch.epoch, epoch.finished) for epoch in found.epochs] == [(0, False)]

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import time
 
-from squall.protocol.core import Compute, Effect, End, Event, Node
+from squall.protocol.core import COORDINATOR, Compute, Effect, End, Event, Node
 from squall.protocol.link import Linked
 from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
@@ -47,7 +47,12 @@ class InlineRun:
             self.world.add(node, *self._member(node))
 
     def run(self) -> End:
-        self.world.run()
+        try:
+            self.world.run()
+        except Exception as error:
+            coordinator = self.world.places[COORDINATOR].host
+            coordinator.perform(End("failed", f"{type(error).__name__}: {error}"), self.world.now)
+            raise
         return self.channel.ended
 
     def _member(self, node: Node) -> tuple[Linked, Host]:

@@ -121,7 +121,8 @@ class Nursery:
         if child.node == COORDINATOR:
             self._kill_all()
         elif story and child.node.role != "shard":
-            self._coordinator.say(kind="stop", why=f"{child.node.role} {child.node.index} raised an exception")
+            why = f"{child.node.role} {child.node.index} raised an exception"
+            self._coordinator.say(kind="stop", why=why, failed=True)
         else:
             self._coordinator.say(kind="lost", node=str(child.node), why=why)
 

@@ -39,7 +39,7 @@ class NurseryChannel:
             return StopRequested("the nursery is gone")
         if said["kind"] == "lost":
             return MemberLost(Node.parse(said["node"]), said["why"])
-        return StopRequested(said["why"])
+        return StopRequested(said["why"], said.get("failed", False))
 
 
 def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:

@@ -112,7 +112,9 @@ class Coordinator:
                 self._on_message(sender, message, now, effects)
             case MemberLost(node, why):
                 self._on_lost(node, why, now, effects)
-            case StopRequested(why):
+            case StopRequested(why, failed):
+                if failed:
+                    self.error = why
                 self._hurry(why, now, effects)
             case TimePassed():
                 self._on_time(now, effects)

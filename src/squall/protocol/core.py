@@ -87,9 +87,13 @@ class MemberLost(Event, frozen=True, gc=False):
 
 
 class StopRequested(Event, frozen=True, gc=False):
-    """The user (or a cluster that takes the machine back) asks for a snapshot and an orderly end."""
+    """The user (or a cluster that takes the machine back) asks for a snapshot and an orderly end.
+
+    `failed`: it is asked because a process cannot go on, so the run did not end well.
+    """
 
     why: str
+    failed: bool = False
 
 
 class SnapshotWritten(Event, frozen=True, gc=False):

@@ -101,6 +101,7 @@ class Replica:
         self._ended = False
         self._tally = Tally()
         self._report_at = 0.0
+        self._epoch = 0  # of the newest batch
         self._waiting_since = 0.0
 
     @property
@@ -189,6 +190,11 @@ class Replica:
 
     def _compute(self, now: float, effects: list[Effect]) -> None:
         self._batch = batch = self._work.popleft()
+        if batch.epoch != self._epoch:  # so that an epoch's evaluation does not wait for the next report
+            self._epoch = batch.epoch
+            self._report_at = now
+            if self._unreported and not self._awaited:
+                self._report(now, effects)
         self._retried = False
         effects.append(self._compute_effect(batch))
         if self._waiting_since:

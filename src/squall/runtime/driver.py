@@ -74,7 +74,8 @@ class Driver:
     def _step(self) -> None:
         if self._events:
             self._handle(self._events.popleft())
-            self._receive(0)
+            if self._events:  # a chain of computations does not keep messages waiting
+                self._receive(0)
             return
         wake_at = self._linked.wake_at
         timeout = None if wake_at is None else wake_at - self._clock()

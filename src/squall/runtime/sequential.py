@@ -55,7 +55,11 @@ class Sequential:
         self._gradients.use(0)
         with self._interruptible():
             self._note("started", "training began")
-            end = self._train()
+            try:
+                end = self._train()
+            except Exception as error:
+                self._host.perform(End("failed", f"{type(error).__name__}: {error}"), self._clock())
+                raise
         self._report(self._clock())
         if end.status == "finished":
             self._evaluate()

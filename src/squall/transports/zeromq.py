@@ -15,6 +15,8 @@ import zmq
 from squall.protocol.core import Node
 from squall.protocol.messages import MAX_FRAME_BYTES
 
+TICK_S = 0.1  # timers need no finer grain than this while nothing arrives
+
 
 class ZmqTransport:
     """Binds its own name if `serve`, and connects to `peers`; whoever connects to it can be answered."""
@@ -41,13 +43,13 @@ class ZmqTransport:
         for peer in peers:
             socket.setsockopt(zmq.CONNECT_ROUTING_ID, self._name(peer))
             socket.connect(_endpoint(directory, peer))
-        self._watched: list[tuple[Any, int]] = [(socket, zmq.POLLIN)]
-        if wake_on is not None:
-            self._watched.append((wake_on, zmq.POLLIN))
+        socket.setsockopt(zmq.RCVTIMEO, int(TICK_S * 1000))
+        self._wake_on = wake_on
 
     def send(self, to: Node, data: bytes) -> None:
         try:
-            self._socket.send_multipart((self._name(to), data), zmq.NOBLOCK)
+            self._socket.send(self._name(to), zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(data, zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise  # an unreachable peer is gone or not there yet: the link resends, the coordinator knows
@@ -55,22 +57,32 @@ class ZmqTransport:
     def receive(self, timeout_s: float | None) -> tuple[Node, bytes] | None:
         """The next frame, or None when the time is over or the file descriptor `wake_on` has something.
 
-        Sleeps in the kernel: waiting busily was measured, and only took the core from ZeroMQ's own thread.
+        May return None early. Sleeps in the kernel: waiting busily was measured, and only took the core from
+        ZeroMQ's own thread.
         """
-        found = self._try_receive()
-        if found is not None or timeout_s == 0:
-            return found
-        zmq.zmq_poll(self._watched, -1 if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
-        return self._try_receive()
+        if timeout_s == 0:
+            return self._receive(zmq.NOBLOCK)
+        if self._wake_on is None and (timeout_s is None or timeout_s >= TICK_S):
+            return self._receive(0)  # the quickest way to wait, at most for a tick
+        watched: list[tuple[Any, int]] = [(self._socket, zmq.POLLIN)]
+        if self._wake_on is not None:
+            watched.append((self._wake_on, zmq.POLLIN))
+        zmq.zmq_poll(watched, -1 if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
+        return self._receive(zmq.NOBLOCK)
 
-    def _try_receive(self) -> tuple[Node, bytes] | None:
+    def _receive(self, flags: int) -> tuple[Node, bytes] | None:
         try:
-            name, data = self._socket.recv_multipart(zmq.NOBLOCK)
+            name = self._socket.recv(flags)
+            data = self._socket.recv(zmq.NOBLOCK)
+            if self._socket.getsockopt(zmq.RCVMORE):
+                while self._socket.getsockopt(zmq.RCVMORE):
+                    self._socket.recv(zmq.NOBLOCK)
+                return None  # more than the two parts that every Squall process sends
             return self._node(name), data
         except zmq.Again:
             return None
         except ValueError:
-            return None  # not the name, or not the two parts, that every Squall process sends
+            return None  # a name that no Squall process has
 
     def close(self) -> None:
         self._socket.close(0)
