@@ -8,6 +8,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -140,9 +141,7 @@ class Launch:
         except ProcessLost as error:
             raise ProcessLost(f"{error}\n{_remedy(path)}") from None
         finally:
-            if (path / "run.sqlite").exists():
-                run.report()
-                settle(path / "run.sqlite")
+            _write_report(run)
         return run
 
     # ------------------------------------------------------------ in processes
@@ -171,7 +170,6 @@ class Launch:
     # ------------------------------------------------------------ in this process
 
     def _run_here(self, task: Task, layout: Layout, path: Path, snapshot: int | None) -> None:
-        torch.set_num_threads(self.plan.threads)
         recipe = self._strategy.recipe()
         job = Job(
             plan=self.plan, strategy=self._strategy, task=dataclasses.replace(task, model=copy.deepcopy(task.model)),
@@ -179,7 +177,12 @@ class Launch:
             directory=path, commanded_at=self._commanded_at,
             restored=Snapshots(path).restore(snapshot, layout) if snapshot is not None else None,
         )  # fmt: skip
-        _raise_for(Sequential(job, _Alone()).run() if self._strategy.in_process else InlineRun(job).run(), path)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.plan.threads)
+        try:
+            _raise_for(Sequential(job, _Alone()).run() if self._strategy.in_process else InlineRun(job).run(), path)
+        finally:
+            torch.set_num_threads(threads)
 
 
 class _Alone:
@@ -212,6 +215,18 @@ def _last_snapshot(path: Path, task: Task, layout: Layout) -> int | None:
             f"Task.train has {task.examples} examples, and had {before} when the run began: start a new one"
         )
     return numbers[-1]
+
+
+def _write_report(run: Run) -> None:
+    """The last thing that a run does, however it ended; what fails here must not hide that."""
+    record = run.directory / "run.sqlite"
+    if not record.exists():
+        return
+    try:
+        run.report()
+        settle(record)
+    except Exception as error:
+        warnings.warn(f"the report of {run.directory} could not be written: {error}", RuntimeWarning, stacklevel=2)
 
 
 def _remedy(path: Path) -> str:

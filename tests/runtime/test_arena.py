@@ -127,7 +127,7 @@ def test_no_room_anywhere_is_an_error_and_leaves_nothing(tmp_path: Path, monkeyp
 def test_a_run_without_shared_memory_ends_well_and_says_so(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], without_report: None
 ) -> None:
-    monkeypatch.setattr(import_module("squall.fit"), "SHARED_MEMORY", run_dir.parent / "nowhere")
+    monkeypatch.setattr(import_module("squall.train"), "SHARED_MEMORY", run_dir.parent / "nowhere")
     run = squall.fit(regression(), squall.Downpour(replicas=2), settings=LOCAL, run_dir=run_dir)
     assert run.summary().status == "finished"
     assert "nowhere cannot hold the arena of" in capfd.readouterr().err
