@@ -25,7 +25,7 @@ from squall.protocol.core import (
 from squall.protocol.link import Linked
 from squall.protocol.messages import decode, encode
 
-LINGER_S = 0.5  # after its end a node waits so long for its last messages to be acknowledged
+LINGER_S = 1.5  # after its end a node waits so long for its last words to be acknowledged, and resends them once
 
 
 class Transport(Protocol):
@@ -66,9 +66,7 @@ class Driver:
             self._step()
         deadline = self._clock() + LINGER_S
         while self._linked.unacknowledged and self._clock() < deadline:
-            self._receive(0.05)
-            while self._events:
-                self._handle(self._events.popleft())
+            self._step()
         return self._end
 
     def _step(self) -> None:
