@@ -23,7 +23,7 @@ import squall
 from benchmarks.peers.common import EXCHANGE_LR, OptimizerName
 from squall.launchers.line import Line
 from squall.launchers.nursery import die_with_parent
-from squall.launchers.roles import run_role
+from squall.launchers.roles import SPIN_S, run_role
 from squall.plan import make_plan
 from squall.protocol.core import COORDINATOR, Compute, Effect, Event, GradientComputed, Node, Payload
 from squall.runtime.arena import Arena
@@ -87,7 +87,7 @@ def exchange_seconds(elements: int, optimizer: OptimizerName, repeats: int) -> f
         job = _job(elements, optimizer, repeats, Path(folder))
         children = [_fork(job, node) for node in (COORDINATOR, SHARD)]
         host = _ReadyGradient()
-        transport = ZmqTransport(REPLICA, Path(folder), peers=[COORDINATOR, SHARD])
+        transport = ZmqTransport(REPLICA, Path(folder), peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
         try:
             Driver(machine(job, REPLICA), transport, host).run()
         finally:

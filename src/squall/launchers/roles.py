@@ -42,6 +42,11 @@ class NurseryChannel:
         return StopRequested(said["why"], said.get("failed", False))
 
 
+# Being woken from sleep costs more than a whole exchange of a small vector, so the two ends of an exchange look out
+# for the answer, or the next push, for a moment. It is short, and yields, because cores may be fewer than processes.
+SPIN_S = 1000e-6
+
+
 def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     """Be one of the run's processes until its machine ends."""
     _name_process(node, job)
@@ -52,7 +57,7 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
     peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)
     transport = ZmqTransport(
-        node, sockets, serve=node in servers, peers=peers,
+        node, sockets, serve=node in servers, peers=peers, spin_s=SPIN_S if node.role in ("shard", "replica") else 0.0,
         wake_on=line.connection.fileno() if line is not None else None,
     )  # fmt: skip
     try:

@@ -44,14 +44,14 @@ class _Seeded(Dataset[Any]):
         return list(several(indices)) if several is not None else [self.data[i] for i in indices]
 
 
-class _Tensors(Dataset[Any]):
+class _Tensors:
     """A TensorDataset gives a batch by one indexing of each tensor, instead of one per example and a stack."""
 
     def __init__(self, data: TensorDataset) -> None:
         self.tensors = data.tensors
 
-    def __getitems__(self, request: _Request) -> list[Any]:
-        return [tensor[request.indices] for tensor in self.tensors]
+    def batch(self, indices: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor[indices] for tensor in self.tensors]
 
 
 class Batches:
@@ -69,6 +69,7 @@ class Batches:
         self._expected: deque[Key] = deque()  # announced, not yet asked of the loader
         self._under_way: deque[Key] = deque()  # asked of the loader
         self._last: tuple[Key, Batch] | None = None
+        self._tensors = _Tensors(task.train) if type(task.train) is TensorDataset and not task.loader else None
         self._loader = _loader(task, self._requests)
         self._ahead = self._loader.num_workers > 0
         self._iterator: Iterator[Batch] | None = None
@@ -79,6 +80,8 @@ class Batches:
 
     def load(self, epoch: int, start: int, stop: int) -> Batch:
         key = Key(epoch, start, stop)
+        if self._tensors is not None:
+            return self._tensors.batch(self._order(epoch)[start:stop])
         if self._last is not None and self._last[0] == key:
             return self._last[1]
         if not self._ahead:
@@ -136,10 +139,7 @@ def _loader(task: Task, requests: Callable[[], Iterator[_Request]]) -> DataLoade
     arguments = loader_arguments(task)
     if arguments.get("num_workers", 0) > 0:
         arguments.setdefault("persistent_workers", True)
-    whole = type(task.train) is TensorDataset and "collate_fn" not in arguments
-    data: Dataset[Any] = _Tensors(task.train) if whole else _Seeded(task.train)  # type: ignore[arg-type]
-    if whole:
-        arguments["collate_fn"] = _as_it_is
+    data = _Seeded(task.train)
     return DataLoader(data, batch_sampler=_Sampler(requests), **arguments)  # type: ignore[arg-type]
 
 
@@ -165,10 +165,6 @@ class _Worker:
             setproctitle(f"squall loader {number} of {title.removeprefix('squall ')}")
         if self._own is not None:
             self._own(number)
-
-
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

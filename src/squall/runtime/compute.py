@@ -62,8 +62,9 @@ class ModelOnVector:
             for parameter, view in zip(self.parameters, self._views[index]):
                 parameter.data = view
             self._used = index
-        with torch.no_grad():
-            self.layout.read_buffers(self._vectors[index], self.model)
+        if self.layout.buffers:
+            with torch.no_grad():
+                self.layout.read_buffers(self._vectors[index], self.model)
 
 
 class Gradients:
@@ -80,7 +81,7 @@ class Gradients:
         self.batches = Batches(task, seed)
         self._seed = seed
         self._rates = rates
-        self._rate: list[float] = []
+        self._rate = rates[0]
         self._arena = gradients
         on_device = device.type != "cpu"
         self._vectors = [torch.zeros_like(g, device=device) for g in gradients] if on_device else list(gradients)
@@ -93,7 +94,7 @@ class Gradients:
 
     def use(self, buffer: int) -> None:
         self.on_vector.use(buffer)
-        self._rate = self._rates[buffer].tolist()
+        self._rate = self._rates[buffer]
 
     def clear(self, buffer: int) -> None:
         self._vectors[buffer].zero_()
@@ -161,13 +162,15 @@ class Gradients:
         """SGD on the replica's own weights until the next fetch, with the shards' current learning rates."""
         pairs = [(own, p.data, _dense(p.grad)) for own, p in zip(self._group_of, self.on_vector.parameters)]
         with torch.no_grad():
-            for group, rate in enumerate(self._rate):
+            for group, rate in enumerate(self._rate.tolist()):
                 chosen = [(weights, g) for own, weights, g in pairs if own == group and g is not None]
                 if chosen:
                     torch._foreach_add_([w for w, _ in chosen], [g for _, g in chosen], alpha=-rate)
 
     def _push_buffers(self, buffer: int) -> None:
         """BatchNorm's statistics and other floating buffers travel as they are, in the tail."""
+        if not self.layout.buffers:  # the usual case; to find that out below would walk the model
+            return
         vector = self._vectors[buffer]
         for view, own in zip(self.layout.buffer_views(vector), self.layout.buffers_of(self.on_vector.model)):
             view.copy_(own)

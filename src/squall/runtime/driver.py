@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -66,21 +67,23 @@ class Driver:
             self._step()
         deadline = self._clock() + LINGER_S
         while self._linked.unacknowledged and self._clock() < deadline:
-            self._step()
+            self._step(deadline)
         return self._end
 
-    def _step(self) -> None:
+    def _step(self, until: float = math.inf) -> None:
+        """Handle what is there, or wait for something, `until` at most."""
         if self._events:
             self._handle(self._events.popleft())
             if self._events:  # a chain of computations does not keep messages waiting
                 self._receive(0)
             return
+        now = self._clock()
         wake_at = self._linked.wake_at
-        timeout = None if wake_at is None else wake_at - self._clock()
-        if timeout is not None and timeout <= 0:
+        if wake_at is not None and wake_at <= now:
             self._handle(TimePassed())
-        else:
-            self._receive(timeout)
+            return
+        latest = until if wake_at is None else min(wake_at, until)
+        self._receive(None if latest == math.inf else max(0.0, latest - now))
 
     def _receive(self, timeout_s: float | None) -> None:
         received = self._transport.receive(timeout_s)

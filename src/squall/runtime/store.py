@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ class Store:
         options = [{k: v for k, v in group.items() if k != "params"} for group in task.param_groups()]
         self.optimizer = build_optimizer(optimizer, self._groups(options))
         self.scheduler = task.schedule(self.optimizer) if task.schedule is not None else None
+        self._step = _bare_step(self.optimizer)
         self._sums: list[Tensor] = []  # of several pushes, cut as the parameters are
         self._gradients: dict[tuple[int, int], list[Tensor]] = {}  # (slot, buffer) -> its part of each parameter
         self._targets: dict[tuple[int, int], tuple[Tensor, Any]] = {}  # (slot, buffer) -> weights, rates
@@ -64,10 +65,12 @@ class Store:
             gradients = self._sum(terms)
         for parameter, gradient in zip(self.parameters, gradients):
             parameter.grad = gradient
-        self.optimizer.step()
+        with torch.no_grad():
+            self._step()
         if self.scheduler is not None:
             self.scheduler.step()
-        self._move_buffers(terms, share)
+        if self._tail:
+            self._move_buffers(terms, share)
 
     def _pushed(self, slot: int, buffer: int) -> list[Tensor]:
         """A slot's gradient, cut as the parameters are. Cut once: a small exchange is over before three slices are."""
@@ -140,6 +143,17 @@ class Store:
                 warnings.simplefilter("ignore")  # torch expects optimizer steps in between
                 for _ in range(updates):
                     self.scheduler.step()
+
+
+def _bare_step(optimizer: Optimizer) -> Callable[[], Any]:
+    """The step without torch's profiler record around it, which takes longer than a small fused step itself.
+
+    A step that has hooks, or that was patched on the instance (schedulers do that), is left as it is.
+    """
+    hooks = [getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post")]
+    if any(hooks) or "step" in vars(optimizer):
+        return optimizer.step
+    return partial(inspect.unwrap(type(optimizer).step), optimizer)
 
 
 def build_optimizer(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> Optimizer:
