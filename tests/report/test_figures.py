@@ -21,7 +21,7 @@ def lines(chart: Chart) -> dict[str, list[tuple[float, float]]]:
     for path in re.findall(r"<path ([^>]*stroke: var\(--series[^>]*)>", chart.svg):
         color = re.search(r"--(series-\d)", path)
         points = re.findall(r"[ML] ([\d.]+) ([\d.]+)", path)
-        if color and len(points) > 2:
+        if color and len(points) > 3:  # a legend draws its handles with three
             found[color[1]] = [(float(x), float(y)) for x, y in points]
     return found
 

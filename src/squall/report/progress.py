@@ -26,6 +26,7 @@ class Progress:
     """
 
     def __init__(self, reader: Reader, console: Console | None = None, interval_s: float = 5.0) -> None:
+        self._stopped = False
         self._reader = reader
         # Results may be piped from standard output, so progress keeps to the other one.
         self._console = console or Console(stderr=True)
@@ -48,7 +49,10 @@ class Progress:
         self._show(line=now - self._printed >= self._interval_s, now=now)
 
     def stop(self) -> None:
-        """Show the end, and give the terminal back."""
+        """Show the end, and give the terminal back. May be called again."""
+        if self._stopped:
+            return
+        self._stopped = True
         self._show(line=True, now=self._polled)
         if self._live:
             self._live.stop()
