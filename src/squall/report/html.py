@@ -133,7 +133,8 @@ def _timeline(reader: Reader) -> str:
     entries = [(event.time_s, event.kind, event.text) for event in reader.rows(Event)]
     for member in reader.rows(Member):
         why = f": {member.why}" if member.why else ""
-        entries.append((member.time_s, member.change, f"{member.node}, process {member.pid}{why}"))
+        process = f", process {member.pid}" if member.pid else ""  # known of those that join
+        entries.append((member.time_s, member.change, f"{member.node}{process}{why}"))
     entries.sort(key=lambda entry: entry[0])
     rows = [(clock(time_s), kind, text) for time_s, kind, text in entries[-TIMELINE:]]
     hidden = len(entries) - len(rows)
