@@ -30,7 +30,7 @@ from squall.protocol.core import (
     StartMember,
     StopRequested,
     TimePassed,
-)  # fmt: skip
+)
 from squall.protocol.dealing import Dealer, Dealing
 from squall.protocol.leases import Ended, Leases
 from squall.protocol.membership import Membership
@@ -49,7 +49,7 @@ from squall.protocol.messages import (
     View,
     ViewSeen,
     Welcome,
-)  # fmt: skip
+)
 from squall.protocol.side_work import Evaluations, Snapshots
 
 STOP_WITHIN_S = 1.0  # after a user's stop, replicas that are still computing are not waited for

@@ -14,7 +14,7 @@ from squall.protocol.core import (
     Send,
     Started,
     TimePassed,
-)  # fmt: skip
+)
 from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop
 
 BUFFER = 0

@@ -26,7 +26,7 @@ from squall.protocol.core import (
     Send,
     TimePassed,
     Transmit,
-)  # fmt: skip
+)
 from squall.protocol.messages import Frame
 
 ACK_AFTER_S = 0.1  # a reply usually comes sooner and carries the acknowledgement

@@ -27,7 +27,7 @@ from squall.protocol.core import (
     Started,
     TimePassed,
     UseWeights,
-)  # fmt: skip
+)
 from squall.protocol.messages import (
     Cover,
     Exchange,
@@ -42,7 +42,7 @@ from squall.protocol.messages import (
     Progress,
     Stop,
     Welcome,
-)  # fmt: skip
+)
 from squall.protocol.tally import Tally
 
 REPORT_EVERY_S = 0.25

@@ -30,7 +30,7 @@ from squall.protocol.core import (
     Term,
     TimePassed,
     WriteSnapshot,
-)  # fmt: skip
+)
 from squall.protocol.messages import (
     Cover,
     Departed,
@@ -43,7 +43,7 @@ from squall.protocol.messages import (
     TakeSnapshot,
     View,
     ViewSeen,
-)  # fmt: skip
+)
 
 LEASES_KEPT = 64  # of each replica; with `replica.REPORT_LEASES` unreported ones, the coordinator knows of all others
 

@@ -22,7 +22,7 @@ from squall.protocol.core import (
     Started,
     TimePassed,
     Transmit,
-)  # fmt: skip
+)
 from squall.protocol.link import Linked
 from squall.protocol.messages import decode, encode
 

@@ -16,7 +16,7 @@ from squall.protocol.core import (
     SnapshotWritten,
     UseWeights,
     WriteSnapshot,
-)  # fmt: skip
+)
 from squall.runtime.arena import Arena
 from squall.runtime.batches import Key
 from squall.runtime.compute import Gradients, ModelOnVector, pin

@@ -24,7 +24,7 @@ from squall.protocol.core import (
     StartMember,
     TimePassed,
     Transmit,
-)  # fmt: skip
+)
 from squall.protocol.link import Linked
 from squall.runtime.driver import Host
 
