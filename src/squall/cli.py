@@ -132,11 +132,11 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
 
 def _changed(code: Code, changes: dict[str, int]) -> Any:
     strategy = code["strategy"]
-    known = {field.name for field in dataclasses.fields(strategy)}  # type: ignore[arg-type]
+    known = {field.name for field in dataclasses.fields(strategy)}
     for name in changes:
         if name not in known:
             raise ValueError(f"{type(strategy).__name__} has no {name}: leave --{name} out")
-    return dataclasses.replace(strategy, **changes)  # type: ignore[type-var]
+    return dataclasses.replace(strategy, **changes)
 
 
 def _go(launch: Any, directory: str | Path | None, as_json: bool, again: bool) -> tuple[int, str]:

@@ -34,7 +34,7 @@ def add_strategy_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]
         if chosen is not None and name != chosen:
             continue
         group = parser.add_argument_group(f"{name} (squall.{kind.__name__})")
-        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        for field in dataclasses.fields(kind):
             if field.name not in added and field.name != "optimizer":
                 added.add(field.name)
                 _add_flag(group, kind, field)
@@ -95,7 +95,7 @@ def build_strategy(options: argparse.Namespace, from_file: Strategy | None) -> S
             base = dataclasses.replace(base, optimizer=from_file.optimizer)  # type: ignore[attr-defined]
     changes: dict[str, Any] = {}
     for kind in STRATEGIES.values():
-        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        for field in dataclasses.fields(kind):
             value = getattr(options, field.name, None)
             if value is None or field.name == "optimizer":
                 continue

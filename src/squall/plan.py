@@ -169,7 +169,7 @@ def strategy_name(strategy: Strategy) -> str:
 
 def describe(strategy: Strategy) -> dict[str, Any]:
     """A strategy's settings as plain values."""
-    fields = {f.name: getattr(strategy, f.name) for f in dataclasses.fields(strategy)}  # type: ignore[arg-type]
+    fields = {f.name: getattr(strategy, f.name) for f in dataclasses.fields(strategy)}
     return {name: _plain(value) for name, value in fields.items()}
 
 

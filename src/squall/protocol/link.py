@@ -117,19 +117,17 @@ class Linked:
         if self._ended:
             return
         for effect in self.machine.on(event, now):
-            kind = type(effect)
-            if kind is Send:
-                if effect.to not in self._forgotten:  # type: ignore[attr-defined]
-                    effects.append(self._send(effect, now))  # type: ignore[arg-type]  # narrowed by identity: hot path
-            elif kind is Forget:
-                self._forget(effect.node, effects)  # type: ignore[attr-defined]
-                effects.append(effect)
-            else:
-                if kind is End:  # a node that leaves does not keep its peers resending
-                    self._ended = True
-                    for node, link in self._links.items():
-                        _acknowledge(node, link, effects)
-                effects.append(effect)
+            if isinstance(effect, Send):
+                if effect.to not in self._forgotten:
+                    effects.append(self._send(effect, now))
+                continue
+            if isinstance(effect, Forget):
+                self._forget(effect.node, effects)
+            elif isinstance(effect, End):  # a node that leaves does not keep its peers resending
+                self._ended = True
+                for node, link in self._links.items():
+                    _acknowledge(node, link, effects)
+            effects.append(effect)
 
     def _forget(self, node: Node, effects: list[Effect]) -> None:
         link = self._links.pop(node, None)

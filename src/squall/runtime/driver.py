@@ -100,13 +100,12 @@ class Driver:
     def _handle(self, event: Event) -> None:
         now = self._clock()
         for effect in self._linked.on(event, now):
-            kind = type(effect)
-            if kind is Transmit:
-                self._transmit(effect)  # type: ignore[arg-type]  # narrowed by identity: hot path
-            elif kind is End:
+            if isinstance(effect, Transmit):
+                self._transmit(effect)
+            elif isinstance(effect, End):
                 self._host.perform(effect, now)
-                self._end = effect  # type: ignore[assignment]
-            elif kind is not Forget:
+                self._end = effect
+            elif not isinstance(effect, Forget):
                 answer = self._host.perform(effect, now)
                 if answer is not None:
                     self._events.append(answer)

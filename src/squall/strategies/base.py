@@ -70,6 +70,7 @@ class Recipe:
         return Dealing(self.replicas, self.gathered, bounded, self.push_every, self.warm_start)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Strategy(ABC):
     """What every strategy can do."""
 

@@ -1,0 +1,33 @@
+"""The examples as a newcomer starts them: through the command line, in processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def train(example: str, directory: Path, *flags: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "squall", "train", str(EXAMPLES / example), "--run-dir", str(directory), "--json"]
+    ran = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    summary: dict[str, Any] = json.loads(ran.stdout)
+    return summary
+
+
+def test_digits_reach_what_the_readme_promises(tmp_path: Path) -> None:
+    summary = train("digits.py", tmp_path / "digits")
+    assert summary["metrics"]["accuracy"] >= 0.97
+    assert summary["examples"] == 15 * 1437
+    assert (tmp_path / "digits" / "report.html").exists()
+
+
+def test_the_language_model_learns_the_bytes_frequencies(tmp_path: Path) -> None:
+    """Uniform guessing costs 8 bits; the frequencies of single bytes in such text alone are worth about 4.6."""
+    summary = train("stdlib_lm.py", tmp_path / "lm", "--steps", "60")
+    assert summary["metrics"]["bits_per_byte"] < 6.0
+    assert summary["updates"] == 60
