@@ -152,3 +152,14 @@ def test_a_record_that_cannot_be_made_or_is_none_is_told(tmp_path: Path) -> None
         Reader(tmp_path / "missing")
     with closing(Reader(tmp_path / "letter")) as reader, pytest.raises(RecordError, match="no record of a run"):
         reader.state()
+
+
+def test_a_rewound_record_forgets_what_comes_after_the_snapshot(path: Path) -> None:
+    with closing(Record(path)) as record:
+        for time_s in (1.0, 2.0, 3.0):
+            record.add(Metric(time_s, 0, 640, 10, "loss", 0.5))
+            record.add(Lease(int(time_s), 0, 0, 10, 0, 0, 0.0, time_s, 10))
+        record.commit(now=0.0, force=True)
+        record.rewind(2.0, first_lease=3, leases=[1])
+    assert [row.time_s for row in read(path, Metric)] == [1.0, 2.0]
+    assert [row.lease for row in read(path, Lease)] == [2]

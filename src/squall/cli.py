@@ -1,4 +1,4 @@
-"""The command line: the only reader of argv. Each command is a thin layer over a function of the package."""
+"""The command line: the only reader of a user's argv. Each command is a thin layer over a function of the package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(output)
         return status
     except KeyboardInterrupt as interrupt:
-        sys.stderr.write(f"squall: {interrupt or 'interrupted'}\n")
+        sys.stderr.write(f"squall: {str(interrupt) or 'interrupted'}\n")
         return 130
 
 

@@ -3,13 +3,14 @@
 `squall.report.Reader` reads the file in any other process while the writer goes on (SQLite's write-ahead log:
 neither waits for the other). One frozen dataclass is one table, its fields are the columns.
 
-``time_s`` is everywhere *training time*: seconds since the first gradient computation of the run began.
+``time_s`` is everywhere *training time*: seconds since the first replica was welcomed, and while replicas trained.
 """
 
 import math
 import os
 import sqlite3
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -191,6 +192,17 @@ class Record:
         self._committed = now
         return True
 
+    def rewind(self, time_s: float, first_lease: int, leases: Sequence[int]) -> None:
+        """Forget what a resumed run has lost: rows of training after `time_s`, and of leases that are dealt again."""
+        try:
+            with self._db:
+                for table in (Progress, Staleness, Metric):
+                    self._db.execute(f"DELETE FROM {table.__name__.lower()} WHERE time_s > ?", (time_s,))
+                self._db.execute("DELETE FROM lease WHERE lease >= ?", (first_lease,))
+                self._db.executemany("DELETE FROM lease WHERE lease = ?", [(lease,) for lease in leases])
+        except sqlite3.Error as error:
+            raise record_error("write", self.path, error) from error
+
     def close(self) -> None:
         """Write the rest and close the file."""
         try:
@@ -201,7 +213,6 @@ class Record:
 
 def settle(path: Path) -> None:
     """Fold the write-ahead log into the file, once nobody uses it: a finished run's record is one file to copy."""
-    with suppress(sqlite3.Error):  # somebody else reads it: then it stays as it is, which is no less valid
-        db = sqlite3.connect(path)
+    # An error: somebody else reads it. Then it stays as it is, which is no less valid.
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA journal_mode = DELETE")
-        db.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict
 
@@ -91,13 +93,30 @@ def new_directory(wanted: str | Path | None) -> Path:
             number += 1
 
 
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Keep others from training in this directory. Raises `ValueError` when somebody does."""
+    with open(path / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"{path} is being trained by another process: wait for it, or end it first") from None
+        yield
+
+
 def write_plan(path: Path, code: Code, shipped: bytes | None = None) -> None:
     """run.json for people and reports; code.pickle (private), which is `code` shipped, for `resume`."""
     document = {"name": path.name, "plan": code["plan"], "versions": versions()}
-    (path / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(document)))
-    handle = os.open(path / "code.pickle", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(shipped if shipped is not None else ship(code))
+    _replace(path / "run.json", msgspec.json.format(msgspec.json.encode(document)))
+    _replace(path / "code.pickle", shipped if shipped is not None else ship(code))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a private file whole or not at all: a resumed run must not lose what it is resumed from."""
+    beside = path.with_name(path.name + ".new")
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+    os.replace(beside, path)
 
 
 def load_code(path: Path) -> Code:

@@ -14,7 +14,7 @@ def ship(code: Mapping[str, Any]) -> bytes:
         shipped: bytes = cloudpickle.dumps(code)
     except Exception as error:  # whatever a `__reduce__` raises
         raise ValueError(
-            f"the task cannot be shipped to other processes ({error}): make what it holds, such as an open file, a"
-            " lock or a connection, inside the task function"
+            f"the task cannot be shipped to other processes ({error}): make what it holds, such as a lock or a"
+            " connection, inside the task function, and open files where they are read"
         ) from error
     return shipped

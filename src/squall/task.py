@@ -22,7 +22,10 @@ OptimizerFactory = Callable[..., Optimizer]  # called with a list of param group
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One training problem, built by a function without arguments so that every process can build its own.
+    """One training problem, built by a function without arguments.
+
+    It is built once, and the processes of a run share it by fork: memory is shared, and so are open files with their
+    positions. A dataset that reads a file opens it at its first use, not when it is made.
 
     Args:
         model: any `nn.Module` with float32 parameters, on the CPU. Tied and frozen parameters are fine.

@@ -5,26 +5,25 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError
-from squall.launchers.inline import InlineRun
+from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
+from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, check_together, make_plan
-from squall.protocol.core import End, Event, Node
+from squall.protocol.core import End
 from squall.record import settle
 from squall.report import Progress, Reader, prepare_report
-from squall.run import Code, Run, TaskFunction, load_code, new_directory, write_plan
+from squall.run import Code, Run, TaskFunction, hold, load_code, new_directory, write_plan
 from squall.runtime.arena import SHARED_MEMORY, Arena
+from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.seeds import seed_everything
 from squall.runtime.sequential import Sequential
@@ -119,12 +118,16 @@ class Launch:
             task, layout = self._checked()
             shipped = ship(self.code)
             path = Path(directory) if again and directory is not None else new_directory(directory)
-            snapshot = _last_snapshot(path, task, layout) if again else None
-            write_plan(path, self.code, shipped)
-            return self._run(task, layout, path, snapshot)
+            with hold(path):
+                return self._start(task, layout, path, shipped, again)
         finally:
             if self._local is not None:
                 self._local.close()
+
+    def _start(self, task: Task, layout: Layout, path: Path, shipped: bytes, again: bool) -> Run:
+        snapshot = _last_snapshot(path, task, layout) if again else None
+        write_plan(path, self.code, shipped)
+        return self._run(task, layout, path, snapshot)
 
     def _checked(self) -> tuple[Task, Layout]:
         seed_everything(self.plan.seed)
@@ -138,9 +141,11 @@ class Launch:
                 self._run_processes(self._local, path, snapshot)
             else:
                 self._run_here(task, layout, path, snapshot)
-        except ProcessLost as error:
-            raise ProcessLost(f"{error}\n{_remedy(path)}") from None
+        except (ProcessLost, TaskError) as error:
+            raise type(error)(f"{error}\n{_remedy(path)}") from None
         finally:
+            if self._local is not None:
+                self._local.close()  # first: nothing goes on behind a report that is being drawn
             _write_report(run)
         return run
 
@@ -151,7 +156,7 @@ class Launch:
 
     def _run_processes(self, local: LocalRun, path: Path, snapshot: int | None) -> None:
         local.launch(path, snapshot)
-        with _interrupts() as interrupts, _progress(path, self.plan.progress) as show:
+        with collected_interrupts() as interrupts, _progress(path, self.plan.progress) as show:
             asked = False
             prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
             while local.ended is None:
@@ -163,8 +168,6 @@ class Launch:
                 if interrupts and not asked:
                     asked = True
                     local.stop()
-                elif len(interrupts) > 1:
-                    raise KeyboardInterrupt
         _raise_for(local.ended, path)
 
     # ------------------------------------------------------------ in this process
@@ -180,22 +183,10 @@ class Launch:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.plan.threads)
         try:
-            _raise_for(Sequential(job, _Alone()).run() if self._strategy.in_process else InlineRun(job).run(), path)
+            end = Sequential(job, LoneChannel()).run() if self._strategy.in_process else InlineRun(job).run()
         finally:
             torch.set_num_threads(threads)
-
-
-class _Alone:
-    """The coordinator's channel where there are no processes."""
-
-    def start(self, node: Node) -> None:
-        raise AssertionError("there are no processes to start")
-
-    def end(self, end: End) -> None:
-        pass
-
-    def poll(self) -> Event | None:
-        return None
+        _raise_for(end, path)
 
 
 def _not_a_function(task: object) -> Task:
@@ -245,37 +236,31 @@ def _raise_for(end: End, path: Path) -> None:
 
 
 @contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM instead of raising: the first asks for an orderly end, the second insists."""
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    handlers = {
-        number: signal.signal(number, lambda number, frame: caught.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield caught
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
 def _progress(path: Path, wanted: bool) -> Iterator[Any]:
-    """A function to be called often with the time; it shows progress once there is some."""
+    """A function to be called often with the time; it shows progress once there is some.
+
+    Whatever fails here (a closed pipe, which rich turns into SystemExit, or a lost terminal) only ends the display.
+    """
     with ExitStack() as cleanup:
         display: list[Progress] = []
+        failed: list[BaseException] = []
+
+        def stop() -> None:
+            with suppress(Exception, SystemExit):
+                display[0].stop()
 
         def show(now: float) -> None:
-            if wanted and not display and (path / "run.sqlite").exists():
-                reader = Reader(path / "run.sqlite")
-                cleanup.callback(reader.close)
-                display.append(Progress(reader))
-                display[0].start()
-                cleanup.callback(display[0].stop)
-            for shown in display:
-                shown.update(now)
+            if not wanted or failed or not (path / "run.sqlite").exists():
+                return
+            try:
+                if not display:
+                    reader = Reader(path / "run.sqlite")
+                    cleanup.callback(reader.close)
+                    display.append(Progress(reader))
+                    cleanup.callback(stop)
+                    display[0].start()
+                display[0].update(now)
+            except (Exception, SystemExit) as error:
+                failed.append(error)
 
         yield show

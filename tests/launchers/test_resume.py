@@ -11,7 +11,9 @@ import pytest
 
 from squall.record import Progress
 from squall.report import Reader, audit
-from tests.launchers.processes import Started
+from squall.runtime.snapshot import Snapshots
+from tests.launchers.blobs import EXAMPLES
+from tests.launchers.processes import START_S, Started, wait_for
 
 
 @pytest.fixture
@@ -65,3 +67,37 @@ def test_another_model_is_refused_with_the_tensors_that_differ(interrupted: Star
     assert status == 1
     assert "0.weight: [48, 16] here, [32, 16] there" in err
     assert "Traceback" not in err
+
+
+def test_a_run_that_crashed_goes_back_to_its_snapshot_and_so_does_its_record(tmp_path: Path) -> None:
+    """What was trained after the snapshot is lost with the weights, so it is trained again and counted once."""
+    directory = tmp_path / f"run-{uuid4().hex[:8]}"
+    run = Started.train(directory, "--epochs", "100000", "--shards", "2", "--snapshot-every-s", "0.5")
+    wait_for(lambda: len(Snapshots(directory).numbers()) == 2, START_S, "a second snapshot")
+    seen = len(run.rows(Progress))
+    wait_for(lambda: len(run.rows(Progress)) > seen + 2, 10, "progress that will be lost")
+    run.kill("shard 0")
+    assert run.finish()[0] == 1
+    snapshots = Snapshots(directory)
+    reached = int(str(snapshots.manifest(snapshots.numbers()[-1]).ledger["epoch"]))
+    status, out, err = Started(directory, "resume", str(directory), "--epochs", str(reached + 2), "--json").finish()
+    assert status == 0, err
+    # Reports are not cut at the snapshot's moment to the example; leases, below, are.
+    assert json.loads(out)["examples"] == pytest.approx((reached + 2) * EXAMPLES, rel=0.1)
+    reader = Reader(directory / "run.sqlite")
+    found = audit(reader)
+    reader.close()
+    assert all(epoch.exact for epoch in found.epochs), str(found)
+    assert len(found.epochs) == reached + 2
+
+
+def test_a_run_is_not_resumed_while_it_goes_on(tmp_path: Path) -> None:
+    directory = tmp_path / f"run-{uuid4().hex[:8]}"
+    run = Started.train(directory, "--epochs", "100000")
+    run.wait_rows(Progress, lambda row: row.examples > 0)
+    status, _, err = Started(directory, "resume", str(directory)).finish()
+    assert status == 1
+    assert "is being trained by another process" in err
+    assert set(run.processes()) >= {"coordinator", "shard 0", "replica 0", "replica 1"}
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish()[0] == 130

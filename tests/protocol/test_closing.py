@@ -200,11 +200,12 @@ def test_a_snapshot_that_fails_is_noted_and_tried_again_later() -> None:
     assert office.machine.wake_at == 30.0
 
 
-def test_a_run_whose_last_snapshot_fails_still_ends() -> None:
+def test_a_run_whose_last_snapshot_fails_has_failed() -> None:
     office = finished(evaluate=False)
     office.snapshot("No space left on device")
     assert office.notes("error")
-    assert end(office).status == "finished"
+    assert end(office).status == "failed"
+    assert "No space left on device" in end(office).reason
 
 
 def test_the_last_snapshot_is_of_the_end_also_when_one_was_under_way() -> None:

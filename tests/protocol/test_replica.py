@@ -6,7 +6,6 @@ from steps import give, only, sent, tell
 
 from squall.protocol.core import (
     COORDINATOR,
-    ClearGradient,
     Compute,
     Expect,
     StopRequested,
@@ -152,7 +151,6 @@ def test_many_short_leases_are_reported_before_shards_forget_them() -> None:
 
 def test_a_round_without_a_batch_is_taken_part_in() -> None:
     desk = Desk(gathered=True).welcome().grant(None)
-    assert only(desk.effects, ClearGradient) == ClearGradient(0)
     assert (desk.exchange.clock, desk.exchange.gradient, desk.exchange.examples) == (1, 0, 0)
     assert desk.answer().grant(1, clock=2).batch == (100, 104)
     assert desk.computed().exchange.clock == 2

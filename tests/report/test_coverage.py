@@ -75,9 +75,9 @@ def test_while_the_run_goes_on_a_hole_is_not_called_missed(tmp_path: Path) -> No
 
 
 def test_once_the_run_has_ended_a_hole_is_missed(tmp_path: Path) -> None:
-    rows: list[Row] = [lease(0, 0, 500), lease(1, 0, 100)]
-    found = audited(tmp_path, rows, epochs=5, examples_per_epoch=1000, status="stopped")
-    assert [(epoch.epoch, epoch.finished) for epoch in found.epochs] == [(0, True), (1, False)]
+    rows: list[Row] = [lease(0, 0, 500), lease(1, 0, 1000)]
+    found = audited(tmp_path, rows, epochs=2, examples_per_epoch=1000, status="finished")
+    assert [(epoch.epoch, epoch.finished) for epoch in found.epochs] == [(0, True), (1, True)]
     assert not found.complete
 
 

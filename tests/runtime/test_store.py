@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -181,3 +182,24 @@ def test_an_update_reads_the_pushed_gradient_where_it_lies() -> None:
         for piece, parameter in zip(store.pieces, store.parameters):
             assert parameter.grad is not None
             assert parameter.grad.data_ptr() == whole[piece.start :].data_ptr()
+
+
+class Clamped(torch.optim.SGD):
+    """A user's optimizer, its step decorated as torch's own is."""
+
+    @functools.wraps(torch.optim.SGD.step)
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.clamp_(min=0.0)
+
+
+def test_a_users_own_step_is_called_whole() -> None:
+    task = regression()()
+    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+    arena = Arena.private(Shape(layout.length, 1))
+    arena.gradient(0, 0).fill_(1.0)
+    store = Store(task, partial(Clamped, lr=1e3), layout, 0, 1, arena, initial_vector(layout, task))
+    store.apply((Term(0, 0, 1.0),), 1.0)
+    assert store.weights[: layout.tail].max() == 0.0

@@ -71,8 +71,6 @@ class ReplicaHost(_Host):
                 return core.GradientComputed(1.0, finite, bench.compute_s(self.node))
             case core.UseWeights(buffer):
                 self.active = buffer
-            case core.ClearGradient(buffer):
-                bench.gradients[slot, buffer] = []
         return None
 
 

@@ -6,10 +6,11 @@ import copy
 import dataclasses
 import time
 
-from squall.protocol.core import COORDINATOR, Compute, Effect, End, Event, Node
+from squall.protocol.core import COORDINATOR, Compute, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
 from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
+from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.recorder import CoordinatorHost
@@ -19,21 +20,25 @@ from squall.task import Task
 STEP_S = 0.01  # virtual seconds that every gradient takes
 
 
-class _Channel:
-    """Nobody dies in one process; the end is kept for the caller."""
+class LoneChannel:
+    """The coordinator's line where there are no processes: nobody dies, and the end is kept for the caller."""
 
     def __init__(self) -> None:
         self.ended = End("failed", "the world stood still")
-        self.outside: list[Event] = []
+        self.interrupts: list[int] = []  # signals caught
+        self._told = False
 
     def start(self, node: Node) -> None:
-        raise AssertionError("the world starts replacements itself")
+        raise AssertionError("there are no processes to start")
 
     def end(self, end: End) -> None:
         self.ended = end
 
     def poll(self) -> Event | None:
-        return self.outside.pop() if self.outside else None
+        if not self.interrupts or self._told:
+            return None
+        self._told = True
+        return StopRequested("interrupted")
 
 
 class InlineRun:
@@ -41,14 +46,15 @@ class InlineRun:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.channel = _Channel()
+        self.channel = LoneChannel()
         self.world = World(duration=_duration, spawn=self._member, seed=job.plan.seed)
         for node in nodes(job):
             self.world.add(node, *self._member(node))
 
     def run(self) -> End:
         try:
-            self.world.run()
+            with collected_interrupts() as self.channel.interrupts:
+                self.world.run()
         except Exception as error:
             coordinator = self.world.places[COORDINATOR].host
             coordinator.perform(End("failed", f"{type(error).__name__}: {error}"), self.world.now)

@@ -27,7 +27,8 @@ class LocalRun:
     def __init__(self) -> None:
         self._sockets = tempfile.mkdtemp(prefix="squall-")  # mode 0700
         mine, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # no thread pools before the forks; roles set their own
+        # The nursery forks: no thread pools before that (roles set their own), and to ask for a GPU must not touch it.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
@@ -57,7 +58,7 @@ class LocalRun:
             raise ProcessLost(f"the nursery (pid {self._process.pid}) was lost: {self._nursery_exit()}")
         match said["kind"]:
             case "failed":
-                raise TaskError(said["traceback"])
+                raise (TaskError if said["task"] else SquallError)(said["error"])
             case "exited":
                 self._exits.append(said)
             case "ended":
@@ -102,4 +103,5 @@ class LocalRun:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-_ENTRY = "import sys; from squall.launchers.nursery import main; main(int(sys.argv[1]))"
+# Leaves without waiting for threads that the task may have started.
+_ENTRY = "import os, sys; from squall.launchers.nursery import main; main(int(sys.argv[1])); os._exit(0)"

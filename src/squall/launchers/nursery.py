@@ -5,7 +5,7 @@ memory, and inherits the arena. It speaks with the launching process (`launchers
 over pipes; it decides nothing itself:
 
     launcher -> nursery      the task, "launch", "stop", "kill"
-    nursery -> launcher      "ready", "exited", "failed", "ended"
+    nursery -> launcher      "exited", "failed", "ended"
     coordinator -> nursery   "start" a member, "end"
     nursery -> coordinator   "lost" a member, "stop"
 
@@ -64,6 +64,7 @@ class Nursery:
         self._job = job
         self._sockets = sockets
         self._children: dict[int, Child] = {}  # by pidfd
+        self._killing = False  # what ends from now on was ended here
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         mine, theirs = Pipe()
         self._coordinator = Line(mine)
@@ -74,7 +75,6 @@ class Nursery:
         gc.freeze()  # a collection in a child would otherwise copy the pages that all share
         for node in nodes(self._job):
             self._fork(node)
-        self._launcher.say(kind="ready")
         deadline: float | None = None
         while self._children:
             if self._end is not None and deadline is None:
@@ -100,7 +100,7 @@ class Nursery:
         elif source is self._coordinator.connection:
             said = self._coordinator.hear()
             if said is not None and said["kind"] == "start":
-                self._fork(Node.parse(said["node"]))
+                self._replace(Node.parse(said["node"]))
             elif said is not None:
                 self._end = {"status": said["status"], "reason": said["reason"]}
         elif source in self._children:
@@ -113,7 +113,7 @@ class Nursery:
         if child.node == COORDINATOR:
             while self._coordinator.open and self._coordinator.connection.poll():  # its last words
                 self._attend(self._coordinator.connection)
-        if code == 0:
+        if code == 0 or self._killing:
             return
         why = _explain(code)
         story = self._story(child.node) if code == RAISED else ""
@@ -133,10 +133,17 @@ class Nursery:
             return ""
 
     def _kill_all(self) -> None:
+        self._killing = True
         for child in self._children.values():
             signal.pidfd_send_signal(child.handle, signal.SIGKILL)
 
     # ------------------------------------------------------------ forking
+
+    def _replace(self, node: Node) -> None:
+        try:
+            self._fork(node)
+        except OSError as error:  # no more processes or memory for now; the coordinator tries again, a few times
+            self._coordinator.say(kind="lost", node=str(node), why=f"could not be started: {error}")
 
     def _fork(self, node: Node) -> None:
         sys.stdout.flush()
@@ -157,9 +164,11 @@ class Nursery:
         except BaseException:
             (self._sockets / f"{node}.traceback").write_text(traceback.format_exc())
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:  # a child never returns into the nursery's own code
+                os._exit(status)
 
     def _become(self, node: Node, parent: int) -> None:
         die_with_parent(parent)
@@ -186,6 +195,11 @@ def build_task(message: dict[str, Any]) -> Task:
         task: Task = message["task"]()
     except Exception as error:
         raise TaskError(traceback.format_exc()) from error
+    if len(os.listdir("/proc/self/task")) > 1:
+        sys.stderr.write(
+            "squall: warning: the task function left threads running (torch.set_num_threads, a client, a tokenizer?);"
+            " they are not there in the run's processes, which may wait for them for ever\n"
+        )
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise TaskError("the task function used CUDA: build the model on the CPU and pass device='cuda' to fit")
     return task
@@ -228,7 +242,7 @@ def main(handle: int) -> None:
     try:
         _serve(launcher, {**message, **cloudpickle.loads(message["code"])}, sockets)
     except Exception as error:
-        launcher.say(kind="failed", error=str(error), traceback=traceback.format_exc())
+        launcher.say(kind="failed", error=str(error), task=isinstance(error, TaskError))
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
 
@@ -243,7 +257,3 @@ def _serve(launcher: Line, message: dict[str, Any], sockets: Path) -> None:
     setproctitle(f"squall nursery of {directory.name}")
     job = build_job(message, task, directory, order["snapshot"])
     Nursery(launcher, job, sockets).run()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -228,7 +228,8 @@ class Coordinator:
             effects.append(Forget(node))  # at once: its Join may still be on its way, and nobody is behind it
         lost = self._fruitless[_slot(node)] = self._fruitless.get(_slot(node), 0) + 1
         if lost >= LOST_IN_A_ROW:
-            self._fail(f"{node.role} {node.index} was lost {lost} times in a row, last: {why}", effects)
+            self.error = f"{node.role} {node.index} was lost {lost} times in a row, last: {why}"
+            self._hurry(self.error, now, effects)
         elif node.role == "evaluator" or self.phase is Phase.RUNNING:
             effects.append(StartMember(Node(node.role, node.index, node.incarnation + 1)))
             effects.append(Note("replaced", f"{node.role} {node.index}", node=node))
@@ -310,6 +311,8 @@ class Coordinator:
         if not self._snapshots.answered(shard, message, effects):
             return
         if self._last_snapshot:
+            if self._snapshots.failure and not self.error:
+                self.error = f"the last snapshot could not be written: {self._snapshots.failure}"
             self._end(effects)
         elif self.phase is Phase.SNAPSHOT:
             self._close_with_snapshot(effects)  # the one under way had begun too early

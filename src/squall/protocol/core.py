@@ -5,9 +5,8 @@ no socket, file, clock, thread or randomness (ruff's TID251 enforces it for this
 and carries out effects; the shells are the real driver (`runtime.driver`) and the virtual-time world
 (`sim.world`), which also serves as the inline driver.
 
-Numbers never pass through a machine. Gradients and weights are named by reference (`Gradient(slot, buffer)`,
-`Weights(slot, buffer)`), and the shell knows where those lie: in shared memory, in a received frame, or nowhere
-at all in a simulation without gradients.
+Numbers never pass through a machine. Gradients and weights are named by reference (`Payload`), and the shell knows
+where those lie: in shared memory, in a received frame, or nowhere at all in a simulation without gradients.
 """
 
 from __future__ import annotations
@@ -164,12 +163,6 @@ class Expect(Effect, frozen=True, gc=False):
     epoch: int
     start: int
     stop: int
-
-
-class ClearGradient(Effect, frozen=True, gc=False):
-    """Make a gradient buffer zero: this replica takes part in a round without a batch."""
-
-    buffer: int
 
 
 class UseWeights(Effect, frozen=True, gc=False):

@@ -178,7 +178,7 @@ class Leases:
             "steps": self._steps_dealt,
             "next_id": self._next_id,
             "remaining": [list(r) for r in sorted(remaining)],
-            "held": {str(h.lease.id): [h.lease.epoch, h.done, h.lease.stop] for h in self.held.values()},
+            "held": {str(h.lease.id): _held_state(h) for h in self.held.values()},
         }
 
     @classmethod
@@ -193,9 +193,9 @@ class Leases:
         remaining = [Range(*r) for r in kept.remaining]
         for lease, upto in progress:
             held = kept.held.get(str(lease))
-            if held is None or upto <= held[1]:
+            if held is None or upto <= held[2]:
                 continue
-            epoch, done, stop = held
+            epoch, _, done, stop, _ = held
             remaining.remove(Range(epoch, done, stop))
             leases.trained += min(upto, stop) - done
             if upto < stop:
@@ -212,4 +212,8 @@ class _StateFields(msgspec.Struct):
     steps: int
     next_id: int
     remaining: list[list[int]]
-    held: dict[str, list[int]]
+    held: dict[str, list[int]]  # lease -> epoch, start, done, stop, replica
+
+
+def _held_state(held: _Held) -> list[int]:
+    return [held.lease.epoch, held.lease.start, held.done, held.lease.stop, held.holder.index]

@@ -13,7 +13,6 @@ import msgspec
 
 from squall.protocol.core import (
     COORDINATOR,
-    ClearGradient,
     Compute,
     Effect,
     End,
@@ -311,8 +310,6 @@ class Replica:
             return
         if self._unreported:
             self._report(now, effects, at_once=True)
-        if self._since_push == 0:
-            effects.append(ClearGradient(self._gradient))
         self._exchange(now, effects, push=True, fetch=True)
 
     def _flush(self, now: float, effects: list[Effect]) -> None:

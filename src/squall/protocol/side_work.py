@@ -55,6 +55,7 @@ class Snapshots:
 
     def __init__(self, shards: list[Node], newest: int) -> None:
         self.newest = newest  # number of the last one asked for
+        self.failure = ""  # why the last one could not be written
         self._shards = shards
         self._answers: dict[Node, SnapshotTaken] | None = None
         self._ledger: dict[str, object] = {}
@@ -79,9 +80,9 @@ class Snapshots:
             return False
         answers = [self._answers[shard] for shard in self._shards]
         self._answers = None
-        failed = [answer.error for answer in answers if answer.error]
-        if failed:
-            effects.append(Note("error", f"snapshot {self.newest} could not be written: {failed[0]}"))
+        self.failure = next((answer.error for answer in answers if answer.error), "")
+        if self.failure:
+            effects.append(Note("error", f"snapshot {self.newest} could not be written: {self.failure}"))
         else:
             versions = tuple(answer.version for answer in answers)
             effects.append(PublishSnapshot(self.newest, self._ledger, versions, _common(answers)))

@@ -112,7 +112,7 @@ def audit(reader: Reader) -> Audit:
     reached = any(event.kind == "reached" for event in reader.rows(Event))
     if state.get("status") == "finished" and planned.isdecimal() and not reached:
         last = int(planned)  # it ended because its epochs were used up, so it went beyond the last of them
-    over = state.get("status") in ("finished", "stopped", "error")
+    over = state.get("status") == "finished"  # what was interrupted or failed can be resumed, and its holes filled
     found = []
     for epoch in sorted(trained.keys() | (set(range(last)) if over else set())):
         spans = spans_of(trained[epoch], size)

@@ -34,6 +34,8 @@ def resolve_device(name: str) -> torch.device:
         raise ValueError(f"device {name!r}: replicas compute on 'cpu' or 'cuda'")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: torch sees no CUDA GPU here; `squall doctor` says why, or use device='cpu'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r}: this machine has {torch.cuda.device_count()} GPUs, counted from 0")
     return device
 
 
@@ -84,22 +86,17 @@ class Gradients:
         self._rate = rates[0]
         self._arena = gradients
         on_device = device.type != "cpu"
+        # Never cleared: the arena's pages begin as zeros and nothing writes the padding, while a shard may still read
+        # what this replica's predecessor in the slot has pushed.
         self._vectors = [torch.zeros_like(g, device=device) for g in gradients] if on_device else list(gradients)
         self._views = [layout.views(v) for v in self._vectors]
         self._group_of = _group_of(layout)
         self._trained = False  # some parameter got a gradient
-        for vector in self._vectors:
-            vector.zero_()  # padding must stay zero: it is summed and pushed with the rest
         task.model.train()
 
     def use(self, buffer: int) -> None:
         self.on_vector.use(buffer)
         self._rate = self._rates[buffer]
-
-    def clear(self, buffer: int) -> None:
-        self._vectors[buffer].zero_()
-        self._push_buffers(buffer)
-        self._to_arena(buffer)
 
     def compute(self, effect: Compute) -> GradientComputed:
         """Gradient of the batch that the effect names, into the buffer that it names."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from squall.protocol.core import (
     Apply,
-    ClearGradient,
     Compute,
     Effect,
     End,
@@ -56,8 +55,6 @@ class ReplicaHost(_Host):
                 self.gradients.use(buffer)
             case Expect(epoch, start, stop):
                 self.gradients.batches.expect(Key(epoch, start, stop))
-            case ClearGradient(buffer):
-                self.gradients.clear(buffer)
             case End():
                 self.gradients.batches.close()
             case _:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import msgspec
+
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.core import COORDINATOR, Node
 from squall.protocol.evaluator import Evaluator
@@ -42,6 +44,8 @@ def coordinator(job: Job) -> Coordinator:
     if job.restored is None:
         return Coordinator(policy, Leases(job.task.examples, batch_size, limits))
     manifest = job.restored.manifest
+    if policy.seconds is not None:  # a total, as epochs and steps are
+        policy = msgspec.structs.replace(policy, seconds=max(0.0, policy.seconds - manifest.trained_s))
     progress = [(int(lease), upto) for lease, upto in manifest.progress.items()]
     leases = Leases.restore(manifest.ledger, progress, batch_size, limits)
     return Coordinator(policy, leases, manifest.number)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from squall.protocol.core import Effect, End, Event, Node, Note, Payload, PublishSnapshot, StartMember
 from squall.protocol.messages import Stats
 from squall.record import Event as EventRow
-from squall.record import Lease, Member, Metric, Progress, Record, Staleness, State
+from squall.record import Lease, Member, Metric, Progress, Record, RecordError, Staleness, State
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Manifest, Snapshots
 
@@ -25,7 +28,7 @@ class Channel(Protocol):
 
 
 class CoordinatorHost:
-    """Turns notes into rows. The time axis is training time: it begins with the first replica's first batch."""
+    """Turns notes into rows. The time axis is training time: it begins when the first replica is welcomed."""
 
     def __init__(self, job: Job, channel: Channel, clock: Callable[[], float] | None = None) -> None:
         self._job = job
@@ -38,21 +41,46 @@ class CoordinatorHost:
         self._stopped: float | None = None  # the clock stands still while the final weights are evaluated
         self._now = 0.0
         self._stepped = False
+        self._complained = False  # that the record cannot be written
+        self._unpublished = ""  # why the newest snapshot could not be made visible
         self._marks: dict[int, tuple[float, int]] = {}  # evaluation -> (training time, examples) of its weights
         plan = job.plan
         facts = {
             "strategy": plan.strategy, "replicas": plan.replicas, "shards": plan.shards, "epochs": plan.epochs or "",
+            "steps": plan.steps or "", "seconds": plan.seconds or "",
             "examples_per_epoch": job.task.examples, "status": "running",
         }  # fmt: skip
         for key, value in facts.items():
             self._record.add(State(key, str(value)))
 
+        if job.restored is not None:
+            self._rewind(job.restored.manifest)
+
+    def _rewind(self, manifest: Manifest) -> None:
+        """The record goes back to the snapshot as the weights do; leases held then end as they are in it."""
+        ledger = msgspec.convert(manifest.ledger, _Ledger)
+        self._record.rewind(manifest.trained_s, ledger.next_id, [int(lease) for lease in ledger.held])
+        for name, (epoch, start, done, stop, replica) in ledger.held.items():
+            upto = max(done, manifest.progress.get(name, done))
+            if upto > start:
+                at = manifest.trained_s
+                self._record.add(Lease(int(name), epoch, start, stop, replica, 0, at, at, upto))
+
     def attach(self, payload: Payload) -> None:
         raise AssertionError("the coordinator never touches a parameter")
 
     def poll(self) -> Event | None:
-        self._record.commit(self._now)
+        self._commit()
         return self._channel.poll()
+
+    def _commit(self, force: bool = False) -> None:
+        """A full disk must not end a training: the rows wait, and the next commit tries again."""
+        try:
+            self._record.commit(self._now, force)
+        except RecordError as error:
+            if not self._complained:
+                self._complained = True
+                sys.stderr.write(f"squall: warning: {error}\n")
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         self._now = self._clock() if self._clock is not None else now
@@ -99,7 +127,7 @@ class CoordinatorHost:
                 self._event(note.kind, note.text)
                 if note.kind == "lost" and note.node is not None:
                     self._record.add(Member(str(note.node), 0, self.training_s, "lost", note.text))
-                self._record.commit(self._now, force=True)
+                self._commit(force=True)
 
     def _stats(self, node: Node, stats: Stats) -> None:
         now, bytes_each = self.training_s, 4 * self._job.layout.length
@@ -157,18 +185,32 @@ class CoordinatorHost:
         try:
             path = self._snapshots.publish(manifest)
         except OSError as error:
-            self._event("error", f"snapshot {effect.number} could not be written: {error}")
+            self._unpublished = f"snapshot {effect.number} could not be written: {error}"
+            self._event("error", self._unpublished)
             return
+        self._unpublished = ""
         self._record.add(State("updates", str(max(effect.versions))))
         self._event("snapshot", f"snapshot {effect.number} in {path}")
 
     def _finish(self, end: End) -> None:
+        if self._unpublished and end.status != "failed":
+            end = End("failed", self._unpublished)
         self._record.add(State("training_s", repr(self.training_s)))
         self._record.add(State("status", end.status))
         kind = {"failed": "error", "interrupted": "stopped"}.get(end.status, "finished")
         self._event(kind, end.reason)
-        self._record.close()
+        try:
+            self._record.close()
+        except RecordError as error:
+            end = End("failed", str(error))
         self._channel.end(end)
 
     def _event(self, kind: str, text: str) -> None:
         self._record.add(EventRow(self.training_s, kind, text))
+
+
+class _Ledger(msgspec.Struct):
+    """What the record needs of `Leases.state()`."""
+
+    next_id: int
+    held: dict[str, tuple[int, int, int, int, int]]  # lease -> epoch, start, done, stop, replica

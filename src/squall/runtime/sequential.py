@@ -5,8 +5,6 @@ No protocol and no process: a loop over batches that uses the same data order, s
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from squall.protocol.core import Compute, End, Node, Note, PublishSnapshot, Term
 from squall.protocol.messages import Lease, Stats
 from squall.runtime.compute import Gradients, resolve_device
 from squall.runtime.evaluate import evaluate
+from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job
 from squall.runtime.machines import coordinator
 from squall.runtime.recorder import Channel, CoordinatorHost
@@ -49,25 +48,27 @@ class Sequential:
         self._tally = Stats()
         self._reported_at = 0.0
         self._evaluations = 0
-        self._interrupted = False
+        self._interrupts: list[int] = []  # signals caught
 
     def run(self) -> End:
         self._gradients.use(0)
-        with self._interruptible():
-            self._note("started", "training began")
-            try:
+        try:
+            with collected_interrupts() as self._interrupts:
                 end = self._train()
-            except Exception as error:
-                self._host.perform(End("failed", f"{type(error).__name__}: {error}"), self._clock())
-                raise
-        self._report(self._clock())
-        if end.status == "finished":
-            self._evaluate()
-        self._snapshot()
+            self._report(self._clock())
+            error = self._snapshot()  # before the evaluation, which runs the user's code and may fail
+            if end.status == "finished":
+                self._evaluate()
+        except Exception as problem:
+            self._host.perform(End("failed", f"{type(problem).__name__}: {problem}"), self._clock())
+            raise
+        if error and end.status != "failed":
+            end = End("failed", error)
         self._host.perform(end, self._clock())
         return end
 
     def _train(self) -> End:
+        self._note("started", "training began")
         began = snapshot_at = evaluated_at = self._clock()
         epochs = self._leases.epochs_done()
         while (lease := self._leases.take(_REPLICA, 1, self._clock())) is not None:
@@ -84,7 +85,7 @@ class Sequential:
                 epochs, evaluated_at = self._leases.epochs_done(), now
                 if why := reached(self._policy.until, self._evaluate()):
                     return End("finished", why)
-            if self._interrupted:
+            if self._interrupts:
                 return End("interrupted", "interrupted")
             if self._policy.seconds is not None and now - began >= self._policy.seconds:
                 return End("finished", "the time given is over")
@@ -143,15 +144,18 @@ class Sequential:
             self._note("metric", name, values=marks)
         return values
 
-    def _snapshot(self) -> None:
+    def _snapshot(self) -> str:
+        """Why it could not be written, or nothing."""
         self._snapshots += 1
         with self._pause():
             error = Snapshots(self._job.directory).write_shard(self._snapshots, 0, 1, self._store)
         if error:
-            self._note("error", f"snapshot {self._snapshots} could not be written: {error}")
-            return
+            error = f"snapshot {self._snapshots} could not be written: {error}"
+            self._note("error", error)
+            return error
         ledger = self._leases.state()
         self._host.perform(PublishSnapshot(self._snapshots, ledger, (self._updates,), {}), self._clock())
+        return ""
 
     def _note(self, kind: str, text: str = "", values: dict[str, float] | None = None) -> None:
         self._host.perform(Note(kind, text, _REPLICA, values=values or {}), self._clock())
@@ -166,20 +170,3 @@ class Sequential:
             yield
         finally:
             self._paused_s += time.monotonic() - began
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C ends the loop after the update under way; a second one raises as usual."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def interrupt(number: int, frame: object) -> None:
-            self._interrupted = True
-            signal.signal(signal.SIGINT, before)
-
-        before = signal.signal(signal.SIGINT, interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)

@@ -65,6 +65,7 @@ class Snapshots:
             save_file({k: v.detach().contiguous() for k, v in store.state().items()}, path, metadata=range_)
             os.chmod(path, 0o600)
         except Exception as error:  # safetensors has an error type of its own for a full disk
+            shutil.rmtree(path.parent, ignore_errors=True)  # half a snapshot is of no use, and takes room
             return f"{type(error).__name__}: {error}"
         return ""
 
@@ -73,6 +74,7 @@ class Snapshots:
         partial, final = self._partial(manifest.number), self.directory / f"{manifest.number:06d}"
         (partial / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
         partial.rename(final)
+        self.discard_partial()  # of an attempt that failed
         for number in self.numbers()[:-KEEP]:
             shutil.rmtree(self.directory / f"{number:06d}", ignore_errors=True)
         return final

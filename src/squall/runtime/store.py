@@ -148,10 +148,10 @@ class Store:
 def _bare_step(optimizer: Optimizer) -> Callable[[], Any]:
     """The step without torch's profiler record around it, which takes longer than a small fused step itself.
 
-    A step that has hooks, or that was patched on the instance (schedulers do that), is left as it is.
+    A step that has hooks, was patched on the instance (schedulers do that), or is not torch's own is left as it is.
     """
     hooks = [getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post")]
-    if any(hooks) or "step" in vars(optimizer):
+    if any(hooks) or "step" in vars(optimizer) or not type(optimizer).__module__.startswith("torch.optim."):
         return optimizer.step
     return partial(inspect.unwrap(type(optimizer).step), optimizer)
 

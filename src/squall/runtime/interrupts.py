@@ -1,0 +1,30 @@
+"""Ctrl-C and SIGTERM as a request instead of an exception."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def collected_interrupts() -> Iterator[list[int]]:
+    """The signals caught so far: the first asks for an orderly end, the second raises `KeyboardInterrupt` at once."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught  # only the main thread may set handlers, and signals arrive there
+        return
+
+    def catch(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        if len(caught) > 1:
+            raise KeyboardInterrupt
+
+    handlers = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
