@@ -15,7 +15,7 @@ import torch
 from squall.protocol.coordinator import Policy
 from squall.protocol.leases import Limits
 from squall.runtime.compute import resolve_device
-from squall.runtime.store import build_optimizer, check_elementwise
+from squall.runtime.store import build_optimizer
 from squall.strategies import STRATEGIES, Strategy
 from squall.task import Task
 from squall.vector import Layout
@@ -109,7 +109,6 @@ def make_plan(
     if epochs is None and steps is None and settings.seconds is None and target is None:
         epochs = 1
     resolve_device(device)
-    check_elementwise(recipe.optimizer)
     return Plan(
         strategy=strategy_name(strategy), strategy_fields=describe(strategy),
         replicas=recipe.replicas, shards=recipe.shards, epochs=epochs, steps=steps, seconds=settings.seconds,
