@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 import squall
-from squall.plan import Settings, make_plan
 from squall.protocol.core import Term
 from squall.run import TaskFunction
 from squall.runtime.arena import Arena, Shape
@@ -155,23 +154,27 @@ def not_elementwise() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("optimizer", list(not_elementwise()), ids=lambda factory: factory.func.__name__)
-def test_optimizers_that_look_at_whole_tensors_are_refused(optimizer: Any) -> None:
+def test_optimizers_that_look_at_whole_tensors_are_refused(optimizer: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"not elementwise: .* use for example SGD, Adagrad or AdamW"):
-        plan(squall.Downpour(optimizer=optimizer))
+        fit_inline(optimizer, tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "before anything is launched"
 
 
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [(partial(torch.optim.SGD, lr=-1.0), "Invalid learning rate"), (partial(torch.optim.SGD, rate=1), "rate")],
 )
-def test_an_elementwise_optimizer_with_wrong_settings_is_not_called_something_else(optimizer: Any, words: str) -> None:
+def test_an_elementwise_optimizer_with_wrong_settings_is_not_called_something_else(
+    optimizer: Any, words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=words) as caught:
-        plan(squall.Downpour(optimizer=optimizer))
+        fit_inline(optimizer, tmp_path / "run")
     assert "elementwise" not in str(caught.value)
 
 
-def plan(strategy: squall.Strategy) -> None:
-    make_plan(strategy, Settings(), epochs=1, steps=None, until=None, seed=0, device="cpu")
+def fit_inline(optimizer: Any, directory: Path) -> None:
+    strategy = squall.Downpour(optimizer=optimizer)
+    squall.fit(regression(), strategy, run_dir=directory, settings=squall.Settings(launcher="inline", progress=False))
 
 
 def test_an_update_reads_the_pushed_gradient_where_it_lies() -> None:
