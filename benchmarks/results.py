@@ -94,7 +94,7 @@ def _heading() -> str:
             "other; absolute figures are medians and depend on the machine.",
             "",
             f"- commit {commit.stdout.strip()}, {datetime.date.today().isoformat()}",
-            f"- {cpu.partition(':')[2].strip()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+            f"- {cpu.partition(':')[2].strip()}, {os.cpu_count()} cores, {platform.system()}",
             f"- Python {platform.python_version()}, torch {torch.__version__}",
             "",
         ]
