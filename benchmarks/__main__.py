@@ -1,10 +1,15 @@
-"""`make bench`: every benchmark in turn, and RESULTS.md from what they found."""
+"""`make bench`: every benchmark in turn, or those named on the command line; RESULTS.md gets what they find."""
+
+import sys
 
 from benchmarks import exchange, overhead, small, startup, straggler, throughput
 from benchmarks.results import FILE, write
 
-sections = []
-for benchmark in (exchange, overhead, throughput, small, straggler, startup):
-    sections.append(benchmark.measure())
-    write(sections)  # what is known so far, should a later one fail
+BENCHMARKS = {
+    "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
+    "startup": startup,
+}  # fmt: skip
+
+for name in sys.argv[1:] or BENCHMARKS:
+    write(BENCHMARKS[name].measure())
 print(f"written to {FILE}")

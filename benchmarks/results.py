@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
 import statistics
 import subprocess
 from collections.abc import Callable
@@ -52,7 +51,16 @@ class Section:
 
     def markdown(self) -> str:
         mark = {True: "yes", False: "**no**", None: ""}
-        lines = [f"## {self.title}", "", self.note, "", "| what | figure | against | ratio | bound | holds |"]
+        measured = f"Commit {_commit()}, {datetime.date.today().isoformat()}, {_machine()}."
+        lines = [
+            f"## {self.title}",
+            "",
+            self.note,
+            "",
+            measured,
+            "",
+            "| what | figure | against | ratio | bound | holds |",
+        ]
         lines.append("|---|---|---|---|---|---|")
         lines += [
             f"| {r.what} | {r.figure} | {r.against} | {r.ratio} | {r.bound} | {mark[r.holds]} |" for r in self.rows
@@ -79,23 +87,31 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs))
 
 
-def write(sections: list[Section]) -> None:
-    FILE.write_text("\n".join([_heading(), *(section.markdown() for section in sections)]))
+def write(section: Section) -> None:
+    """Put a section into RESULTS.md, in place of the one with its title; the others stay as they were measured."""
+    _, *others = FILE.read_text().split("\n## ") if FILE.exists() else [""]
+    kept = {text.partition("\n")[0]: f"## {text.strip()}\n" for text in others}
+    kept[section.title] = section.markdown()
+    FILE.write_text("\n".join([_heading(), *kept.values()]))
+
+
+def _machine() -> str:
+    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ":unknown")
+    return f"{cpu.partition(':')[2].strip()}, {os.cpu_count()} cores, torch {torch.__version__}"
+
+
+def _commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
 
 
 def _heading() -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ":unknown")
     return "\n".join(
         [
             "# Results",
             "",
             "Written by `make bench`. Ratios are medians over rounds in which both sides were measured one after the",
             "other; absolute figures are medians and depend on the machine.",
-            "",
-            f"- commit {commit.stdout.strip()}, {datetime.date.today().isoformat()}",
-            f"- {cpu.partition(':')[2].strip()}, {os.cpu_count()} cores, {platform.system()}",
-            f"- Python {platform.python_version()}, torch {torch.__version__}",
             "",
         ]
     )
