@@ -1,11 +1,12 @@
 """`make bench`: every benchmark in turn, or those named on the command line; RESULTS.md gets what they find."""
 
 import sys
+from typing import Any
 
 from benchmarks import exchange, overhead, small, startup, straggler, throughput
 from benchmarks.results import FILE, write
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, Any] = {
     "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
     "startup": startup,
 }  # fmt: skip
