@@ -22,7 +22,6 @@ from torch import Tensor, nn
 import squall
 from benchmarks.peers.common import EXCHANGE_LR, OptimizerName
 from squall.launchers.line import Line
-from squall.launchers.nursery import die_with_parent
 from squall.launchers.roles import SPIN_S, run_role
 from squall.plan import make_plan
 from squall.protocol.core import COORDINATOR, Compute, Effect, Event, GradientComputed, Node, Payload
@@ -30,6 +29,7 @@ from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import machine
+from squall.runtime.processes import die_with_parent
 from squall.transports.zeromq import ZmqTransport
 from squall.vector import Layout
 
