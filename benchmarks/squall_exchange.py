@@ -30,7 +30,7 @@ from squall.runtime.driver import Driver
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import machine
 from squall.runtime.processes import die_with_parent
-from squall.transports.zeromq import ZmqTransport
+from squall.transports.host import HostTransport
 from squall.vector import Layout
 
 REPLICA, SHARD = Node("replica", 0), Node("shard", 0)
@@ -87,7 +87,7 @@ def exchange_seconds(elements: int, optimizer: OptimizerName, repeats: int) -> f
         job = _job(elements, optimizer, repeats, Path(folder))
         children = [_fork(job, node) for node in (COORDINATOR, SHARD)]
         host = _ReadyGradient()
-        transport = ZmqTransport(REPLICA, Path(folder), peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
+        transport = HostTransport(REPLICA, Path(folder), peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
         try:
             Driver(machine(job, REPLICA), transport, host).run()
         finally:

@@ -15,7 +15,7 @@ from squall.protocol.core import COORDINATOR, Effect, End, Event, MessageArrived
 from squall.protocol.link import Linked
 from squall.protocol.messages import MAX_FRAME_BYTES, Frame, Join, Stop, encode
 from squall.runtime.driver import LINGER_S, Driver
-from squall.transports.zeromq import ZmqTransport
+from squall.transports.host import HostTransport
 
 REPLICA = Node("replica", 1)
 SOON_S = 5.0
@@ -100,16 +100,16 @@ def test_what_is_no_frame_is_a_peers_fault(data: bytes) -> None:
 
 
 @pytest.fixture
-def ends(tmp_path: Path) -> Iterator[tuple[ZmqTransport, ZmqTransport]]:
-    server = ZmqTransport(COORDINATOR, tmp_path, serve=True)
-    client = ZmqTransport(REPLICA, tmp_path, peers=[COORDINATOR])
+def ends(tmp_path: Path) -> Iterator[tuple[HostTransport, HostTransport]]:
+    server = HostTransport(COORDINATOR, tmp_path, serve=True)
+    client = HostTransport(REPLICA, tmp_path, peers=[COORDINATOR])
     until_connected(client, server)
     yield server, client
     client.close()
     server.close()
 
 
-def until_connected(client: ZmqTransport, server: ZmqTransport) -> None:
+def until_connected(client: HostTransport, server: HostTransport) -> None:
     """A frame to a peer that is not there yet is lost: the link above resends, here the first one is repeated."""
     for _ in range(500):
         client.send(COORDINATOR, b"hello")
@@ -122,7 +122,7 @@ def until_connected(client: ZmqTransport, server: ZmqTransport) -> None:
         pass
 
 
-def test_frames_arrive_in_order_in_both_directions(ends: tuple[ZmqTransport, ZmqTransport]) -> None:
+def test_frames_arrive_in_order_in_both_directions(ends: tuple[HostTransport, HostTransport]) -> None:
     server, client = ends
     for number in range(300):
         client.send(COORDINATOR, b"%d" % number)
@@ -133,15 +133,15 @@ def test_frames_arrive_in_order_in_both_directions(ends: tuple[ZmqTransport, Zmq
     assert client.receive(0) is None
 
 
-def test_a_peer_that_is_not_there_is_no_error(ends: tuple[ZmqTransport, ZmqTransport]) -> None:
+def test_a_peer_that_is_not_there_is_no_error(ends: tuple[HostTransport, HostTransport]) -> None:
     server, _ = ends
     server.send(Node("replica", 9), b"anyone?")
     server.send(Node("replica", 1, 1), b"its replacement?")
 
 
 def test_a_peer_that_has_gone_is_no_error(tmp_path: Path) -> None:
-    server = ZmqTransport(COORDINATOR, tmp_path, serve=True)
-    client = ZmqTransport(REPLICA, tmp_path, peers=[COORDINATOR])
+    server = HostTransport(COORDINATOR, tmp_path, serve=True)
+    client = HostTransport(REPLICA, tmp_path, peers=[COORDINATOR])
     until_connected(client, server)
     client.close()
     for _ in range(100):
@@ -150,7 +150,7 @@ def test_a_peer_that_has_gone_is_no_error(tmp_path: Path) -> None:
     server.close()
 
 
-def test_a_frame_that_is_too_large_is_dropped(ends: tuple[ZmqTransport, ZmqTransport]) -> None:
+def test_a_frame_that_is_too_large_is_dropped(ends: tuple[HostTransport, HostTransport]) -> None:
     server, client = ends
     client.send(COORDINATOR, bytes(MAX_FRAME_BYTES + 1))
     until_connected(client, server)  # ZeroMQ closes the connection of the sender, which opens another
@@ -163,7 +163,7 @@ def test_a_frame_that_is_too_large_is_dropped(ends: tuple[ZmqTransport, ZmqTrans
 @pytest.mark.parametrize("name", [None, b"nobody", b"\xff\xff", b"replica-x.y"])
 @pytest.mark.parametrize("parts", [[b"data"], [b"two", b"parts"]])
 def test_strangers_are_not_listened_to(tmp_path: Path, name: bytes | None, parts: list[bytes]) -> None:
-    server = ZmqTransport(COORDINATOR, tmp_path, serve=True)
+    server = HostTransport(COORDINATOR, tmp_path, serve=True)
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.setsockopt(zmq.LINGER, 0)
@@ -185,7 +185,7 @@ def test_something_else_can_wake_a_waiting_process(tmp_path: Path) -> None:
     import os
 
     reading, writing = os.pipe()
-    server = ZmqTransport(COORDINATOR, tmp_path, serve=True, wake_on=reading)
+    server = HostTransport(COORDINATOR, tmp_path, serve=True, wake_on=reading)
     os.write(writing, b"!")
     assert server.receive(None) is None
     server.close()

@@ -16,7 +16,7 @@ from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
 from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.recorder import CoordinatorHost
-from squall.transports.zeromq import ZmqTransport
+from squall.transports.host import HostTransport
 
 
 class NurseryChannel:
@@ -56,7 +56,7 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
         os.nice(10)  # training goes first
     servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
     peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)
-    transport = ZmqTransport(
+    transport = HostTransport(
         node, sockets, serve=node in servers, peers=peers, spin_s=SPIN_S if node.role in ("shard", "replica") else 0.0,
         wake_on=line.connection.fileno() if line is not None else None,
     )  # fmt: skip
