@@ -15,6 +15,7 @@ from squall.runtime.driver import Driver, Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
 from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
+from squall.runtime.processes import keep_freed_memory
 from squall.runtime.recorder import CoordinatorHost
 from squall.transports.host import HostTransport
 
@@ -52,7 +53,9 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     _name_process(node, job)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(job.plan.threads if node.role == "replica" else 1)
-    if node.role == "evaluator":
+    if node.role == "replica":
+        keep_freed_memory()
+    elif node.role == "evaluator":
         os.nice(10)  # training goes first
     servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
     peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)

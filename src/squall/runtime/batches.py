@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, NamedTuple, cast
 
 import torch
 from setproctitle import getproctitle, setproctitle
@@ -141,6 +141,21 @@ def _loader(task: Task, requests: Callable[[], Iterator[_Request]]) -> DataLoade
         arguments.setdefault("persistent_workers", True)
     data = _Seeded(task.train)
     return DataLoader(data, batch_sampler=_Sampler(requests), **arguments)  # type: ignore[arg-type]
+
+
+def validation_batches(task: Task) -> Iterator[tuple[int, Batch]]:
+    """(examples, batch) over `task.validate` in its order.
+
+    Batches are four times those of training: without a graph to keep, a model needs that much less memory.
+    """
+    assert task.validate is not None
+    total, size = len(cast(Sized, task.validate)), 4 * task.batch_size
+    if type(task.validate) is TensorDataset and not task.loader:
+        batches: Iterable[Batch] = ([t[i : i + size] for t in task.validate.tensors] for i in range(0, total, size))
+    else:
+        batches = DataLoader(task.validate, batch_size=size, **loader_arguments(task))
+    for start, batch in zip(range(0, total, size), batches):
+        yield min(size, total - start), batch
 
 
 def loader_arguments(task: Task) -> dict[str, Any]:

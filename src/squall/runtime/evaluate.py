@@ -8,10 +8,9 @@ from typing import cast
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
-from squall.runtime.batches import loader_arguments, to_device
-from squall.task import Batch, Task, check_metric
+from squall.runtime.batches import to_device, validation_batches
+from squall.task import Task, check_metric
 
 
 def evaluate(task: Task, model: nn.Module, device: torch.device) -> dict[str, float]:
@@ -20,13 +19,11 @@ def evaluate(task: Task, model: nn.Module, device: torch.device) -> dict[str, fl
     was_training = model.training
     model.eval()
     sums: dict[str, float] = {"loss": 0.0, **dict.fromkeys(task.metrics, 0.0)}
-    left = total = len(cast(Sized, task.validate))
+    total = len(cast(Sized, task.validate))
     autocast = torch.autocast(device.type, task.autocast) if task.autocast is not None else contextlib.nullcontext()
     try:
         with torch.no_grad(), autocast:
-            for batch in _loader(task):
-                count = min(left, task.batch_size)
-                left -= count
+            for count, batch in validation_batches(task):
                 moved = to_device(batch, device)
                 sums["loss"] += task.loss(model, moved).item() * count
                 for name, metric in task.metrics.items():
@@ -39,8 +36,3 @@ def evaluate(task: Task, model: nn.Module, device: torch.device) -> dict[str, fl
 def _per_example(name: str, values: torch.Tensor, count: int) -> float:
     check_metric(name, values, count)
     return values.float().flatten(1).mean(1).sum().item() if values.ndim > 1 else values.float().sum().item()
-
-
-def _loader(task: Task) -> DataLoader[Batch]:
-    assert task.validate is not None
-    return DataLoader(task.validate, batch_size=task.batch_size, **loader_arguments(task))
