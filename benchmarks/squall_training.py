@@ -59,7 +59,13 @@ def seconds_to_accuracy(workload: Workload, strategy: squall.Strategy, target: f
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
         task = partial(_task, workload, evaluate=True, slow_ratio=0.0)
         run = squall.fit(
-            task, strategy, epochs=500, until=f"accuracy={target}", run_dir=Path(folder) / "run", settings=settings
+            task,
+            strategy,
+            epochs=500,
+            until=f"accuracy={target}",
+            seed=workload.order_seed,
+            run_dir=Path(folder) / "run",
+            settings=settings,
         )
         reader = Reader(run.directory / "run.sqlite")
         reached = [event.time_s for event in reader.rows(Event) if event.kind == "reached"]

@@ -25,6 +25,7 @@ class Workload:
     test_labels: Tensor
     batch_size: int  # examples in a step of one replica
     lr: float
+    order_seed: int = SEED  # of the order in which epochs visit the examples
 
     def model(self) -> nn.Sequential:
         """A new model; every call returns the same initial weights and leaves torch's global seed alone."""
@@ -46,7 +47,7 @@ class Workload:
 
         Together the replicas see each example once; a last, incomplete batch is left out.
         """
-        generator = torch.Generator().manual_seed(SEED + number)
+        generator = torch.Generator().manual_seed(self.order_seed + number)
         order = torch.randperm(len(self.train_inputs), generator=generator)[replica::replicas]
         for start in range(0, len(order) - self.batch_size + 1, self.batch_size):
             index = order[start : start + self.batch_size]

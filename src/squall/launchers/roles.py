@@ -44,7 +44,8 @@ class NurseryChannel:
 
 
 # Being woken from sleep costs more than a whole exchange of a small vector, so the two ends of an exchange look out
-# for the answer, or the next push, for a moment. It is short, and yields, because cores may be fewer than processes.
+# for the answer, or the next push, for a moment. A replica does so on a core that it would leave idle; a shard only
+# where it does not take the core from a replica that computes.
 SPIN_S = 1000e-6
 
 
@@ -60,7 +61,7 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
     peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)
     transport = HostTransport(
-        node, sockets, serve=node in servers, peers=peers, spin_s=SPIN_S if node.role in ("shard", "replica") else 0.0,
+        node, sockets, serve=node in servers, peers=peers, spin_s=_spin_s(job, node),
         wake_on=line.connection.fileno() if line is not None else None,
     )  # fmt: skip
     try:
@@ -80,6 +81,12 @@ def make_host(job: Job, node: Node, line: Line | None) -> Host:
             return ReplicaHost(job, node.index)
         case _:
             return EvaluatorHost(job)
+
+
+def _spin_s(job: Job, node: Node) -> float:
+    wanted = job.recipe.replicas * job.plan.threads + job.recipe.shards
+    roomy = wanted <= len(os.sched_getaffinity(0))
+    return SPIN_S if node.role == "replica" or (node.role == "shard" and roomy) else 0.0
 
 
 def _name_process(node: Node, job: Job) -> None:
