@@ -141,6 +141,26 @@ def test_in_a_replica_the_users_exception_comes_with_its_traceback_once(run_dir:
     assert "in loss_that_breaks" in shown
 
 
+def loss_that_leaves(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    from setproctitle import getproctitle
+
+    if "replica" in getproctitle():
+        os._exit(0)
+    return mean_square(model, batch)
+
+
+def test_a_replica_that_leaves_without_an_error_is_lost_all_the_same(run_dir: Path, without_report: None) -> None:
+    with pytest.raises(squall.SquallError, match=r"replica \d was lost 5 times in a row, last: exit status 0"):
+        squall.fit(regression(loss=loss_that_leaves), DOWNPOUR, run_dir=run_dir, settings=LOCAL)
+
+
+def test_a_run_is_not_resumed_with_another_optimizer(inline: Fit, run_dir: Path) -> None:
+    inline(regression(), DOWNPOUR, run_dir=run_dir)
+    adam = dataclasses.replace(DOWNPOUR, optimizer=torch.optim.Adam)
+    with pytest.raises(ValueError, match="hold the state of SGD, and the strategy's optimizer is Adam: resume with"):
+        squall.resume(run_dir, strategy=adam, epochs=2)
+
+
 def of_a_model_it_knows() -> squall.Task:
     model = plain()
     return regression(lambda: model, loss=lambda given, batch: mean_square(model, batch))()

@@ -38,4 +38,4 @@ class PeerFault(SquallError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped the run; a snapshot was taken and nothing is left running."""
+    """The user stopped the run; nothing is left running, and its message says which snapshot a resume goes on from."""

@@ -31,13 +31,14 @@ class Task:
         model: any `nn.Module` with float32 parameters, on the CPU. Tied and frozen parameters are fine.
         loss: `loss(model, batch)`, the mean over the batch, a scalar tensor.
         train: a map-style dataset (`__len__` and `__getitem__`); `__getitems__` is used where it exists.
-        validate: a map-style dataset, or None to train without evaluation.
+        validate: a map-style dataset, or None to train without evaluation. Its batches are of 4 x `batch_size`.
         batch_size: examples in one gradient of one replica.
         metrics: name -> `metric(model, batch)`, one value per example, shape [batch].
         groups: `groups(model)`, param groups in the form that `torch.optim` takes; parameters that no group
             names are not trained. None: one group with every trainable parameter.
         schedule: `schedule(optimizer)`, a learning-rate scheduler, stepped once per update that a shard applies.
-        clip_norm: gradients are scaled down to this 2-norm on the replica, before they are pushed.
+        clip_norm: gradients are scaled down to this 2-norm on each replica, before they are pushed (with Synchronous,
+            therefore, each replica's gradient and not their mean).
         autocast: a dtype such as `torch.bfloat16` that the replica computes in; the shards keep float32.
         shuffle: train on each epoch in a new random order (of the run's seed), or in the dataset's order.
         loader: further arguments for `torch.utils.data.DataLoader`, such as `num_workers` and `collate_fn`.

@@ -28,7 +28,7 @@ from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.seeds import seed_everything
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.store import check_elementwise
+from squall.runtime.store import check_elementwise, optimizer_name
 from squall.shipping import ship
 from squall.strategies import Strategy
 from squall.task import Task, check_task
@@ -126,7 +126,7 @@ class Launch:
                 self._local.close()
 
     def _start(self, task: Task, layout: Layout, path: Path, shipped: bytes, again: bool) -> Run:
-        snapshot = _last_snapshot(path, task, layout) if again else None
+        snapshot = _last_snapshot(path, task, layout, self._strategy) if again else None
         write_plan(path, self.code, shipped)
         return self._run(task, layout, path, snapshot)
 
@@ -195,14 +195,21 @@ def _not_a_function(task: object) -> Task:
     raise ValueError(f"task must be a function without arguments that builds a squall.Task: it is {task!r}")
 
 
-def _last_snapshot(path: Path, task: Task, layout: Layout) -> int | None:
+def _last_snapshot(path: Path, task: Task, layout: Layout, strategy: Strategy) -> int | None:
     """The snapshot to go on from; None starts from the beginning, because the run died before its first."""
     snapshots = Snapshots(path)
     snapshots.discard_partial()
     numbers = snapshots.numbers()
     if not numbers:
         return None
-    before = snapshots.check(numbers[-1], layout).ledger["examples"]
+    manifest = snapshots.check(numbers[-1], layout)
+    optimizer = optimizer_name(strategy.recipe().optimizer)
+    if manifest.optimizer != optimizer:
+        raise ValueError(
+            f"the snapshots of {path} hold the state of {manifest.optimizer}, and the strategy's optimizer is"
+            f" {optimizer}: resume with the one it had, or start a new run"
+        )
+    before = manifest.ledger["examples"]
     if before != task.examples:
         raise ValueError(
             f"Task.train has {task.examples} examples, and had {before} when the run began: start a new one"
@@ -231,7 +238,7 @@ def _remedy(path: Path) -> str:
 def _raise_for(end: End, path: Path) -> None:
     if end.status == "interrupted":
         raise Interrupted(f"{end.reason}; {_remedy(path)}")
-    if end.status == "failed" and "NaN or Inf" in end.reason:
+    if end.status == "nonfinite":
         raise NotFinite(f"{end.reason}. Last good weights: {path / 'snapshots'}")
     if end.status == "failed":
         raise SquallError(f"{end.reason}\n{_remedy(path)}")

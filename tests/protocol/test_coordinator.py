@@ -90,7 +90,7 @@ def test_a_request_that_comes_after_its_sender_was_lost_gets_nothing() -> None:
 
 
 def test_a_lost_replicas_lease_comes_back_when_all_shards_have_seen_it_gone() -> None:
-    office = Office(examples=40, shards=2, replicas=1)
+    office = Office(examples=40, shards=2, replicas=2)
     a, b = office.join(0, 1)
     lease = office.ask(a)
     assert (lease.start, lease.stop) == (0, 20)
@@ -105,8 +105,8 @@ def test_a_lost_replicas_lease_comes_back_when_all_shards_have_seen_it_gone() ->
 
 
 def test_a_lease_is_recorded_with_what_was_trained_of_it() -> None:
-    office = Office(examples=40, replicas=1)
-    (a,) = office.join(0)
+    office = Office(examples=40, replicas=2)
+    a, _ = office.join(0, 1)
     lease = office.ask(a)
     office.now = 3.0
     assert office.trained(a, lease, 10) == []

@@ -53,7 +53,7 @@ def test_a_batch_that_stays_bad_ends_the_run_and_is_named() -> None:
     assert office.heard(b, Stop)
     office.leave(a, b)
     office.snapshot()
-    assert end(office).status == "failed"
+    assert end(office).status == "nonfinite"
     assert "replica 0: NaN or Inf in the loss or gradient of examples 40 to 50 of epoch 2" in end(office).reason
 
 

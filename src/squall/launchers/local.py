@@ -17,7 +17,7 @@ import cloudpickle
 
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.launchers.line import Line
-from squall.protocol.core import End
+from squall.protocol.core import COORDINATOR, End, Node
 from squall.shipping import ship
 
 
@@ -66,14 +66,14 @@ class LocalRun:
 
     def _on_ended(self, status: str, reason: str) -> None:
         for failure in (e for e in self._exits if e["traceback"]):
-            if failure["node"].startswith("coordinator"):
+            if Node.parse(failure["node"]) == COORDINATOR:
                 raise SquallError(f"the coordinator failed\n{failure['traceback']}")
             raise TaskError(failure["traceback"])
-        fatal = [e for e in self._exits if e["node"].startswith(("coordinator", "shard"))]
-        if fatal:
-            role, _, rest = fatal[0]["node"].partition("-")
-            name = role if role == "coordinator" else f"{role} {rest.split('.')[0]}"
-            raise ProcessLost(f"{name} (pid {fatal[0]['pid']}) was lost: {fatal[0]['why']}")
+        for loss in self._exits:
+            node = Node.parse(loss["node"])
+            if node.role in ("coordinator", "shard"):
+                name = node.role if node == COORDINATOR else f"{node.role} {node.index}"
+                raise ProcessLost(f"{name} (pid {loss['pid']}) was lost: {loss['why']}")
         if not status:
             raise SquallError("all processes of the run were killed")
         self.ended = End(status, reason)

@@ -48,6 +48,7 @@ from squall.vector import Layout
 
 GRACE_S = 1.0  # for processes to end after the coordinator has
 RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
+DONE = 71  # of one whose machine has ended; with 0 leaves one whose task calls os._exit
 
 
 @dataclass
@@ -114,7 +115,7 @@ class Nursery:
         if child.node == COORDINATOR:
             while self._coordinator.open and self._coordinator.connection.poll():  # its last words
                 self._attend(self._coordinator.connection)
-        if code == 0 or self._killing:
+        if code == DONE or self._killing:
             return
         why = _explain(code)
         story = self._story(child.node) if code == RAISED else ""
@@ -161,7 +162,7 @@ class Nursery:
         status = RAISED
         try:
             self._become(node, parent)
-            status = 0
+            status = DONE
         except BaseException:
             (self._sockets / f"{node}.traceback").write_text(traceback.format_exc())
         finally:

@@ -85,6 +85,7 @@ class Coordinator:
         self.phase = Phase.RUNNING
         self.reason = ""
         self.error = ""
+        self._failure = "failed"  # the status of a run that ends with an error
         self._shards = [Node("shard", i) for i in range(policy.shards)]
         self._evaluations = Evaluations(Node("evaluator", policy.dealing.replicas))
         self._snapshots = Snapshots(self._shards, snapshots)
@@ -289,6 +290,7 @@ class Coordinator:
         text = f"replica {sender.index}: NaN or Inf in the loss or gradient of {batch}"
         effects.append(Note("nonfinite", text + (", twice" if message.final else "; not applied, tried again")))
         if message.final:
+            self._failure = "nonfinite"
             self.error = text + ", and again when it was tried a second time; the weights before it are kept"
             self._hurry(self.error, now, effects)
 
@@ -372,7 +374,7 @@ class Coordinator:
         effects.extend(Send(shard, Stop()) for shard in self._shards)
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
-        status = "failed" if self.error else "interrupted" if self._hurried else "finished"
+        status = self._failure if self.error else "interrupted" if self._hurried else "finished"
         effects.append(End(status, self.error or self.reason))
 
 

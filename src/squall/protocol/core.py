@@ -220,7 +220,7 @@ class StartMember(Effect, frozen=True, gc=False):
 class End(Effect, frozen=True, gc=False):
     """Leave the shell's loop: this node's work is over."""
 
-    status: str  # "finished" | "interrupted" | "failed"
+    status: str  # "finished" | "interrupted" | "failed" | "nonfinite" (a batch gave NaN or Inf twice)
     reason: str = ""  # or what went wrong
 
 

@@ -76,7 +76,7 @@ class Dealer:
             dealt[node] = Grant(clock, lease)
 
     def _lease_batches(self) -> int:
-        """Long enough that asking costs little, short enough that all replicas end an epoch together."""
-        share = self.leases.left_in_epoch() // (2 * self.rules.replicas)
+        """Long enough that asking costs little, and shorter towards the end, so that all end an epoch together."""
+        share = self.leases.left_in_epoch() // self.rules.replicas
         size = max(1, min(share, LEASE_BATCHES_AT_MOST))
         return max(self.rules.push_every, size - size % self.rules.push_every)

@@ -15,6 +15,7 @@ from squall.record import Event as EventRow
 from squall.record import Lease, Member, Metric, Progress, Record, RecordError, Staleness, State
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Manifest, Snapshots
+from squall.runtime.store import optimizer_name
 
 
 class Channel(Protocol):
@@ -180,7 +181,13 @@ class CoordinatorHost:
 
     def _publish(self, effect: PublishSnapshot) -> None:
         manifest = Manifest(
-            effect.number, self._job.layout, effect.versions, effect.ledger, effect.progress, self.training_s
+            effect.number,
+            self._job.layout,
+            effect.versions,
+            effect.ledger,
+            effect.progress,
+            self.training_s,
+            optimizer_name(self._job.recipe.optimizer),
         )
         try:
             path = self._snapshots.publish(manifest)
@@ -193,11 +200,11 @@ class CoordinatorHost:
         self._event("snapshot", f"snapshot {effect.number} in {path}")
 
     def _finish(self, end: End) -> None:
-        if self._unpublished and end.status != "failed":
+        if self._unpublished and end.status in ("finished", "interrupted"):
             end = End("failed", self._unpublished)
         self._record.add(State("training_s", repr(self.training_s)))
         self._record.add(State("status", end.status))
-        kind = {"failed": "error", "interrupted": "stopped"}.get(end.status, "finished")
+        kind = {"finished": "finished", "interrupted": "stopped"}.get(end.status, "error")
         self._event(kind, end.reason)
         try:
             self._record.close()

@@ -62,7 +62,7 @@ class Sequential:
         except Exception as problem:
             self._host.perform(End("failed", f"{type(problem).__name__}: {problem}"), self._clock())
             raise
-        if error and end.status != "failed":
+        if error and end.status in ("finished", "interrupted"):
             end = End("failed", error)
         self._host.perform(end, self._clock())
         return end
@@ -76,7 +76,7 @@ class Sequential:
             now = self._clock()
             if error:
                 self._leases.give_back(_REPLICA)
-                return End("failed", error)
+                return End("nonfinite", error)
             if now - self._reported_at >= REPORT_EVERY_S:
                 self._report(now)
             every = self._policy.evaluate_every_s

@@ -36,6 +36,7 @@ class Manifest(msgspec.Struct, frozen=True):
     ledger: dict[str, object]  # `Leases.state()` of the moment the snapshot was asked for
     progress: dict[str, int]  # lease -> upto, trained since then and in every shard's file
     trained_s: float  # training time so far
+    optimizer: str  # the class whose state the files hold
 
 
 @dataclass(frozen=True)

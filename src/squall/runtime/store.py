@@ -168,6 +168,10 @@ def build_optimizer(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> 
     return factory(_fresh(groups))
 
 
+def optimizer_name(factory: OptimizerFactory) -> str:
+    return type(build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(1))]}])).__qualname__
+
+
 def _fresh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [dict(group) for group in groups]  # an optimizer adds its defaults to the dicts that it is given
 

@@ -39,7 +39,7 @@ class Doorbell:
             return False
         try:
             self._socket.sendto(frame, address)
-        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+        except OSError:
             return False
         return True
 

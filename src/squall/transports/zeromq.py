@@ -10,6 +10,8 @@ import zmq
 from squall.protocol.core import Node
 from squall.protocol.messages import MAX_FRAME_BYTES
 
+_POLLIN = int(zmq.POLLIN)  # an enum's own arithmetic takes longer than the question
+
 
 class Router:
     """Binds its own name if `serve`, and connects to `peers`; whoever connects to it can be answered.
@@ -47,7 +49,7 @@ class Router:
 
     @property
     def ready(self) -> bool:
-        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
     def take(self) -> tuple[Node, bytes] | None:
         """The next frame, if there is one; None also for what no Squall process can have sent."""

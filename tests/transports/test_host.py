@@ -1,0 +1,146 @@
+"""What carries frames between the processes of one host: nothing is lost, nothing starves, nothing hangs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from squall.errors import PeerFault
+from squall.protocol.core import COORDINATOR, Node
+from squall.protocol.messages import MAX_FRAME_BYTES
+from squall.transports.host import HostTransport
+
+REPLICA, SHARD = Node("replica", 1), Node("shard")
+SOON_S = 5.0
+Ends = tuple[HostTransport, HostTransport]
+
+
+@pytest.fixture(params=[COORDINATOR, SHARD], ids=str)
+def server_node(request: pytest.FixtureRequest) -> Node:
+    """Over ZeroMQ, and by doorbells."""
+    node: Node = request.param
+    return node
+
+
+@pytest.fixture
+def ends(tmp_path: Path, server_node: Node) -> Iterator[Ends]:
+    server = HostTransport(server_node, tmp_path, serve=True)
+    client = HostTransport(REPLICA, tmp_path, peers=[server_node])
+    until_connected(client, server, server_node)
+    yield server, client
+    client.close()
+    server.close()
+
+
+def until_connected(client: HostTransport, server: HostTransport, node: Node) -> None:
+    """A frame to a peer that is not there yet is lost: the link above resends, here the first one is repeated."""
+    for _ in range(500):
+        client.send(node, b"hello")
+        if server.receive(0.01) is not None:
+            break
+    else:
+        raise AssertionError("not connected")
+    client.send(node, b"last hello")
+    while (received := server.receive(SOON_S)) is not None and received[1] != b"last hello":
+        pass
+
+
+def test_frames_arrive_in_both_directions(ends: Ends, server_node: Node) -> None:
+    server, client = ends
+    for number in range(300):
+        client.send(server_node, b"%d" % number)
+        assert server.receive(SOON_S) == (REPLICA, b"%d" % number)
+        server.send(REPLICA, b"%d" % number)
+        assert client.receive(SOON_S) == (server_node, b"%d" % number)
+    assert client.receive(0) is None
+
+
+def test_a_burst_longer_than_the_queue_arrives_whole(ends: Ends, server_node: Node) -> None:
+    """Doorbells that find the queue full go over ZeroMQ, and may overtake; the link puts them in order."""
+    server, client = ends
+    frames = [b"%d" % number for number in range(300)]
+    for frame in frames:
+        client.send(server_node, frame)
+    received = [server.receive(SOON_S) for _ in frames]
+    assert sorted(frame for _, frame in filter(None, received)) == sorted(frames)
+
+
+def test_control_does_not_starve_behind_exchanges(tmp_path: Path) -> None:
+    coordinator = HostTransport(COORDINATOR, tmp_path, serve=True)
+    shard = HostTransport(SHARD, tmp_path, serve=True, peers=[COORDINATOR])
+    replica = HostTransport(REPLICA, tmp_path, peers=[SHARD])
+    until_connected(shard, coordinator, COORDINATOR)
+    coordinator.send(SHARD, b"view")
+    for _ in range(1000):
+        replica.send(SHARD, b"push")  # there is always another one
+        if shard.receive(SOON_S) == (COORDINATOR, b"view"):
+            break
+    else:
+        raise AssertionError("the view was never taken")
+    for transport in (replica, shard, coordinator):
+        transport.close()
+
+
+def test_a_peer_that_is_not_there_is_no_error(ends: Ends) -> None:
+    server, _ = ends
+    server.send(Node("replica", 9), b"anyone?")
+    server.send(Node("replica", 1, 1), b"its replacement?")
+
+
+def test_a_peer_that_has_gone_is_no_error(tmp_path: Path, server_node: Node) -> None:
+    server = HostTransport(server_node, tmp_path, serve=True)
+    client = HostTransport(REPLICA, tmp_path, peers=[server_node])
+    until_connected(client, server, server_node)
+    client.close()
+    for _ in range(100):
+        server.send(REPLICA, b"still there?")
+    assert server.receive(0.01) is None
+    server.close()
+
+
+def test_a_frame_that_is_too_large_is_dropped(ends: Ends, server_node: Node) -> None:
+    server, client = ends
+    client.send(server_node, bytes(MAX_FRAME_BYTES + 1))
+    until_connected(client, server, server_node)  # ZeroMQ closes the connection of the sender, which opens another
+    for _ in range(500):
+        client.send(server_node, bytes(MAX_FRAME_BYTES))
+        received = server.receive(0.01)
+        if received is not None:
+            break
+    assert received is not None
+    assert len(received[1]) == MAX_FRAME_BYTES
+
+
+@pytest.mark.parametrize("name", [None, b"nobody", b"\xff\xff", b"replica-x.y"])
+@pytest.mark.parametrize("parts", [[b"data"], [b"two", b"parts"]])
+def test_strangers_are_not_listened_to(tmp_path: Path, name: bytes | None, parts: list[bytes]) -> None:
+    server = HostTransport(COORDINATOR, tmp_path, serve=True)
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.setsockopt(zmq.LINGER, 0)
+    if name is not None:
+        stranger.setsockopt(zmq.ROUTING_ID, name)
+    stranger.connect(f"ipc://{tmp_path}/{COORDINATOR}")
+    stranger.send_multipart(parts)
+    try:
+        assert server.receive(0.1) is None
+    except PeerFault:
+        pass  # blames the peer, which is as good
+    finally:
+        stranger.close()
+        context.term()
+        server.close()
+
+
+def test_something_else_can_wake_a_waiting_process(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    server = HostTransport(COORDINATOR, tmp_path, serve=True, wake_on=reading)
+    os.write(writing, b"!")
+    assert server.receive(None) is None
+    server.close()
+    os.close(reading)
+    os.close(writing)
