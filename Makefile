@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test check bench clean
+.PHONY: train test check bench docs clean
 
 train: $(READY)  ## train the digits example: 2 replicas, 1 shard, in separate processes
 	$(BIN)/squall train examples/digits.py
@@ -20,6 +20,9 @@ check: $(READY)  ## lint and types alone
 bench: $(READY)  ## measure against the floor and the peers; writes benchmarks/RESULTS.md
 	$(BIN)/pip install -q -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m benchmarks
+
+docs: $(READY)  ## write the tables in docs/ from the code
+	$(BIN)/python docs/make.py
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -12,8 +12,9 @@ import pytest
 import squall
 
 PUBLIC = {
-    "Downpour", "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Run", "Settings", "SingleProcess",
-    "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "__version__", "fit", "resume",
+    "AsynchronousSGD", "Averaging", "BoundedDelay", "DelayedProximal", "DiLoCo", "Downpour", "ElasticAveraging",
+    "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Run", "Settings", "SingleProcess", "SnapshotMismatch",
+    "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "__version__", "fit", "resume",
 }  # fmt: skip
 
 

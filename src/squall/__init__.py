@@ -9,7 +9,18 @@ if TYPE_CHECKING:
     from squall.errors import Interrupted, NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
     from squall.plan import Settings
     from squall.run import Run
-    from squall.strategies import Downpour, SingleProcess, Strategy, Synchronous
+    from squall.strategies import (
+        AsynchronousSGD,
+        Averaging,
+        BoundedDelay,
+        DelayedProximal,
+        DiLoCo,
+        Downpour,
+        ElasticAveraging,
+        SingleProcess,
+        Strategy,
+        Synchronous,
+    )
     from squall.task import Task
     from squall.train import fit, resume
 
@@ -18,13 +29,30 @@ _HOMES = {
     "train": ("fit", "resume"),
     "plan": ("Settings",),
     "run": ("Run",),
-    "strategies": ("Downpour", "SingleProcess", "Strategy", "Synchronous"),
+    "strategies": (
+        "AsynchronousSGD",
+        "Averaging",
+        "BoundedDelay",
+        "DelayedProximal",
+        "DiLoCo",
+        "Downpour",
+        "ElasticAveraging",
+        "SingleProcess",
+        "Strategy",
+        "Synchronous",
+    ),
     "task": ("Task",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AsynchronousSGD",
+    "Averaging",
+    "BoundedDelay",
+    "DelayedProximal",
+    "DiLoCo",
     "Downpour",
+    "ElasticAveraging",
     "Interrupted",
     "NotFinite",
     "PeerFault",

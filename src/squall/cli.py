@@ -107,7 +107,7 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
     from squall.train import Launch
 
     loaded = load_task(options.file)
-    strategy = build_strategy(options, loaded.strategy)
+    strategy = build_strategy(options, loaded.strategies)
     settings = settings_of(options)
     limited = any(x is not None for x in (options.epochs, options.steps, options.until, options.seconds))
     plan = make_plan(
@@ -116,6 +116,29 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
     )  # fmt: skip
     code = Code(task=loaded.function, strategy=strategy, settings=settings, plan=plan)
     return _go(Launch(code, local, commanded_at), options.run_dir, options.json, again=False)
+
+
+def _compare(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
+    from squall.cli_options import named_strategies
+    from squall.cli_task import load_task
+    from squall.compare import compare
+    from squall.plan import Settings
+
+    loaded = load_task(options.file)
+    limited = any(x is not None for x in (options.epochs, options.steps, options.until, options.seconds))
+    settings = Settings(
+        launcher=options.launcher, threads=options.threads, seconds=options.seconds, slow=options.slow,
+        evaluate_every_s=options.evaluate_every_s, snapshot_every_s=None,
+        progress=not (options.quiet or options.json),
+    )  # fmt: skip
+    found = compare(
+        loaded.function, named_strategies(options, loaded.strategies),
+        epochs=options.epochs if limited else loaded.epochs, steps=options.steps, until=options.until,
+        seeds=options.seeds, seed=options.seed, device=options.device, run_dir=options.run_dir, settings=settings,
+    )  # fmt: skip
+    if options.json:
+        return 0, json.dumps(found.to_json_dict()) + "\n"
+    return 0, f"{found}\n page     {found.page}\n picture  {found.picture}\n"
 
 
 def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
@@ -190,16 +213,22 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
         add_strategy_flags(train, arguments)
     _limits(train)
-    train.add_argument("--seconds", type=float, help="end after so much training time")
-    train.add_argument("--seed", type=int, default=0, help="of weights, data order, dropout (default: 0)")
-    train.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
-    train.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
-    train.add_argument("--launcher", choices=("local", "inline"), default="local", help="processes, or all in one")
-    train.add_argument("--evaluate-every-s", type=float, help="seconds between evaluations, beside each epoch's")
+    _settings(train)
     train.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
-    train.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
-    train.add_argument("--quiet", action="store_true", help="show no progress")
-    train.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
+
+    side = commands.add_parser("compare", help="train with several strategies, and show them on one page")
+    side.set_defaults(run=_compare)
+    side.add_argument("file", metavar="FILE[:function]", help="as of `squall train`")
+    side.add_argument(
+        "--strategies", required=True, metavar="NAME[:field=value...],...",
+        help="for example synchronous,bounded_delay:max_delay=4,diloco:inner_steps=50",
+    )  # fmt: skip
+    side.add_argument("--replicas", type=int, help="of all of them")
+    side.add_argument("--shards", type=int, help="of all of them")
+    side.add_argument("--seeds", type=int, default=1, help="runs of each strategy (default: 1)")
+    side.add_argument("--slow", type=_ratio, metavar="0.1x", help="let the last replica run at a fraction of its speed")
+    _limits(side)
+    _settings(side)
 
     again = commands.add_parser("resume", help="go on with a run from its last snapshot")
     again.set_defaults(run=_resume)
@@ -217,6 +246,23 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do about what is found")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, help="end after so much training time")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, data order, dropout (default: 0)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
+    parser.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
+    parser.add_argument("--launcher", choices=("local", "inline"), default="local", help="processes, or all in one")
+    parser.add_argument("--evaluate-every-s", type=float, help="seconds between evaluations, beside each epoch's")
+    parser.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
+
+
+def _ratio(text: str) -> float:
+    """0.1 or 0.1x"""
+    return float(text.removesuffix("x"))
 
 
 def _limits(parser: argparse.ArgumentParser) -> None:

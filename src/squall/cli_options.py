@@ -38,7 +38,7 @@ def add_strategy_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]
             if field.name not in added and field.name != "optimizer":
                 added.add(field.name)
                 _add_flag(group, kind, field)
-    group = parser.add_argument_group("optimizer, run on the shards")
+    group = parser.add_argument_group("optimizer, of the shards or, where replicas have their own, of those")
     group.add_argument("--optimizer", help="a torch.optim class by name, such as sgd, adagrad or adamw")
     group.add_argument("--lr", type=float, help="its learning rate")
     group.add_argument("--momentum", type=float, help="its momentum, where it has one")
@@ -61,7 +61,9 @@ def _add_flag(group: Any, kind: type[Strategy], field: dataclasses.Field[Any]) -
     text = f"{described.rstrip('.')} (default: {default})".replace("%", "%%")
     flag = "--" + field.name.replace("_", "-")
     declared = typing.get_type_hints(kind)[field.name]
-    if declared is bool:
+    if typing.get_origin(declared) is typing.Literal:
+        group.add_argument(flag, choices=typing.get_args(declared), default=None, help=text)
+    elif declared is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
     else:
         group.add_argument(flag, type=_parse(declared), default=None, metavar=field.name.upper(), help=text)
@@ -83,16 +85,12 @@ def _descriptions(kind: type[Strategy]) -> dict[str, str]:
     return {name: " ".join(words.split()) for name, words in entries}
 
 
-def build_strategy(options: argparse.Namespace, from_file: Strategy | None) -> Strategy:
-    """The file's own strategy with the flags put in, or the named one. Raises `ValueError` for flags it lacks."""
-    name = options.strategy
-    if name is None and from_file is None:
-        name = DEFAULT_STRATEGY
-    base: Any = from_file
-    if name is not None and type(from_file) is not STRATEGIES[name]:
-        base = STRATEGIES[name]()
-        if from_file is not None and _has(base, "optimizer") and _has(from_file, "optimizer"):
-            base = dataclasses.replace(base, optimizer=from_file.optimizer)  # type: ignore[attr-defined]
+def build_strategy(options: argparse.Namespace, from_file: Sequence[Strategy]) -> Strategy:
+    """The named strategy, or the file's first, with the flags put in. Raises `ValueError` for flags it lacks.
+
+    Where the file has settings for the named strategy they are taken; else the optimizer of its first.
+    """
+    base: Any = _chosen(options.strategy, from_file)
     changes: dict[str, Any] = {}
     for kind in STRATEGIES.values():
         for field in dataclasses.fields(kind):
@@ -106,6 +104,56 @@ def build_strategy(options: argparse.Namespace, from_file: Strategy | None) -> S
     optimizer = build_optimizer_factory(options, base.optimizer)
     changed: Strategy = dataclasses.replace(base, **changes, optimizer=optimizer)
     return changed
+
+
+def named_strategies(options: argparse.Namespace, from_file: Sequence[Strategy]) -> dict[str, Strategy]:
+    """`--strategies` of `squall compare`: text -> strategy. Raises `ValueError` with the remedy."""
+    found: dict[str, Strategy] = {}
+    for text in options.strategies.split(","):
+        name, *settings = text.strip().split(":")
+        if name not in STRATEGIES:
+            raise ValueError(f"--strategies has {name!r}: use {', '.join(STRATEGIES)}")
+        base: Any = _chosen(name, from_file)
+        shared = {n: getattr(options, n) for n in ("replicas", "shards") if getattr(options, n) is not None}
+        changes = {n: value for n, value in shared.items() if _has(base, n)} | _parsed(type(base), settings)
+        found[text.strip()] = dataclasses.replace(base, **changes)
+    return found
+
+
+def _parsed(kind: type[Strategy], settings: Sequence[str]) -> dict[str, Any]:
+    """["max_delay=4"] -> {"max_delay": 4}; lr, momentum and weight decay belong to the optimizer."""
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or name not in hints or name == "optimizer":
+            known = ", ".join(field.name for field in dataclasses.fields(kind) if field.name != "optimizer")
+            raise ValueError(f"--strategies has {setting!r}: write field=value, where {kind.__name__} has {known}")
+        declared = hints[name]
+        try:
+            if value == "none":
+                values[name] = None
+            elif typing.get_origin(declared) is typing.Literal:
+                values[name] = value
+            elif declared is bool:
+                values[name] = {"true": True, "false": False}[value]
+            else:
+                values[name] = _parse(declared)(value)
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"--strategies has {setting!r}, whose value is no {declared}") from error
+    return values
+
+
+def _chosen(name: str | None, from_file: Sequence[Strategy]) -> Strategy:
+    if name is None and from_file:
+        return from_file[0]
+    kind: Any = STRATEGIES[name or DEFAULT_STRATEGY]
+    for strategy in from_file:
+        if type(strategy) is kind:
+            return strategy
+    own: list[Any] = [strategy for strategy in from_file if _has(strategy, "optimizer")]
+    chosen: Strategy = kind(optimizer=own[0].optimizer) if own else kind()
+    return chosen
 
 
 def _has(strategy: Any, name: str) -> bool:

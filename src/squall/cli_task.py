@@ -15,10 +15,10 @@ from squall.strategies import Strategy
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file gives: its task, and its own `strategy` and `epochs` where it has them."""
+    """What a file gives: its task, and its own `strategy`, `strategies` and `epochs` where it has them."""
 
     function: TaskFunction
-    strategy: Strategy | None
+    strategies: tuple[Strategy, ...]  # the file's `strategy` first, then its settings for others
     epochs: int | None
 
 
@@ -42,10 +42,10 @@ def load_task(text: str) -> Loaded:
         raise ValueError(f"{name} has no function {function_name!r}: name one with {name}:function")
     if not callable(function):
         raise ValueError(f"{name}:{function_name} is not a function: it must build and return a squall.Task")
-    strategy = getattr(module, "strategy", None)
+    own = [getattr(module, "strategy", None), *getattr(module, "strategies", ())]
     epochs = getattr(module, "epochs", None)
     return Loaded(
         function,
-        strategy if isinstance(strategy, Strategy) else None,
+        tuple(strategy for strategy in own if isinstance(strategy, Strategy)),
         epochs if isinstance(epochs, int) else None,
     )

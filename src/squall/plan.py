@@ -14,7 +14,7 @@ import torch
 
 from squall.protocol.coordinator import Policy
 from squall.protocol.leases import Limits
-from squall.runtime.compute import resolve_device
+from squall.runtime.backward import resolve_device
 from squall.runtime.store import build_optimizer
 from squall.strategies import STRATEGIES, Strategy
 from squall.task import Task
@@ -35,6 +35,7 @@ class Settings:
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
         snapshot_every_s: seconds between snapshots; None: only at the end.
         progress: show progress while the run goes on.
+        slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
     """
 
     launcher: str = "local"
@@ -43,12 +44,15 @@ class Settings:
     evaluate_every_s: float | None = None
     snapshot_every_s: float | None = 60.0
     progress: bool = True
+    slow: float | None = None
 
     def __post_init__(self) -> None:
         if self.launcher not in LAUNCHERS:
             raise ValueError(f"launcher is {self.launcher!r}: use one of {', '.join(LAUNCHERS)}")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads is {self.threads}: it must be at least 1, or None to divide the cores")
+        if self.slow is not None and not 0 < self.slow <= 1:
+            raise ValueError(f"slow is {self.slow}: it must be above 0 and at most 1, such as 0.1")
         for name in ("seconds", "evaluate_every_s", "snapshot_every_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -73,6 +77,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     evaluate_every_s: float | None
     snapshot_every_s: float | None
     progress: bool = True
+    slow: float | None = None
 
     def limits(self) -> Limits:
         return Limits(self.epochs, self.steps)
@@ -114,7 +119,7 @@ def make_plan(
         replicas=recipe.replicas, shards=recipe.shards, epochs=epochs, steps=steps, seconds=settings.seconds,
         until=target, seed=seed, device=device, threads=settings.threads or default_threads(recipe.replicas),
         launcher=settings.launcher, evaluate_every_s=settings.evaluate_every_s,
-        snapshot_every_s=settings.snapshot_every_s, progress=settings.progress,
+        snapshot_every_s=settings.snapshot_every_s, progress=settings.progress, slow=settings.slow,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.seeds import seed_everything
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.store import check_elementwise, optimizer_name
+from squall.runtime.store import check_optimizers, optimizer_name
 from squall.shipping import ship
 from squall.strategies import Strategy
 from squall.task import Task, check_task
@@ -131,7 +131,7 @@ class Launch:
         return self._run(task, layout, path, snapshot)
 
     def _checked(self) -> tuple[Task, Layout]:
-        check_elementwise(self._strategy.recipe().optimizer)
+        check_optimizers(self._strategy.recipe())
         seed_everything(self.plan.seed)
         task = check_task(self.code["task"]() if callable(self.code["task"]) else _not_a_function(self.code["task"]))
         return task, check_together(self.plan, self._strategy, task)

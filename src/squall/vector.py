@@ -11,6 +11,7 @@ statistics), which are averaged instead of optimized. Shards own contiguous rang
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 import torch
@@ -29,11 +30,12 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A run of elements [start, stop) that one param group (or the tail, group -1) has in a shard."""
+    """A run of elements [start, stop) that one param group (or the tail, group -1) has in a shard, and in a block."""
 
     group: int
     start: int
     stop: int
+    block: int = 0
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -76,11 +78,21 @@ class Layout(msgspec.Struct, frozen=True):
         units = self.length // unit
         return shard * units // shards * unit, (shard + 1) * units // shards * unit
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
-        """What each group, and the tail, has in [start, stop), in order; empty ones left out."""
+    def pieces(self, start: int, stop: int, blocks: int = 1) -> list[Piece]:
+        """What each group, and the tail, has in [start, stop), cut at the blocks' ends; in order, empty ones left out.
+
+        Blocks are equal parts of all parameters, up to alignment.
+        """
         ends = [*self.group_starts[1:], self.tail]
-        runs = [*zip(range(len(ends)), self.group_starts, ends), (-1, self.tail, self.length)]
-        cut = [Piece(group, max(a, start), min(b, stop)) for group, a, b in runs]
+        runs = [*zip(range(len(ends)), self.group_starts, ends)]
+        units = self.tail // ALIGN
+        bounds = [*(block * units // blocks * ALIGN for block in range(blocks)), self.tail]
+        cut = [
+            Piece(group, max(a, start, low), min(b, stop, high), block)
+            for group, a, b in runs
+            for block, (low, high) in enumerate(pairwise(bounds))
+        ]
+        cut.append(Piece(-1, max(self.tail, start), min(self.length, stop)))
         return [piece for piece in cut if piece.start < piece.stop]
 
     # ------------------------------------------------------------ models

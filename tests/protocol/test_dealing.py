@@ -28,19 +28,21 @@ def test_leases_are_whole_pushes() -> None:
     assert all(size % 4 == 0 for size in sizes[:-1])
 
 
-def test_without_a_bound_a_replica_waits_for_work_and_with_one_it_takes_part() -> None:
-    for bounded in (False, True):
-        office = Office(examples=10, bounded=bounded)
+def test_a_replica_hears_that_there_is_no_work_and_where_others_wait_for_it_asks_on() -> None:
+    for answered in (False, True):
+        office = Office(examples=10, answered=answered)
         a, b = office.join(0, 1)
-        assert office.ask(a) is not None
-        effects = office.tell(b, LeaseRequest(1))
-        assert sent(effects, Grant) == ([(b, Grant(1, None))] if bounded else [])
+        lease = office.ask(a)
+        assert lease is not None
+        assert office.ask(b) is None
+        effects = office.lose(a)  # its lease comes back
+        assert sent(effects, Grant) == ([] if answered else [(b, Grant(1, Lease(1, 0, lease.start, lease.stop)))])
 
 
 def test_warm_start_is_the_first_replicas_alone() -> None:
     office = Office(examples=400, warm_start=50)
     a, b = office.join(0, 1)
-    assert kinds(office.tell(b, LeaseRequest(1))) == []
+    assert office.ask(b) is None
     lease = office.ask(a)
     assert sent(office.trained(a, lease, 40), Grant) == []
     assert [to for to, _ in sent(office.trained(a, lease, 50), Grant)] == [b]

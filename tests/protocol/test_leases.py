@@ -94,6 +94,15 @@ class Ledger(RuleBasedStateMachine):
         state = msgspec.json.decode(msgspec.json.encode(self.leases.state()))
         self.leases = Leases.restore(state, [*progress, (10**6, 5)], self.batch, self.limits)
 
+    @precondition(lambda self: self.leases.held)
+    @rule(data=st.data())
+    def come_too_late(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.leases.held)))
+        held = self.leases.held[lease]
+        ended = self.leases.drop(lease, held.holder)
+        assert ended is not None
+        self.over.append((ended.lease, held.holder))
+
     @invariant()
     def adds_up(self) -> None:
         check(self.leases)
@@ -135,6 +144,17 @@ def test_what_comes_back_is_dealt_before_anything_new_oldest_first() -> None:
     again = [leases.take(C, 3, 0.0) for _ in range(3)]
     assert [(lease.start, lease.stop) for lease in again] == [(0, 20), (30, 40), (40, 70)]
     assert len({lease.id for lease in (first, second, *again)}) == 5
+
+
+def test_what_a_holder_was_too_slow_for_is_dealt_to_another_and_to_it_only_for_want_of_anything_else() -> None:
+    leases = Leases(40, 10, Limits(epochs=1))
+    late = leases.take(A, 2, 0.0)
+    assert leases.drop(late.id, B) is None, "only its holder can drop a lease"
+    assert leases.drop(late.id, A) is not None
+    assert [(r.start, r.stop) for r in leases.returned] == [(0, 20)]
+    dealt = [leases.take(holder, 1, 0.0) for holder in (A, B, A, A)]
+    assert [lease.start for lease in dealt] == [20, 0, 30, 10]
+    assert leases.take(B, 1, 0.0) is None
 
 
 def test_a_returned_range_is_cut_to_what_is_asked_for() -> None:

@@ -107,6 +107,8 @@ def test_a_fetch_into_the_weights_in_use_is_waited_for_also_with_overlap() -> No
 def test_without_work_it_flushes_what_it_has_and_reports() -> None:
     desk = Desk(push_every=4, fetch_every=4).welcome().grant(1)
     desk.computed()
+    assert not desk.pending, "the next grant may be on its way"
+    desk.grant(None)
     assert (desk.exchange.gradient, desk.exchange.examples) == (0, 4)
     desk.answer()
     ((_, progress),) = sent(desk.effects, Progress)

@@ -26,6 +26,7 @@ def test_a_finished_run(run_dir: Path) -> None:
         staleness_mean=0.75,
         staleness_max=3,
         updates=40,
+        exchanged_bytes=20 * 800,
         shares={0: 0.75, 1: 0.25},
     )
 
@@ -43,6 +44,7 @@ def test_it_prints_as_a_plain_table(run_dir: Path) -> None:
         "examples": "2,000",
         "examples/s": "200",
         "updates": "40",
+        "exchanged": "16 kB",
         "staleness": "0.75 mean, 3 max",
         "share of replica": "0: 75 %, 1: 25 %",
     }

@@ -20,6 +20,7 @@ from squall.runtime.arena import Arena, Shape
 from squall.runtime.job import initial_vector
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
 from squall.runtime.store import Store, build_optimizer
+from squall.strategies import Recipe
 from squall.vector import Layout
 from tests.tasks import regression
 
@@ -60,7 +61,8 @@ class Shards:
         self.layout = Layout.of(built.model, [group["params"] for group in built.param_groups()])
         self.arena = Arena.private(Shape(self.layout.length, 1, groups=len(self.layout.group_starts)))
         initial = initial_vector(self.layout, built)
-        self.stores = [Store(built, optimizer, self.layout, i, count, self.arena, initial) for i in range(count)]
+        recipe = Recipe(replicas=1, shards=count, optimizer=optimizer)
+        self.stores = [Store(built, recipe, self.layout, i, self.arena, initial) for i in range(count)]
         self.number = 0
         if restored is not None:
             self.number = restored.updates
@@ -203,6 +205,13 @@ def test_a_users_own_step_is_called_whole() -> None:
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     arena = Arena.private(Shape(layout.length, 1))
     arena.gradient(0, 0).fill_(1.0)
-    store = Store(task, partial(Clamped, lr=1e3), layout, 0, 1, arena, initial_vector(layout, task))
+    store = Store(
+        task,
+        Recipe(replicas=1, shards=1, optimizer=partial(Clamped, lr=1e3)),
+        layout,
+        0,
+        arena,
+        initial_vector(layout, task),
+    )
     store.apply((Term(0, 0, 1.0),), 1.0)
     assert store.weights[: layout.tail].max() == 0.0

@@ -13,7 +13,7 @@ from squall.protocol.coordinator import LOST_IN_A_ROW, STOP_WITHIN_S
 from squall.protocol.core import Compute, Node
 from squall.protocol.leases import Limits
 from squall.sim.world import Network
-from squall.strategies import Downpour, Recipe, Synchronous
+from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Recipe, Synchronous
 
 CLEAN = Network(latency_s=0.001)
 FAULTY = Network(latency_s=0.001, jitter_s=0.004, loss=0.02, duplication=0.02)
@@ -26,7 +26,12 @@ RECIPES = {
     "delay 3, overlap": Downpour(replicas=3, shards=1, max_delay=3, overlap=True).recipe(),
     "warm start": Downpour(replicas=2, shards=2, warm_start=8).recipe(),
     "synchronous": Synchronous(replicas=3, shards=2).recipe(),
-    "averaging": Recipe(replicas=2, shards=2, optimizer=SGD, gather="mean", push_every=3, fetch_every=3, max_delay=0),
+    "mean of 3": Recipe(replicas=2, shards=2, optimizer=SGD, gather="mean", push_every=3, fetch_every=3, max_delay=0),
+    "averaging": Averaging(replicas=3, shards=2, every=2).recipe(),
+    "elastic averaging": ElasticAveraging(replicas=2, shards=2, every=2).recipe(),
+    "decoupled diloco": DiLoCo(replicas=3, shards=2, inner_steps=2, form="decoupled").recipe(),
+    "backup, fold": Synchronous(replicas=3, shards=2, backup=1, late="fold").recipe(),
+    "backup, drop": Synchronous(replicas=3, shards=1, backup=1).recipe(),
 }
 Act = Callable[[Bench], None]
 

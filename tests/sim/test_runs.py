@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import partial
+from typing import Literal
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from sim_hosts import COMPUTE_S
 from squall.protocol.core import Compute, Effect, Event, Node, Note
 from squall.protocol.leases import Limits
 from squall.sim.world import Network
-from squall.strategies import Downpour, Recipe, Synchronous
+from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Recipe, Synchronous
 
 NETWORKS = {
     "none": Network(),
@@ -29,7 +30,13 @@ RECIPES = {
     "warm start": Downpour(replicas=2, shards=2, warm_start=12).recipe(),
     "delay 1, warm start": Downpour(replicas=2, shards=2, warm_start=12, max_delay=1).recipe(),
     "synchronous": Synchronous(replicas=3, shards=2).recipe(),
-    "averaging": Recipe(replicas=3, shards=1, optimizer=SGD, gather="mean", push_every=3, fetch_every=3, max_delay=0),
+    "mean of 3": Recipe(replicas=3, shards=1, optimizer=SGD, gather="mean", push_every=3, fetch_every=3, max_delay=0),
+    "averaging": Averaging(replicas=3, shards=2, every=3).recipe(),
+    "elastic averaging": ElasticAveraging(replicas=3, shards=2, every=2).recipe(),
+    "diloco": DiLoCo(replicas=3, shards=2, inner_steps=2).recipe(),
+    "asynchronous diloco": DiLoCo(replicas=3, shards=2, inner_steps=2, form="asynchronous").recipe(),
+    "decoupled diloco": DiLoCo(replicas=3, shards=2, inner_steps=2, form="decoupled").recipe(),
+    "backup, fold": Synchronous(replicas=3, shards=2, backup=1, late="fold").recipe(),
 }
 
 
@@ -46,6 +53,33 @@ def test_every_example_of_every_epoch_is_applied_once_by_every_shard(name: str, 
         reported = [note.stats for note in bench.notes if note.stats is not None]
         assert sum(stats.examples for stats in reported) == 44
         assert sum(stats.batches for stats in reported) == 12
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(("late", "shards"), [("drop", 1), ("fold", 2)])
+def test_backup_replicas_are_not_waited_for_and_their_examples_are_trained(
+    late: Literal["drop", "fold"], shards: int, network: str
+) -> None:
+    recipe = Synchronous(replicas=3, shards=shards, backup=1, late=late).recipe()
+    took = []
+    for slow in (1.0, 8.0):
+        bench = Bench(recipe, network=NETWORKS[network], seed=3, examples=480)
+        bench.compute_s = lambda node, slow=slow: COMPUTE_S * (slow if node.index == 2 else 1.0)
+        took.append(bench.go().world.now)
+        bench.expect_all_trained()
+        if slow > 1:
+            stale = [applied.staleness for shard in bench.shards for applied in shard.applied]
+            assert (max(stale) > 0) == (late == "fold"), "what is dropped was never applied"
+    assert took[1] < 2.0 * took[0]
+
+
+def test_a_dropped_push_is_trained_again_by_whoever_asks_and_shards_that_differ_on_it_lose_nothing() -> None:
+    recipe = Synchronous(replicas=3, shards=3, backup=1).recipe()
+    for seed in range(10):
+        bench = Bench(recipe, network=NETWORKS["faulty"], seed=seed, examples=100)
+        bench.compute_s = lambda node: COMPUTE_S * (1 + node.index)
+        bench.go()
+        assert set(bench.whole()) == {(e, start, start + 4) for e in range(2) for start in range(0, 100, 4)}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -106,7 +140,7 @@ def test_push_every_sums_the_batches_between_two_pushes() -> None:
     assert [len(applied.gradients) for applied in bench.shards[0].applied] == [4, 4, 4, 4]
     stats = [note.stats for note in bench.notes if note.stats is not None]
     assert sum(s.pushes for s in stats) == 4
-    assert sum(s.fetches for s in stats) == 1 + 8  # the first weights, then every second batch
+    assert sum(s.fetches for s in stats) == 8  # every second batch; the first weights do not count
 
 
 @pytest.mark.parametrize("name", ["warm start", "delay 1, warm start"])

@@ -47,7 +47,7 @@ class InlineRun:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.channel = LoneChannel()
-        self.world = World(duration=_duration, spawn=self._member, seed=job.plan.seed)
+        self.world = World(duration=self._duration, spawn=self._member, seed=job.plan.seed)
         for node in nodes(job):
             self.world.add(node, *self._member(node))
 
@@ -64,6 +64,9 @@ class InlineRun:
     def _member(self, node: Node) -> tuple[Linked, Host]:
         return machine(self._job, node), self._host(node)
 
+    def _duration(self, node: Node, effect: Effect) -> float:
+        return STEP_S * self._job.slowness(node) if type(effect) is Compute else 0.0
+
     def _host(self, node: Node) -> Host:
         job = dataclasses.replace(self._job, task=_own_model(self._job))
         match node.role:
@@ -79,7 +82,3 @@ class InlineRun:
 
 def _own_model(job: Job) -> Task:
     return dataclasses.replace(job.task, model=copy.deepcopy(job.task.model))
-
-
-def _duration(node: Node, effect: Effect) -> float:
-    return STEP_S if type(effect) is Compute else 0.0

@@ -42,7 +42,7 @@ from squall.runtime.machines import nodes
 from squall.runtime.processes import die_with_parent
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.store import check_elementwise
+from squall.runtime.store import check_optimizers
 from squall.task import Task
 from squall.vector import Layout
 
@@ -252,7 +252,7 @@ def main(handle: int) -> None:
 def _serve(launcher: Line, message: dict[str, Any], sockets: Path) -> None:
     """Build the task while the launcher checks it, and go on when the launcher says so."""
     task = build_task(message)
-    check_elementwise(message["strategy"].recipe().optimizer)  # torch imports another second's worth for its first step
+    check_optimizers(message["strategy"].recipe())  # torch imports another second's worth for its first step
     order = launcher.hear()
     if order is None or order["kind"] != "launch":
         return

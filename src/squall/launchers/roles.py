@@ -12,7 +12,7 @@ from setproctitle import setproctitle
 from squall.launchers.line import Line
 from squall.protocol.core import COORDINATOR, End, Event, MemberLost, Node, StopRequested
 from squall.runtime.driver import Driver, Host
-from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
+from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost, SlowedHost
 from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.processes import keep_freed_memory
@@ -78,7 +78,8 @@ def make_host(job: Job, node: Node, line: Line | None) -> Host:
         case "shard":
             return ShardHost(job, node.index)
         case "replica":
-            return ReplicaHost(job, node.index)
+            host, ratio = ReplicaHost(job, node.index), job.slowness(node)
+            return SlowedHost(host, ratio) if ratio > 1 else host
         case _:
             return EvaluatorHost(job)
 

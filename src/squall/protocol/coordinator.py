@@ -36,7 +36,9 @@ from squall.protocol.leases import Ended, Leases
 from squall.protocol.membership import Membership
 from squall.protocol.messages import (
     Cover,
+    Dropped,
     Evaluated,
+    Grant,
     Join,
     LeaseRequest,
     Left,
@@ -90,6 +92,7 @@ class Coordinator:
         self._evaluations = Evaluations(Node("evaluator", policy.dealing.replicas))
         self._snapshots = Snapshots(self._shards, snapshots)
         self._requests: dict[Node, int] = {}  # replica waiting for a grant -> clock asked for
+        self._starved: dict[Node, None] = {}  # of these, those that know that there is nothing for now
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._fruitless: dict[tuple[str, int], int] = {}  # slot -> processes lost since its last finished batch
         self._epochs_seen = leases.epochs_done()
@@ -133,6 +136,9 @@ class Coordinator:
                     self._grant_all(now, effects)
             case Progress(covers, stats):
                 self._on_progress(sender, covers, stats, now, effects)
+            case Dropped(lease):
+                self._close(self.leases.drop(lease, sender), effects)
+                self._grant_all(now, effects)
             case Join(pid):
                 self._on_join(sender, pid, effects)
             case ViewSeen():
@@ -187,6 +193,7 @@ class Coordinator:
     def _depart(self, node: Node, effects: list[Effect]) -> bool:
         """False if the node was not a member, so that no view has to be seen without it."""
         self._requests.pop(node, None)
+        self._starved.pop(node, None)
         self._joins.pop(node, None)
         view = self.members.depart(node)
         if view is not None:
@@ -245,7 +252,11 @@ class Coordinator:
             grant = self.dealer.grant(node, self._requests[node], sorted(self.members.live), now)
             if grant is not None:
                 del self._requests[node]
+                self._starved.pop(node, None)
                 effects.append(Send(node, grant))
+            elif node not in self._starved:
+                self._starved[node] = None
+                effects.append(Send(node, Grant(self._requests[node], None)))
 
     def _may_grant(self) -> bool:
         """Rounds begin with all replicas, and never while the members of a round could be in doubt."""

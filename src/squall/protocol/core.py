@@ -157,6 +157,12 @@ class Compute(Effect, frozen=True, gc=False):
     local_step: bool  # move the replica's own weights by SGD, because no fetch follows this batch
 
 
+class PreparePush(Effect, frozen=True, gc=False):
+    """Bring what a replica with an optimizer of its own has to push into a gradient buffer."""
+
+    buffer: int
+
+
 class Expect(Effect, frozen=True, gc=False):
     """These examples will be computed on soon: a data loader may begin with them."""
 
@@ -182,11 +188,14 @@ class Term(msgspec.Struct, frozen=True, gc=False):
 class Apply(Effect, frozen=True, gc=False):
     """One update of a shard: the optimizer steps on the weighted sum of the terms.
 
-    `share` (pushes in the update / live replicas) is how far the running means of the buffers move.
+    `share` (pushes in the update / live replicas) is how far the running means of the buffers move. `clock` is that of
+    the push, or of the round. `rate` is a factor on the learning rates of this step.
     """
 
     terms: tuple[Term, ...]
     share: float
+    clock: int
+    rate: float = 1.0
 
 
 class WriteSnapshot(Effect, frozen=True, gc=False):

@@ -18,8 +18,9 @@ class Dealing(msgspec.Struct, frozen=True):
 
     replicas: int
     gathered: bool = False  # rounds: a grant for each exchange, also for those without data
-    bounded: bool = False  # a max delay: idle replicas take part, so as not to hold others
+    answered: bool = False  # others wait for a replica's exchanges: it takes part in them also without data
     push_every: int = 1
+    lease_is_push: bool = False  # a push may be dropped, and its lease with it
     warm_start: int = 0  # examples that the first replica trains alone
 
 
@@ -54,7 +55,7 @@ class Dealer:
         lease = None
         if not self.warming_up or node == members[0]:
             lease = self.leases.take(node, self._lease_batches(), now)
-        if lease is None and not self.rules.bounded:
+        if lease is None and not self.rules.answered:
             return None
         return Grant(clock, lease)
 
@@ -77,6 +78,10 @@ class Dealer:
 
     def _lease_batches(self) -> int:
         """Long enough that asking costs little, and shorter towards the end, so that all end an epoch together."""
-        share = self.leases.left_in_epoch() // self.rules.replicas
-        size = max(1, min(share, LEASE_BATCHES_AT_MOST))
-        return max(self.rules.push_every, size - size % self.rules.push_every)
+        rules = self.rules
+        if rules.lease_is_push:
+            return rules.push_every
+        size = max(1, min(self.leases.left_in_epoch() // rules.replicas, LEASE_BATCHES_AT_MOST))
+        if rules.push_every > LEASE_BATCHES_AT_MOST:
+            return size
+        return max(rules.push_every, size - size % rules.push_every)

@@ -62,6 +62,7 @@ class Leases:
         self.epoch = 0  # that fresh ranges are cut from
         self.cursor = 0  # examples of it that were dealt
         self.returned: list[Range] = []  # came back unfinished, sorted
+        self._dropped_by: dict[Range, Node] = {}  # of these, those whose last holder was too slow for its round
         self.held: dict[int, _Held] = {}
         self.trained = 0  # examples applied by all shards, repeats counted once
         self._next_id = 0
@@ -72,9 +73,14 @@ class Leases:
     def take(self, holder: Node, batches: int, now: float, *, within_epoch: int | None = None) -> Lease | None:
         """Deal up to `batches` batches, returned ranges first; None when nothing is left to deal.
 
-        `within_epoch` refuses to begin a later epoch (a round of lock-step training does not span two).
+        What a holder was too slow for goes to it again only when there is nothing else. `within_epoch` refuses to begin
+        a later epoch (a round of lock-step training does not span two).
         """
-        span = self._returned_range(batches) or self._fresh_range(batches, within_epoch)
+        span = (
+            self._returned_range(batches, holder)
+            or self._fresh_range(batches, within_epoch)
+            or self._returned_range(batches, None)
+        )
         if span is None:
             return None
         lease = Lease(self._next_id, *span)
@@ -82,13 +88,18 @@ class Leases:
         self.held[lease.id] = _Held(lease, holder, now)
         return lease
 
-    def _returned_range(self, batches: int) -> Range | None:
-        if not self.returned:
+    def _returned_range(self, batches: int, holder: Node | None) -> Range | None:
+        found = [r for r in self.returned if holder is None or self._dropped_by.get(r) != holder]
+        if not found:
             return None
-        first = self.returned.pop(0)
+        first = found[0]
+        at = self.returned.index(first)
+        slow = self._dropped_by.pop(first, None)
         cut = min(first.stop, first.start + batches * self.batch_size)
-        if cut < first.stop:
-            self.returned.insert(0, Range(first.epoch, cut, first.stop))
+        rest = [Range(first.epoch, cut, first.stop)] if cut < first.stop else []
+        self.returned[at : at + 1] = rest
+        if slow is not None:
+            self._dropped_by.update((r, slow) for r in rest)
         return Range(first.epoch, first.start, cut)
 
     def _fresh_range(self, batches: int, within_epoch: int | None) -> Range | None:
@@ -131,11 +142,25 @@ class Leases:
     def give_back(self, holder: Node) -> list[Ended]:
         """The holder is gone: what it has not trained goes to the front of the queue."""
         ended = [self._end(held) for held in list(self.held.values()) if held.holder == holder]
-        for lease, _, _, done in ended:
-            if done < lease.stop:
-                self.returned.append(Range(lease.epoch, done, lease.stop))
-        self.returned.sort()
+        for lease in ended:
+            self._return(lease)
         return ended
+
+    def drop(self, lease: int, holder: Node) -> Ended | None:
+        """The holder's work on it came to nothing: what is left of the lease goes to the front of the queue."""
+        held = self.held.get(lease)
+        if held is None or held.holder != holder:
+            return None
+        ended = self._end(held)
+        self._return(ended)
+        if ended.done < ended.lease.stop:
+            self._dropped_by[Range(ended.lease.epoch, ended.done, ended.lease.stop)] = holder
+        return ended
+
+    def _return(self, ended: Ended) -> None:
+        if ended.done < ended.lease.stop:
+            self.returned.append(Range(ended.lease.epoch, ended.done, ended.lease.stop))
+            self.returned.sort()
 
     def _end(self, held: _Held) -> Ended:
         del self.held[held.lease.id]

@@ -72,7 +72,11 @@ class LeaseRequest(_Message, frozen=True, tag="lease?", array_like=True, gc=Fals
 
 
 class Grant(_Message, frozen=True, tag="lease", array_like=True, gc=False):
-    """Work for the exchange `clock`; without a lease: take part in that exchange with nothing to push."""
+    """Work for the exchange `clock`.
+
+    Without a lease, where others wait for that exchange: take part in it with nothing to push. Elsewhere: there is
+    nothing for now, and another grant follows when there is.
+    """
 
     clock: Count
     lease: Lease | None
@@ -83,6 +87,12 @@ class Progress(_Message, frozen=True, tag="progress", array_like=True, gc=False)
 
     covers: tuple[Cover, ...]
     stats: Stats
+
+
+class Dropped(_Message, frozen=True, tag="dropped", array_like=True, gc=False):
+    """A push came too late for its round: what this lease has left is to be dealt again."""
+
+    lease: Count
 
 
 class NonFinite(_Message, frozen=True, tag="nonfinite", array_like=True, gc=False):
@@ -126,6 +136,7 @@ class Exchanged(_Message, frozen=True, tag="exchanged", array_like=True, gc=Fals
     clock: Count
     version: Count
     staleness: int = -1  # of the push; -1 where there was none
+    dropped: bool = False  # the push came too late for its round, and was not applied
 
 
 # ---------------------------------------------------------------- coordinator <-> shard
@@ -188,7 +199,7 @@ class Evaluated(_Message, frozen=True, tag="evaluate!", array_like=True, gc=Fals
 
 
 Message = (
-    Join | Welcome | LeaseRequest | Grant | Progress | NonFinite | Stop | Left
+    Join | Welcome | LeaseRequest | Grant | Progress | Dropped | NonFinite | Stop | Left
     | Exchange | Exchanged | View | ViewSeen | TakeSnapshot | SnapshotTaken | Evaluate | Evaluated
 )  # fmt: skip
 

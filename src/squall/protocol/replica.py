@@ -22,6 +22,7 @@ from squall.protocol.core import (
     MessageArrived,
     Node,
     Payload,
+    PreparePush,
     Send,
     Started,
     TimePassed,
@@ -29,6 +30,7 @@ from squall.protocol.core import (
 )
 from squall.protocol.messages import (
     Cover,
+    Dropped,
     Exchange,
     Exchanged,
     Grant,
@@ -55,6 +57,8 @@ class Cadence(msgspec.Struct, frozen=True):
     fetch_every: int = 1  # batches
     overlap: bool = False
     gathered: bool = False  # pushes are gathered into rounds, one grant each
+    answered: bool = False  # others wait for this replica's exchanges: without data it takes part with nothing
+    local: bool = False  # the replica moves its own weights with an optimizer of its own
 
 
 class _Batch(msgspec.Struct, frozen=True):
@@ -80,6 +84,7 @@ class Replica:
         self._grants: deque[Grant] = deque()  # rounds granted ahead
         self._asked = False
         self._idle = False  # the current round has no batch for this replica
+        self._starved = False  # there is no work for now; the next grant will come by itself
         self._batch: _Batch | None = None  # under computation
         self._retried = False
         self._since_push = 0  # batches in the gradient buffer
@@ -87,6 +92,7 @@ class Replica:
         self._examples = 0  # behind the gradient buffer
         self._covers: dict[int, int] = {}  # lease -> upto, in the gradient buffer
         self._pushed: dict[int, int] = {}  # lease -> upto, in the exchange under way
+        self._dropped = False  # a shard has not applied it
         self._unreported: dict[int, int] = {}  # lease -> upto, applied by all shards
         self._gradient = 0  # buffer that gradients go to
         self._active = 0  # weights buffer that is computed on
@@ -127,8 +133,10 @@ class Replica:
             case Exchanged():
                 self._on_exchanged(sender, message, now, effects)
             case Grant():
-                self._asked = False
-                self._grants.append(message)
+                self._starved = message.lease is None and not (self.cadence.answered or self.cadence.gathered)
+                if not self._starved:
+                    self._asked = False
+                    self._grants.append(message)
                 if message.lease is not None:
                     batches = _batches(message.lease, self.batch_size)
                     effects.extend(Expect(batch.epoch, batch.start, batch.stop) for batch in batches)
@@ -136,6 +144,7 @@ class Replica:
             case Welcome(clock):
                 self.clock = clock
                 self._exchange(now, effects, push=False, fetch=True)  # the first weights
+                self._tally = Tally()  # what every newcomer needs is not what the algorithm moves
             case Stop():
                 self._stopping = True
                 self._proceed(now, effects)
@@ -162,7 +171,7 @@ class Replica:
             self._compute(now, effects)
         elif self._idle:
             self._take_part(now, effects)
-        else:
+        elif not self._asked or self._starved or self.cadence.gathered:
             self._flush(now, effects)
 
     def _must_wait(self) -> bool:
@@ -235,7 +244,9 @@ class Replica:
             self._proceed(now, effects)  # Stop may have come before
             return
         self._retried = True
-        if not self._awaited:
+        if self.cadence.local:  # a fetch would undo what it has trained since the last one
+            effects.append(self._compute_effect(batch))
+        elif not self._awaited:
             self._exchange(now, effects, push=False, fetch=True)
 
     # ------------------------------------------------------------ exchanges
@@ -261,6 +272,8 @@ class Replica:
             self._fetching = 1 - self._active if swaps else self._active
             self._since_fetch = 0
         gradient = self._gradient if push else -1
+        if self.cadence.local and push and self._since_push:
+            effects.append(PreparePush(gradient))
         payload = Payload("gradient", self.node.index, gradient) if push else None
         covers = tuple(Cover(*item) for item in self._pushed.items()) if push else ()
         for shard, basis in zip(self.shards, self._basis):
@@ -269,7 +282,7 @@ class Replica:
             effects.append(Send(shard, exchange, payload))
             self._awaited[shard] = None
         self._tally.exchanges += 1
-        self._tally.pushes += push
+        self._tally.pushes += push and self._examples > 0
         self._tally.fetches += fetch
         if push:
             self._since_push = self._examples = 0
@@ -286,6 +299,7 @@ class Replica:
         self._arriving[shard.index] = message.version
         if message.staleness >= 0:
             self._tally.stale(message.staleness)
+        self._dropped |= message.dropped
         if self._awaited:
             return
         fetched = self._fetching >= 0
@@ -294,8 +308,11 @@ class Replica:
             self._active = self._fetching
             self._fetching = -1
             effects.append(UseWeights(self._active))
-        self._unreported |= self._pushed
-        self._pushed = {}
+        if self._dropped:
+            effects.extend(Send(COORDINATOR, Dropped(lease)) for lease in self._pushed)
+        else:
+            self._unreported |= self._pushed
+        self._pushed, self._dropped = {}, False
         self._report(now, effects)
         if self._batch is None:
             self._proceed(now, effects)

@@ -1,9 +1,12 @@
 """The shard's machine: apply each push once, answer each fetch when its bound allows, and know who is alive.
 
-The two rules that tell the algorithms apart live here:
+The rules that tell the algorithms apart live here:
 
 - *gather*: "each" push is an update of its own, or the pushes of one clock make one update together, once every
   live replica has pushed for it ("mean").
+  A round may also close when *enough* have pushed for it (all but the `backup` slowest, or a `quorum`), at once or
+  after a grace that others may still use: a share of the time that the last round took. What comes later is dropped,
+  or folded into the next round.
 - *max delay* tau: a fetch by a replica at clock c is answered when every live replica has pushed clock c - tau
   or later (Ho et al. 2013; Li et al. 2014, section 3.4). With "each" this bounds the staleness of a push by
   (replicas - 1) * (2 tau + 1), and by (replicas - 1) * 2 * (tau + 1) + 1 with overlap, where the replica's own last
@@ -53,6 +56,15 @@ class Rules(msgspec.Struct, frozen=True):
 
     gather: str = "each"  # "each" | "mean"
     max_delay: int | None = None  # exchanges; None: no bound
+    scaled: bool = False  # learning rates are divided by the push's staleness
+    backup: int = 0  # replicas that a round does not wait for
+    quorum: int | None = None  # pushes that close a round; None: those of all but the backup replicas
+    grace: float = 0.0  # how long a round stays open beyond that, as a share of the last round's duration
+    late: str = "drop"  # or "fold": what happens to a push that comes after its round
+
+    @property
+    def waits_for_all(self) -> bool:
+        return self.backup == 0 and self.quorum is None
 
 
 class _Replica:
@@ -74,34 +86,40 @@ class Shard:
         self.view = View(0, ())
         self._replicas: dict[Node, _Replica] = {}  # the newest view, in slot order
         self._rounds: dict[int, dict[Node, Exchange]] = {}  # clock -> pushes not applied yet ("mean")
+        self._closed = 0  # clock of the newest round that was applied
+        self._closed_at: float | None = None
+        self._last_took = 0.0  # seconds, from one round's end to the next
+        self._close_at: float | None = None  # when the grace of the open round ends
         self._waiting: dict[Node, Exchange] = {}  # fetches held back by the bound
         self._staleness: dict[Node, int] = {}  # of pushes whose answer is held back
         self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
 
     @property
     def wake_at(self) -> float | None:
-        return None
+        return self._close_at
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
         match event:
             case MessageArrived(sender, message):
-                self._on_message(sender, message, effects)
+                self._on_message(sender, message, now, effects)
             case SnapshotWritten(number, error):
                 taken = self._snapshots.pop(number)
                 effects.append(Send(COORDINATOR, SnapshotTaken(number, taken.version, taken.progress, error)))
-            case Started() | TimePassed():
+            case TimePassed():
+                self._close_rounds(now, effects)
+            case Started():
                 pass
             case _:
                 raise AssertionError(f"{self.node} does not know {event!r}")
         return effects
 
-    def _on_message(self, sender: Node, message: Message, effects: list[Effect]) -> None:
+    def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
             case Exchange():
-                self._on_exchange(sender, message, effects)
+                self._on_exchange(sender, message, now, effects)
             case View():
-                self._on_view(message, effects)
+                self._on_view(message, now, effects)
             case TakeSnapshot(number):
                 progress = tuple(Cover(*item) for replica in self._replicas.values() for item in replica.covers.items())
                 self._snapshots[number] = SnapshotTaken(number, self.version, progress)
@@ -113,7 +131,7 @@ class Shard:
 
     # ------------------------------------------------------------ exchanges
 
-    def _on_exchange(self, sender: Node, exchange: Exchange, effects: list[Effect]) -> None:
+    def _on_exchange(self, sender: Node, exchange: Exchange, now: float, effects: list[Effect]) -> None:
         replica = self._replicas.get(sender)
         if replica is None:
             if sender.role == "replica":
@@ -124,11 +142,10 @@ class Shard:
             self._answer(sender, exchange, effects)
             return
         assert exchange.clock > replica.clock, f"{sender} pushed clock {exchange.clock} after {replica.clock}"
-        replica.clock = exchange.clock
         if self.rules.gather == "mean":
-            self._rounds.setdefault(exchange.clock, {})[sender] = exchange
-            self._close_rounds(effects)
+            self._gather(replica, exchange, now, effects)
         else:
+            replica.clock = exchange.clock
             self._apply_each(replica, exchange, effects)
             if exchange.weights < 0:
                 self._answer(sender, exchange, effects)
@@ -137,10 +154,11 @@ class Shard:
             self._release(effects)
 
     def _apply_each(self, replica: _Replica, exchange: Exchange, effects: list[Effect]) -> None:
-        self._staleness[replica.node] = self.version - exchange.basis
+        staleness = self._staleness[replica.node] = self.version - exchange.basis
         if exchange.examples:
             term = Term(replica.node.index, exchange.gradient, 1.0)
-            effects.append(Apply((term,), 1 / len(self._replicas)))
+            rate = 1 / staleness if self.rules.scaled and staleness else 1.0
+            effects.append(Apply((term,), 1 / len(self._replicas), exchange.clock, rate))
             self.version += 1
         else:
             self._staleness[replica.node] = -1
@@ -156,14 +174,45 @@ class Shard:
                 del self._waiting[node]
                 self._answer(node, exchange, effects)
 
-    def _close_rounds(self, effects: list[Effect]) -> None:
-        """Apply every round that all its live members have pushed, oldest first."""
-        for clock in sorted(self._rounds):
-            if any(replica.clock < clock for replica in self._replicas.values()):
-                return
-            self._apply_round(self._rounds.pop(clock), effects)
+    def _gather(self, replica: _Replica, exchange: Exchange, now: float, effects: list[Effect]) -> None:
+        """Put a push into its round; one that comes after its round goes into the next, or nowhere."""
+        late = exchange.clock <= self._closed
+        if late and self.rules.late == "drop" and exchange.examples:
+            replica.clock = self._closed
+            self._answer(replica.node, exchange, effects, dropped=True)
+            return
+        replica.clock = self._closed + 1 if late else exchange.clock
+        self._rounds.setdefault(replica.clock, {})[replica.node] = exchange
+        self._close_rounds(now, effects)
 
-    def _apply_round(self, pushes: dict[Node, Exchange], effects: list[Effect]) -> None:
+    def _close_rounds(self, now: float, effects: list[Effect]) -> None:
+        """Apply every round that is complete, oldest first."""
+        self._close_at = None
+        for clock in sorted(self._rounds):
+            if not self._complete(clock, now):
+                return
+            self._closed = clock
+            if self._closed_at is not None:
+                self._last_took = now - self._closed_at
+            self._closed_at = now
+            self._apply_round(clock, self._rounds.pop(clock), effects)
+
+    def _complete(self, clock: int, now: float) -> bool:
+        """Every live replica has pushed; or enough have, and the grace is over. Pushes of nothing do not count."""
+        if all(replica.clock >= clock for replica in self._replicas.values()):
+            return True
+        rules, pushes = self.rules, self._rounds[clock]
+        if rules.waits_for_all:
+            return False
+        enough = rules.quorum or max(1, len(self._replicas) - rules.backup)
+        passed = sum(replica.clock > clock for replica in self._replicas.values())
+        if passed + sum(exchange.examples > 0 for exchange in pushes.values()) < enough:
+            return False
+        began = self._closed_at if self._closed_at is not None else now
+        self._close_at = began + self._last_took * (1 + rules.grace)
+        return rules.grace == 0 or now >= self._close_at
+
+    def _apply_round(self, clock: int, pushes: dict[Node, Exchange], effects: list[Effect]) -> None:
         ordered = [(node, pushes[node]) for node in self._replicas if node in pushes]  # sums in slot order
         examples = sum(exchange.examples for _, exchange in ordered)
         stale = self.version
@@ -173,7 +222,7 @@ class Shard:
                 for node, exchange in ordered
                 if exchange.examples
             )
-            effects.append(Apply(terms, 1.0))
+            effects.append(Apply(terms, 1.0, clock))
             self.version += 1
         for node, exchange in ordered:
             self._staleness[node] = stale - exchange.basis if exchange.examples else -1
@@ -186,21 +235,22 @@ class Shard:
         while len(replica.covers) > LEASES_KEPT:
             del replica.covers[next(iter(replica.covers))]
 
-    def _answer(self, node: Node, exchange: Exchange, effects: list[Effect]) -> None:
+    def _answer(self, node: Node, exchange: Exchange, effects: list[Effect], dropped: bool = False) -> None:
         payload = Payload("weights", node.index, exchange.weights) if exchange.weights >= 0 else None
         staleness = self._staleness.pop(node, -1)
         known = self._replicas.get(node)
         clock = known.clock if known is not None else exchange.clock
-        effects.append(Send(node, Exchanged(clock, self.version, staleness), payload))
+        effects.append(Send(node, Exchanged(clock, self.version, staleness, dropped), payload))
 
     # ------------------------------------------------------------ members
 
-    def _on_view(self, view: View, effects: list[Effect]) -> None:
+    def _on_view(self, view: View, now: float, effects: list[Effect]) -> None:
         if view.number <= self.view.number:
             return
         self.view = view
         before, self._replicas = self._replicas, {}
         slowest = min((before[node].clock for node in map(_node, view.members) if node in before), default=0)
+        slowest = max(slowest, self._closed)
         for member in view.members:
             node = _node(member)  # a newcomer neither holds the others nor runs ahead of them
             known = before.pop(node) if node in before else None
@@ -213,7 +263,7 @@ class Shard:
             self._drop(node)
             effects.append(Forget(node))
         effects.append(Send(COORDINATOR, ViewSeen(view.number, tuple(departed))))
-        self._close_rounds(effects)
+        self._close_rounds(now, effects)
         self._release(effects)
 
     def _drop(self, node: Node) -> None:

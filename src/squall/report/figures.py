@@ -8,7 +8,7 @@ import numpy as np
 
 from squall.record import Metric, Progress
 from squall.report.reader import Reader
-from squall.report.svg import INK, SERIES, new_figure, scale, style, to_svg
+from squall.report.svg import GRID, INK, SERIES, engineering, new_figure, scale, style, to_svg
 from squall.report.words import plural
 
 BINS = 40  # points of throughput, bars of a histogram
@@ -135,6 +135,50 @@ def _lines(title: str, lines: dict[str, Points], duration_s: float | None, missi
     lost = sum(map(len, lines.values())) - sum(map(len, drawn.values()))
     note = f"{len(drawn)} replicas, one line each. " if many else ""
     note += f"Not drawn because not finite: {plural(lost, 'value')}." if lost else ""
+    return Chart(title, to_svg(figure, title), note)
+
+
+def lines_chart(title: str, lines: dict[str, list[Points]], duration_s: float | None) -> Chart:
+    """Several runs' lines under one name and colour, over training time, or over examples when `duration_s` is None."""
+    drawn = {name: [points for points in several if points] for name, several in lines.items()}
+    values = [y for several in drawn.values() for points in several for _, y in points]
+    if not values:
+        return Chart(title, "", "No finite value was recorded.")
+    figure = new_figure(3.0)
+    axes = figure.subplots()
+    unit_s, label = (1.0, "examples trained") if duration_s is None else _time_unit(duration_s)
+    for index, (name, several) in enumerate(drawn.items()):
+        color, dashes = SERIES[index % len(SERIES)], ("-", "--", ":")[index // len(SERIES) % 3]
+        for number, points in enumerate(several):
+            x, y = [x / unit_s for x, _ in points], [y for _, y in points]
+            label_once = name if number == 0 else None
+            axes.plot(x, y, color=color, linestyle=dashes, linewidth=1.3, label=label_once)
+    scale(axes, values, False)
+    style(axes)
+    axes.set_xlabel(label, color=INK)
+    figure.legend(
+        loc="outside upper left", ncols=2, frameon=False, borderpad=0, handlelength=1.2, fontsize=8, labelcolor=INK
+    )
+    return Chart(title, to_svg(figure, title))
+
+
+def bars_chart(title: str, values: dict[str, float | None]) -> Chart:
+    """One bar a name; a name without a value says so."""
+    known = {name: value for name, value in values.items() if value is not None}
+    missing = [name for name in values if name not in known]
+    note = f"No value: {', '.join(missing)}." if missing else ""
+    if not known:
+        return Chart(title, "", note)
+    figure = new_figure(0.3 * len(known) + 0.6)
+    axes = figure.subplots()
+    order = list(values)
+    colors = [SERIES[order.index(name) % len(SERIES)] for name in known]
+    axes.barh(list(known), list(known.values()), 0.7, color=colors)
+    axes.invert_yaxis()
+    style(axes)
+    axes.grid(axis="x", color=GRID, linewidth=0.6)
+    axes.grid(visible=False, axis="y")
+    engineering(axes.xaxis, max(known.values()))
     return Chart(title, to_svg(figure, title), note)
 
 

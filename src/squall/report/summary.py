@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from squall.report.reader import Reader
-from squall.report.words import clock, number, percent
+from squall.report.words import clock, number, percent, size
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Summary:
     staleness_mean: float | None  # updates, over all pushes
     staleness_max: int | None
     updates: int | None
+    exchanged_bytes: int  # pushed and fetched by all replicas
     shares: dict[int, float]  # replica -> part of all examples, adding up to 1
 
     def to_json_dict(self) -> dict[str, Any]:
@@ -47,6 +48,7 @@ class Summary:
         ]
         if self.updates is not None:
             found.append(("updates", number(self.updates)))
+        found.append(("exchanged", size(self.exchanged_bytes)))
         if self.staleness_mean is not None:
             found.append(("staleness", f"{self.staleness_mean:.2f} mean, {self.staleness_max} max"))
         shares = ", ".join(f"{replica}: {percent(share, 1)}" for replica, share in self.shares.items())
@@ -69,10 +71,11 @@ def summarize(reader: Reader) -> Summary:
     state = reader.state()
     metrics = reader.metrics()
     examples: dict[int, int] = {}
-    training_s = 0.0
+    training_s, exchanged = 0.0, 0
     for work in reader.progress():
         examples[work.replica] = work.examples
         training_s = max(training_s, work.time_s)
+        exchanged += work.pushed_bytes + work.fetched_bytes
     training_s = float(state.get("training_s") or training_s)
     total = sum(examples.values())
     pushes: dict[int, int] = defaultdict(int)  # staleness -> pushes
@@ -91,6 +94,7 @@ def summarize(reader: Reader) -> Summary:
         staleness_mean=sum(s * n for s, n in pushes.items()) / sum(pushes.values()) if pushes else None,
         staleness_max=max(pushes, default=None),
         updates=None if updates is None else int(updates),
+        exchanged_bytes=exchanged,
         shares={replica: examples[replica] / total for replica in sorted(examples)} if total else {},
     )
 

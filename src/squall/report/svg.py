@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # matplotlib takes a second to import, and only a report needs it
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Matplotlib draws in these stand-ins; `to_svg` puts the page's variables in their place, for light and dark.
@@ -36,7 +37,7 @@ def style(axes: "Axes") -> None:
 
 def scale(axes: "Axes", values: list[float], zero: bool) -> None:
     """Choose the scale for finite `values`: from zero on, or by powers of ten where they span many."""
-    from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axes.set_xlim(left=0)
     if zero:
@@ -47,8 +48,15 @@ def scale(axes: "Axes", values: list[float], zero: bool) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
     for axis in (axes.xaxis, axes.yaxis):
-        if axis.get_data_interval()[1] >= 10_000:
-            axis.set_major_formatter(EngFormatter(sep=""))
+        engineering(axis, axis.get_data_interval()[1])
+
+
+def engineering(axis: "Axis", largest: float) -> None:
+    """Write large numbers as 20k, 3M."""
+    from matplotlib.ticker import EngFormatter
+
+    if largest >= 10_000:
+        axis.set_major_formatter(EngFormatter(sep=""))
 
 
 def to_svg(figure: "Figure", title: str) -> str:

@@ -21,6 +21,16 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def size(bytes_: int) -> str:
+    """``640 B``, ``1.5 MB``: three significant digits, decimal units."""
+    value = float(bytes_)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
 def percent(part: float, whole: float) -> str:
     """`part` of `whole`, without decimals."""
     return f"{100 * part / whole:.0f} %" if whole else "-"

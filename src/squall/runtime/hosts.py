@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from squall.protocol.core import (
     Apply,
     Compute,
@@ -10,17 +12,21 @@ from squall.protocol.core import (
     EvaluateModel,
     Event,
     Expect,
+    GradientComputed,
     ModelEvaluated,
     Payload,
+    PreparePush,
     SnapshotWritten,
     UseWeights,
     WriteSnapshot,
 )
 from squall.runtime.arena import Arena
+from squall.runtime.backward import ModelOnVector, pin
 from squall.runtime.batches import Key
-from squall.runtime.compute import Gradients, ModelOnVector, pin
+from squall.runtime.compute import Gradients
 from squall.runtime.evaluate import evaluate
 from squall.runtime.job import Job
+from squall.runtime.local import LocalTraining
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.store import Store
 
@@ -45,21 +51,44 @@ class ReplicaHost(_Host):
         if device.type == "cuda":
             for memory in (*weights, *gradients):
                 pin(memory)
-        self.gradients = Gradients(job.task, job.layout, weights, gradients, rates, job.plan.seed, device)
+        seed = job.plan.seed
+        self.training: Gradients | LocalTraining
+        if job.recipe.local is None:
+            self.training = Gradients(job.task, job.layout, weights, gradients, rates, seed, device)
+        else:
+            self.training = LocalTraining(job.task, job.recipe, job.layout, weights[0], gradients[0], seed, device)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case Compute():
-                return self.gradients.compute(effect)
+                return self.training.compute(effect)
             case UseWeights(buffer):
-                self.gradients.use(buffer)
+                self.training.use(buffer)
+            case PreparePush():
+                assert isinstance(self.training, LocalTraining)
+                self.training.prepare_push()
             case Expect(epoch, start, stop):
-                self.gradients.batches.expect(Key(epoch, start, stop))
+                self.training.batches.expect(Key(epoch, start, stop))
             case End():
-                self.gradients.batches.close()
+                self.training.batches.close()
             case _:
                 raise AssertionError(f"a replica cannot {effect!r}")
         return None
+
+
+class SlowedHost:
+    """A replica that sleeps after each computation, as if its machine were slower by a ratio."""
+
+    def __init__(self, host: ReplicaHost, ratio: float) -> None:
+        self._host = host
+        self._ratio = ratio
+        self.attach, self.poll = host.attach, host.poll
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        event = self._host.perform(effect, now)
+        if isinstance(event, GradientComputed):
+            time.sleep(event.seconds * (self._ratio - 1))
+        return event
 
 
 class ShardHost(_Host):
@@ -68,7 +97,7 @@ class ShardHost(_Host):
     def __init__(self, job: Job, index: int) -> None:
         self._index = index
         self._shards = job.recipe.shards
-        self.store = Store(job.task, job.recipe.optimizer, job.layout, index, self._shards, job.arena, job.initial)
+        self.store = Store(job.task, job.recipe, job.layout, index, job.arena, job.initial)
         self._snapshots = Snapshots(job.directory)
         if job.restored is not None:
             self.store.restore(job.restored.tensors, job.restored.updates)
@@ -78,8 +107,8 @@ class ShardHost(_Host):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
-            case Apply(terms, share):
-                self.store.apply(terms, share)
+            case Apply(terms, share, clock, rate):
+                self.store.apply(terms, share, clock, rate)
             case WriteSnapshot(number):
                 error = self._snapshots.write_shard(number, self._index, self._shards, self.store)
                 return SnapshotWritten(number, error)

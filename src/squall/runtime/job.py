@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from squall.plan import Plan
+from squall.protocol.core import Node
 from squall.runtime.arena import Arena, Shape
-from squall.runtime.compute import resolve_device
+from squall.runtime.backward import resolve_device
 from squall.runtime.snapshot import Restored
 from squall.strategies import Recipe, Strategy
 from squall.task import Task
@@ -32,6 +33,11 @@ class Job:
     @property
     def recipe(self) -> Recipe:
         return self.strategy.recipe()
+
+    def slowness(self, node: Node) -> float:
+        """How many times as long a node's computations shall take."""
+        last = node.role == "replica" and node.index == self.recipe.replicas - 1
+        return 1 / self.plan.slow if last and self.plan.slow is not None else 1.0
 
     def device(self, slot: int) -> torch.device:
         """Replicas share the GPUs of a machine in turn, unless one is named."""

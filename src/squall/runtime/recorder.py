@@ -131,7 +131,8 @@ class CoordinatorHost:
                 self._commit(force=True)
 
     def _stats(self, node: Node, stats: Stats) -> None:
-        now, bytes_each = self.training_s, 4 * self._job.layout.length
+        now, bytes_each = self.training_s, 0 if self._job.strategy.in_process else 4 * self._job.layout.length
+        pushed_each = bytes_each // self._job.recipe.blocks
         if stats.batches and not self._stepped:
             self._stepped = True
             self._record.add(State("first_step_s", repr(time.time() - self._job.commanded_at)))
@@ -145,7 +146,7 @@ class CoordinatorHost:
                     stats.loss_sum / stats.examples,
                     stats.compute_s,
                     stats.wait_s,
-                    stats.pushes * bytes_each,
+                    stats.pushes * pushed_each,
                     stats.fetches * bytes_each,
                 )
             )

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from squall.protocol.coordinator import reached
 from squall.protocol.core import Compute, End, Node, Note, PublishSnapshot, Term
 from squall.protocol.messages import Lease, Stats
-from squall.runtime.compute import Gradients, resolve_device
+from squall.runtime.backward import resolve_device
+from squall.runtime.compute import Gradients
 from squall.runtime.evaluate import evaluate
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job
@@ -35,7 +36,7 @@ class Sequential:
         state = coordinator(job)
         self._leases, self._policy = state.leases, state.policy
         self._snapshots = job.restored.manifest.number if job.restored is not None else 0
-        self._store = Store(job.task, job.recipe.optimizer, job.layout, 0, 1, job.arena, job.initial)
+        self._store = Store(job.task, job.recipe, job.layout, 0, job.arena, job.initial)
         self._updates = 0
         if job.restored is not None:
             self._store.restore(job.restored.tensors, job.restored.updates)

@@ -14,8 +14,13 @@ from torch.optim import Optimizer
 
 from squall.protocol.core import Term
 from squall.runtime.arena import Arena
+from squall.runtime.compensation import Compensation
+from squall.runtime.seeds import mix
+from squall.strategies.base import Recipe
 from squall.task import OptimizerFactory, Task
 from squall.vector import Layout, Piece
+
+_MEAN_SQUARE = "squall.mean_square"  # of gradients, in a snapshot
 
 
 class Store:
@@ -25,21 +30,24 @@ class Store:
     fetch is one copy into the replica's buffer.
     """
 
-    def __init__(
-        self, task: Task, optimizer: OptimizerFactory, layout: Layout, shard: int, shards: int, arena: Arena,
-        initial: Tensor,
-    ) -> None:  # fmt: skip
-        self.start, self.stop = layout.shard_range(shard, shards)
+    def __init__(self, task: Task, recipe: Recipe, layout: Layout, shard: int, arena: Arena, initial: Tensor) -> None:
+        self.start, self.stop = layout.shard_range(shard, recipe.shards)
         self.weights = initial[self.start : self.stop].clone()  # float32 [shard elements]
         self.arena = arena
-        pieces = layout.pieces(self.start, self.stop)
+        pieces = layout.pieces(self.start, self.stop, recipe.blocks)
         self.pieces = [piece for piece in pieces if piece.group >= 0]
         self._tail = [piece for piece in pieces if piece.group < 0]
         self.parameters = [nn.Parameter(self._own(piece)) for piece in self.pieces]
-        options = [{k: v for k, v in group.items() if k != "params"} for group in task.param_groups()]
-        self.optimizer = build_optimizer(optimizer, self._groups(options))
-        self.scheduler = task.schedule(self.optimizer) if task.schedule is not None else None
+        # A replica with an optimizer of its own takes the task's param groups and schedule for that.
+        local = recipe.local is not None
+        options = [{k: v for k, v in g.items() if k != "params" and not local} for g in task.param_groups()]
+        self.optimizer = build_optimizer(recipe.optimizer, self._groups(options))
+        self.scheduler = task.schedule(self.optimizer) if task.schedule is not None and not local else None
         self._step = _bare_step(self.optimizer)
+        self._recipe = recipe
+        self._compensation: Compensation | None = None
+        if recipe.staleness == "compensate":
+            self._compensation = Compensation(recipe.compensation, recipe.adaptive, self.parameters)
         self._sums: list[Tensor] = []  # of several pushes, cut as the parameters are
         self._gradients: dict[tuple[int, int], list[Tensor]] = {}  # (slot, buffer) -> its part of each parameter
         self._targets: dict[tuple[int, int], tuple[Tensor, Any]] = {}  # (slot, buffer) -> weights, rates
@@ -56,21 +64,47 @@ class Store:
 
     # ------------------------------------------------------------ exchanges
 
-    def apply(self, terms: Sequence[Term], share: float) -> None:
-        """One optimizer step on the weighted sum of pushed gradients; buffers move by `share` to the pushed ones."""
-        first = terms[0]
-        if len(terms) == 1 and first.weight == 1.0:
-            gradients = self._pushed(first.slot, first.buffer)
-        else:
-            gradients = self._sum(terms)
-        for parameter, gradient in zip(self.parameters, gradients):
-            parameter.grad = gradient
+    def apply(self, terms: Sequence[Term], share: float, clock: int = 1, rate: float = 1.0) -> None:
+        """One optimizer step on the weighted sum of pushed gradients; buffers move by `share` to the pushed ones.
+
+        Only the elements of the block whose turn it is at this clock are moved. `rate` is a factor on the learning
+        rates of this step.
+        """
+        block = turn(clock, self._recipe.blocks, self._recipe.block_order)
         with torch.no_grad():
-            self._step()
+            for piece, parameter, gradient in zip(self.pieces, self.parameters, self._gradient(terms)):
+                parameter.grad = gradient if piece.block == block else None
+            if rate == 1.0:
+                self._step()
+            else:
+                self._step_at(rate)
         if self.scheduler is not None:
             self.scheduler.step()
         if self._tail:
             self._move_buffers(terms, share)
+
+    def _gradient(self, terms: Sequence[Term]) -> list[Tensor]:
+        """What the optimizer steps on, cut as the parameters are."""
+        first = terms[0]
+        if self._recipe.pushes == "weights":
+            return [torch.sub(own, total, out=total) for own, total in zip(self.parameters, self._sum(terms))]
+        if len(terms) > 1 or first.weight != 1.0:
+            return self._sum(terms)
+        pushed = self._pushed(first.slot, first.buffer)
+        if self._compensation is None:
+            return pushed
+        # The slot still holds what was fetched into it, and the replica has computed on.
+        whole = self.arena.weights(first.slot, 0)
+        then = [whole[piece.start : piece.stop] for piece in self.pieces]
+        return self._compensation.correct(pushed, self.parameters, then)
+
+    def _step_at(self, rate: float) -> None:
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["lr"] * rate
+        self._step()
+        for group, before in zip(self.optimizer.param_groups, rates):
+            group["lr"] = before
 
     def _pushed(self, slot: int, buffer: int) -> list[Tensor]:
         """A slot's gradient, cut as the parameters are. Cut once: a small exchange is over before three slices are."""
@@ -122,7 +156,12 @@ class Store:
                 if value is not None:
                     name = f"{piece.group}:{piece.start}:{piece.stop}:{key}"
                     tensors[name] = value if isinstance(value, Tensor) else torch.tensor(value)
+        for piece, value in zip(self.pieces, self._mean_squares()):
+            tensors[f"{piece.group}:{piece.start}:{piece.stop}:{_MEAN_SQUARE}"] = value
         return tensors
+
+    def _mean_squares(self) -> list[Tensor]:
+        return self._compensation.mean_squares if self._compensation is not None else []
 
     def restore(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Go on from whole-vector state: "weights" and the optimizer's tensors [length] or scalars per group.
@@ -135,14 +174,26 @@ class Store:
             own = self.optimizer.state[parameter]
             for name, value in state.items():
                 group, _, key = name.partition(":")
-                if not key or int(group) != piece.group:
+                if not key or int(group) != piece.group or key == _MEAN_SQUARE:
                     continue
                 own[key] = value[piece.start : piece.stop].clone() if value.ndim else value.clone()
+        for piece, own_mean in zip(self.pieces, self._mean_squares()):
+            if (kept := state.get(f"{piece.group}:{_MEAN_SQUARE}")) is not None:
+                own_mean.copy_(kept[piece.start : piece.stop])
         if self.scheduler is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch expects optimizer steps in between
                 for _ in range(updates):
                     self.scheduler.step()
+
+
+def turn(clock: int, blocks: int, order: str) -> int:
+    """The block of an exchange; clocks count from 1. Every sweep visits each block once."""
+    sweep, place = divmod(clock - 1, blocks)
+    if blocks == 1 or order == "cyclic":
+        return place
+    generator = torch.Generator().manual_seed(mix(blocks, sweep))
+    return int(torch.randperm(blocks, generator=generator)[place])
 
 
 def _bare_step(optimizer: Optimizer) -> Callable[[], Any]:
@@ -183,15 +234,30 @@ def _takes_fused(factory: OptimizerFactory) -> bool:
         return False
 
 
+def check_optimizers(recipe: Recipe) -> None:
+    """Raise `ValueError` for an optimizer that cannot be built, or cannot run on ranges of the vector."""
+    if recipe.local is not None:
+        check_settings(recipe.local)
+        try:
+            _optimized(recipe.local, [torch.ones(2, 4)], [torch.ones(2, 4)])
+        except _STEP_FAILURES as error:
+            raise ValueError(
+                f"{_name(recipe.local)} cannot step on one gradient: use SGD or AdamW ({error})"
+            ) from error
+    if recipe.elementwise:
+        check_elementwise(recipe.optimizer)
+    else:
+        check_settings(recipe.optimizer)
+
+
 def check_elementwise(factory: OptimizerFactory) -> None:
     """Raise `ValueError` unless two halves of a vector, optimized apart, end where the whole does.
 
     A shard holds an arbitrary range of the parameters, so an optimizer that looks at a whole tensor (LBFGS, Muon,
     Adafactor, LARS) would compute something else on every number of shards.
     """
-    name = getattr(factory, "func", factory)
-    name = getattr(name, "__name__", str(name))
-    _check_settings(factory, name)
+    check_settings(factory)
+    name = _name(factory)
     start = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.125, 3.0, -2.0, 1.0])
     gradients = [torch.tensor([1.0, -2.0, 0.5, 4.0, -1.0, 0.25, 2.0, -8.0]), torch.arange(-3.0, 5.0)]
     remedy = f"{name} is not elementwise: shards hold ranges of the vector, use for example SGD, Adagrad or AdamW"
@@ -204,7 +270,12 @@ def check_elementwise(factory: OptimizerFactory) -> None:
         raise ValueError(remedy)
 
 
-def _check_settings(factory: OptimizerFactory, name: object) -> None:
+def _name(factory: OptimizerFactory) -> str:
+    inner = getattr(factory, "func", factory)
+    return str(getattr(inner, "__name__", inner))
+
+
+def check_settings(factory: OptimizerFactory) -> None:
     """Some optimizers refuse a flat parameter (Muon): only what no parameter suits is a wrong setting."""
     for shape in ((8,), (2, 4)):
         try:
@@ -212,7 +283,7 @@ def _check_settings(factory: OptimizerFactory, name: object) -> None:
             return
         except _STEP_FAILURES as error:
             reason = str(error)
-    raise ValueError(f"the optimizer {name} cannot be built: {reason}")
+    raise ValueError(f"the optimizer {_name(factory)} cannot be built: {reason}")
 
 
 _STEP_FAILURES = (TypeError, RuntimeError, NotImplementedError, ValueError, IndexError)

@@ -31,6 +31,21 @@ class Recipe:
         max_delay: exchanges that a replica may be ahead of the slowest; None for any number.
         warm_start: examples that one replica trains alone first.
         overlap: compute the next gradient while the last one is exchanged.
+        local: factory of the optimizer that moves a replica's own weights between exchanges; None: they stay as
+            fetched (or, with fetch_every above 1, move by SGD with the shards' learning rates).
+        pushes: what a replica pushes: the "gradient", the "delta" (fetched weights - own weights), or its "weights"
+            (the shards' gradient is then their own weights - the pushed ones).
+        pull: how far a fetch moves a replica's own weights towards the shards'; 1 replaces them.
+        staleness: what a shard does about it: "ignore", "scale" (learning rate / staleness), or "compensate".
+        compensation: lambda of the compensation, times gradient^2 x (weights now - weights that it was computed on).
+        adaptive: decay of the running mean of gradient^2 whose root divides lambda; None keeps lambda constant.
+        backup: replicas whose pushes a round does not wait for.
+        quorum: pushes that close a round; None: those of all but the backup replicas.
+        grace: how long a round stays open beyond that, as a share of the last round's duration.
+        blocks: equal parts of the vector of which every exchange moves one.
+        block_order: "cyclic", or "random": another order in every sweep.
+        elementwise: the optimizer moves every element by itself, so that shards may cut tensors anywhere.
+        late: "drop" a push that comes after its round, or "fold" it into the next.
     """
 
     replicas: int
@@ -42,32 +57,76 @@ class Recipe:
     max_delay: int | None = None
     warm_start: int = 0
     overlap: bool = False
+    local: OptimizerFactory | None = None
+    pushes: str = "gradient"
+    pull: float = 1.0
+    staleness: str = "ignore"
+    compensation: float = 0.0
+    adaptive: float | None = None
+    backup: int = 0
+    quorum: int | None = None
+    grace: float = 0.0
+    late: str = "drop"
+    blocks: int = 1
+    block_order: str = "cyclic"
+    elementwise: bool = True
 
     def __post_init__(self) -> None:
         """Raise a `ValueError` with the remedy for settings that cannot be."""
-        for name in ("replicas", "shards", "push_every", "fetch_every"):
+        for name in ("replicas", "shards", "push_every", "fetch_every", "blocks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.max_delay is not None and self.max_delay < 0:
             raise ValueError(f"max_delay is {self.max_delay}: it must be 0 or more, or None for no bound")
         if self.warm_start < 0:
             raise ValueError(f"warm_start is {self.warm_start}: it must be 0 or more examples")
-        if not callable(self.optimizer):
-            raise ValueError("optimizer must be a factory, for example partial(torch.optim.SGD, lr=0.1)")
+        if not 0 <= self.backup < self.replicas:
+            raise ValueError(f"backup is {self.backup} of {self.replicas} replicas: a round needs at least one push")
+        if self.quorum is not None and not 1 <= self.quorum <= self.replicas:
+            raise ValueError(
+                f"quorum is {self.quorum} of {self.replicas} replicas: it must be from 1 to {self.replicas}"
+            )
+        for name, values in _CHOICES.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be one of {', '.join(values)}")
+        for factory in (self.optimizer, self.local if self.pushes != "gradient" else self.optimizer):
+            if not callable(factory):
+                raise ValueError("optimizer must be a factory, for example partial(torch.optim.SGD, lr=0.1)")
 
     @property
     def gathered(self) -> bool:
-        return self.gather != "each"
+        """Every round is dealt as a whole, so that a lock-step run is the same every time, whoever asks first."""
+        return self.gather == "mean" and self.local is None and self.rules().waits_for_all
+
+    @property
+    def answered(self) -> bool:
+        """Others wait for a replica's exchanges, so it takes part in them also without data."""
+        return self.gather == "mean" or self.max_delay is not None
 
     def rules(self) -> Rules:
-        return Rules(self.gather, self.max_delay)
+        """What the shards' machines know."""
+        return Rules(
+            self.gather, self.max_delay, self.staleness == "scale", self.backup, self.quorum, self.grace, self.late
+        )
 
     def cadence(self) -> Cadence:
-        return Cadence(self.push_every, self.fetch_every, self.overlap, self.gathered)
+        """What the replicas' machines know."""
+        local, answered = self.local is not None, self.answered and not self.gathered
+        return Cadence(self.push_every, self.fetch_every, self.overlap, self.gathered, answered, local)
 
     def dealing(self) -> Dealing:
-        bounded = self.max_delay is not None
-        return Dealing(self.replicas, self.gathered, bounded, self.push_every, self.warm_start)
+        """What the coordinator knows."""
+        droppable = not self.rules().waits_for_all and self.late == "drop"
+        return Dealing(self.replicas, self.gathered, self.answered, self.push_every, droppable, self.warm_start)
+
+
+_CHOICES = {
+    "gather": ("each", "mean"),
+    "pushes": ("gradient", "delta", "weights"),
+    "staleness": ("ignore", "scale", "compensate"),
+    "late": ("drop", "fold"),
+    "block_order": ("cyclic", "random"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

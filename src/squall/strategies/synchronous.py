@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from squall.strategies.base import Recipe, Strategy, default_optimizer
 from squall.task import OptimizerFactory
@@ -13,11 +14,14 @@ class Synchronous(Strategy):
     """Every update is the mean gradient of one batch from each replica; all replicas have the same weights.
 
     With B examples a batch and N replicas this is SGD with batches of N x B: w <- w - lr * (1/N) sum_i g_i(w).
+    With `backup` replicas an update takes the first N - backup pushes and does not wait for the others.
 
     Args:
-        replicas: processes that compute gradients.
+        replicas: processes that compute gradients, the backup ones included.
         shards: server processes that own the parameters.
         optimizer: factory of any elementwise `torch.optim` optimizer, run on the shards.
+        backup: replicas whose pushes an update does not wait for; 0 makes a run repeatable step by step.
+        late: "drop" a push that comes after its update (its examples are trained again), or "fold" it into the next.
 
     Example:
         >>> from functools import partial
@@ -26,6 +30,7 @@ class Synchronous(Strategy):
         'mean'
 
     Source: the textbook algorithm; sums are weighed by examples, so that a short last batch counts as it should.
+    Backup replicas: Chen et al., "Revisiting Distributed Synchronous SGD", arXiv 1604.00981.
 
     Not to be used when machines are unequal or die often: every step waits for the slowest (`Downpour` does not).
     """
@@ -33,6 +38,16 @@ class Synchronous(Strategy):
     replicas: int = 2
     shards: int = 1
     optimizer: OptimizerFactory = default_optimizer
+    backup: int = 0
+    late: Literal["drop", "fold"] = "drop"
 
     def recipe(self) -> Recipe:
-        return Recipe(replicas=self.replicas, shards=self.shards, optimizer=self.optimizer, gather="mean", max_delay=0)
+        return Recipe(
+            replicas=self.replicas,
+            shards=self.shards,
+            optimizer=self.optimizer,
+            gather="mean",
+            max_delay=0,
+            backup=self.backup,
+            late=self.late,
+        )

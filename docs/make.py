@@ -1,0 +1,97 @@
+"""Write those parts of the docs that can be read from the code; `make docs` runs it, a test compares."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from squall.strategies import STRATEGIES, Recipe, Strategy
+
+PAGE = Path(__file__).with_name("strategies.md")
+BEGIN, END = "<!-- table: written by `make docs` from the code -->\n", "<!-- end of table -->"
+COLUMNS = ("strategy", "pushes", "every", "a batch moves", "one update is", "staleness", "waits for", "tolerates")
+
+
+def table() -> str:
+    """One row a strategy, with its default settings, and below it the sources and the reasons against each."""
+    rows = [COLUMNS, ("---",) * len(COLUMNS)]
+    notes = []
+    for name, kind in STRATEGIES.items():
+        strategy = kind()
+        rows.append(_row(kind, strategy))
+        source, against = _paragraph(kind, "Source"), _paragraph(kind, "Not to be used")
+        notes.append(f"- **{kind.__name__}** (`{name}`). {source[:1].upper()}{source[1:]} *Not to be used* {against}")
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines, "", *notes, ""])
+
+
+def _row(kind: type[Strategy], strategy: Strategy) -> tuple[str, ...]:
+    recipe = strategy.recipe()
+    name = f"`{kind.__name__}`"
+    if strategy.in_process:
+        return (name, "nothing", "-", "0", "one batch", "0", "-", "-")
+    return (
+        name, _pushes(recipe), _every(recipe), _moves(recipe), _update(recipe), _staleness(recipe), _waits(recipe),
+        _tolerates(recipe),
+    )  # fmt: skip
+
+
+def _pushes(recipe: Recipe) -> str:
+    if recipe.pushes != "gradient":
+        return {"delta": "the way it went", "weights": "its weights"}[recipe.pushes]
+    return "gradient" if recipe.push_every == 1 else "sum of gradients"
+
+
+def _every(recipe: Recipe) -> str:
+    return "batch" if recipe.push_every == 1 else f"{recipe.push_every} batches"
+
+
+def _moves(recipe: Recipe) -> str:
+    return "2 P" if recipe.push_every == 1 else f"2 P / {recipe.push_every}"
+
+
+def _update(recipe: Recipe) -> str:
+    if recipe.gather == "mean":
+        return "mean of all"
+    return {"ignore": "each push", "scale": "each push, at rate / staleness", "compensate": "each push, corrected"}[
+        recipe.staleness
+    ]
+
+
+def _staleness(recipe: Recipe) -> str:
+    if recipe.gather == "mean":
+        return "0"
+    if recipe.max_delay is None:
+        return "any; about N - 1"
+    return "at most (N - 1)(2τ + 1)"
+
+
+def _waits(recipe: Recipe) -> str:
+    if recipe.gather == "mean":
+        return "all, each time"
+    return "nobody" if recipe.max_delay is None else f"who is {recipe.max_delay} behind"
+
+
+def _tolerates(recipe: Recipe) -> str:
+    slow = "" if recipe.gather == "mean" else "slow replicas, "
+    network = "a slow network, " if recipe.push_every >= 8 else ""
+    return f"{slow}{network}lost replicas"
+
+
+def _paragraph(kind: type[Strategy], start: str) -> str:
+    """A docstring's paragraph, without its first words, on one line."""
+    text = inspect.getdoc(kind) or ""
+    found = re.search(rf"^{start}:? (.*?)(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"{kind.__name__} has no paragraph that begins with {start!r}"
+    return " ".join(found.group(1).split())
+
+
+def page(text: str) -> str:
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))

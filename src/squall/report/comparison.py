@@ -1,0 +1,204 @@
+"""Runs side by side: one page, one picture, one table."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from squall.record import Metric
+from squall.report.figures import Chart, Points, bars_chart, lines_chart
+from squall.report.html import page_of
+from squall.report.reader import Reader
+from squall.report.summary import Summary, summarize
+from squall.report.words import clock, number, size
+
+COLUMNS = ("strategy", "result", "to the target", "examples to it", "examples/s", "staleness", "exchanged")
+UNREACHED = "not reached"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of one strategy."""
+
+    name: str
+    seed: int
+    directory: Path
+
+    @cached_property
+    def summary(self) -> Summary:
+        with closing(Reader(self.directory / "run.sqlite")) as reader:
+            return summarize(reader)
+
+    @cached_property
+    def metrics(self) -> list[Metric]:
+        with closing(Reader(self.directory / "run.sqlite")) as reader:
+            return list(reader.rows(Metric))
+
+    def first(self, target: tuple[str, float]) -> Metric | None:
+        """The first result that meets a target."""
+        name, value = target
+        sign = -1 if name == "loss" else 1  # a loss is to fall
+        found = [m for m in self.metrics if m.name == name and sign * m.value >= sign * value]
+        return min(found, key=lambda metric: metric.time_s, default=None)
+
+
+class Comparison:
+    """What came out of several runs. Figures of a strategy are medians over its seeds."""
+
+    def __init__(self, directory: Path, trials: Sequence[Trial], target: tuple[str, float] | None) -> None:
+        self.directory = directory
+        self.trials = list(trials)
+        self.target = target
+
+    @property
+    def page(self) -> Path:
+        return self.directory / "compare.html"
+
+    @property
+    def picture(self) -> Path:
+        return self.directory / "compare.png"
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(trial.name for trial in self.trials))
+
+    def of(self, name: str) -> list[Trial]:
+        return [trial for trial in self.trials if trial.name == name]
+
+    # ------------------------------------------------------------ numbers
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Strategy -> medians over its seeds, and each run's own summary."""
+        return {
+            "target": None if self.target is None else f"{self.target[0]}={self.target[1]:g}",
+            "page": str(self.page),
+            "strategies": {name: self._figures(name) for name in self.names},
+        }
+
+    def _figures(self, name: str) -> dict[str, Any]:
+        trials = self.of(name)
+        reached = [trial.first(self.target) if self.target is not None else None for trial in trials]
+        everywhere = [metric for metric in reached if metric is not None]
+        met = len(everywhere) == len(trials)
+        return {
+            "metrics": {metric: _median(trials, _metric(metric)) for metric in trials[0].summary.metrics},
+            "reached_by": len(everywhere),
+            "seconds_to_target": statistics.median(m.time_s for m in everywhere) if met else None,
+            "examples_to_target": statistics.median(m.examples for m in everywhere) if met else None,
+            "examples_per_second": _median(trials, lambda s: s.examples_per_second),
+            "staleness_mean": _median(trials, lambda s: s.staleness_mean),
+            "exchanged_bytes": _median(trials, lambda s: s.exchanged_bytes),
+            "runs": [{"seed": t.seed, "run_directory": str(t.directory), **t.summary.to_json_dict()} for t in trials],
+        }
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table's lines, in its columns."""
+        found: list[tuple[str, ...]] = []
+        for name in self.names:
+            figures = self._figures(name)
+            shown = {m: v for m, v in figures["metrics"].items() if v is not None}
+            best = self.target[0] if self.target is not None else next((m for m in shown if m != "loss"), "loss")
+            seconds, examples = figures["seconds_to_target"], figures["examples_to_target"]
+            missing = "-" if self.target is None else f"{UNREACHED} ({figures['reached_by']} of {len(self.of(name))})"
+            found.append(
+                (
+                    name,
+                    f"{best} {number(shown[best])}" if best in shown else "-",
+                    missing if seconds is None else clock(seconds),
+                    "-" if examples is None else number(examples),
+                    number(round(figures["examples_per_second"] or 0)),
+                    "-" if figures["staleness_mean"] is None else f"{figures['staleness_mean']:.2f}",
+                    size(int(figures["exchanged_bytes"] or 0)),
+                )
+            )
+        return found
+
+    def __str__(self) -> str:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
+        for row in self.rows():
+            table.add_row(*row)
+        text = io.StringIO()
+        Console(file=text, width=120, color_system=None, force_terminal=False, markup=False).print(table)
+        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+
+    # ------------------------------------------------------------ the page and the picture
+
+    def charts(self) -> list[Chart]:
+        metrics = list(dict.fromkeys(m.name for trial in self.trials for m in trial.metrics))
+        found = []
+        for metric in sorted(metrics, key=lambda name: name == "loss"):  # the loss comes last
+            over_time = {n: [_points(t, metric, lambda m: m.time_s) for t in self.of(n)] for n in self.names}
+            over_examples = {n: [_points(t, metric, lambda m: m.examples) for t in self.of(n)] for n in self.names}
+            duration_s = max((t.summary.training_s for t in self.trials), default=0.0)
+            found.append(lines_chart(f"{metric} over time", over_time, duration_s))
+            found.append(lines_chart(f"{metric} over examples", over_examples, None))
+        for title, key in (
+            ("seconds to the target", "seconds_to_target"), ("examples per second", "examples_per_second"),
+            ("mean staleness", "staleness_mean"), ("bytes exchanged", "exchanged_bytes"),
+        ):  # fmt: skip
+            if key != "seconds_to_target" or self.target is not None:
+                found.append(bars_chart(title, {name: self._figures(name)[key] for name in self.names}))
+        return found
+
+    def write(self) -> None:
+        """compare.html, self-contained, and compare.png: the first metric over time and over examples."""
+        head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
+        lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self.rows())
+        table = f'<table class="wide"><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+        goal = "" if self.target is None else f"<p>target: {escape(self.target[0])} {self.target[1]:g}</p>"
+        seeds = len({trial.seed for trial in self.trials})
+        note = f'<p class="faint">Medians over {seeds} seeds; every run is drawn.</p>' if seeds > 1 else ""
+        part = self.page.with_suffix(".html.part")
+        part.write_text(page_of("comparison", self.charts(), goal + table + note), encoding="utf-8")
+        os.replace(part, self.page)
+        self._draw()
+
+    def _draw(self) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        names = [m.name for trial in self.trials for m in trial.metrics]
+        metric = self.target[0] if self.target is not None else next((n for n in names if n != "loss"), "loss")
+        figure = Figure(figsize=(11, 4.2), layout="constrained")
+        panels = figure.subplots(1, 2)
+        for axes, label, place in zip(
+            panels, ("seconds of training", "examples trained"), (lambda m: m.time_s, lambda m: m.examples), strict=True
+        ):
+            for index, name in enumerate(self.names):
+                for run, trial in enumerate(self.of(name)):
+                    x, y = zip(*(_points(trial, metric, place) or [(math.nan, math.nan)]), strict=True)
+                    axes.plot(x, y, color=f"C{index % 10}", linewidth=1.3, label=name if run == 0 else None)
+            axes.set_xlabel(label)
+            axes.grid(alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+        panels[0].set_ylabel(metric)
+        panels[1].legend(frameon=False, fontsize=9)
+        FigureCanvasAgg(figure).print_png(self.picture)  # type: ignore[no-untyped-call]
+
+
+def _points(trial: Trial, metric: str, place: Callable[[Metric], float]) -> Points:
+    return [(float(place(m)), m.value) for m in trial.metrics if m.name == metric and math.isfinite(m.value)]
+
+
+def _metric(name: str) -> Callable[[Summary], float | None]:
+    return lambda summary: summary.metrics.get(name)
+
+
+def _median(trials: Sequence[Trial], figure: Callable[[Summary], float | None]) -> float | None:
+    values = [value for trial in trials if (value := figure(trial.summary)) is not None and math.isfinite(value)]
+    return statistics.median(values) if values else None

@@ -1,0 +1,131 @@
+"""A batch's loss and fresh gradients, on a model whose parameters lie in a vector. The only user of devices.
+
+On the CPU every `p.data` is a view into a weights buffer, so that a fetch is visible the moment it is done. On a GPU
+the views lie in a device copy of the vector, and one asynchronous copy each way goes through the pinned arena.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from squall.runtime.batches import Batches, to_device
+from squall.runtime.seeds import mix, seed_everything
+from squall.task import Task
+from squall.vector import Layout
+
+
+def resolve_device(name: str) -> torch.device:
+    """Raises `ValueError` for a device that this machine does not have."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device {name!r} is not one that torch knows: use 'cpu', 'cuda' or 'cuda:1'") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r}: replicas compute on 'cpu' or 'cuda'")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: torch sees no CUDA GPU here; `squall doctor` says why, or use device='cpu'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r}: this machine has {torch.cuda.device_count()} GPUs, counted from 0")
+    return device
+
+
+class ModelOnVector:
+    """A model whose parameters and floating buffers are those of a weights buffer."""
+
+    def __init__(self, model: nn.Module, layout: Layout, buffers: Sequence[Tensor], device: torch.device) -> None:
+        self.model = model.to(device)
+        self.layout = layout
+        self.device = device
+        self.parameters = layout.parameters_of(model)
+        self._sources = buffers
+        on_device = device.type != "cpu"
+        self._vectors = [torch.empty_like(b, device=device) for b in buffers[:1]] if on_device else list(buffers)
+        self._views = [layout.views(v) for v in self._vectors]
+        self._used = -1
+
+    def use(self, buffer: int) -> None:
+        """Compute on this weights buffer from now on."""
+        if self.device.type != "cpu":
+            self._vectors[0].copy_(self._sources[buffer], non_blocking=True)
+        elif self._used == buffer and not self.layout.buffers:
+            return
+        index = buffer if self.device.type == "cpu" else 0
+        if self._used != index:
+            for parameter, view in zip(self.parameters, self._views[index]):
+                parameter.data = view
+            self._used = index
+        if self.layout.buffers:
+            with torch.no_grad():
+                self.layout.read_buffers(self._vectors[index], self.model)
+
+
+class Outcome(NamedTuple):
+    loss: float  # mean over the batch
+    finite: bool  # the loss, and the norm of the gradients where they are clipped
+
+
+class Backward:
+    """Loads a batch, seeds all randomness from the batch's place in the run, and leaves fresh gradients.
+
+    Gradients lie where autograd made them (`p.grad = None` before), dense, and clipped if the task asks for that.
+    """
+
+    def __init__(self, task: Task, layout: Layout, weights: Sequence[Tensor], seed: int, device: torch.device) -> None:
+        self.task = task
+        self.layout = layout
+        self.device = device
+        self.on_vector = ModelOnVector(task.model, layout, weights, device)
+        self.batches = Batches(task, seed)
+        self._seed = seed
+        self._trained = False  # some parameter got a gradient
+        task.model.train()
+
+    def run(self, epoch: int, start: int, stop: int) -> Outcome:
+        """Raises `ValueError` if the first batch gives no parameter a gradient."""
+        batch = self.batches.load(epoch, start, stop)
+        seed_everything(mix(self._seed, epoch, start, 1), self.device)
+        parameters = self.on_vector.parameters
+        for parameter in parameters:
+            parameter.grad = None
+        autocast = (
+            torch.autocast(self.device.type, self.task.autocast)
+            if self.task.autocast is not None
+            else contextlib.nullcontext()
+        )
+        with autocast:
+            loss = self.task.loss(
+                self.on_vector.model, to_device(batch, self.device) if self.device.type != "cpu" else batch
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        value = loss.item()
+        finite = math.isfinite(value)
+        for parameter in parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:  # torch takes no norm of a sparse one
+                parameter.grad = parameter.grad.to_dense()
+        if self.task.clip_norm is not None:
+            norm = nn.utils.clip_grad_norm_(parameters, self.task.clip_norm)
+            finite = finite and math.isfinite(norm.item())
+        if not self._trained and all(parameter.grad is None for parameter in parameters):
+            raise ValueError("Task.loss gave no gradient: it must use the model that it is given, not one it knows")
+        self._trained = True
+        return Outcome(value, finite)
+
+    def push_buffers(self, vector: Tensor) -> None:
+        """BatchNorm's statistics and other floating buffers travel as they are, in the vector's tail."""
+        if not self.layout.buffers:  # the usual case; to find that out below would walk the model
+            return
+        for view, own in zip(self.layout.buffer_views(vector), self.layout.buffers_of(self.on_vector.model)):
+            view.copy_(own)
+
+
+def pin(memory: Tensor) -> None:
+    """Page-lock shared memory for asynchronous copies; where the driver refuses, copies are merely slower."""
+    with contextlib.suppress(RuntimeError):
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        runtime.cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)

@@ -1,0 +1,85 @@
+"""A replica with an optimizer of its own: it trains on its own weights, and meets the shards now and then."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from squall.protocol.core import Compute, GradientComputed
+from squall.runtime.backward import Backward
+from squall.runtime.compute import all_finite
+from squall.runtime.store import build_optimizer
+from squall.strategies import Recipe
+from squall.task import Task
+from squall.vector import Layout
+
+
+class LocalTraining:
+    """Steps its own optimizer on every batch; `prepare_push` and `use` are the two halves of an exchange.
+
+    Shards write into `fetched` and read from `pushed`, both float32 [length] in the arena. Between exchanges `fetched`
+    stays what the last fetch brought, so it is also what a delta counts from.
+    """
+
+    def __init__(
+        self, task: Task, recipe: Recipe, layout: Layout, fetched: Tensor, pushed: Tensor, seed: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        assert recipe.local is not None
+        self._recipe = recipe
+        self._layout = layout
+        self._fetched = fetched
+        self._pushed = pushed
+        self._own = torch.zeros_like(fetched, device=device)
+        self.backward = Backward(task, layout, [self._own], seed, device)
+        self.batches = self.backward.batches
+        self._begun = False  # there are weights of its own
+        self.backward.on_vector.use(0)
+        self._optimizer = build_optimizer(recipe.local, task.param_groups())
+        self._scheduler = task.schedule(self._optimizer) if task.schedule is not None else None
+        self._scheduled = 0  # steps of the schedule taken
+        self._batches_per_epoch = -(-task.examples // task.batch_size)
+        self._batch_size = task.batch_size
+
+    def use(self, buffer: int) -> None:
+        """Move towards the weights just fetched, or take them."""
+        if self._begun and self._recipe.pull != 1:
+            self.backward.push_buffers(self._own)
+            self._own.lerp_(self._fetched.to(self._own.device, non_blocking=True), self._recipe.pull)
+        else:
+            self._own.copy_(self._fetched, non_blocking=True)
+        self._begun = True
+        self.backward.on_vector.use(0)
+
+    def compute(self, effect: Compute) -> GradientComputed:
+        """One step of the replica's own optimizer; a gradient that is not finite changes nothing."""
+        started = time.perf_counter()
+        loss, finite = self.backward.run(effect.epoch, effect.start, effect.stop)
+        finite = finite and all_finite([p.grad for p in self.backward.on_vector.parameters if p.grad is not None])
+        if finite:
+            self._schedule(effect)
+            self._optimizer.step()
+            self.backward.push_buffers(self._own)
+        elif self._layout.buffers:
+            self.backward.on_vector.use(0)  # the forward pass may have put a NaN into BatchNorm's statistics
+        return GradientComputed(loss, finite, time.perf_counter() - started)
+
+    def prepare_push(self) -> None:
+        """The buffers in the vector's tail are pushed as they are, whatever the parameters are pushed as."""
+        self._pushed.copy_(self._own, non_blocking=True)
+        if self._own.device.type == "cuda":
+            torch.cuda.current_stream(self._own.device).synchronize()
+        if self._recipe.pushes == "delta":
+            parameters = slice(0, self._layout.tail)
+            torch.sub(self._fetched[parameters], self._pushed[parameters], out=self._pushed[parameters])
+
+    def _schedule(self, effect: Compute) -> None:
+        """The schedule is a function of the batch's place in the run, so that a replacement goes on where it should."""
+        if self._scheduler is None:
+            return
+        batch = effect.epoch * self._batches_per_epoch + effect.start // self._batch_size
+        while self._scheduled < batch // self._recipe.replicas:
+            self._scheduler.step()
+            self._scheduled += 1

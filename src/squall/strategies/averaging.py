@@ -1,0 +1,100 @@
+"""Replicas that train alone and average their weights, wholly or elastically."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.task import OptimizerFactory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(Strategy):
+    """Replicas train alone; every `every` batches their weights become the mean of all (local SGD).
+
+    The mean is weighed by the examples behind it. It takes 1 / `every` of the traffic of `Synchronous`.
+
+    Args:
+        replicas: processes that train.
+        shards: server processes that own the averaged parameters.
+        optimizer: factory of any `torch.optim` optimizer, run on each replica; its state stays there.
+        every: batches between averages.
+
+    Example:
+        >>> import squall
+        >>> squall.Averaging(replicas=4, every=16).recipe().pushes
+        'weights'
+
+    Source: McDonald, Hall, Mann, "Distributed Training Strategies for the Structured Perceptron", NAACL 2010; Stich,
+    "Local SGD Converges Fast and Communicates Little", ICLR 2019.
+
+    Not to be used with few, long steps on machines that are unequal: every average waits for the slowest replica.
+    """
+
+    replicas: int = 2
+    shards: int = 1
+    optimizer: OptimizerFactory = default_optimizer
+    every: int = 8
+
+    def recipe(self) -> Recipe:
+        return Recipe(
+            replicas=self.replicas,
+            shards=self.shards,
+            optimizer=partial(torch.optim.SGD, lr=1.0),
+            local=self.optimizer,
+            pushes="weights",
+            push_every=self.every,
+            fetch_every=self.every,
+            gather="mean",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticAveraging(Strategy):
+    """Replicas train alone, tied to a common centre by a spring (EASGD; with momentum on the replicas, EAMSGD).
+
+    Every `every` batches a replica and the centre move towards each other by a = moving_rate / replicas of their
+    difference: x_i <- x_i - a (x_i - c), c <- c + a (x_i - c). The centre is what is evaluated and returned.
+
+    Args:
+        replicas: processes that train and explore.
+        shards: server processes that own the centre.
+        optimizer: factory of any `torch.optim` optimizer, run on each replica; SGD with momentum makes it EAMSGD.
+        every: batches between exchanges (the paper's communication period).
+        moving_rate: the paper's beta; below 1, or it may oscillate.
+
+    Example:
+        >>> import squall
+        >>> squall.ElasticAveraging(replicas=4, moving_rate=0.8).recipe().optimizer.keywords
+        {'lr': 0.2}
+
+    Source: Zhang, Choromanska, LeCun, "Deep Learning with Elastic Averaging SGD", NIPS 2015.
+
+    Not to be used when a run is too short for the centre to follow: it lags behind the replicas.
+    """
+
+    replicas: int = 2
+    shards: int = 1
+    optimizer: OptimizerFactory = default_optimizer
+    every: int = 10
+    moving_rate: float = 0.9
+
+    def recipe(self) -> Recipe:
+        rate = self.moving_rate / max(1, self.replicas)
+        if not 0 < rate < 1:
+            raise ValueError(f"moving_rate is {self.moving_rate}: it must be above 0 and below the number of replicas")
+        return Recipe(
+            replicas=self.replicas,
+            shards=self.shards,
+            optimizer=partial(torch.optim.SGD, lr=rate),
+            local=self.optimizer,
+            pushes="weights",
+            # A fetch brings the centre as this push has moved it, by `rate`: what is left of their distance is
+            # 1 - rate of it, and the replica's own move has to be `rate` of the whole.
+            pull=rate / (1 - rate),
+            push_every=self.every,
+            fetch_every=self.every,
+        )

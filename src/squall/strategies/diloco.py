@@ -1,0 +1,82 @@
+"""DiLoCo: many local steps, and an outer optimizer on what they add up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+
+from squall.optim import DelayedNesterov
+from squall.strategies.base import Recipe, Strategy
+from squall.task import OptimizerFactory
+
+default_inner: OptimizerFactory = partial(torch.optim.AdamW, lr=1e-3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(Strategy):
+    """Replicas take `inner_steps` steps of their own; Nesterov momentum on the shards follows their mean movement.
+
+    A replica pushes the outer gradient: the weights it fetched minus the weights it reached. In the "asynchronous" form
+    each push is an update, and the momentum is refreshed only every `momentum_every` pushes (delayed Nesterov), because
+    pushes that overlap in time would count the same direction several times. In the "decoupled" form an update takes
+    the first `quorum` pushes and those that come within the grace; what comes later counts in the next.
+
+    Args:
+        replicas: processes that train.
+        shards: server processes that own the global weights and run the outer optimizer.
+        optimizer: factory of the inner optimizer, any of `torch.optim`, run on each replica; its state stays there.
+        inner_steps: batches between exchanges (H).
+        outer_lr: learning rate of the outer optimizer.
+        outer_momentum: its Nesterov momentum.
+        form: "synchronous", "asynchronous" or "decoupled".
+        momentum_every: asynchronous: pushes between refreshes of the momentum; None for the number of replicas.
+        quorum: decoupled: pushes that an update waits for; None for more than half of the replicas.
+        grace: decoupled: how long an update waits beyond the quorum, as a share of the last one's duration.
+
+    Example:
+        >>> import squall
+        >>> squall.DiLoCo(replicas=8, inner_steps=100).recipe().pushes
+        'delta'
+
+    Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv 2311.08105;
+    Liu et al., "Asynchronous Local-SGD Training for Language Modeling", arXiv 2401.09135; decoupled: arXiv 2604.21428.
+
+    Not to be used on machines with a fast network between them: `Synchronous` needs fewer examples to the same loss.
+    """
+
+    replicas: int = 2
+    shards: int = 1
+    optimizer: OptimizerFactory = default_inner
+    inner_steps: int = 500
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    form: Literal["synchronous", "asynchronous", "decoupled"] = "synchronous"
+    momentum_every: int | None = None
+    quorum: int | None = None
+    grace: float = 0.1
+
+    def recipe(self) -> Recipe:
+        outer: OptimizerFactory = partial(
+            torch.optim.SGD, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=self.outer_momentum > 0
+        )
+        if self.form == "asynchronous":
+            every = self.momentum_every or self.replicas
+            outer = partial(DelayedNesterov, lr=self.outer_lr, momentum=self.outer_momentum, every=every)
+        decoupled = self.form == "decoupled"
+        quorum = self.quorum or self.replicas // 2 + 1
+        return Recipe(
+            replicas=self.replicas,
+            shards=self.shards,
+            optimizer=outer,
+            local=self.optimizer,
+            pushes="delta",
+            push_every=self.inner_steps,
+            fetch_every=self.inner_steps,
+            gather="each" if self.form == "asynchronous" else "mean",
+            quorum=quorum if decoupled else None,
+            grace=self.grace if decoupled else 0.0,
+            late="fold" if decoupled else "drop",
+        )

@@ -1,0 +1,81 @@
+"""Delayed block proximal gradient: penalties that give exact zeros, one block of coordinates at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from squall.optim import Proximal
+from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.task import OptimizerFactory
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelayedProximal(Strategy):
+    """Each push updates one block of the coordinates: w_b <- prox(w_b - lr * g_b), within a bounded delay.
+
+    The t-th exchange of a replica is for block b(t) of `blocks`; the others stay as they are.
+
+    Args:
+        replicas: processes that compute gradients.
+        shards: server processes that own the parameters.
+        optimizer: factory of the optimizer whose step precedes the operator; without weight decay of its own.
+        l1: strength of l1 * |w|, which makes elements zero.
+        l2: strength of l2 / 2 * |w|^2; with l1 the elastic net.
+        group: strength of group * (2-norm of each run of `group_size` elements), which makes whole runs zero.
+        group_size: elements in a run; a matrix's rows, if it is a param group of its own.
+        blocks: equal parts of the vector that take turns.
+        order: "cyclic", or "random": another order of all blocks in every sweep.
+        max_delay: exchanges that a replica may be ahead of the slowest (tau).
+        smoothness: an upper bound L of the loss's curvature; the learning rate is then 1 / ((1 + tau) L). None: the
+            optimizer's own.
+
+    Example:
+        >>> import squall
+        >>> squall.DelayedProximal(l1=1e-3, max_delay=3, smoothness=2.0).recipe().blocks
+        1
+
+    Source: Li, Andersen, Smola, Yu, "Communication Efficient Distributed Machine Learning with the Parameter Server",
+    NIPS 2014, algorithm 2 and theorem 2 (step size).
+
+    Not to be used for networks that need no sparsity: `BoundedDelay` with weight decay is faster.
+    """
+
+    replicas: int = 2
+    shards: int = 1
+    optimizer: OptimizerFactory = default_optimizer
+    l1: float = 0.0
+    l2: float = 0.0
+    group: float = 0.0
+    group_size: int = 1
+    blocks: int = 1
+    order: Literal["cyclic", "random"] = "cyclic"
+    max_delay: int = 4
+    smoothness: float | None = None
+
+    def recipe(self) -> Recipe:
+        for name in ("l1", "l2", "group"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
+        if self.group_size < 1:
+            raise ValueError(f"group_size is {self.group_size}: it must be at least 1")
+        if self.group and (self.shards > 1 or self.blocks > 1):
+            raise ValueError("group penalties need whole runs: use shards=1 and blocks=1")
+        if self.smoothness is not None and self.smoothness <= 0:
+            raise ValueError(f"smoothness is {self.smoothness}: it must be above 0, or None for the optimizer's own lr")
+        if not callable(self.optimizer):
+            raise ValueError("optimizer must be a factory, for example partial(torch.optim.SGD, lr=0.1)")
+        inner = self.optimizer
+        if self.smoothness is not None:
+            inner = partial(inner, lr=1 / ((1 + self.max_delay) * self.smoothness))
+        proximal = partial(Proximal, inner=inner, l1=self.l1, l2=self.l2, group=self.group, group_size=self.group_size)
+        return Recipe(
+            replicas=self.replicas,
+            shards=self.shards,
+            optimizer=proximal,
+            max_delay=self.max_delay,
+            blocks=self.blocks,
+            block_order=self.order,
+            elementwise=not self.group,
+        )

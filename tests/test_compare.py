@@ -1,0 +1,97 @@
+"""`squall compare`: several strategies on one task, one page."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import squall
+from squall.compare import compare
+from squall.run import TaskFunction
+from tests.tasks import INLINE, mean_square, numbers, regression
+
+SGD = partial(torch.optim.SGD, lr=0.05)
+
+
+def measured() -> TaskFunction:
+    def closeness(model: Any, batch: Any) -> torch.Tensor:
+        close: torch.Tensor = ((model(batch[0]) - batch[1]) ** 2 < 0.25).float().squeeze(1)
+        return close
+
+    return regression(validate=numbers(64), metrics={"closeness": closeness}, loss=mean_square)
+
+
+@pytest.fixture
+def strategies() -> dict[str, squall.Strategy]:
+    return {
+        "single_process": squall.SingleProcess(optimizer=SGD),
+        "synchronous": squall.Synchronous(optimizer=SGD),
+        "averaging:every=4": squall.Averaging(every=4, optimizer=SGD),
+    }
+
+
+def test_runs_are_compared_in_numbers_a_page_and_a_picture(
+    strategies: dict[str, squall.Strategy], run_dir: Path, without_report: None
+) -> None:
+    found = compare(measured(), strategies, epochs=4, until="closeness=0.4", seeds=2, run_dir=run_dir, settings=INLINE)
+    document = json.loads(json.dumps(found.to_json_dict()))
+    assert list(document["strategies"]) == list(strategies)
+    for figures in document["strategies"].values():
+        assert [run["seed"] for run in figures["runs"]] == [0, 1]
+        assert figures["metrics"].keys() == {"loss", "closeness"}
+        assert all(run["status"] == "finished" and run["examples"] == 4 * 90 for run in figures["runs"])
+    assert document["strategies"]["single_process"]["exchanged_bytes"] == 0
+    assert document["strategies"]["averaging:every=4"]["exchanged_bytes"] > 0
+    table = str(found)
+    assert all(name in table for name in strategies)
+    page = found.page.read_text()
+    assert all(f"<td>{name}</td>" in page for name in strategies)
+    assert "http" not in page.replace("http://www.w3.org", ""), "nothing is fetched from a network"
+    assert page.count("<svg") >= 6
+    assert found.picture.read_bytes().startswith(b"\x89PNG")
+    ElementTree.fromstring(
+        page.partition("\n")[2]
+        .replace('<meta charset="utf-8">', "")
+        .replace('<meta name="viewport" content="width=device-width, initial-scale=1">', "")
+        .replace("&nbsp;", " ")
+    )
+
+
+def test_a_target_that_is_not_reached_everywhere_is_said(
+    strategies: dict[str, squall.Strategy], run_dir: Path, without_report: None
+) -> None:
+    found = compare(measured(), strategies, epochs=1, until="closeness=1.0", run_dir=run_dir, settings=INLINE)
+    assert str(found).count("not reached (0 of 1)") == len(strategies)
+    assert found.to_json_dict()["strategies"]["synchronous"]["seconds_to_target"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": 0}, "seeds is 0: it must be at least 1"),
+        ({"strategies": {}}, "name at least one strategy"),
+        ({"strategies": {"s": squall.Synchronous(replicas=0)}}, "replicas is 0"),
+        ({"epochs": 0}, "epochs is 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_directory_is_made(
+    options: dict[str, Any], message: str, strategies: dict[str, squall.Strategy], run_dir: Path
+) -> None:
+    options = {"strategies": strategies, "run_dir": run_dir, "settings": INLINE} | options
+    with pytest.raises(ValueError, match=message):
+        compare(measured(), **options)
+    assert not run_dir.exists()
+
+
+def test_a_slow_replica_does_less_where_nobody_waits(run_dir: Path, without_report: None) -> None:
+    settings = squall.Settings(launcher="inline", threads=1, progress=False, slow=0.1)
+    task = regression(examples=960)
+    run = squall.fit(task, squall.Downpour(replicas=3, optimizer=SGD), epochs=2, run_dir=run_dir, settings=settings)
+    shares = run.summary().shares
+    assert shares[2] < 0.2 < shares[0]
