@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from squall.protocol.core import Compute
 from squall.runtime.batches import Batches, to_device
 from squall.runtime.seeds import mix, seed_everything
-from squall.task import Task
+from squall.task import Batch, Task
 from squall.vector import Layout
 
 
@@ -65,11 +66,6 @@ class ModelOnVector:
                 self.layout.read_buffers(self._vectors[index], self.model)
 
 
-class Outcome(NamedTuple):
-    loss: float  # mean over the batch
-    finite: bool  # the loss, and the norm of the gradients where they are clipped
-
-
 class Backward:
     """Loads a batch, seeds all randomness from the batch's place in the run, and leaves fresh gradients.
 
@@ -86,35 +82,42 @@ class Backward:
         self._trained = False  # some parameter got a gradient
         task.model.train()
 
-    def run(self, epoch: int, start: int, stop: int) -> Outcome:
-        """Raises `ValueError` if the first batch gives no parameter a gradient."""
-        batch = self.batches.load(epoch, start, stop)
-        seed_everything(mix(self._seed, epoch, start, 1), self.device)
-        parameters = self.on_vector.parameters
-        for parameter in parameters:
+    def load(self, effect: Compute) -> Batch:
+        """The batch that the effect names, with nothing left of the gradients of the one before."""
+        batch = self.batches.load(effect.epoch, effect.start, effect.stop)
+        seed_everything(mix(self._seed, effect.epoch, effect.start, 1), self.device)
+        for parameter in self.on_vector.parameters:
             parameter.grad = None
+        return to_device(batch, self.device) if self.device.type != "cpu" else batch
+
+    def differentiate(self, batch: Batch) -> float:
+        """The loss, whose gradients are there when this returns."""
         autocast = (
             torch.autocast(self.device.type, self.task.autocast)
             if self.task.autocast is not None
             else contextlib.nullcontext()
         )
         with autocast:
-            loss = self.task.loss(
-                self.on_vector.model, to_device(batch, self.device) if self.device.type != "cpu" else batch
-            )
+            loss = self.task.loss(self.on_vector.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        value = loss.item()
-        finite = math.isfinite(value)
+        return loss.item()
+
+    def finish(self) -> bool:
+        """Make fresh gradients dense, and clip them; whether their norm is finite, where it was asked for.
+
+        Raises `ValueError` if the first batch gave no parameter a gradient.
+        """
+        parameters, finite = self.on_vector.parameters, True
         for parameter in parameters:
             if parameter.grad is not None and parameter.grad.is_sparse:  # torch takes no norm of a sparse one
                 parameter.grad = parameter.grad.to_dense()
         if self.task.clip_norm is not None:
             norm = nn.utils.clip_grad_norm_(parameters, self.task.clip_norm)
-            finite = finite and math.isfinite(norm.item())
+            finite = math.isfinite(norm.item())
         if not self._trained and all(parameter.grad is None for parameter in parameters):
             raise ValueError("Task.loss gave no gradient: it must use the model that it is given, not one it knows")
         self._trained = True
-        return Outcome(value, finite)
+        return finite
 
     def push_buffers(self, vector: Tensor) -> None:
         """BatchNorm's statistics and other floating buffers travel as they are, in the vector's tail."""

@@ -49,8 +49,12 @@ class Gradients:
     def compute(self, effect: Compute) -> GradientComputed:
         """Gradient of the batch that the effect names, into the buffer that it names."""
         started = time.perf_counter()
-        loss, finite = self.backward.run(effect.epoch, effect.start, effect.stop)
-        finite = finite and self._gather(effect.buffer, effect.accumulate)
+        loss = self.backward.differentiate(self.backward.load(effect))
+        return self.accept(effect, loss, started)
+
+    def accept(self, effect: Compute, loss: float, started: float) -> GradientComputed:
+        """Take the fresh gradients of the batch that the effect names; `started` is of `time.perf_counter()`."""
+        finite = self.backward.finish() and math.isfinite(loss) and self._gather(effect.buffer, effect.accumulate)
         if finite:
             if effect.local_step:
                 self._local_step()

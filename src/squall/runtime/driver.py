@@ -59,18 +59,30 @@ class Driver:
         self._host = host
         self._clock = clock
         self._events: deque[Event] = deque()
-        self._end: End | None = None
+        self.end: End | None = None
 
     def run(self) -> End:
+        self.start()
+        while self.end is None:
+            self.step()
+        return self.finish()
+
+    def start(self) -> None:
         self._events.append(Started())
-        while self._end is None:
-            self._step()
+
+    def post(self, event: Event) -> None:
+        """Something happened outside; the next step handles it."""
+        self._events.append(event)
+
+    def finish(self) -> End:
+        """The machine has ended: stay until its peers know all it had to say."""
+        assert self.end is not None
         deadline = self._clock() + LINGER_S
         while self._linked.unacknowledged and self._clock() < deadline:
-            self._step(deadline)
-        return self._end
+            self.step(deadline)
+        return self.end
 
-    def _step(self, until: float = math.inf) -> None:
+    def step(self, until: float = math.inf) -> None:
         """Handle what is there, or wait for something, `until` at most."""
         if self._events:
             self._handle(self._events.popleft())
@@ -104,7 +116,7 @@ class Driver:
                 self._transmit(effect)
             elif isinstance(effect, End):
                 self._host.perform(effect, now)
-                self._end = effect
+                self.end = effect
             elif not isinstance(effect, Forget):
                 answer = self._host.perform(effect, now)
                 if answer is not None:

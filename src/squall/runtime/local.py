@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -56,7 +57,12 @@ class LocalTraining:
     def compute(self, effect: Compute) -> GradientComputed:
         """One step of the replica's own optimizer; a gradient that is not finite changes nothing."""
         started = time.perf_counter()
-        loss, finite = self.backward.run(effect.epoch, effect.start, effect.stop)
+        loss = self.backward.differentiate(self.backward.load(effect))
+        return self.accept(effect, loss, started)
+
+    def accept(self, effect: Compute, loss: float, started: float) -> GradientComputed:
+        """Step on the fresh gradients of the batch that the effect names."""
+        finite = self.backward.finish() and math.isfinite(loss)
         finite = finite and all_finite([p.grad for p in self.backward.on_vector.parameters if p.grad is not None])
         if finite:
             self._schedule(effect)
