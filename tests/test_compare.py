@@ -78,6 +78,10 @@ def test_a_target_that_is_not_reached_everywhere_is_said(
         ({"strategies": {}}, "name at least one strategy"),
         ({"strategies": {"s": squall.Synchronous(replicas=0)}}, "replicas is 0"),
         ({"epochs": 0}, "epochs is 0"),
+        ({"epochs": 1, "until": "acuracy=0.9"}, "until names the metric 'acuracy'"),
+        ({"strategies": {"a": squall.Synchronous(), "b": squall.DiLoCo(outer_lr=-1.0)}}, "outer_lr is -1.0"),
+        ({"strategies": {"a": squall.Synchronous(shards=10_000)}}, "10000 shards for"),
+        ({"strategies": {"a:b": squall.Synchronous(), "a_b": squall.Synchronous()}}, "two names of strategies"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_directory_is_made(

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from squall.errors import Interrupted, NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
     from squall.plan import Settings
     from squall.run import Run
+    from squall.session import Session, join
     from squall.strategies import (
         AsynchronousSGD,
         Averaging,
@@ -29,6 +30,7 @@ _HOMES = {
     "train": ("fit", "resume"),
     "plan": ("Settings",),
     "run": ("Run",),
+    "session": ("Session", "join"),
     "strategies": (
         "AsynchronousSGD",
         "Averaging",
@@ -58,6 +60,7 @@ __all__ = [
     "PeerFault",
     "ProcessLost",
     "Run",
+    "Session",
     "Settings",
     "SingleProcess",
     "SnapshotMismatch",
@@ -68,6 +71,7 @@ __all__ = [
     "TaskError",
     "__version__",
     "fit",
+    "join",
     "resume",
 ]
 

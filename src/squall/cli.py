@@ -65,7 +65,7 @@ def _prints_to_stderr(wanted: bool) -> Iterator[None]:
 
 def _start_early(arguments: Sequence[str]) -> LocalRun | None:
     """The nursery takes as long as this process to import torch: let both do it at once."""
-    if not arguments or arguments[0] not in ("train", "resume") or {"-h", "--help"} & set(arguments):
+    if not arguments or arguments[0] not in ("train", "resume", "run") or {"-h", "--help"} & set(arguments):
         return None
     from squall.launchers.local import LocalRun
 
@@ -116,6 +116,25 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
     )  # fmt: skip
     code = Code(task=loaded.function, strategy=strategy, settings=settings, plan=plan)
     return _go(Launch(code, local, commanded_at), options.run_dir, options.json, again=False)
+
+
+def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
+    from squall.cli_options import build_strategy
+    from squall.plan import Settings
+    from squall.script import run_script
+
+    assert local is not None
+    settings = Settings(
+        threads=options.threads, seconds=options.seconds, snapshot_every_s=options.snapshot_every_s,
+        progress=options.progress,
+    )  # fmt: skip
+    chosen = any(getattr(options, name) is not None for name in ("optimizer", "lr", "momentum", "weight_decay"))
+    run = run_script(
+        Path(options.script), options.arguments, build_strategy(options, ()), local=local, commanded_at=commanded_at,
+        optimizer_chosen=chosen, seed=options.seed, device=options.device, until=options.until,
+        run_dir=options.run_dir, settings=settings,
+    )  # fmt: skip
+    return 0, f"{run.summary()}\n report                 {run.directory / 'report.html'}\n"
 
 
 def _compare(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
@@ -215,6 +234,23 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     _limits(train)
     _settings(train)
     train.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
+
+    script = commands.add_parser("run", help="start your own script, once per replica (it calls squall.join)")
+    script.set_defaults(run=_script)
+    if arguments and arguments[0] == "run":
+        from squall.cli_options import add_strategy_flags
+
+        add_strategy_flags(script, arguments)
+    script.add_argument("--until", metavar="METRIC=VALUE", help="end when a metric that the script logs is reached")
+    script.add_argument("--seconds", type=float, help="end after so much training time")
+    script.add_argument("--seed", type=int, default=0, help="of the data order (default: 0)")
+    script.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
+    script.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
+    script.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
+    script.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
+    script.add_argument("--progress", action="store_true", help="show progress between what the script prints")
+    script.add_argument("script", metavar="SCRIPT", help="a Python file")
+    script.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
 
     side = commands.add_parser("compare", help="train with several strategies, and show them on one page")
     side.set_defaults(run=_compare)

@@ -116,6 +116,8 @@ def named_strategies(options: argparse.Namespace, from_file: Sequence[Strategy])
         base: Any = _chosen(name, from_file)
         shared = {n: getattr(options, n) for n in ("replicas", "shards") if getattr(options, n) is not None}
         changes = {n: value for n, value in shared.items() if _has(base, n)} | _parsed(type(base), settings)
+        if text.strip() in found:
+            raise ValueError(f"--strategies has {text.strip()} twice: leave one out, or give them other settings")
         found[text.strip()] = dataclasses.replace(base, **changes)
     return found
 
@@ -126,15 +128,16 @@ def _parsed(kind: type[Strategy], settings: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
-        if not equals or name not in hints or name == "optimizer":
-            known = ", ".join(field.name for field in dataclasses.fields(kind) if field.name != "optimizer")
+        fields = [field.name for field in dataclasses.fields(kind) if field.name != "optimizer"]
+        if not equals or name not in fields:
+            known = ", ".join(fields)
             raise ValueError(f"--strategies has {setting!r}: write field=value, where {kind.__name__} has {known}")
         declared = hints[name]
         try:
-            if value == "none":
+            if value == "none" and type(None) in typing.get_args(declared):
                 values[name] = None
             elif typing.get_origin(declared) is typing.Literal:
-                values[name] = value
+                values[name] = {choice: choice for choice in typing.get_args(declared)}[value]
             elif declared is bool:
                 values[name] = {"true": True, "false": False}[value]
             else:

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from squall.plan import Settings, make_plan
+from squall.plan import Settings, check_together, make_plan
 from squall.report.comparison import Comparison, Trial
 from squall.run import Run, TaskFunction, new_directory
+from squall.runtime.seeds import seed_everything
+from squall.runtime.store import check_optimizers
 from squall.strategies import Strategy
+from squall.task import check_task
 from squall.train import fit
+
+_UNSAFE = str.maketrans(":/ ", "___")  # in a run's directory
 
 
 def compare(
@@ -55,13 +60,20 @@ def compare(
         raise ValueError(f"seeds is {seeds}: it must be at least 1")
     limited = epochs is not None or steps is not None or settings.seconds is not None
     limits: dict[str, Any] = {"epochs": epochs, "steps": steps, "until": None if limited else until}
+    folders = {name.translate(_UNSAFE): name for name in strategies}
+    if len(folders) < len(strategies):
+        raise ValueError("two names of strategies differ only in characters that no file name should have")
+    seed_everything(seed)
+    built = check_task(task())
     for strategy in strategies.values():
         plan = make_plan(strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device=device)
+        check_optimizers(strategy.recipe())
+        check_together(plan, strategy, built)
     directory = new_directory(run_dir)
     trials = []
     for number in range(seed, seed + seeds):  # seed by seed: a noisy hour falls on all strategies alike
         for name, strategy in strategies.items():
-            path = directory / f"{name.replace(':', '_')}-seed-{number}"
+            path = directory / f"{name.translate(_UNSAFE)}-seed-{number}"
             run = _train(task, strategy, limits, number, device, path, settings)
             trials.append(Trial(name, number, run.directory))
     comparison = Comparison(directory, trials, plan.until)

@@ -76,18 +76,18 @@ class Proximal(Optimizer):
         self, params: Any, inner: Callable[..., Optimizer], l1: float = 0.0, l2: float = 0.0, group: float = 0.0,
         group_size: int = 1,
     ) -> None:  # fmt: skip
-        self._inner = inner(params)
-        if any(g.get("weight_decay") for g in self._inner.param_groups):
+        self.inner = inner(params)
+        if any(g.get("weight_decay") for g in self.inner.param_groups):
             raise ValueError("the optimizer decays weights itself: set its weight_decay to 0 and use l2 for that")
-        if any("lr" not in g for g in self._inner.param_groups):
+        if any("lr" not in g for g in self.inner.param_groups):
             raise ValueError("the optimizer has no learning rate, which a proximal operator needs: use SGD")
-        super().__init__(self._inner.param_groups, {"l1": l1, "l2": l2, "group": group, "group_size": group_size})
-        self._inner.param_groups = self.param_groups  # one list: schedulers and snapshots see this one
-        self._inner.state = self.state
+        super().__init__(self.inner.param_groups, {"l1": l1, "l2": l2, "group": group, "group_size": group_size})
+        self.inner.param_groups = self.param_groups  # one list: schedulers and snapshots see this one
+        self.inner.state = self.state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = self._inner.step(closure)
+        loss = self.inner.step(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

@@ -139,9 +139,10 @@ def check_together(plan: Plan, strategy: Strategy, task: Task) -> Layout:
 
 
 def _check_schedule(task: Task, strategy: Strategy) -> None:
-    """Build what each shard will build, on one element a group, so that a mistake in it shows here."""
+    """Build what each shard (or replica, with an optimizer of its own) will build, so that a mistake shows here."""
     groups = [{**group, "params": [torch.nn.Parameter(torch.zeros(1))]} for group in task.param_groups()]
-    optimizer = build_optimizer(strategy.recipe().optimizer, groups)
+    recipe = strategy.recipe()
+    optimizer = build_optimizer(recipe.local or recipe.optimizer, groups)
     if task.schedule is None:
         return
     scheduler = task.schedule(optimizer)

@@ -106,9 +106,13 @@ def hold(path: Path) -> Iterator[None]:
 
 def write_plan(path: Path, code: Code, shipped: bytes | None = None) -> None:
     """run.json for people and reports; code.pickle (private), which is `code` shipped, for `resume`."""
-    document = {"name": path.name, "plan": code["plan"], "versions": versions()}
-    _replace(path / "run.json", msgspec.json.format(msgspec.json.encode(document)))
+    write_settings(path, code["plan"])
     _replace(path / "code.pickle", shipped if shipped is not None else ship(code))
+
+
+def write_settings(path: Path, plan: Plan) -> None:
+    document = {"name": path.name, "plan": plan, "versions": versions()}
+    _replace(path / "run.json", msgspec.json.format(msgspec.json.encode(document)))
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -82,13 +82,13 @@ def check_task(task: object) -> Task:
     """Raise a `ValueError` that says what to change, or return the task. Runs the loss on one small batch."""
     if not isinstance(task, Task):
         raise ValueError(f"the task function must return a squall.Task, it returned {type(task).__name__}")
-    _check_data(task)
+    check_data(task)
     _check_parameters(task)
     _check_loss(task)
     return task
 
 
-def _check_data(task: Task) -> None:
+def check_data(task: Task) -> None:
     for name, data in (("train", task.train), ("validate", task.validate)):
         if data is None:
             continue

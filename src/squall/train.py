@@ -143,12 +143,10 @@ class Launch:
                 self._run_processes(self._local, path, snapshot)
             else:
                 self._run_here(task, layout, path, snapshot)
-        except (ProcessLost, TaskError) as error:
-            raise type(error)(f"{error}\n{_remedy(path)}") from None
         finally:
             if self._local is not None:
                 self._local.close()  # first: nothing goes on behind a report that is being drawn
-            _write_report(run)
+            finish_report(run)
         return run
 
     # ------------------------------------------------------------ in processes
@@ -158,19 +156,7 @@ class Launch:
 
     def _run_processes(self, local: LocalRun, path: Path, snapshot: int | None) -> None:
         local.launch(path, snapshot)
-        with collected_interrupts() as interrupts, _progress(path, self.plan.progress) as show:
-            asked = False
-            prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
-            while local.ended is None:
-                local.attend(POLL_S)
-                show(time.monotonic())
-                if time.monotonic() >= prepare_at:
-                    prepare_at = math.inf
-                    prepare_report()
-                if interrupts and not asked:
-                    asked = True
-                    local.stop()
-        _raise_for(local.ended, path)
+        attend(local, path, self.plan.progress)
 
     # ------------------------------------------------------------ in this process
 
@@ -189,6 +175,31 @@ class Launch:
         finally:
             torch.set_num_threads(threads)
         _raise_for(end, path)
+
+
+def attend(local: LocalRun, path: Path, progress: bool) -> None:
+    """Until the run's processes have ended; raises what ended them, if that was not their work."""
+    try:
+        end = _attend(local, path, progress)
+    except (ProcessLost, TaskError) as error:
+        raise type(error)(f"{error}\n{_remedy(path)}") from None
+    _raise_for(end, path)
+
+
+def _attend(local: LocalRun, path: Path, progress: bool) -> End:
+    with collected_interrupts() as interrupts, _progress(path, progress) as show:
+        asked = False
+        prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
+        while local.ended is None:
+            local.attend(POLL_S)
+            show(time.monotonic())
+            if time.monotonic() >= prepare_at:
+                prepare_at = math.inf
+                prepare_report()
+            if interrupts and not asked:
+                asked = True
+                local.stop()
+    return local.ended
 
 
 def _not_a_function(task: object) -> Task:
@@ -217,7 +228,7 @@ def _last_snapshot(path: Path, task: Task, layout: Layout, strategy: Strategy) -
     return numbers[-1]
 
 
-def _write_report(run: Run) -> None:
+def finish_report(run: Run) -> None:
     """The last thing that a run does, however it ended; what fails here must not hide that."""
     record = run.directory / "run.sqlite"
     if not record.exists():
@@ -231,6 +242,8 @@ def _write_report(run: Run) -> None:
 
 def _remedy(path: Path) -> str:
     number = Snapshots(path).numbers()
+    if not (path / "code.pickle").exists():  # a script's run
+        return f"its last weights are snapshot {number[-1]} in {path}" if number else "no snapshot was written yet"
     where = f"from snapshot {number[-1]}" if number else "from the beginning (no snapshot was written yet)"
     return f"go on {where} with: squall resume {path}"
 

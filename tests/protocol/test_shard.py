@@ -29,6 +29,7 @@ from squall.protocol.messages import (
     ViewSeen,
     Welcome,
 )
+from squall.protocol.shard import LEASES_KEPT
 
 EVALUATOR = Node("evaluator", 3)
 
@@ -70,6 +71,14 @@ def test_a_clock_that_does_not_advance_is_a_slip_of_ours() -> None:
     tell(shard, R0, push(1))
     with pytest.raises(AssertionError, match="clock 1 after 1"):
         shard.on(MessageArrived(R0, push(1)), 0.0)
+
+
+def test_what_one_push_covers_is_remembered_however_many_leases_it_is() -> None:
+    shard = shard_of(R0)
+    covers = tuple(Cover(lease, 10) for lease in range(LEASES_KEPT * 2))
+    tell(shard, R0, Exchange(1, 0, 0, 0, 8, covers))
+    ((_, seen),) = sent(view(shard, 2), ViewSeen)
+    assert seen.departed[0].covers == covers
 
 
 # ---------------------------------------------------------------- the mean of a round

@@ -87,7 +87,8 @@ def of(name: str, **changes: Any) -> Strategy:
     strategy: Any = TABLE[name].strategy
     if changes.get("replicas") == 1 and getattr(strategy, "backup", 0):
         changes["backup"] = 0
-    changed: Strategy = dataclasses.replace(strategy, **({"replicas": 3, "shards": 2} | changes))
+    one_shard = not strategy.recipe().rules().waits_for_all
+    changed: Strategy = dataclasses.replace(strategy, **({"replicas": 3, "shards": 1 if one_shard else 2} | changes))
     return changed
 
 

@@ -18,6 +18,7 @@ import squall.strategies
 from squall.protocol.dealing import Dealing
 from squall.protocol.replica import Cadence
 from squall.protocol.shard import Rules
+from squall.runtime.store import check_optimizers
 from squall.strategies import STRATEGIES, Downpour, Recipe, SingleProcess, Strategy, Synchronous
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +123,60 @@ def test_a_setting_that_cannot_be_is_refused_with_the_remedy(settings: dict[str,
     for strategy in strategies:
         with pytest.raises(ValueError, match=message):
             strategy(**settings).recipe()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (Synchronous(backup=2), "backup is 2 of 2 replicas: a round needs at least one push"),
+        (Synchronous(backup=-1), "backup is -1 of 2 replicas"),
+        (Synchronous(backup=1, shards=2), "2 shards with rounds that do not wait for all"),
+        (Synchronous(backup=1, late="lose"), "late is 'lose': it must be one of drop, fold"),
+        (squall.BoundedDelay(exchange_every=0), "push_every is 0"),
+        (squall.AsynchronousSGD(staleness="hide"), "staleness is 'hide': it must be one of ignore, scale, compensate"),
+        (squall.AsynchronousSGD(staleness="compensate", adaptive=2.0), "adaptive is 2.0: a decay is 0 or more"),
+        (squall.AsynchronousSGD(staleness="compensate", compensation=-1), "compensation is -1"),
+        (squall.AsynchronousSGD(adaptive=0.9), "adaptive is for staleness='compensate'"),
+        (squall.Averaging(every=0), "push_every is 0"),
+        (squall.Averaging(optimizer=None), "optimizer must be a factory"),
+        (squall.ElasticAveraging(moving_rate=0), "moving_rate is 0: it must be above 0"),
+        (squall.ElasticAveraging(moving_rate=2), "moving_rate is 2: it must be above 0 and below the number of"),
+        (squall.DiLoCo(form="asynchronus"), "form is 'asynchronus': use synchronous, asynchronous or decoupled"),
+        (squall.DiLoCo(inner_steps=0), "inner_steps is 0"),
+        (squall.DiLoCo(outer_lr=-1.0), "outer_lr is -1.0: it must be above 0"),
+        (squall.DiLoCo(outer_momentum=1.5), "outer_momentum is 1.5"),
+        (squall.DiLoCo(momentum_every=0, form="asynchronous"), "momentum_every is 0"),
+        (squall.DiLoCo(momentum_every=2), "momentum_every is 2: at least 1, and with form='asynchronous' alone"),
+        (squall.DiLoCo(quorum=0, form="decoupled"), "quorum is 0 of 2 replicas"),
+        (squall.DiLoCo(quorum=2), "quorum is 2: it is of form='decoupled', and form is 'synchronous'"),
+        (squall.DiLoCo(grace=-3.0, form="decoupled"), "grace is -3.0: it must be 0 or more"),
+        (squall.DelayedProximal(max_delay=-1, smoothness=2.0), "max_delay is -1"),
+        (squall.DelayedProximal(l1=-1.0), "l1 is -1.0"),
+        (squall.DelayedProximal(blocks=0), "blocks is 0"),
+        (squall.DelayedProximal(group=0.1, shards=2), "group penalties need whole runs: use shards=1 and blocks=1"),
+        (squall.DelayedProximal(smoothness=0.0), "smoothness is 0.0: it must be above 0"),
+    ],
+    ids=str,
+)
+def test_settings_that_contradict_each_other_are_refused(strategy: Strategy, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        strategy.recipe()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (squall.DelayedProximal(l2=0.1, optimizer=partial(torch.optim.SGD, lr=0.1, weight_decay=0.1)),
+         "decays weights itself: set its weight_decay to 0 and use l2"),
+        (squall.DelayedProximal(group=0.1, optimizer=torch.optim.LBFGS), "cannot (step|be built)"),
+        (squall.Averaging(optimizer=torch.optim.LBFGS), "LBFGS cannot step on a gradient alone: use SGD or AdamW"),
+        (squall.Averaging(optimizer=partial(torch.optim.SGD, lr=-1)), "the optimizer SGD cannot be built"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_optimizer_that_does_not_suit_its_place_is_refused(strategy: Strategy, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_optimizers(strategy.recipe())
 
 
 # ---------------------------------------------------------------- the seal

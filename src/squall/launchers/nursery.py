@@ -16,6 +16,7 @@ children (PR_SET_PDEATHSIG), and the arena has no name that could be left behind
 from __future__ import annotations
 
 import gc
+import math
 import os
 import shutil
 import signal
@@ -61,6 +62,8 @@ class Child:
 class Nursery:
     """Forks, watches and reaps. One instance per process, used by `main` alone."""
 
+    grace_s = GRACE_S
+
     def __init__(self, launcher: Line, job: Job, sockets: Path) -> None:
         self._launcher = launcher
         self._job = job
@@ -73,15 +76,22 @@ class Nursery:
         self._theirs: Connection | None = theirs
 
     def run(self) -> None:
-        gc.collect()
-        gc.freeze()  # a collection in a child would otherwise copy the pages that all share
+        self.prepare()
         for node in nodes(self._job):
             self._fork(node)
+        self.watch()
+
+    def prepare(self) -> None:
+        gc.collect()
+        gc.freeze()  # a collection in a child would otherwise copy the pages that all share
+
+    def watch(self) -> None:
+        """Until all children are gone."""
         deadline: float | None = None
         while self._children:
             if self._end is not None and deadline is None:
-                deadline = time.monotonic() + GRACE_S
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+                deadline = time.monotonic() + self.grace_s
+            timeout = None if deadline in (None, math.inf) else max(0.0, deadline - time.monotonic())
             ready = wait([*self._lines(), *self._children], timeout)
             if not ready and deadline is not None:
                 self._kill_all()
@@ -105,8 +115,12 @@ class Nursery:
                 self._replace(Node.parse(said["node"]))
             elif said is not None:
                 self._end = {"status": said["status"], "reason": said["reason"]}
+                self._ended()
         elif source in self._children:
             self._reap(self._children.pop(source))
+
+    def _ended(self) -> None:
+        """The coordinator has said its last; `self._end` is how it ended."""
 
     def _reap(self, child: Child) -> None:
         _, status = os.waitpid(child.pid, 0)
@@ -161,7 +175,8 @@ class Nursery:
             return
         status = RAISED
         try:
-            self._become(node, parent)
+            self._detach(parent)
+            self._become(node)
             status = DONE
         except BaseException:
             (self._sockets / f"{node}.traceback").write_text(traceback.format_exc())
@@ -172,12 +187,15 @@ class Nursery:
             finally:  # a child never returns into the nursery's own code
                 os._exit(status)
 
-    def _become(self, node: Node, parent: int) -> None:
+    def _detach(self, parent: int) -> None:
+        """In a child: let go of what is the nursery's."""
         die_with_parent(parent)
         self._launcher.connection.close()
         self._coordinator.connection.close()
         for handle in self._children:
             os.close(handle)
+
+    def _become(self, node: Node) -> None:
         line = None
         if node == COORDINATOR:
             assert self._theirs is not None
@@ -197,14 +215,18 @@ def build_task(message: dict[str, Any]) -> Task:
         task: Task = message["task"]()
     except Exception as error:
         raise TaskError(traceback.format_exc()) from error
-    if len(os.listdir("/proc/self/task")) > 1:
-        sys.stderr.write(
-            "squall: warning: the task function left threads running (torch.set_num_threads, a client, a tokenizer?);"
-            " they are not there in the run's processes, which may wait for them for ever\n"
-        )
+    warn_of_threads("the task function")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise TaskError("the task function used CUDA: build the model on the CPU and pass device='cuda' to fit")
     return task
+
+
+def warn_of_threads(culprit: str) -> None:
+    if len(os.listdir("/proc/self/task")) > 1:
+        sys.stderr.write(
+            f"squall: warning: {culprit} left threads running (torch.set_num_threads, a client, a tokenizer?);"
+            " they are not there in the run's processes, which may wait for them for ever\n"
+        )
 
 
 def build_job(message: dict[str, Any], task: Task, directory: Path, snapshot: int | None) -> Job:
@@ -251,6 +273,11 @@ def main(handle: int) -> None:
 
 def _serve(launcher: Line, message: dict[str, Any], sockets: Path) -> None:
     """Build the task while the launcher checks it, and go on when the launcher says so."""
+    if "script" in message:
+        from squall.launchers.scripts import serve_script  # which is a nursery itself
+
+        serve_script(launcher, message, sockets)
+        return
     task = build_task(message)
     check_optimizers(message["strategy"].recipe())  # torch imports another second's worth for its first step
     order = launcher.hear()

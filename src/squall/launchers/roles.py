@@ -40,7 +40,7 @@ class NurseryChannel:
             return StopRequested("the nursery is gone")
         if said["kind"] == "lost":
             return MemberLost(Node.parse(said["node"]), said["why"])
-        return StopRequested(said["why"], said.get("failed", False))
+        return StopRequested(said["why"], said.get("failed", False), said.get("wanted", False))
 
 
 # Being woken from sleep costs more than a whole exchange of a small vector, so the two ends of an exchange look out
@@ -51,23 +51,28 @@ SPIN_S = 1000e-6
 
 def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     """Be one of the run's processes until its machine ends."""
-    _name_process(node, job)
+    name_process(node, job)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(job.plan.threads if node.role == "replica" else 1)
     if node.role == "replica":
         keep_freed_memory()
     elif node.role == "evaluator":
         os.nice(10)  # training goes first
-    servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
-    peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)
-    transport = HostTransport(
-        node, sockets, serve=node in servers, peers=peers, spin_s=_spin_s(job, node),
-        wake_on=line.connection.fileno() if line is not None else None,
-    )  # fmt: skip
+    transport = transport_of(job, node, sockets, line)
     try:
         Driver(machine(job, node), transport, make_host(job, node, line)).run()
     finally:
         transport.close()
+
+
+def transport_of(job: Job, node: Node, sockets: Path, line: Line | None) -> HostTransport:
+    """What `line` says wakes the process as well."""
+    servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
+    peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)
+    return HostTransport(
+        node, sockets, serve=node in servers, peers=peers, spin_s=_spin_s(job, node),
+        wake_on=line.connection.fileno() if line is not None else None,
+    )  # fmt: skip
 
 
 def make_host(job: Job, node: Node, line: Line | None) -> Host:
@@ -90,6 +95,6 @@ def _spin_s(job: Job, node: Node) -> float:
     return SPIN_S if node.role == "replica" or (node.role == "shard" and roomy) else 0.0
 
 
-def _name_process(node: Node, job: Job) -> None:
+def name_process(node: Node, job: Job) -> None:
     number = f" {node.index}" if node.role in ("replica", "shard") else ""
     setproctitle(f"squall {node.role}{number} of {job.directory.name}")

@@ -42,6 +42,7 @@ from squall.protocol.messages import (
     Join,
     LeaseRequest,
     Left,
+    Logged,
     Message,
     NonFinite,
     Progress,
@@ -97,6 +98,7 @@ class Coordinator:
         self._fruitless: dict[tuple[str, int], int] = {}  # slot -> processes lost since its last finished batch
         self._epochs_seen = leases.epochs_done()
         self._begun = False  # a replica was welcomed
+        self._wanted = False  # a script asked for the end
         self._hurried = False  # a user's stop, or an error: no final evaluation
         self._last_snapshot = False  # the snapshot under way closes the run
         self._ends_at: float | None = None  # when the training time given is over
@@ -116,9 +118,10 @@ class Coordinator:
                 self._on_message(sender, message, now, effects)
             case MemberLost(node, why):
                 self._on_lost(node, why, now, effects)
-            case StopRequested(why, failed):
+            case StopRequested(why, failed, wanted):
                 if failed:
                     self.error = why
+                self._wanted |= wanted and self.phase is Phase.RUNNING
                 self._hurry(why, now, effects)
             case TimePassed():
                 self._on_time(now, effects)
@@ -148,6 +151,9 @@ class Coordinator:
                 self._on_progress(sender, covers, stats, now, effects)
                 effects.append(Note("member", "left", node=sender))
                 self._depart(sender, effects)
+            case Logged(values):
+                self._evaluations.logged(values, self.leases.trained, effects)
+                self._stop_if_reached(values, now, effects)
             case NonFinite():
                 self._on_non_finite(sender, message, now, effects)
             case Evaluated():
@@ -300,7 +306,7 @@ class Coordinator:
         batch = f"examples {message.start} to {message.stop} of epoch {message.epoch} (lease {message.lease})"
         text = f"replica {sender.index}: NaN or Inf in the loss or gradient of {batch}"
         effects.append(Note("nonfinite", text + (", twice" if message.final else "; not applied, tried again")))
-        if message.final:
+        if message.final and not self.error:  # the first that fails is the one to look at
             self._failure = "nonfinite"
             self.error = text + ", and again when it was tried a second time; the weights before it are kept"
             self._hurry(self.error, now, effects)
@@ -311,14 +317,19 @@ class Coordinator:
         if not self._evaluations.answered(message, effects):
             return
         self._fruitless.pop(_slot(self._evaluations.evaluator), None)
-        why = reached(self.policy.until, message.values) if self.phase is Phase.RUNNING else ""
-        if why:
-            effects.append(Note("reached", why))
-            self._stop(why, now, effects)
-        elif self._evaluations.wanted and self.phase in (Phase.RUNNING, Phase.EVALUATING):
+        if self._stop_if_reached(message.values, now, effects):
+            return
+        if self._evaluations.wanted and self.phase in (Phase.RUNNING, Phase.EVALUATING):
             self._evaluations.ask(self.leases.trained, effects)
         elif self.phase is Phase.EVALUATING:
             self._close_with_snapshot(effects)
+
+    def _stop_if_reached(self, values: dict[str, float], now: float, effects: list[Effect]) -> bool:
+        why = reached(self.policy.until, values) if self.phase is Phase.RUNNING else ""
+        if why:
+            effects.append(Note("reached", why))
+            self._stop(why, now, effects)
+        return bool(why)
 
     def _on_snapshot_taken(self, shard: Node, message: SnapshotTaken, now: float, effects: list[Effect]) -> None:
         if not self._snapshots.answered(shard, message, effects):
@@ -385,7 +396,7 @@ class Coordinator:
         effects.extend(Send(shard, Stop()) for shard in self._shards)
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
-        status = self._failure if self.error else "interrupted" if self._hurried else "finished"
+        status = self._failure if self.error else "interrupted" if self._hurried and not self._wanted else "finished"
         effects.append(End(status, self.error or self.reason))
 
 
@@ -394,6 +405,8 @@ def reached(until: tuple[str, float] | None, values: dict[str, float]) -> str:
     if until is None:
         return ""
     name, target = until
+    if name not in values:
+        return ""
     value = values[name]
     there = value <= target if name == "loss" else value >= target
     return f"{name} {value:.4f} reached {target:g}" if there else ""

@@ -78,6 +78,12 @@ class GradientComputed(Event, frozen=True, gc=False):
     seconds: float
 
 
+class ValuesLogged(Event, frozen=True, gc=False):
+    """The user's script has numbers for the record."""
+
+    values: dict[str, float]
+
+
 class MemberLost(Event, frozen=True, gc=False):
     """The launcher saw the process end without having been told to."""
 
@@ -88,11 +94,13 @@ class MemberLost(Event, frozen=True, gc=False):
 class StopRequested(Event, frozen=True, gc=False):
     """The user (or a cluster that takes the machine back) asks for a snapshot and an orderly end.
 
-    `failed`: it is asked because a process cannot go on, so the run did not end well.
+    `failed`: it is asked because a process cannot go on, so the run did not end well. `wanted`: a user's script has all
+    that it wants, so it did.
     """
 
     why: str
     failed: bool = False
+    wanted: bool = False
 
 
 class SnapshotWritten(Event, frozen=True, gc=False):

@@ -95,6 +95,12 @@ class Dropped(_Message, frozen=True, tag="dropped", array_like=True, gc=False):
     lease: Count
 
 
+class Logged(_Message, frozen=True, tag="logged", array_like=True, gc=False):
+    """A user's own numbers, for the record."""
+
+    values: dict[str, float]
+
+
 class NonFinite(_Message, frozen=True, tag="nonfinite", array_like=True, gc=False):
     """A batch gave a loss or gradient with NaN or Inf; `final` after its retry did too."""
 
@@ -199,7 +205,7 @@ class Evaluated(_Message, frozen=True, tag="evaluate!", array_like=True, gc=Fals
 
 
 Message = (
-    Join | Welcome | LeaseRequest | Grant | Progress | Dropped | NonFinite | Stop | Left
+    Join | Welcome | LeaseRequest | Grant | Progress | Dropped | Logged | NonFinite | Stop | Left
     | Exchange | Exchanged | View | ViewSeen | TakeSnapshot | SnapshotTaken | Evaluate | Evaluated
 )  # fmt: skip
 

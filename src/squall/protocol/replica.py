@@ -27,6 +27,7 @@ from squall.protocol.core import (
     Started,
     TimePassed,
     UseWeights,
+    ValuesLogged,
 )
 from squall.protocol.messages import (
     Cover,
@@ -38,13 +39,14 @@ from squall.protocol.messages import (
     Lease,
     LeaseRequest,
     Left,
+    Logged,
     Message,
     NonFinite,
     Progress,
     Stop,
     Welcome,
 )
-from squall.protocol.tally import Tally
+from squall.protocol.tally import Tally, Work
 
 REPORT_EVERY_S = 0.25
 REPORT_LEASES = 16  # unreported ones at most; shards remember more (`shard.LEASES_KEPT`)
@@ -58,6 +60,7 @@ class Cadence(msgspec.Struct, frozen=True):
     overlap: bool = False
     gathered: bool = False  # pushes are gathered into rounds, one grant each
     answered: bool = False  # others wait for this replica's exchanges: without data it takes part with nothing
+    droppable: bool = False  # a push may come to nothing, so that its work counts only when it has been applied
     local: bool = False  # the replica moves its own weights with an optimizer of its own
 
 
@@ -93,6 +96,8 @@ class Replica:
         self._covers: dict[int, int] = {}  # lease -> upto, in the gradient buffer
         self._pushed: dict[int, int] = {}  # lease -> upto, in the exchange under way
         self._dropped = False  # a shard has not applied it
+        self._pushed_work = Work()  # behind it
+        self._work_done = Work()  # behind the gradient buffer
         self._unreported: dict[int, int] = {}  # lease -> upto, applied by all shards
         self._gradient = 0  # buffer that gradients go to
         self._active = 0  # weights buffer that is computed on
@@ -122,6 +127,8 @@ class Replica:
                 self._on_gradient(event, now, effects)
             case Started():
                 effects.append(Send(COORDINATOR, Join(self.pid)))
+            case ValuesLogged(values):
+                effects.append(Send(COORDINATOR, Logged(values)))
             case TimePassed():
                 pass
             case _:
@@ -231,7 +238,9 @@ class Replica:
         self._since_fetch += 1
         self._examples += batch.stop - batch.start
         self._covers[batch.lease] = batch.stop
-        self._tally.add(batch.stop - batch.start, event.loss)
+        self._work_done = self._work_done.and_batch(batch.stop - batch.start, event.loss)
+        if not self.cadence.droppable:
+            self._tally.add(Work().and_batch(batch.stop - batch.start, event.loss))
         self._proceed(now, effects)
 
     def _on_non_finite(self, batch: _Batch, now: float, effects: list[Effect]) -> None:
@@ -266,6 +275,7 @@ class Replica:
         if push:
             self.clock += 1
             self._pushed, self._covers = self._covers, {}
+            self._pushed_work, self._work_done = self._work_done, Work()
         self._fetching = -1
         if fetch:
             swaps = self.cadence.overlap and push
@@ -310,8 +320,11 @@ class Replica:
             effects.append(UseWeights(self._active))
         if self._dropped:
             effects.extend(Send(COORDINATOR, Dropped(lease)) for lease in self._pushed)
+            self._work = deque(batch for batch in self._work if batch.lease not in self._pushed)
         else:
             self._unreported |= self._pushed
+            if self.cadence.droppable:
+                self._tally.add(self._pushed_work)
         self._pushed, self._dropped = {}, False
         self._report(now, effects)
         if self._batch is None:
@@ -353,7 +366,8 @@ class Replica:
         """Stop was asked: push what is gathered, wait for it, then leave."""
         if self._awaited:
             return
-        if self._since_push and not self.cadence.gathered:
+        spoilt = self._poisoned and self.cadence.local  # its own weights are what gave the NaN
+        if self._since_push and not self.cadence.gathered and not spoilt:
             self._exchange(now, effects, push=True, fetch=False)
         else:
             self._leave(effects)

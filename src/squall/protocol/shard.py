@@ -232,7 +232,7 @@ class Shard:
     def _cover(self, replica: _Replica, exchange: Exchange) -> None:
         for lease, upto in _pairs(exchange.covers):
             replica.covers[lease] = upto
-        while len(replica.covers) > LEASES_KEPT:
+        while len(replica.covers) > LEASES_KEPT + len(exchange.covers):
             del replica.covers[next(iter(replica.covers))]
 
     def _answer(self, node: Node, exchange: Exchange, effects: list[Effect], dropped: bool = False) -> None:

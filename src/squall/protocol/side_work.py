@@ -26,6 +26,14 @@ class Evaluations:
         effects.append(Send(self.evaluator, Evaluate(self.under_way)))
         effects.append(Note("evaluating", values={"number": self.under_way, "trained": trained}))
 
+    def logged(self, values: dict[str, float], trained: int, effects: list[Effect]) -> None:
+        """Results that a user's script has measured itself, of now."""
+        number = self._count
+        self._count += 1
+        effects.append(Note("evaluating", values={"number": number, "trained": trained}))
+        for name, value in values.items():
+            effects.append(Note("metric", name, values={"number": number, "updates": 0, "value": value}))
+
     def replaced(self, evaluator: Node, effects: list[Effect]) -> None:
         """An evaluator joined. A new one repeats what its predecessor was lost over."""
         if evaluator == self.evaluator:

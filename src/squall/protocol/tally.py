@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from squall.protocol.messages import Stats
+
+
+class Work(NamedTuple):
+    """What is behind a push."""
+
+    examples: int = 0
+    batches: int = 0
+    loss_sum: float = 0.0  # over batches: mean loss x examples
+
+    def and_batch(self, examples: int, loss: float) -> Work:
+        return Work(self.examples + examples, self.batches + 1, self.loss_sum + examples * loss)
 
 
 class Tally:
@@ -16,10 +29,10 @@ class Tally:
         self.loss_sum = self.compute_s = self.wait_s = 0.0
         self.staleness: dict[int, int] = {}
 
-    def add(self, examples: int, loss: float) -> None:
-        self.examples += examples
-        self.batches += 1
-        self.loss_sum += examples * loss
+    def add(self, work: Work) -> None:
+        self.examples += work.examples
+        self.batches += work.batches
+        self.loss_sum += work.loss_sum
 
     def stale(self, staleness: int) -> None:
         self.staleness[staleness] = self.staleness.get(staleness, 0) + 1

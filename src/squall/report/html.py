@@ -45,7 +45,8 @@ svg text { font-family: system-ui, sans-serif; }
 table { border-collapse: collapse; width: 100%; }
 td { padding: .3rem 1rem .3rem 0; border-bottom: 1px solid var(--grid); vertical-align: top; }
 td:not(:last-child) { color: var(--faint); min-width: 4.5rem; width: 30%; }
-.wide td, .wide th { color: var(--ink); width: auto; text-align: right; padding: .3rem .4rem; font-variant-numeric: tabular-nums; }
+.wide td, .wide th { color: var(--ink); width: auto; text-align: right; padding: .3rem .4rem;
+  font-variant-numeric: tabular-nums; }
 .wide td:first-child, .wide th:first-child { text-align: left; }
 .times td:not(:last-child) { white-space: nowrap; width: 1%; }
 pre { white-space: pre-wrap; font: inherit; margin: 0; }

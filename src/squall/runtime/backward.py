@@ -45,18 +45,18 @@ class ModelOnVector:
         self.device = device
         self.parameters = layout.parameters_of(model)
         self._sources = buffers
-        on_device = device.type != "cpu"
-        self._vectors = [torch.empty_like(b, device=device) for b in buffers[:1]] if on_device else list(buffers)
+        self._in_place = all(buffer.device.type == device.type for buffer in buffers)  # else a copy on the device
+        self._vectors = list(buffers) if self._in_place else [torch.empty_like(buffers[0], device=device)]
         self._views = [layout.views(v) for v in self._vectors]
         self._used = -1
 
     def use(self, buffer: int) -> None:
         """Compute on this weights buffer from now on."""
-        if self.device.type != "cpu":
+        if not self._in_place:
             self._vectors[0].copy_(self._sources[buffer], non_blocking=True)
         elif self._used == buffer and not self.layout.buffers:
             return
-        index = buffer if self.device.type == "cpu" else 0
+        index = buffer if self._in_place else 0
         if self._used != index:
             for parameter, view in zip(self.parameters, self._views[index]):
                 parameter.data = view

@@ -13,19 +13,23 @@ from squall.runtime.batches import to_device, validation_batches
 from squall.task import Task, check_metric
 
 
-def evaluate(task: Task, model: nn.Module, device: torch.device) -> dict[str, float]:
-    """{"loss": ..., metric: ...} over `task.validate`. Leaves the model in the mode that it was in."""
+def evaluate(task: Task, model: nn.Module, device: torch.device, *, loss: bool = True) -> dict[str, float]:
+    """{"loss": ..., metric: ...} over `task.validate`; without the loss, if it is not wanted.
+
+    Leaves the model in the mode that it was in.
+    """
     assert task.validate is not None
     was_training = model.training
     model.eval()
-    sums: dict[str, float] = {"loss": 0.0, **dict.fromkeys(task.metrics, 0.0)}
+    sums: dict[str, float] = dict.fromkeys(["loss"] * loss + [*task.metrics], 0.0)
     total = len(cast(Sized, task.validate))
     autocast = torch.autocast(device.type, task.autocast) if task.autocast is not None else contextlib.nullcontext()
     try:
         with torch.no_grad(), autocast:
             for count, batch in validation_batches(task):
                 moved = to_device(batch, device)
-                sums["loss"] += task.loss(model, moved).item() * count
+                if loss:
+                    sums["loss"] += task.loss(model, moved).item() * count
                 for name, metric in task.metrics.items():
                     sums[name] += _per_example(name, metric(model, moved), count)
     finally:

@@ -68,6 +68,7 @@ class LocalTraining:
             self._schedule(effect)
             self._optimizer.step()
             self.backward.push_buffers(self._own)
+            finite = math.isfinite(self._own[: self._layout.tail].sum().item())  # a step may overflow
         elif self._layout.buffers:
             self.backward.on_vector.use(0)  # the forward pass may have put a NaN into BatchNorm's statistics
         return GradientComputed(loss, finite, time.perf_counter() - started)

@@ -237,17 +237,19 @@ def _takes_fused(factory: OptimizerFactory) -> bool:
 def check_optimizers(recipe: Recipe) -> None:
     """Raise `ValueError` for an optimizer that cannot be built, or cannot run on ranges of the vector."""
     if recipe.local is not None:
-        check_settings(recipe.local)
-        try:
-            _optimized(recipe.local, [torch.ones(2, 4)], [torch.ones(2, 4)])
-        except _STEP_FAILURES as error:
-            raise ValueError(
-                f"{_name(recipe.local)} cannot step on one gradient: use SGD or AdamW ({error})"
-            ) from error
+        _check_step(recipe.local, torch.ones(2, 4))
     if recipe.elementwise:
         check_elementwise(recipe.optimizer)
     else:
-        check_settings(recipe.optimizer)
+        _check_step(recipe.optimizer, torch.ones(8))
+
+
+def _check_step(factory: OptimizerFactory, weights: Tensor) -> None:
+    check_settings(factory)
+    try:
+        _optimized(factory, [weights], [torch.ones_like(weights)])
+    except _STEP_FAILURES as error:
+        raise ValueError(f"{_name(factory)} cannot step on a gradient alone: use SGD or AdamW ({error})") from error
 
 
 def check_elementwise(factory: OptimizerFactory) -> None:

@@ -93,6 +93,8 @@ class AsynchronousSGD(Strategy):
     max_delay: int | None = None
 
     def recipe(self) -> Recipe:
+        if self.adaptive is not None and self.staleness != "compensate":
+            raise ValueError(f"adaptive is for staleness='compensate', and staleness is {self.staleness!r}")
         return Recipe(
             replicas=self.replicas,
             shards=self.shards,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
@@ -82,6 +83,24 @@ class Recipe:
             raise ValueError(f"warm_start is {self.warm_start}: it must be 0 or more examples")
         if not 0 <= self.backup < self.replicas:
             raise ValueError(f"backup is {self.backup} of {self.replicas} replicas: a round needs at least one push")
+        if self.shards > 1 and not self.rules().waits_for_all:
+            raise ValueError(
+                f"{self.shards} shards with rounds that do not wait for all: shards would not agree on who was late,"
+                " use shards=1"
+            )
+        if not (math.isfinite(self.grace) and self.grace >= 0):
+            raise ValueError(f"grace is {self.grace}: it must be 0 or more")
+        if self.compensation < 0:
+            raise ValueError(f"compensation is {self.compensation}: it must be 0 or more")
+        if self.adaptive is not None and not 0 <= self.adaptive < 1:
+            raise ValueError(f"adaptive is {self.adaptive}: a decay is 0 or more and below 1, or None")
+        if self.staleness == "compensate" and (self.overlap or self.gather != "each" or self.fetch_every > 1):
+            raise ValueError(
+                "staleness='compensate' needs the weights that a gradient was computed on: no overlap,"
+                " and a fetch for every push"
+            )
+        if self.local is not None and self.overlap:
+            raise ValueError("a replica with an optimizer of its own cannot overlap: leave overlap out")
         if self.quorum is not None and not 1 <= self.quorum <= self.replicas:
             raise ValueError(
                 f"quorum is {self.quorum} of {self.replicas} replicas: it must be from 1 to {self.replicas}"
@@ -103,6 +122,11 @@ class Recipe:
         """Others wait for a replica's exchanges, so it takes part in them also without data."""
         return self.gather == "mean" or self.max_delay is not None
 
+    @property
+    def droppable(self) -> bool:
+        """A push may come after its round, and to nothing."""
+        return not self.rules().waits_for_all and self.late == "drop"
+
     def rules(self) -> Rules:
         """What the shards' machines know."""
         return Rules(
@@ -112,12 +136,15 @@ class Recipe:
     def cadence(self) -> Cadence:
         """What the replicas' machines know."""
         local, answered = self.local is not None, self.answered and not self.gathered
-        return Cadence(self.push_every, self.fetch_every, self.overlap, self.gathered, answered, local)
+        return Cadence(
+            self.push_every, self.fetch_every, self.overlap, self.gathered, answered, self.droppable, local
+        )  # fmt: skip
 
     def dealing(self) -> Dealing:
         """What the coordinator knows."""
-        droppable = not self.rules().waits_for_all and self.late == "drop"
-        return Dealing(self.replicas, self.gathered, self.answered, self.push_every, droppable, self.warm_start)
+        return Dealing(
+            self.replicas, self.gathered, self.answered, self.push_every, self.droppable, self.warm_start
+        )  # fmt: skip
 
 
 _CHOICES = {

@@ -31,7 +31,7 @@ class DiLoCo(Strategy):
         inner_steps: batches between exchanges (H).
         outer_lr: learning rate of the outer optimizer.
         outer_momentum: its Nesterov momentum.
-        form: "synchronous", "asynchronous" or "decoupled".
+        form: "synchronous", "asynchronous" or "decoupled" (with one shard).
         momentum_every: asynchronous: pushes between refreshes of the momentum; None for the number of replicas.
         quorum: decoupled: pushes that an update waits for; None for more than half of the replicas.
         grace: decoupled: how long an update waits beyond the quorum, as a share of the last one's duration.
@@ -59,14 +59,15 @@ class DiLoCo(Strategy):
     grace: float = 0.1
 
     def recipe(self) -> Recipe:
+        self._check()
         outer: OptimizerFactory = partial(
             torch.optim.SGD, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=self.outer_momentum > 0
         )
         if self.form == "asynchronous":
-            every = self.momentum_every or self.replicas
+            every = self.replicas if self.momentum_every is None else self.momentum_every
             outer = partial(DelayedNesterov, lr=self.outer_lr, momentum=self.outer_momentum, every=every)
         decoupled = self.form == "decoupled"
-        quorum = self.quorum or self.replicas // 2 + 1
+        quorum = self.replicas // 2 + 1 if self.quorum is None else self.quorum
         return Recipe(
             replicas=self.replicas,
             shards=self.shards,
@@ -80,3 +81,17 @@ class DiLoCo(Strategy):
             grace=self.grace if decoupled else 0.0,
             late="fold" if decoupled else "drop",
         )
+
+    def _check(self) -> None:
+        if self.form not in ("synchronous", "asynchronous", "decoupled"):
+            raise ValueError(f"form is {self.form!r}: use synchronous, asynchronous or decoupled")
+        if self.inner_steps < 1:
+            raise ValueError(f"inner_steps is {self.inner_steps}: it must be at least 1")
+        if not self.outer_lr > 0:
+            raise ValueError(f"outer_lr is {self.outer_lr}: it must be above 0")
+        if not 0 <= self.outer_momentum < 1:
+            raise ValueError(f"outer_momentum is {self.outer_momentum}: it must be 0 or more and below 1")
+        if self.momentum_every is not None and (self.momentum_every < 1 or self.form != "asynchronous"):
+            raise ValueError(f"momentum_every is {self.momentum_every}: at least 1, and with form='asynchronous' alone")
+        if self.quorum is not None and self.form != "decoupled":
+            raise ValueError(f"quorum is {self.quorum}: it is of form='decoupled', and form is {self.form!r}")

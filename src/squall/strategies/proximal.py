@@ -58,6 +58,8 @@ class DelayedProximal(Strategy):
         for name in ("l1", "l2", "group"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
+        if self.max_delay < 0:
+            raise ValueError(f"max_delay is {self.max_delay}: it must be 0 or more, or None for no bound")
         if self.group_size < 1:
             raise ValueError(f"group_size is {self.group_size}: it must be at least 1")
         if self.group and (self.shards > 1 or self.blocks > 1):

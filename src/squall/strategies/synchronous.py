@@ -20,7 +20,7 @@ class Synchronous(Strategy):
         replicas: processes that compute gradients, the backup ones included.
         shards: server processes that own the parameters.
         optimizer: factory of any elementwise `torch.optim` optimizer, run on the shards.
-        backup: replicas whose pushes an update does not wait for; 0 makes a run repeatable step by step.
+        backup: replicas whose pushes an update does not wait for (with one shard); 0 makes a run repeatable.
         late: "drop" a push that comes after its update (its examples are trained again), or "fold" it into the next.
 
     Example:

@@ -1,0 +1,263 @@
+"""The second door: an ordinary PyTorch loop, trained by as many replicas as `squall run` was told, or alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
+
+from squall.protocol.core import Compute
+from squall.runtime.backward import Backward
+from squall.runtime.evaluate import evaluate
+from squall.runtime.job import initial_vector
+from squall.runtime.store import build_optimizer
+from squall.strategies.base import default_optimizer
+from squall.task import Batch, OptimizerFactory, Task
+from squall.vector import Layout
+
+Metric = Callable[[nn.Module, Batch], Tensor]
+
+
+class Side(Protocol):
+    """What stands behind a session: one replica of a run, or the script alone."""
+
+    rank: int
+    replicas: int
+
+    def begin(self, task: Task, epochs: int) -> None:
+        """Say what is trained on; called once."""
+
+    def next(self) -> Compute | None:
+        """The next batch to compute on; None when the training is over."""
+
+    def load(self, effect: Compute) -> Batch: ...
+
+    def accept(self, effect: Compute, loss: float, started: float) -> None:
+        """The fresh gradients of that batch are in the parameters' `grad`."""
+
+    def log(self, values: Mapping[str, float]) -> None: ...
+
+    def leave(self) -> None:
+        """The script wants no more batches."""
+
+
+class Session:
+    """One script's part in a training. `join` makes it."""
+
+    def __init__(self, model: nn.Module, side: Side, options: dict[str, Any]) -> None:
+        self._model = model
+        self._side = side
+        self._options = options
+        self._current: Compute | None = None  # handed out, and not stepped
+        self._started = 0.0
+        self._begun = False
+
+    @property
+    def rank(self) -> int:
+        """Number of this replica, from 0."""
+        return self._side.rank
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are."""
+        return self._side.replicas
+
+    @property
+    def is_leader(self) -> bool:
+        """True in one replica: the one to print, draw and save."""
+        return self.rank == 0
+
+    def batches(
+        self, dataset: Dataset[Any], batch_size: int = 64, epochs: int = 1, *, shuffle: bool = True, **loader: Any
+    ) -> Iterator[Batch]:
+        """This replica's share of the batches, as they are dealt: every example once an epoch, by all together.
+
+        Call `loss.backward()` and `step(loss)` for each. When the loop is over, the model holds the final weights. To
+        break out of it ends the training for all replicas.
+
+        Args:
+            dataset: a map-style dataset, the same in every replica.
+            batch_size: examples in one gradient.
+            epochs: passes over the dataset, by all replicas together.
+            shuffle: a new random order every epoch.
+            loader: further arguments for `torch.utils.data.DataLoader`.
+
+        Raises:
+            RuntimeError: it is called a second time, or a batch was not stepped.
+        """
+        if self._begun:
+            raise RuntimeError("session.batches was called before: give all epochs to one call, batches(..., epochs=3)")
+        if epochs < 1:
+            raise ValueError(f"epochs is {epochs}: it must be at least 1")
+        self._begun = True
+        task = Task(
+            model=self._model, loss=_no_loss, train=dataset, batch_size=batch_size, shuffle=shuffle, loader=loader,
+            **self._options,
+        )  # fmt: skip
+        self._side.begin(task, epochs)
+        return self._loop()
+
+    def _loop(self) -> Iterator[Batch]:
+        try:
+            while (effect := self._side.next()) is not None:
+                self._current, self._started = effect, time.perf_counter()
+                yield self._side.load(effect)
+                if self._current is not None:
+                    raise RuntimeError("a batch was not stepped: call session.step(loss) after loss.backward()")
+        finally:
+            self._current = None
+            self._side.leave()
+
+    def step(self, loss: Tensor | float | None = None) -> None:
+        """Push the gradients of the last batch, and fetch newer weights, as the strategy wants it.
+
+        Args:
+            loss: of the batch, for the record; a mean over its examples.
+
+        Raises:
+            RuntimeError: there is no batch to step, or its loss was not propagated back.
+        """
+        if self._current is None:
+            raise RuntimeError("session.step has no batch: take one from session.batches first, and step it once")
+        effect, self._current = self._current, None
+        value = 0.0 if loss is None else float(loss.detach()) if isinstance(loss, Tensor) else loss
+        self._side.accept(effect, value, self._started)
+
+    def evaluate(
+        self, dataset: Dataset[Any], metrics: Mapping[str, Metric], *, batch_size: int = 64, **loader: Any
+    ) -> dict[str, float]:
+        """Means of metrics over a dataset, on this replica's weights; they go into the record. The leader does it.
+
+        Args:
+            dataset: a map-style dataset.
+            metrics: name -> `metric(model, batch)`, one value per example, shape [batch].
+            batch_size: batches are of four times this size.
+
+        Returns:
+            name -> mean; in replicas that do not lead an empty dict, at once.
+        """
+        if not self.is_leader:
+            return {}
+        task = Task(
+            model=self._model, loss=_no_loss, train=dataset, validate=dataset, batch_size=batch_size, metrics=metrics,
+            loader=loader,
+        )  # fmt: skip
+        values = evaluate(task, self._model, next(self._model.parameters()).device, loss=False)
+        self.log(**values)
+        return values
+
+    def log(self, **values: float) -> None:
+        """Put numbers into the run's record, where the report draws them over time. Only the leader's are kept."""
+        if self.is_leader:
+            self._side.log({name: float(value) for name, value in values.items()})
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """An optimizer whose `step` is this session's, for loops that are not yours (Trainer, Lightning)."""
+        return SessionOptimizer(self)
+
+
+class SessionOptimizer(Optimizer):
+    """Steps a session. The learning rate is the strategy's; the one shown here is not used."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session._model.parameters(), {"lr": 0.0})
+        self._session = session
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._session.step(loss)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: every batch begins with fresh gradients."""
+
+
+class Alone:
+    """The script in one process, trained by the optimizer that it names: what `python train.py` does."""
+
+    rank = 0
+    replicas = 1
+
+    def __init__(self, optimizer: OptimizerFactory) -> None:
+        self._factory = optimizer
+
+    def begin(self, task: Task, epochs: int) -> None:
+        layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+        weights = initial_vector(layout, task)
+        self._backward = Backward(task, layout, [weights], 0, torch.device("cpu"))
+        self._backward.on_vector.use(0)
+        self._optimizer = build_optimizer(self._factory, task.param_groups())
+        self._scheduler = task.schedule(self._optimizer) if task.schedule is not None else None
+        self._work = (
+            Compute(epoch, start, min(start + task.batch_size, task.examples), 0, False, False)
+            for epoch in range(epochs)
+            for start in range(0, task.examples, task.batch_size)
+        )
+
+    def next(self) -> Compute | None:
+        return next(self._work, None)
+
+    def load(self, effect: Compute) -> Batch:
+        return self._backward.load(effect)
+
+    def accept(self, effect: Compute, loss: float, started: float) -> None:
+        self._backward.finish()
+        self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+
+    def log(self, values: Mapping[str, float]) -> None:
+        sys.stdout.write("  ".join(f"{name} {value:.4g}" for name, value in values.items()) + "\n")
+
+    def leave(self) -> None:
+        self._backward.batches.close()
+
+
+# What `join` asks under `squall run`: it forks this process into replicas (`launchers.scripts`).
+launched: Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], Side] | None = None
+
+
+def join(
+    model: nn.Module,
+    *,
+    optimizer: OptimizerFactory | None = None,
+    groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None,
+    schedule: Callable[[Optimizer], LRScheduler] | None = None,
+    clip_norm: float | None = None,
+) -> Session:
+    """Take part in a training: as one replica of several under `squall run`, or alone under `python`.
+
+    Under `squall run` a script runs once until here, and from here on once per replica: what comes before is shared,
+    and must not touch a GPU or start threads.
+
+    Args:
+        model: any `nn.Module` with float32 parameters, on the CPU, with its initial weights.
+        optimizer: factory of the optimizer, `partial(torch.optim.SGD, lr=0.1)`; flags of `squall run` come first.
+        groups: as of `squall.Task`.
+        schedule: as of `squall.Task`.
+        clip_norm: as of `squall.Task`.
+
+    Example:
+        >>> import squall, torch
+        >>> session = squall.join(torch.nn.Linear(4, 2))
+        >>> session.rank, session.replicas, session.is_leader
+        (0, 1, True)
+    """
+    options = {"groups": groups, "schedule": schedule, "clip_norm": clip_norm}
+    side = launched(model, optimizer, options) if launched is not None else Alone(optimizer or default_optimizer)
+    return Session(model, side, options)
+
+
+def _no_loss(model: nn.Module, batch: Batch) -> Tensor:
+    raise AssertionError("a session's loss is its script's")

@@ -1,0 +1,52 @@
+"""A user's own training script, as it would be written for one process, with the four lines that Squall needs."""
+
+import argparse
+import hashlib
+import os
+import sys
+from functools import partial
+
+import torch
+from blobs import task as blobs
+from torch.nn.functional import cross_entropy
+
+import squall
+
+options = argparse.ArgumentParser()
+options.add_argument("--epochs", type=int, default=3)
+options.add_argument("--mode", default="")
+options = options.parse_args()
+mode = options.mode
+
+print("before")
+torch.manual_seed(0)
+data = blobs()
+if mode == "no join":
+    sys.exit()
+if mode == "raise before":
+    raise KeyError("before the join")
+session = squall.join(data.model, optimizer=partial(torch.optim.SGD, lr=0.1))
+print(f"replica {session.rank} of {session.replicas}, leader {session.is_leader}")
+if mode == "no batches":
+    sys.exit()
+if mode == "step first":
+    session.step()
+for number, batch in enumerate(session.batches(data.train, batch_size=64, epochs=options.epochs)):
+    if mode == "break" and number == 5:
+        break
+    if mode == "raise" and session.rank == 1 and number == 5:
+        raise KeyError("in the loop")
+    loss = cross_entropy(data.model(batch[0]), batch[1])
+    loss.backward()
+    if mode == "leave":
+        os._exit(0)
+    if mode == "optimizer":
+        session.optimizer.step()
+    elif mode != "no step":
+        session.step(loss)
+    if number % 20 == 0:
+        session.evaluate(data.validate, data.metrics)
+if mode == "twice":
+    list(session.batches(data.train))
+weights = torch.cat([p.detach().flatten() for p in data.model.parameters()])
+print(f"weights {hashlib.sha256(weights.numpy().tobytes()).hexdigest()}")

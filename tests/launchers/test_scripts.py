@@ -1,0 +1,138 @@
+"""`squall run`: a user's own script as one replica of several, and alone. Real processes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from squall.record import Event, Metric, Progress, State
+from squall.report import Reader, audit
+from tests.launchers.processes import Started, wait_for
+
+SCRIPT = str(Path(__file__).with_name("script.py"))
+
+
+def started(tmp_path: Path, *arguments: str, flags: tuple[str, ...] = ()) -> Started:
+    directory = tmp_path / f"run-{uuid4().hex[:8]}"
+    return Started(directory, "run", "--run-dir", str(directory), *flags, SCRIPT, *arguments)
+
+
+def alone(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def weights(output: str) -> list[str]:
+    return re.findall(r"weights (\w{64})", output)  # replicas may print into each other's lines
+
+
+def test_replicas_train_every_example_once_and_end_with_the_same_weights(tmp_path: Path) -> None:
+    run = started(tmp_path, "--epochs", "4", flags=("--replicas", "3", "--shards", "2"))
+    status, out, err = run.finish()
+    assert status == 0, err
+    assert out.count("before") == 1
+    assert sorted(re.findall(r"replica \d of 3, leader [TF]", out)) == [
+        f"replica {rank} of 3, leader {str(rank == 0)[0]}" for rank in range(3)
+    ]
+    assert len(weights(out)) == 3
+    assert len(set(weights(out))) == 1
+    reader = Reader(run.directory / "run.sqlite")
+    found, metrics = audit(reader), reader.rows(Metric)
+    reader.close()
+    assert found.complete, str(found)
+    assert len(found.epochs) == 4
+    assert {metric.name for metric in metrics} == {"accuracy"}
+    assert run.gone()
+
+
+@pytest.mark.parametrize("mode", ["", "optimizer"])
+def test_one_replica_is_the_script_alone(tmp_path: Path, mode: str) -> None:
+    flags = ("--replicas", "1", "--shards", "2")
+    status, out, err = started(tmp_path, "--mode", mode, flags=flags).finish()
+    assert status == 0, err
+    assert weights(out) == weights(alone()), "the same seeds, the same order, the same bits"
+
+
+def test_flags_choose_the_strategy_and_the_optimizer(tmp_path: Path) -> None:
+    flags = ("--strategy", "averaging", "--every", "4", "--optimizer", "adamw", "--lr", "0.01")
+    run = started(tmp_path, flags=flags)
+    status, out, err = run.finish()
+    assert status == 0, err
+    state = {row.key: row.value for row in run.rows(State)}  # type: ignore[attr-defined]
+    assert (state["strategy"], state["status"]) == ("averaging", "finished")
+    assert len(set(weights(out))) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("no join", "ended without calling squall.join"),
+        ("raise before", "KeyError: 'before the join'"),
+        ("no batches", "ended without training: iterate over session.batches"),
+        ("step first", "session.step has no batch: take one from session.batches first"),
+        ("no step", "a batch was not stepped: call session.step"),
+        ("raise", "KeyError: 'in the loop'"),
+        ("leave", "was lost 5 times in a row, last: exit status 0"),
+        ("twice", "session.batches was called before"),
+    ],
+)
+def test_a_script_that_goes_wrong_ends_with_what_went_wrong(tmp_path: Path, mode: str, message: str) -> None:
+    run = started(tmp_path, "--mode", mode)
+    status, out, err = run.finish()
+    assert status == 1, out
+    assert message in err
+    assert run.gone()
+
+
+def test_to_break_out_of_the_loop_ends_the_training_for_all(tmp_path: Path) -> None:
+    run = started(tmp_path, "--mode", "break", "--epochs", "1000")
+    status, out, err = run.finish()
+    assert status == 0, err
+    assert "finished" in out
+    assert len(set(weights(out))) == 1
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[Started]:
+    run = started(tmp_path, "--epochs", "100000", flags=("--replicas", "2"))
+    try:
+        for replica in (0, 1):
+            run.wait_rows(Progress, lambda row, replica=replica: row.replica == replica)  # type: ignore[misc]
+        yield run
+    finally:
+        run.process.kill()
+        run.finish()
+        wait_for(run.gone, 10, "the processes to end")
+
+
+def test_a_killed_script_is_replaced(endless: Started) -> None:
+    old = endless.kill("replica 1")
+    wait_for(lambda: endless.processes().get("replica 1", old) != old, 5, "a replacement")
+    seen = len(endless.rows(Progress))
+    wait_for(lambda: any(row.replica == 1 for row in endless.rows(Progress)[seen:]), 20, "it to train")  # type: ignore[attr-defined]
+    assert any(event.kind == "lost" for event in endless.rows(Event))  # type: ignore[attr-defined]
+
+
+def test_an_interrupt_ends_the_loop_and_the_script_goes_on_behind_it(endless: Started) -> None:
+    endless.process.send_signal(signal.SIGINT)
+    status, out, err = endless.finish()
+    assert status == 130
+    assert len(weights(out)) == 2, err
+    assert f"its last weights are snapshot 1 in {endless.directory}" in err
+    assert endless.gone()
+
+
+def test_a_killed_shard_ends_the_scripts(endless: Started) -> None:
+    pid = endless.kill("shard 0")
+    status, out, err = endless.finish()
+    assert status == 1
+    assert f"shard 0 (pid {pid}) was lost" in err
+    assert not weights(out)
+    assert endless.gone()
