@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +32,14 @@ def test_the_language_model_learns_the_bytes_frequencies(tmp_path: Path) -> None
     summary = train("stdlib_lm.py", tmp_path / "lm", "--steps", "60")
     assert summary["metrics"]["bits_per_byte"] < 6.0
     assert summary["updates"] == 60
+
+
+def test_an_ordinary_loop_learns_the_digits_alone_and_as_two_replicas(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "plain_loop.py")
+    run = ["-m", "squall", "run", "--run-dir", str(tmp_path / "run"), "--replicas", "2"]
+    for command in ([script], [*run, script]):
+        ran = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        found = re.search(r"after the last update: {'accuracy': (0\.\d+)}", ran.stdout)
+        assert found is not None, ran.stdout
+        assert float(found.group(1)) > 0.94

@@ -216,7 +216,7 @@ def build_task(message: dict[str, Any]) -> Task:
     except Exception as error:
         raise TaskError(traceback.format_exc()) from error
     warn_of_threads("the task function")
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         raise TaskError("the task function used CUDA: build the model on the CPU and pass device='cuda' to fit")
     return task
 

@@ -99,7 +99,7 @@ class Backward:
         )
         with autocast:
             loss = self.task.loss(self.on_vector.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.item()
 
     def finish(self) -> bool:
@@ -130,5 +130,5 @@ class Backward:
 def pin(memory: Tensor) -> None:
     """Page-lock shared memory for asynchronous copies; where the driver refuses, copies are merely slower."""
     with contextlib.suppress(RuntimeError):
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        runtime: Any = torch.cuda.cudart()
         runtime.cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)
