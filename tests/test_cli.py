@@ -16,6 +16,7 @@ from squall.cli import main
 from squall.strategies import STRATEGIES
 
 FILE = """
+import os
 from functools import partial
 import torch, squall
 from squall.report import Reader
@@ -42,6 +43,12 @@ def noisy():
         print("computing a loss")
         return mean_square(model, batch)
     return task(loss)
+
+os.environ["SQUALL_TEST_FILES_OWN"] = "set by the file"
+
+def environment():
+    assert os.environ["SQUALL_TEST_FILES_OWN"] == "set by the file"
+    return task()
 
 class Damaged(torch.utils.data.Dataset):
     def __len__(self): return 160
@@ -89,6 +96,12 @@ def inline(*arguments: object) -> list[object]:
 
 def plan(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "run.json").read_text())["plan"]
+
+
+def test_the_runs_processes_see_the_environment_that_the_file_has_set(file: str, tmp_path: Path) -> None:
+    """A library may read it when it is imported, as Keras does."""
+    done = started("-m", "squall", "train", f"{file}:environment", "--quiet", "--run-dir", tmp_path / "r")
+    assert done.returncode == 0, done.stderr
 
 
 def test_json_is_one_object_and_all_of_the_output(file: str, tmp_path: Path) -> None:

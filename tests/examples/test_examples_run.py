@@ -6,8 +6,11 @@ import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -43,3 +46,10 @@ def test_an_ordinary_loop_learns_the_digits_alone_and_as_two_replicas(tmp_path: 
         found = re.search(r"after the last update: {'accuracy': (0\.\d+)}", ran.stdout)
         assert found is not None, ran.stdout
         assert float(found.group(1)) > 0.94
+
+
+@pytest.mark.skipif(find_spec("keras") is None, reason="pip install 'squall-train[keras]'")
+def test_keras_on_torch_is_trained_by_any_strategy(tmp_path: Path) -> None:
+    for strategy in ("downpour", "averaging"):
+        summary = train("keras_digits.py", tmp_path / strategy, "--strategy", strategy)
+        assert summary["metrics"]["accuracy"] > 0.94

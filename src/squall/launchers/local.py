@@ -28,6 +28,7 @@ class LocalRun:
         self._sockets = tempfile.mkdtemp(prefix="squall-")  # mode 0700
         mine, theirs = socket.socketpair()
         # The nursery forks: no thread pools before that (roles set their own), and to ask for a GPU must not touch it.
+        self._environment = dict(os.environ)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         with theirs:
             self._process = subprocess.Popen(
@@ -41,7 +42,8 @@ class LocalRun:
 
     def prepare(self, code: dict[str, Any], message: dict[str, Any]) -> None:
         """Have the task built, beside the check of it here. `code` holds the user's functions, shipped by value."""
-        blob = {**message, "sockets": self._sockets, "sys_path": sys.path, "code": ship(code)}
+        changed = {k: v for k, v in os.environ.items() if self._environment.get(k) != v}  # by the user's file, say
+        blob = {**message, "environment": changed, "sockets": self._sockets, "sys_path": sys.path, "code": ship(code)}
         self._line.connection.send_bytes(cloudpickle.dumps(blob))
 
     def launch(self, directory: Path, snapshot: int | None) -> None:

@@ -263,6 +263,7 @@ def main(handle: int) -> None:
         return
     sockets = Path(message["sockets"])
     sys.path[:] = message["sys_path"]
+    os.environ.update(message["environment"])
     try:
         _serve(launcher, {**message, **cloudpickle.loads(message["code"])}, sockets)
     except Exception as error:
