@@ -51,7 +51,7 @@ class Section:
 
     def markdown(self) -> str:
         mark = {True: "yes", False: "**no**", None: ""}
-        measured = f"Commit {_commit()}, {datetime.date.today().isoformat()}, {_machine()}."
+        measured = f"Commit {commit()}, {datetime.date.today().isoformat()}, {machine()}."
         lines = [
             f"## {self.title}",
             "",
@@ -95,12 +95,12 @@ def write(section: Section) -> None:
     FILE.write_text("\n".join([_heading(), *kept.values()]))
 
 
-def _machine() -> str:
+def machine() -> str:
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ":unknown")
     return f"{cpu.partition(':')[2].strip()}, {os.cpu_count()} cores, torch {torch.__version__}"
 
 
-def _commit() -> str:
+def commit() -> str:
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
 

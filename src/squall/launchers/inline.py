@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
+from collections.abc import Callable
 
 from squall.protocol.core import COORDINATOR, Compute, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
@@ -42,10 +43,14 @@ class LoneChannel:
 
 
 class InlineRun:
-    """The world of a job. `run` trains to the end."""
+    """The world of a job. `run` trains to the end.
 
-    def __init__(self, job: Job) -> None:
+    `step_s` tells how many virtual seconds a node's next computation takes; the record is then in virtual time too.
+    """
+
+    def __init__(self, job: Job, step_s: Callable[[Node], float] | None = None) -> None:
         self._job = job
+        self._step_s = step_s
         self.channel = LoneChannel()
         self.world = World(duration=self._duration, spawn=self._member, seed=job.plan.seed)
         for node in nodes(job):
@@ -65,13 +70,16 @@ class InlineRun:
         return machine(self._job, node), self._host(node)
 
     def _duration(self, node: Node, effect: Effect) -> float:
-        return STEP_S * self._job.slowness(node) if type(effect) is Compute else 0.0
+        if type(effect) is not Compute:
+            return 0.0
+        step_s = self._step_s(node) if self._step_s is not None else STEP_S
+        return step_s * self._job.slowness(node)
 
     def _host(self, node: Node) -> Host:
         job = dataclasses.replace(self._job, task=_own_model(self._job))
         match node.role:
             case "coordinator":
-                return CoordinatorHost(self._job, self.channel, time.monotonic)
+                return CoordinatorHost(self._job, self.channel, time.monotonic if self._step_s is None else None)
             case "shard":
                 return ShardHost(self._job, node.index)
             case "replica":

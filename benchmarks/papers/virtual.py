@@ -1,0 +1,83 @@
+"""Training many replicas on one core: real gradients, the shipping protocol, a virtual clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import squall
+from benchmarks.workloads import Workload, digits_mlp
+from squall.launchers.inline import InlineRun
+from squall.plan import check_together, make_plan
+from squall.protocol.core import Node
+from squall.report.comparison import Trial
+from squall.report.summary import Summary
+from squall.runtime.arena import Arena
+from squall.runtime.job import Job, arena_shape, initial_vector
+from squall.runtime.seeds import seed_everything
+
+SETTINGS = squall.Settings(launcher="inline", threads=1, snapshot_every_s=None, progress=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One run. Times are virtual seconds."""
+
+    curve: list[tuple[float, int, float]]  # time, examples, test accuracy; after every epoch
+    summary: Summary
+    computed_s: float  # of all replicas together
+
+    def error(self) -> float:
+        """Of the test set in the end, in percent."""
+        return 100 * (1 - self.curve[-1][2])
+
+    def to(self, target: float) -> tuple[float, int] | None:
+        """Time and examples until the test accuracy first was `target`."""
+        return next(((time_s, examples) for time_s, examples, value in self.curve if value >= target), None)
+
+
+def train(strategy: squall.Strategy, *, epochs: int, seed: int, step_s: Callable[[random.Random], float]) -> Outcome:
+    """Train the digits; every computation takes `step_s(random)` virtual seconds, of a generator of the run's seed."""
+    torch.set_num_threads(1)
+    workload = digits_mlp()
+    plan = make_plan(strategy, SETTINGS, epochs=epochs, steps=None, until=None, seed=seed, device="cpu")
+    seed_everything(seed)
+    task = _task(workload)
+    layout = check_together(plan, strategy, task)
+    chance, computed = random.Random(seed), [0.0]
+
+    def next_step_s(node: Node) -> float:
+        value = step_s(chance)
+        computed[0] += value
+        return value
+
+    with tempfile.TemporaryDirectory(prefix="squall-papers-") as folder:
+        job = Job(
+            plan=plan, strategy=strategy, task=task, layout=layout,
+            arena=Arena.private(arena_shape(layout, strategy.recipe())), initial=initial_vector(layout, task),
+            directory=Path(folder), commanded_at=time.time(),
+        )  # fmt: skip
+        end = InlineRun(job, next_step_s).run()
+        assert end.status == "finished", end
+        trial = Trial("", seed, Path(folder))
+        curve = [(m.time_s, m.examples, m.value) for m in trial.metrics if m.name == "accuracy"]
+        return Outcome(curve, trial.summary, computed[0])
+
+
+def _task(workload: Workload) -> squall.Task:
+    model = workload.model()
+    return squall.Task(
+        model=model,
+        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
+        train=workload.train_set(),
+        validate=workload.test_set(),
+        batch_size=16,
+        metrics={"accuracy": lambda model, batch: (model(batch[0]).argmax(1) == batch[1]).float()},
+    )
