@@ -13,9 +13,9 @@ from benchmarks.papers.virtual import Outcome, train
 DELAYS = (0, 1, 2, 4, 8, 16)
 REPLICAS = 16
 SEEDS = (0, 1, 2)
-TARGET = 0.95
+TARGET = 0.97
 EPOCHS = 60
-LR = 0.15
+LR = 0.05
 
 
 def measure() -> None:
@@ -28,8 +28,8 @@ def measure() -> None:
     left, middle, right = figure.subplots(1, 3)
     for axes, values, label in (
         (left, idle, "idle, %"),
-        (middle, updates, "updates to 95 %"),
-        (right, times, "time to 95 %"),
+        (middle, updates, "updates to 97 %"),
+        (right, times, "time to 97 %"),
     ):
         axes.plot([str(d) for d in DELAYS], [sum(values[d]) / max(1, len(values[d])) for d in DELAYS], marker="o")
         axes.set(xlabel="max delay", title=label)
@@ -44,11 +44,14 @@ def measure() -> None:
     ]
     means = {d: sum(times[d]) / len(times[d]) for d in DELAYS if len(times[d]) == len(SEEDS)}
     best = min(means, key=lambda d: means[d])
+    more = sum(updates[DELAYS[-1]]) / max(1, sum(updates[0])) - 1
     text = f"""
-{REPLICAS} replicas, SGD with rate {LR}; a step takes a log-normal time (sigma 0.8, mean about 1.4). The papers
-idle 50 % at delay 0 and 1.7 % at 16, with delay 8 the fastest. Here the fastest to 95 % is delay {best}.
+{REPLICAS} replicas, SGD with rate {LR}; a step takes a log-normal time (sigma 0.8, mean about 1.4). The papers idle
+50 % at delay 0 and 1.7 % at 16, with delay 8 the fastest, because updates to a target rise with the delay. Idle time
+falls here as there. The fastest to 97 % is delay {best}; from delay 0 to 16 the updates change by {more:+.0%}: how
+stale a push is depends on the number of replicas more than on the bound.
 """
-    columns = ["max delay", "idle, %", "updates to 95 %", "time to 95 %, virtual s"]
+    columns = ["max delay", "idle, %", "updates to 97 %", "time to 97 %, virtual s"]
     write("delay", "Bounded delay", figure, columns, rows, text)
 
 

@@ -33,10 +33,11 @@ class Outcome:
     curve: list[tuple[float, int, float]]  # time, examples, test accuracy; after every epoch
     summary: Summary
     computed_s: float  # of all replicas together
+    diverged: bool  # it ended with a loss that was no number
 
     def error(self) -> float:
-        """Of the test set in the end, in percent."""
-        return 100 * (1 - self.curve[-1][2])
+        """Of the test set in the end, in percent; chance, if there is no end."""
+        return 90.0 if self.diverged else 100 * (1 - self.curve[-1][2])
 
     def to(self, target: float) -> tuple[float, int] | None:
         """Time and examples until the test accuracy first was `target`."""
@@ -65,10 +66,10 @@ def train(strategy: squall.Strategy, *, epochs: int, seed: int, step_s: Callable
             directory=Path(folder), commanded_at=time.time(),
         )  # fmt: skip
         end = InlineRun(job, next_step_s).run()
-        assert end.status == "finished", end
+        assert end.status in ("finished", "nonfinite"), end
         trial = Trial("", seed, Path(folder))
         curve = [(m.time_s, m.examples, m.value) for m in trial.metrics if m.name == "accuracy"]
-        return Outcome(curve, trial.summary, computed[0])
+        return Outcome(curve, trial.summary, computed[0], end.status == "nonfinite")
 
 
 def _task(workload: Workload) -> squall.Task:
