@@ -119,15 +119,11 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
 
 
 def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from squall.cli_options import build_strategy
-    from squall.plan import Settings
+    from squall.cli_options import build_strategy, settings_of
     from squall.script import run_script
 
     assert local is not None
-    settings = Settings(
-        threads=options.threads, seconds=options.seconds, snapshot_every_s=options.snapshot_every_s,
-        progress=options.progress,
-    )  # fmt: skip
+    settings = settings_of(options)
     chosen = any(getattr(options, name) is not None for name in ("optimizer", "lr", "momentum", "weight_decay"))
     run = run_script(
         Path(options.script), options.arguments, build_strategy(options, ()), local=local, commanded_at=commanded_at,
@@ -138,18 +134,13 @@ def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
 
 
 def _compare(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from squall.cli_options import named_strategies
+    from squall.cli_options import named_strategies, settings_of
     from squall.cli_task import load_task
     from squall.compare import compare
-    from squall.plan import Settings
 
     loaded = load_task(options.file)
     limited = any(x is not None for x in (options.epochs, options.steps, options.until, options.seconds))
-    settings = Settings(
-        launcher=options.launcher, threads=options.threads, seconds=options.seconds, slow=options.slow,
-        evaluate_every_s=options.evaluate_every_s, snapshot_every_s=None,
-        progress=not (options.quiet or options.json),
-    )  # fmt: skip
+    settings = settings_of(options)
     found = compare(
         loaded.function, named_strategies(options, loaded.strategies),
         epochs=options.epochs if limited else loaded.epochs, steps=options.steps, until=options.until,
@@ -233,6 +224,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         add_strategy_flags(train, arguments)
     _limits(train)
     _settings(train)
+    train.set_defaults(slow=None)
     train.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
 
     script = commands.add_parser("run", help="start your own script, once per replica (it calls squall.join)")
@@ -242,13 +234,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
         add_strategy_flags(script, arguments)
     script.add_argument("--until", metavar="METRIC=VALUE", help="end when a metric that the script logs is reached")
-    script.add_argument("--seconds", type=float, help="end after so much training time")
-    script.add_argument("--seed", type=int, default=0, help="of the data order (default: 0)")
-    script.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
-    script.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
+    _common(script)
     script.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
-    script.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
-    script.add_argument("--progress", action="store_true", help="show progress between what the script prints")
+    script.add_argument(
+        "--progress", dest="quiet", action="store_false", help="show progress between what the script prints"
+    )
+    script.set_defaults(launcher="local", evaluate_every_s=None, slow=None, json=False)
     script.add_argument("script", metavar="SCRIPT", help="a Python file")
     script.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
 
@@ -265,6 +256,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     side.add_argument("--slow", type=_ratio, metavar="0.1x", help="let the last replica run at a fraction of its speed")
     _limits(side)
     _settings(side)
+    side.set_defaults(snapshot_every_s=None)
 
     again = commands.add_parser("resume", help="go on with a run from its last snapshot")
     again.set_defaults(run=_resume)
@@ -285,15 +277,19 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _settings(parser: argparse.ArgumentParser) -> None:
+    _common(parser)
+    parser.add_argument("--launcher", choices=("local", "inline"), default="local", help="processes, or all in one")
+    parser.add_argument("--evaluate-every-s", type=float, help="seconds between evaluations, beside each epoch's")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, help="end after so much training time")
     parser.add_argument("--seed", type=int, default=0, help="of weights, data order, dropout (default: 0)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
     parser.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
-    parser.add_argument("--launcher", choices=("local", "inline"), default="local", help="processes, or all in one")
-    parser.add_argument("--evaluate-every-s", type=float, help="seconds between evaluations, beside each epoch's")
     parser.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
 
 
 def _ratio(text: str) -> float:

@@ -192,4 +192,5 @@ def settings_of(options: argparse.Namespace) -> Settings:
         evaluate_every_s=options.evaluate_every_s,
         snapshot_every_s=options.snapshot_every_s,
         progress=not (options.quiet or options.json),
+        slow=options.slow,
     )

@@ -98,7 +98,7 @@ class Session:
             raise ValueError(f"epochs is {epochs}: it must be at least 1")
         self._begun = True
         task = Task(
-            model=self._model, loss=_no_loss, train=dataset, batch_size=batch_size, shuffle=shuffle, loader=loader,
+            model=self._model, loss=no_loss, train=dataset, batch_size=batch_size, shuffle=shuffle, loader=loader,
             **self._options,
         )  # fmt: skip
         self._side.begin(task, epochs)
@@ -146,7 +146,7 @@ class Session:
         if not self.is_leader:
             return {}
         task = Task(
-            model=self._model, loss=_no_loss, train=dataset, validate=dataset, batch_size=batch_size, metrics=metrics,
+            model=self._model, loss=no_loss, train=dataset, validate=dataset, batch_size=batch_size, metrics=metrics,
             loader=loader,
         )  # fmt: skip
         values = evaluate(task, self._model, next(self._model.parameters()).device, loss=False)
@@ -259,5 +259,5 @@ def join(
     return Session(model, side, options)
 
 
-def _no_loss(model: nn.Module, batch: Batch) -> Tensor:
+def no_loss(model: nn.Module, batch: Batch) -> Tensor:
     raise AssertionError("a session's loss is its script's")

@@ -256,7 +256,7 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
         strategy = message["strategy"]
         if optimizer is not None and not message["optimizer_chosen"]:
             strategy = dataclasses.replace(strategy, optimizer=optimizer)
-        task = Task(model=model, loss=squall.session._no_loss, train=_Counted(1), **options)
+        task = Task(model=model, loss=squall.session.no_loss, train=_Counted(1), **options)
         warn_of_threads("the script")
         job = build_job({**message, "strategy": strategy}, task, Path(order["directory"]), None)
         if job.recipe.shards > job.layout.elements:
