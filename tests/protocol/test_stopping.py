@@ -38,7 +38,7 @@ def test_a_users_stop_waits_for_nobody_beyond_its_time(evaluating: bool) -> None
 
 def test_a_stop_before_anybody_has_joined() -> None:
     office = Office()
-    assert kinds(office.give(StopRequested("interrupted"))) == ["Note", "TakeSnapshot", "TakeSnapshot"]
+    assert kinds(office.give(StopRequested("interrupted"))) == ["Note", "Note", "TakeSnapshot", "TakeSnapshot"]
     office.snapshot()
     assert end(office).status == "interrupted"
 

@@ -85,7 +85,7 @@ class Shards:
         for number, store in enumerate(self.stores):
             assert snapshots.write_shard(1, number, len(self.stores), store) == ""
         versions = tuple(self.number for _ in self.stores)
-        snapshots.publish(Manifest(1, self.layout, versions, {}, {}, 0.0, "Adam"))
+        snapshots.publish(Manifest(1, self.layout, versions, {}, {}, 0.0, 0.0, "Adam"))
         return snapshots.restore(1, self.layout)
 
 

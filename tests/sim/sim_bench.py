@@ -142,6 +142,7 @@ class Bench:
         size, n = self.batch_size, self.leases.examples
         wanted = [(e, start, min(start + size, n)) for e in range(epochs) for start in range(0, n, size)]
         assert self.whole() == Counter(wanted)
+        assert sum(note.stats.examples for note in self.notes if note.stats is not None) == epochs * n
 
     def expect_nothing_lost(self) -> None:
         """What a run resumed from any of the snapshots would not train again is in every shard's file."""

@@ -12,6 +12,7 @@ A user's stop skips the evaluation; a lost shard, or a batch that stays NaN, end
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -208,8 +209,13 @@ class Coordinator:
 
     def _on_view_seen(self, now: float, effects: list[Effect]) -> None:
         for node, applied in self.members.take_departed():
+            known = self.leases.trained
             for lease, upto in applied.items():
                 self._close(self.leases.done(lease, upto, node), effects)
+            unreported = self.leases.trained - known  # it did not live to tell
+            if unreported:
+                batches = -(-unreported // self.leases.batch_size)
+                effects.append(Note("stats", node=node, stats=Stats(unreported, batches, loss_sum=math.nan)))
             for ended in self.leases.give_back(node):
                 self._close(ended, effects)
             effects.append(Forget(node))
@@ -276,7 +282,10 @@ class Coordinator:
     def _on_progress(
         self, node: Node, covers: tuple[Cover, ...], stats: Stats, now: float, effects: list[Effect]
     ) -> None:
-        if stats.exchanges or stats.batches:
+        if node not in self.members.live:
+            return  # it was lost meanwhile: the shards say what they have applied of it
+        # What comes after the last snapshot's ledger is not in it, so that a resumed run tells it.
+        if (stats.exchanges or stats.batches) and not self._last_snapshot:
             effects.append(Note("stats", node=node, stats=stats))
         if covers:
             self._fruitless.pop(_slot(node), None)

@@ -244,7 +244,8 @@ class End(Effect, frozen=True, gc=False):
 class Note(Effect, frozen=True, gc=False):
     """A row for the run's record."""
 
-    # "member", "lease", "metric", "evaluating", "stats", "trained", or an event kind of `squall.record.Event`
+    # "member", "lease", "metric", "evaluating", "stats", "asked" (for a snapshot), "trained",
+    # or an event kind of `squall.record.Event`
     kind: str
     text: str = ""  # for people; of a metric its name
     node: Node | None = None

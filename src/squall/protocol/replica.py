@@ -60,7 +60,6 @@ class Cadence(msgspec.Struct, frozen=True):
     overlap: bool = False
     gathered: bool = False  # pushes are gathered into rounds, one grant each
     answered: bool = False  # others wait for this replica's exchanges: without data it takes part with nothing
-    droppable: bool = False  # a push may come to nothing, so that its work counts only when it has been applied
     local: bool = False  # the replica moves its own weights with an optimizer of its own
 
 
@@ -239,8 +238,6 @@ class Replica:
         self._examples += batch.stop - batch.start
         self._covers[batch.lease] = batch.stop
         self._work_done = self._work_done.and_batch(batch.stop - batch.start, event.loss)
-        if not self.cadence.droppable:
-            self._tally.add(Work().and_batch(batch.stop - batch.start, event.loss))
         self._proceed(now, effects)
 
     def _on_non_finite(self, batch: _Batch, now: float, effects: list[Effect]) -> None:
@@ -323,9 +320,8 @@ class Replica:
             self._work = deque(batch for batch in self._work if batch.lease not in self._pushed)
         else:
             self._unreported |= self._pushed
-            if self.cadence.droppable:
-                self._tally.add(self._pushed_work)
-        self._pushed, self._dropped = {}, False
+            self._tally.add(self._pushed_work)
+        self._pushed, self._pushed_work, self._dropped = {}, Work(), False
         self._report(now, effects)
         if self._batch is None:
             self._proceed(now, effects)
@@ -354,6 +350,8 @@ class Replica:
     # ------------------------------------------------------------ reports and the end
 
     def _report(self, now: float, effects: list[Effect], at_once: bool = False) -> None:
+        if not self._unreported:
+            return
         if at_once or now >= self._report_at or len(self._unreported) >= REPORT_LEASES:
             effects.append(Send(COORDINATOR, Progress(self._take_covers(), self._tally.take())))
             self._report_at = now + REPORT_EVERY_S

@@ -75,6 +75,7 @@ class Snapshots:
     def take(self, leases: Leases, effects: list[Effect]) -> None:
         assert not self.under_way
         self.newest += 1
+        effects.append(Note("asked"))
         self._answers = {}
         self._ledger = leases.state()
         effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in self._shards)

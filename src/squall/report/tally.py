@@ -113,6 +113,7 @@ def waiting(replicas: Iterable[ReplicaTally]) -> float:
 def _mean(weighted: Iterable[tuple[float, int]]) -> float:
     total = weight = 0.0
     for value, count in weighted:
-        total += value * count
-        weight += count
+        if not math.isnan(value):  # not known: of a replica that died before it could tell
+            total += value * count
+            weight += count
     return total / weight if weight > 0 else math.nan

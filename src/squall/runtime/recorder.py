@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -44,6 +45,7 @@ class CoordinatorHost:
         self._stepped = False
         self._complained = False  # that the record cannot be written
         self._unpublished = ""  # why the newest snapshot could not be made visible
+        self._asked_s = 0.0  # training time when the snapshot under way was asked for
         self._marks: dict[int, tuple[float, int]] = {}  # evaluation -> (training time, examples) of its weights
         plan = job.plan
         facts = {
@@ -60,12 +62,15 @@ class CoordinatorHost:
     def _rewind(self, manifest: Manifest) -> None:
         """The record goes back to the snapshot as the weights do; leases held then end as they are in it."""
         ledger = msgspec.convert(manifest.ledger, _Ledger)
-        self._record.rewind(manifest.trained_s, ledger.next_id, [int(lease) for lease in ledger.held])
+        self._record.rewind(manifest.asked_s, ledger.next_id, [int(lease) for lease in ledger.held])
+        at = manifest.trained_s
         for name, (epoch, start, done, stop, replica) in ledger.held.items():
             upto = max(done, manifest.progress.get(name, done))
             if upto > start:
-                at = manifest.trained_s
                 self._record.add(Lease(int(name), epoch, start, stop, replica, 0, at, at, upto))
+            if upto > done:  # was reported later, if at all
+                batches = -(-(upto - done) // self._job.task.batch_size)
+                self._record.add(Progress(at, replica, upto - done, batches, math.nan, 0.0, 0.0, 0, 0))
 
     def attach(self, payload: Payload) -> None:
         raise AssertionError("the coordinator never touches a parameter")
@@ -113,6 +118,8 @@ class CoordinatorHost:
                 self._stats(note.node, note.stats)
             case "lease":
                 self._lease(note)
+            case "asked":
+                self._asked_s = self.training_s
             case "evaluating":
                 self._marks[int(note.values["number"])] = (self.training_s, int(note.values["trained"]))
             case "metric":
@@ -187,6 +194,7 @@ class CoordinatorHost:
             effect.versions,
             effect.ledger,
             effect.progress,
+            self._asked_s,
             self.training_s,
             optimizer_name(self._job.recipe.optimizer),
         )

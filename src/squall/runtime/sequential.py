@@ -56,7 +56,6 @@ class Sequential:
         try:
             with collected_interrupts() as self._interrupts:
                 end = self._train()
-            self._report(self._clock())
             error = self._snapshot()  # before the evaluation, which runs the user's code and may fail
             if end.status == "finished":
                 self._evaluate()
@@ -148,6 +147,8 @@ class Sequential:
     def _snapshot(self) -> str:
         """Why it could not be written, or nothing."""
         self._snapshots += 1
+        self._report(self._clock())  # so that the record tells what the snapshot holds
+        self._note("asked")
         with self._pause():
             error = Snapshots(self._job.directory).write_shard(self._snapshots, 0, 1, self._store)
         if error:

@@ -35,7 +35,8 @@ class Manifest(msgspec.Struct, frozen=True):
     versions: tuple[int, ...]  # updates applied, by shard
     ledger: dict[str, object]  # `Leases.state()` of the moment the snapshot was asked for
     progress: dict[str, int]  # lease -> upto, trained since then and in every shard's file
-    trained_s: float  # training time so far
+    asked_s: float  # training time of that moment
+    trained_s: float  # training time of the snapshot
     optimizer: str  # the class whose state the files hold
 
 

@@ -136,9 +136,7 @@ class Recipe:
     def cadence(self) -> Cadence:
         """What the replicas' machines know."""
         local, answered = self.local is not None, self.answered and not self.gathered
-        return Cadence(
-            self.push_every, self.fetch_every, self.overlap, self.gathered, answered, self.droppable, local
-        )  # fmt: skip
+        return Cadence(self.push_every, self.fetch_every, self.overlap, self.gathered, answered, local)
 
     def dealing(self) -> Dealing:
         """What the coordinator knows."""
