@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import squall
+from squall.errors import SnapshotMismatch
 from squall.record import Metric
 from squall.report import Reader
 from squall.run import Run
@@ -157,7 +158,7 @@ def test_a_replica_that_leaves_without_an_error_is_lost_all_the_same(run_dir: Pa
 def test_a_run_is_not_resumed_with_another_optimizer(inline: Fit, run_dir: Path) -> None:
     inline(regression(), DOWNPOUR, run_dir=run_dir)
     adam = dataclasses.replace(DOWNPOUR, optimizer=torch.optim.Adam)
-    with pytest.raises(ValueError, match="hold the state of SGD, and the strategy's optimizer is Adam: resume with"):
+    with pytest.raises(SnapshotMismatch, match="holds the state of SGD, and the optimizer is Adam now: resume with"):
         squall.resume(run_dir, strategy=adam, epochs=2)
 
 

@@ -19,7 +19,7 @@ from squall.version import __version__
 
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
-    from squall.run import Code, Run
+    from squall.run import Run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,22 +115,20 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
         until=options.until, seed=options.seed, device=options.device,
     )  # fmt: skip
     code = Code(task=loaded.function, strategy=strategy, settings=settings, plan=plan)
-    return _go(Launch(code, local, commanded_at), options.run_dir, options.json, again=False)
+    return _summarized(Launch(code, local, commanded_at).go(options.run_dir), options.json)
 
 
 def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     from squall.cli_options import build_strategy, settings_of
-    from squall.script import run_script
+    from squall.script import run_script, script_code
 
     assert local is not None
-    settings = settings_of(options)
     chosen = any(getattr(options, name) is not None for name in ("optimizer", "lr", "momentum", "weight_decay"))
-    run = run_script(
-        Path(options.script), options.arguments, build_strategy(options, ()), local=local, commanded_at=commanded_at,
+    code = script_code(
+        Path(options.script), options.arguments, build_strategy(options, ()), settings_of(options),
         optimizer_chosen=chosen, seed=options.seed, device=options.device, until=options.until,
-        run_dir=options.run_dir, settings=settings,
     )  # fmt: skip
-    return 0, f"{run.summary()}\n report                 {run.directory / 'report.html'}\n"
+    return _summarized(run_script(code, options.run_dir, local=local, commanded_at=commanded_at), as_json=False)
 
 
 def _compare(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
@@ -152,19 +150,27 @@ def _compare(options: argparse.Namespace, local: LocalRun | None, commanded_at: 
 
 
 def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
+    from squall.run import load_code
+    from squall.script import resumed_script, run_script
     from squall.train import Launch, resumed_code
 
     path = Path(options.run_dir)
+    old = load_code(path)
     changes = {n: getattr(options, n) for n in ("replicas", "shards") if getattr(options, n) is not None}
     limits = {n: getattr(options, n) for n in ("epochs", "steps", "until") if getattr(options, n) is not None}
-    code = resumed_code(path, None, None, **limits)
-    if changes:
-        code = resumed_code(path, _changed(code, changes), None, **limits)
-    return _go(Launch(code, local, commanded_at), path, options.json, again=True)
+    strategy = _changed(old["strategy"], changes)
+    if "script" in old:
+        if {"epochs", "steps"} & set(limits):
+            raise ValueError("how much a script trains it says itself, to session.batches: leave --epochs, --steps out")
+        assert local is not None
+        script = resumed_script(old, strategy, options.until)
+        run = run_script(script, path, local=local, commanded_at=commanded_at, again=True)
+    else:
+        run = Launch(resumed_code(old, strategy, None, **limits), local, commanded_at).go(path, again=True)
+    return _summarized(run, options.json)
 
 
-def _changed(code: Code, changes: dict[str, int]) -> Any:
-    strategy = code["strategy"]
+def _changed(strategy: Any, changes: dict[str, int]) -> Any:
     known = {field.name for field in dataclasses.fields(strategy)}
     for name in changes:
         if name not in known:
@@ -172,8 +178,7 @@ def _changed(code: Code, changes: dict[str, int]) -> Any:
     return dataclasses.replace(strategy, **changes)
 
 
-def _go(launch: Any, directory: str | Path | None, as_json: bool, again: bool) -> tuple[int, str]:
-    run: Run = launch.go(directory, again=again)
+def _summarized(run: Run, as_json: bool) -> tuple[int, str]:
     summary = run.summary()
     if as_json:
         document = {**summary.to_json_dict(), "run_directory": str(run.directory)}

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, final
 
 import cloudpickle
 import msgspec
@@ -27,6 +27,7 @@ from squall.vector import Layout
 TaskFunction = Callable[[], Task]
 
 
+@final
 class Code(TypedDict):
     """The user's own functions and settings, as `code.pickle` keeps them for `resume`."""
 
@@ -34,6 +35,18 @@ class Code(TypedDict):
     strategy: Strategy
     settings: Settings
     plan: Plan
+
+
+@final
+class ScriptCode(TypedDict):
+    """A script's run, as `code.pickle` keeps it."""
+
+    script: Path
+    arguments: list[str]
+    strategy: Strategy
+    settings: Settings
+    plan: Plan
+    optimizer_chosen: bool  # the strategy's optimizer counts, and not the script's
 
 
 class Run:
@@ -61,12 +74,20 @@ class Run:
                 raise SquallError(f"{self.directory} has no snapshot: nothing was trained yet")
             plan = msgspec.json.decode((self.directory / "run.json").read_bytes())["plan"]
             seed_everything(plan["seed"])
-            task = (self._task or load_code(self.directory)["task"])()
+            task = self._task_function()()
             layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
             vector = Snapshots(self.directory).restore(numbers[-1], layout).tensors["weights"]
             layout.read_model(vector, task.model)
             self._model = task.model.eval()
         return self._model
+
+    def _task_function(self) -> TaskFunction:
+        if self._task is not None:
+            return self._task
+        code = load_code(self.directory)
+        if "script" in code:
+            raise SquallError(f"{self.directory} is a script's run: its model is made by {code['script']}")
+        return code["task"]
 
     def report(self) -> Path:
         """Write report.html anew and say where it lies."""
@@ -104,15 +125,11 @@ def hold(path: Path) -> Iterator[None]:
         yield
 
 
-def write_plan(path: Path, code: Code, shipped: bytes | None = None) -> None:
+def write_plan(path: Path, code: Code | ScriptCode, shipped: bytes | None = None) -> None:
     """run.json for people and reports; code.pickle (private), which is `code` shipped, for `resume`."""
-    write_settings(path, code["plan"])
-    _replace(path / "code.pickle", shipped if shipped is not None else ship(code))
-
-
-def write_settings(path: Path, plan: Plan) -> None:
-    document = {"name": path.name, "plan": plan, "versions": versions()}
+    document = {"name": path.name, "plan": code["plan"], "versions": versions()}
     _replace(path / "run.json", msgspec.json.format(msgspec.json.encode(document)))
+    _replace(path / "code.pickle", shipped if shipped is not None else ship(code))
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -123,10 +140,10 @@ def _replace(path: Path, data: bytes) -> None:
     os.replace(beside, path)
 
 
-def load_code(path: Path) -> Code:
+def load_code(path: Path) -> Code | ScriptCode:
     """Raises `ValueError` for a directory that holds no run. Reads a pickle: only of directories you trust."""
     try:
-        code: Code = cloudpickle.loads((path / "code.pickle").read_bytes())
+        code: Code | ScriptCode = cloudpickle.loads((path / "code.pickle").read_bytes())
     except FileNotFoundError:
         raise ValueError(f"{path} holds no run that can be resumed: it has no code.pickle") from None
     except Exception as error:

@@ -7,66 +7,90 @@ from pathlib import Path
 
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, make_plan
-from squall.run import Run, hold, new_directory, write_settings
+from squall.run import Run, ScriptCode, hold, new_directory, write_plan
 from squall.runtime.arena import SHARED_MEMORY
+from squall.runtime.snapshot import Snapshots
 from squall.runtime.store import check_optimizers
 from squall.strategies import Strategy
 from squall.train import attend, finish_report
 
 
-def run_script(
+def script_code(
     script: Path,
     arguments: Sequence[str],
     strategy: Strategy,
+    settings: Settings,
     *,
-    local: LocalRun,
-    commanded_at: float,
     optimizer_chosen: bool,
     seed: int = 0,
     device: str = "cpu",
     until: str | None = None,
-    run_dir: str | Path | None = None,
-    settings: Settings | None = None,
-) -> Run:
-    """Start a script with replicas; what it prints goes where this process prints.
+) -> ScriptCode:
+    """What `run_script` will run. Raises `ValueError` for a setting that is wrong.
 
     Args:
         script: a Python file that calls `squall.join`.
         arguments: its own, as in `sys.argv[1:]`.
         strategy: that the replicas train with.
-        local: the nursery, started early.
-        commanded_at: when the user gave the command, seconds since 1970.
+        settings: as of `fit`.
         optimizer_chosen: the strategy's optimizer counts; else the one that the script gives to `join`.
         seed: of the data order; the script itself seeds what it makes before it joins.
         device: as of `fit`.
         until: as of `fit`, of a metric that the script logs.
-        run_dir: as of `fit`.
-        settings: as of `fit`.
-
-    Raises:
-        ValueError: a setting is wrong; nothing was launched.
-        SquallError: the script failed, or a process that cannot be done without.
     """
-    settings = settings or Settings(progress=False)
     if not script.is_file():
         raise ValueError(f"{script} is no file: give the Python script that calls squall.join")
     if strategy.in_process or settings.launcher != "local":
         raise ValueError(f"{type(strategy).__name__} runs in one process: start the script with python instead")
     plan = make_plan(strategy, settings, epochs=None, steps=None, until=until, seed=seed, device=device)
     check_optimizers(strategy.recipe())
+    return ScriptCode(
+        script=script.resolve(), arguments=list(arguments), strategy=strategy, settings=settings, plan=plan,
+        optimizer_chosen=optimizer_chosen,
+    )  # fmt: skip
+
+
+def resumed_script(code: ScriptCode, strategy: Strategy, until: str | None) -> ScriptCode:
+    """The code of a script's run, with what is to be different put in."""
+    plan = code["plan"]
+    if until is None and plan.until is not None:
+        until = f"{plan.until[0]}={plan.until[1]}"
+    return script_code(
+        code["script"], code["arguments"], strategy, code["settings"],
+        optimizer_chosen=code["optimizer_chosen"], seed=plan.seed, device=plan.device, until=until,
+    )  # fmt: skip
+
+
+def run_script(
+    code: ScriptCode, directory: str | Path | None, *, local: LocalRun, commanded_at: float, again: bool = False
+) -> Run:
+    """Start a script with replicas; what it prints goes where this process prints.
+
+    Args:
+        code: from `script_code`.
+        directory: of the run; a new one under runs/ by default.
+        local: the nursery, started early.
+        commanded_at: when the user gave the command, seconds since 1970.
+        again: go on with the run in `directory` from its last snapshot.
+
+    Raises:
+        ValueError: the directory cannot be used; nothing was launched.
+        SquallError: the script failed, or a process that cannot be done without.
+    """
     message = {
-        "plan": plan, "commanded_at": commanded_at, "shared_memory": str(SHARED_MEMORY), "script": str(script),
-        "arguments": list(arguments), "optimizer_chosen": optimizer_chosen,
+        "plan": code["plan"], "commanded_at": commanded_at, "shared_memory": str(SHARED_MEMORY),
+        "script": str(code["script"]), "arguments": code["arguments"], "optimizer_chosen": code["optimizer_chosen"],
     }  # fmt: skip
     try:
-        local.prepare({"strategy": strategy}, message)
-        path = new_directory(run_dir)
+        local.prepare({"strategy": code["strategy"]}, message)
+        path = Path(directory) if again and directory is not None else new_directory(directory)
         with hold(path):
-            write_settings(path, plan)
+            snapshot = Snapshots(path).newest() if again else None
+            write_plan(path, code)
             run = Run(path)
             try:
-                local.launch(path, None)
-                attend(local, path, settings.progress)
+                local.launch(path, snapshot)
+                attend(local, path, code["settings"].progress)
             finally:
                 local.close()
                 finish_report(run)

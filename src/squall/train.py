@@ -82,15 +82,17 @@ def resume(
 
     Raises:
         ValueError: the directory holds no run that can be resumed.
-        SnapshotMismatch: the task builds another model now.
+        SnapshotMismatch: the task builds another model now, or the optimizer or the training set is another one.
     """
-    code = resumed_code(Path(run_dir), strategy, settings, **limits)
+    old = load_code(Path(run_dir))
+    if "script" in old:
+        raise ValueError(f"{run_dir} is the run of a script: go on with it by `squall resume {run_dir}`")
+    code = resumed_code(old, strategy, settings, **limits)
     return Launch(code).go(run_dir, again=True)
 
 
-def resumed_code(path: Path, strategy: Strategy | None, settings: Settings | None, **limits: Any) -> Code:
+def resumed_code(code: Code, strategy: Strategy | None, settings: Settings | None, **limits: Any) -> Code:
     """What `resume` will run: the run's own code, with what is to be different put in."""
-    code = load_code(path)
     old = code["plan"]
     until = f"{old.until[0]}={old.until[1]}" if old.until is not None else None
     limits = {"epochs": old.epochs, "steps": old.steps, "until": until, **limits}
@@ -209,23 +211,12 @@ def _not_a_function(task: object) -> Task:
 def _last_snapshot(path: Path, task: Task, layout: Layout, strategy: Strategy) -> int | None:
     """The snapshot to go on from; None starts from the beginning, because the run died before its first."""
     snapshots = Snapshots(path)
-    snapshots.discard_partial()
-    numbers = snapshots.numbers()
-    if not numbers:
-        return None
-    manifest = snapshots.check(numbers[-1], layout)
-    optimizer = optimizer_name(strategy.recipe().optimizer)
-    if manifest.optimizer != optimizer:
-        raise ValueError(
-            f"the snapshots of {path} hold the state of {manifest.optimizer}, and the strategy's optimizer is"
-            f" {optimizer}: resume with the one it had, or start a new run"
-        )
-    before = manifest.ledger["examples"]
-    if before != task.examples:
-        raise ValueError(
-            f"Task.train has {task.examples} examples, and had {before} when the run began: start a new one"
-        )
-    return numbers[-1]
+    number = snapshots.newest()
+    if number is not None:
+        manifest = snapshots.check(number, layout)
+        manifest.check_optimizer(optimizer_name(strategy.recipe().optimizer))
+        manifest.check_examples(task.examples)
+    return number
 
 
 def finish_report(run: Run) -> None:
@@ -242,8 +233,6 @@ def finish_report(run: Run) -> None:
 
 def _remedy(path: Path) -> str:
     number = Snapshots(path).numbers()
-    if not (path / "code.pickle").exists():  # a script's run
-        return f"its last weights are snapshot {number[-1]} in {path}" if number else "no snapshot was written yet"
     where = f"from snapshot {number[-1]}" if number else "from the beginning (no snapshot was written yet)"
     return f"go on {where} with: squall resume {path}"
 

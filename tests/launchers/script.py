@@ -48,5 +48,6 @@ for number, batch in enumerate(session.batches(data.train, batch_size=64, epochs
         session.evaluate(data.validate, data.metrics)
 if mode == "twice":
     list(session.batches(data.train))
+session.evaluate(data.validate, data.metrics)
 weights = torch.cat([p.detach().flatten() for p in data.model.parameters()])
 print(f"weights {hashlib.sha256(weights.numpy().tobytes()).hexdigest()}")

@@ -12,8 +12,11 @@ from uuid import uuid4
 
 import pytest
 
+import squall
 from squall.record import Event, Metric, Progress, State
 from squall.report import Reader, audit
+from squall.run import Run
+from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import Started, wait_for
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
@@ -49,6 +52,7 @@ def test_replicas_train_every_example_once_and_end_with_the_same_weights(tmp_pat
     assert found.complete, str(found)
     assert len(found.epochs) == 4
     assert {metric.name for metric in metrics} == {"accuracy"}
+    assert metrics[-1].examples == 4 * EXAMPLES, "the result behind the loop is of the final weights"
     assert run.gone()
 
 
@@ -125,8 +129,41 @@ def test_an_interrupt_ends_the_loop_and_the_script_goes_on_behind_it(endless: St
     status, out, err = endless.finish()
     assert status == 130
     assert len(weights(out)) == 2, err
-    assert f"its last weights are snapshot 1 in {endless.directory}" in err
+    assert f"go on from snapshot 1 with: squall resume {endless.directory}" in err
     assert endless.gone()
+
+
+@pytest.mark.parametrize("changes", [(), ("--replicas", "3", "--shards", "1")])
+def test_an_interrupted_script_is_resumed_to_its_last_epoch(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    run = started(tmp_path, "--epochs", "30", flags=("--replicas", "2", "--shards", "2"))
+    run.wait_rows(Progress, lambda row: row.examples > 0)
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish()[0] == 130
+    status, out, err = Started(run.directory, "resume", str(run.directory), *changes).finish()
+    assert status == 0, err
+    assert len(set(weights(out))) == 1
+    reader = Reader(run.directory / "run.sqlite")
+    found = audit(reader)
+    reader.close()
+    assert found.complete, str(found)
+    assert len(found.epochs) == 30
+    assert Run(run.directory).summary().examples == 30 * EXAMPLES
+
+
+def test_what_a_script_decides_itself_is_not_changed_on_resume(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    assert run.finish()[0] == 0
+    for changes, message in (
+        (("--epochs", "9"), "how much a script trains it says itself"),
+        (("--until", "nonsense"), "until is 'nonsense'"),
+    ):
+        status, _, err = Started(run.directory, "resume", str(run.directory), *changes).finish()
+        assert status == 1
+        assert message in err
+    with pytest.raises(ValueError, match="is the run of a script: go on with it by `squall resume"):
+        squall.resume(run.directory)
+    with pytest.raises(squall.SquallError, match="its model is made by"):
+        Run(run.directory).model  # noqa: B018
 
 
 def test_a_killed_shard_ends_the_scripts(endless: Started) -> None:
@@ -134,5 +171,6 @@ def test_a_killed_shard_ends_the_scripts(endless: Started) -> None:
     status, out, err = endless.finish()
     assert status == 1
     assert f"shard 0 (pid {pid}) was lost" in err
+    assert f"squall resume {endless.directory}" in err
     assert not weights(out)
     assert endless.gone()

@@ -3,6 +3,7 @@
 from office import BATCH, Office
 from steps import kinds, sent
 
+from squall.protocol.core import Node
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Grant, Lease, LeaseRequest, Welcome
 
@@ -19,6 +20,22 @@ def test_leases_shrink_towards_the_end_of_an_epoch() -> None:
     assert sizes[0] == 16
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] == 1
+
+
+def test_slow_replicas_are_told_to_push_after_fewer_batches() -> None:
+    office = Office(examples=1000, push_every=12, matched=True)
+    a, b = office.join(0, 1)
+
+    def told(node: Node, clock: int, step_s: float) -> int:
+        ((_, grant),) = sent(office.tell(node, LeaseRequest(clock, step_s)), Grant)
+        return grant.steps
+
+    assert told(a, 1, 0.0) == 0, "its speed is not known"
+    assert told(a, 2, 0.1) == 12
+    assert told(b, 1, 0.3) == 4
+    assert told(b, 2, 100.0) == 1
+    assert told(b, 3, 0.05) == 12
+    assert told(a, 3, 0.0) == 6, "its last measurement counts"
 
 
 def test_leases_are_whole_pushes() -> None:

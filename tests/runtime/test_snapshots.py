@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import squall
+from squall.errors import SnapshotMismatch
 from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime.snapshot import KEEP, Snapshots
@@ -134,7 +135,7 @@ def test_other_data_is_refused(inline: Fit) -> None:
         patch.setattr("tests.tasks.EXAMPLES", size, raising=False)  # what the task function reads when it is called
         run = inline(reads_its_size, squall.Downpour(replicas=2), steps=4)
         size[0] = 40
-        with pytest.raises(ValueError, match="has 40 examples, and had 90 when the run began"):
+        with pytest.raises(SnapshotMismatch, match="has 40 examples, and had 90 when the run began"):
             again(run, steps=9)
 
 

@@ -29,6 +29,7 @@ RECIPES = {
     "mean of 3": Recipe(replicas=2, shards=2, optimizer=SGD, gather="mean", push_every=3, fetch_every=3, max_delay=0),
     "averaging": Averaging(replicas=3, shards=2, every=2).recipe(),
     "elastic averaging": ElasticAveraging(replicas=2, shards=2, every=2).recipe(),
+    "matched diloco": DiLoCo(replicas=3, inner_steps=4, form="asynchronous", matched=True).recipe(),
     "decoupled diloco": DiLoCo(replicas=3, inner_steps=2, form="decoupled").recipe(),
     "backup, fold": Synchronous(replicas=3, backup=1, late="fold").recipe(),
     "backup, drop": Synchronous(replicas=3, shards=1, backup=1).recipe(),

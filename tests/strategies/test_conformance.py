@@ -25,6 +25,7 @@ from torch.utils.data import TensorDataset
 
 import squall
 from squall.optim import Proximal
+from squall.report import Reader
 from squall.run import Run
 from squall.strategies import STRATEGIES, Strategy
 from squall.vector import Layout
@@ -78,6 +79,9 @@ TABLE: dict[str, Row] = {
     "diloco": Row(squall.DiLoCo(optimizer=ADAMW, inner_steps=5), local(ADAMW, 5, outer(NESTEROV))),
     "asynchronous diloco": Row(
         squall.DiLoCo(optimizer=ADAMW, inner_steps=5, form="asynchronous"), local(ADAMW, 5, outer(NESTEROV))),
+    "matched diloco": Row(
+        squall.DiLoCo(optimizer=ADAMW, inner_steps=5, form="asynchronous", matched=True),
+        local(ADAMW, 5, outer(NESTEROV))),
     "decoupled diloco": Row(
         squall.DiLoCo(optimizer=ADAMW, inner_steps=5, form="decoupled"), local(ADAMW, 5, outer(NESTEROV))),
 }  # fmt: skip
@@ -169,6 +173,25 @@ def test_averaging_and_diloco_move_one_kth_of_the_bytes(inline: Fit) -> None:
     assert 0 < exchanged(squall.Averaging(replicas=3, every=8)) <= whole / 8
     assert 0 < exchanged(squall.DiLoCo(replicas=3, inner_steps=16)) <= whole / 16
     assert exchanged(squall.SingleProcess()) == 0
+
+
+def test_matched_inner_steps_let_a_slow_replica_push_as_often(inline: Fit) -> None:
+    """At a third of the speed it does a third of the work in every push."""
+
+    def pushes_and_batches(matched: bool) -> tuple[list[int], list[int]]:
+        strategy = squall.DiLoCo(replicas=2, optimizer=ADAMW, inner_steps=9, form="asynchronous", matched=matched)
+        settings = dataclasses.replace(INLINE, slow=1 / 3)
+        run = inline(regression(examples=96 * 16), strategy, epochs=12, settings=settings)
+        reader = Reader(run.directory / "run.sqlite")
+        work = reader.progress()
+        reader.close()
+        return [row.pushed_bytes for row in work], [row.batches for row in work]
+
+    pushes, batches = pushes_and_batches(matched=True)
+    assert min(pushes) > 0.8 * max(pushes)
+    assert min(batches) < 0.4 * max(batches)
+    pushes, batches = pushes_and_batches(matched=False)
+    assert min(pushes) < 0.4 * max(pushes)
 
 
 # ---------------------------------------------------------------- the same trace

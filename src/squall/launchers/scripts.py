@@ -15,6 +15,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import closing
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,20 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import squall.session
-from squall.errors import TaskError
+from squall.errors import SnapshotMismatch, TaskError
 from squall.launchers.line import Line
 from squall.launchers.nursery import DONE, RAISED, Child, Nursery, build_job, warn_of_threads
 from squall.launchers.roles import name_process, transport_of
 from squall.protocol.core import COORDINATOR, Compute, Effect, Event, Node, ValuesLogged
+from squall.record import Metric, Record
+from squall.report import Reader, summarize
 from squall.runtime.driver import Driver
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.snapshot import Snapshots
+from squall.runtime.store import optimizer_name
 from squall.session import Side
 from squall.task import Batch, OptimizerFactory, Task, check_data
 
@@ -92,6 +96,8 @@ class ScriptNursery(Nursery):
                 self._kill_all()
             return
         self._trained_on = said
+        if self._job.restored is not None:
+            self._job.restored.manifest.check_examples(said["examples"])
         task = dataclasses.replace(self._job.task, train=_Counted(said["examples"]), batch_size=said["batch_size"])
         plan = msgspec.structs.replace(self._job.plan, epochs=said["epochs"])
         self._job = dataclasses.replace(self._job, task=task, plan=plan)
@@ -185,7 +191,7 @@ class Replica(Side):
         check_data(task)
         self.began = True
         self._line.say(kind="begin", examples=task.examples, batch_size=task.batch_size, epochs=epochs)
-        job = dataclasses.replace(self._job, task=task)
+        self._job = job = dataclasses.replace(self._job, task=task)
         self._await_coordinator()
         self._host = _ScriptHost(job, self.rank, self._line)
         self._transport = transport_of(job, self._node, self._sockets, self._line)
@@ -221,6 +227,18 @@ class Replica(Side):
             self._logged.append(values)
         elif self._driver.end is None:
             self._driver.post(ValuesLogged(dict(values)))
+        else:
+            self._log_final(values)
+
+    def _log_final(self, values: Mapping[str, float]) -> None:
+        """The coordinator has closed the record: what comes now is of the final weights."""
+        path = self._job.directory / "run.sqlite"
+        with closing(Reader(path)) as reader:
+            done = summarize(reader)
+        epoch = done.examples // self._job.task.examples
+        with closing(Record(path)) as record:
+            for name, value in values.items():
+                record.add(Metric(done.training_s, epoch, done.examples, done.updates or 0, name, value))
 
     def leave(self) -> None:
         """The batch under way is given up; whoever computes when a run is stopped is not waited for."""
@@ -258,7 +276,9 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
             strategy = dataclasses.replace(strategy, optimizer=optimizer)
         task = Task(model=model, loss=squall.session.no_loss, train=_Counted(1), **options)
         warn_of_threads("the script")
-        job = build_job({**message, "strategy": strategy}, task, Path(order["directory"]), None)
+        job = build_job({**message, "strategy": strategy}, task, Path(order["directory"]), order["snapshot"])
+        if job.restored is not None:
+            job.restored.manifest.check_optimizer(optimizer_name(job.recipe.optimizer))
         if job.recipe.shards > job.layout.elements:
             raise ValueError(f"{job.recipe.shards} shards for {job.layout.elements} parameters: use fewer shards")
         try:
@@ -281,7 +301,7 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
     except RunOver:
         _leave(DONE)
     except BaseException as error:
-        story = str(error) if isinstance(error, _Unfinished) else traceback.format_exc()
+        story = str(error) if isinstance(error, _Unfinished | SnapshotMismatch) else traceback.format_exc()
         if not forked_as:  # still the nursery
             raise TaskError(story) from None
         (sockets / f"{forked_as[0]}.traceback").write_text(story)

@@ -134,9 +134,10 @@ class Coordinator:
 
     def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
-            case LeaseRequest(clock):
+            case LeaseRequest(clock, step_s):
                 if sender in self.members.live:  # else it was lost while this was on its way
                     self._requests[sender] = clock
+                    self.dealer.paced(sender, step_s)
                     self._grant_all(now, effects)
             case Progress(covers, stats):
                 self._on_progress(sender, covers, stats, now, effects)

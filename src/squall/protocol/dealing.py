@@ -22,6 +22,7 @@ class Dealing(msgspec.Struct, frozen=True):
     push_every: int = 1
     lease_is_push: bool = False  # a push may be dropped, and its lease with it
     warm_start: int = 0  # examples that the first replica trains alone
+    matched: bool = False  # slower replicas push after fewer batches, so that all push about as often
 
 
 class Dealer:
@@ -30,6 +31,7 @@ class Dealer:
         self.leases = leases
         self.newest_clock = 0  # that anyone asked for
         self._rounds: dict[int, dict[Node, Grant]] = {}  # gathered: clock -> dealt, and not yet asked for
+        self._step_s: dict[Node, float] = {}  # how long a replica's batches took lately
 
     @property
     def begun(self) -> bool:
@@ -57,7 +59,20 @@ class Dealer:
             lease = self.leases.take(node, self._lease_batches(), now)
         if lease is None and not self.rules.answered:
             return None
-        return Grant(clock, lease)
+        return Grant(clock, lease, self._steps(node, members))
+
+    def paced(self, node: Node, step_s: float) -> None:
+        """A replica says how long its batches took."""
+        if step_s > 0:
+            self._step_s[node] = step_s
+
+    def _steps(self, node: Node, members: Sequence[Node]) -> int:
+        """Batches of a push in proportion to speed; the fastest does `push_every` (Liu et al. 2024, section 4)."""
+        own = self._step_s.get(node)
+        if not self.rules.matched or own is None:
+            return 0
+        fastest = min(self._step_s.get(member, own) for member in members)
+        return max(1, round(self.rules.push_every * fastest / own))
 
     def _deal_round(self, clock: int, members: Sequence[Node], now: float) -> None:
         """One push's worth of batches for each member; dealt when the first member asks.

@@ -69,6 +69,7 @@ class LeaseRequest(_Message, frozen=True, tag="lease?", array_like=True, gc=Fals
     """Ask for work. `clock` is the exchange that the work is for."""
 
     clock: Count
+    step_s: float = 0.0  # mean duration of a batch since the last request; 0: there was none
 
 
 class Grant(_Message, frozen=True, tag="lease", array_like=True, gc=False):
@@ -80,6 +81,7 @@ class Grant(_Message, frozen=True, tag="lease", array_like=True, gc=False):
 
     clock: Count
     lease: Lease | None
+    steps: Count = 0  # batches of a push from now on, where that depends on the replica's speed; 0: no change
 
 
 class Progress(_Message, frozen=True, tag="progress", array_like=True, gc=False):

@@ -89,6 +89,9 @@ class Replica:
         self._starved = False  # there is no work for now; the next grant will come by itself
         self._batch: _Batch | None = None  # under computation
         self._retried = False
+        self._push_every, self._fetch_every = cadence.push_every, cadence.fetch_every
+        self._step_s: list[float] = []  # durations of the batches since the last request for work
+        self._computing_since = 0.0
         self._since_push = 0  # batches in the gradient buffer
         self._since_fetch = 0
         self._examples = 0  # behind the gradient buffer
@@ -143,6 +146,8 @@ class Replica:
                 if not self._starved:
                     self._asked = False
                     self._grants.append(message)
+                if message.steps:
+                    self._push_every = self._fetch_every = message.steps
                 if message.lease is not None:
                     batches = _batches(message.lease, self.batch_size)
                     effects.extend(Expect(batch.epoch, batch.start, batch.stop) for batch in batches)
@@ -199,7 +204,9 @@ class Replica:
             current = bool(self._work or self._idle or round_open)
             assert self.clock is not None
             self._asked = True
-            effects.append(Send(COORDINATOR, LeaseRequest(self.clock + 1 + current)))
+            step_s = sum(self._step_s) / len(self._step_s) if self._step_s else 0.0
+            self._step_s.clear()
+            effects.append(Send(COORDINATOR, LeaseRequest(self.clock + 1 + current, step_s)))
         return bool(self._work)
 
     def _compute(self, now: float, effects: list[Effect]) -> None:
@@ -210,6 +217,7 @@ class Replica:
             if self._unreported and not self._awaited:
                 self._report(now, effects)
         self._retried = False
+        self._computing_since = now
         effects.append(self._compute_effect(batch))
         if self._waiting_since:
             self._tally.wait_s += now - self._waiting_since
@@ -218,7 +226,7 @@ class Replica:
     def _compute_effect(self, batch: _Batch) -> Compute:
         if self._since_push == 0:
             self._basis = self._versions
-        fetches_next = self._since_fetch + 1 >= self.cadence.fetch_every
+        fetches_next = self._since_fetch + 1 >= self._fetch_every
         return Compute(
             batch.epoch, batch.start, batch.stop, self._gradient,
             accumulate=self._since_push > 0, local_step=not fetches_next,
@@ -233,6 +241,7 @@ class Replica:
             self._on_non_finite(batch, now, effects)
             return
         self._batch = None
+        self._step_s.append(now - self._computing_since)
         self._since_push += 1
         self._since_fetch += 1
         self._examples += batch.stop - batch.start
@@ -258,10 +267,10 @@ class Replica:
     # ------------------------------------------------------------ exchanges
 
     def _push_due(self) -> bool:
-        return self._since_push >= self.cadence.push_every
+        return self._since_push >= self._push_every
 
     def _fetch_due(self) -> bool:
-        return self._since_fetch >= self.cadence.fetch_every
+        return self._since_fetch >= self._fetch_every
 
     def _due(self) -> bool:
         return self._push_due() or self._fetch_due()

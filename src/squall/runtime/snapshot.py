@@ -39,6 +39,22 @@ class Manifest(msgspec.Struct, frozen=True):
     trained_s: float  # training time of the snapshot
     optimizer: str  # the class whose state the files hold
 
+    def check_optimizer(self, name: str) -> None:
+        """Raises `SnapshotMismatch` for another class than the one whose state this is."""
+        if name != self.optimizer:
+            raise SnapshotMismatch(
+                f"snapshot {self.number} holds the state of {self.optimizer}, and the optimizer is {name} now:"
+                " resume with the one it had, or start a new run"
+            )
+
+    def check_examples(self, examples: int) -> None:
+        """Raises `SnapshotMismatch` for another number than the data position is of."""
+        before = self.ledger["examples"]
+        if examples != before:
+            raise SnapshotMismatch(
+                f"the training set has {examples} examples, and had {before} when the run began: start a new one"
+            )
+
 
 @dataclass(frozen=True)
 class Restored:
@@ -86,6 +102,11 @@ class Snapshots:
         if not self.directory.is_dir():
             return []
         return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdecimal())
+
+    def newest(self) -> int | None:
+        """The one to go on from; None: the run died before its first. What is half-written is removed."""
+        self.discard_partial()
+        return max(self.numbers(), default=None)
 
     def manifest(self, number: int) -> Manifest:
         path = self.directory / f"{number:06d}" / "manifest.json"

@@ -45,6 +45,7 @@ class Recipe:
         grace: how long a round stays open beyond that, as a share of the last round's duration.
         blocks: equal parts of the vector of which every exchange moves one.
         block_order: "cyclic", or "random": another order in every sweep.
+        matched: slower replicas push after fewer batches than `push_every`, so that all push about as often.
         elementwise: the optimizer moves every element by itself, so that shards may cut tensors anywhere.
         late: "drop" a push that comes after its round, or "fold" it into the next.
     """
@@ -71,6 +72,7 @@ class Recipe:
     blocks: int = 1
     block_order: str = "cyclic"
     elementwise: bool = True
+    matched: bool = False
 
     def __post_init__(self) -> None:
         """Raise a `ValueError` with the remedy for settings that cannot be."""
@@ -141,7 +143,7 @@ class Recipe:
     def dealing(self) -> Dealing:
         """What the coordinator knows."""
         return Dealing(
-            self.replicas, self.gathered, self.answered, self.push_every, self.droppable, self.warm_start
+            self.replicas, self.gathered, self.answered, self.push_every, self.droppable, self.warm_start, self.matched
         )  # fmt: skip
 
 

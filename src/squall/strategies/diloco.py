@@ -32,6 +32,8 @@ class DiLoCo(Strategy):
         outer_lr: learning rate of the outer optimizer.
         outer_momentum: its Nesterov momentum.
         form: "synchronous", "asynchronous" or "decoupled" (with one shard).
+        matched: asynchronous: slower replicas take fewer inner steps, in proportion to their speed, so that all push
+            about as often and no push is very stale.
         momentum_every: asynchronous: pushes between refreshes of the momentum; None for the number of replicas.
         quorum: decoupled: pushes that an update waits for; None for more than half of the replicas.
         grace: decoupled: how long an update waits beyond the quorum, as a share of the last one's duration.
@@ -54,6 +56,7 @@ class DiLoCo(Strategy):
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     form: Literal["synchronous", "asynchronous", "decoupled"] = "synchronous"
+    matched: bool = False
     momentum_every: int | None = None
     quorum: int | None = None
     grace: float = 0.1
@@ -80,6 +83,7 @@ class DiLoCo(Strategy):
             quorum=quorum if decoupled else None,
             grace=self.grace if decoupled else 0.0,
             late="fold" if decoupled else "drop",
+            matched=self.matched,
         )
 
     def _check(self) -> None:
@@ -93,5 +97,7 @@ class DiLoCo(Strategy):
             raise ValueError(f"outer_momentum is {self.outer_momentum}: it must be 0 or more and below 1")
         if self.momentum_every is not None and (self.momentum_every < 1 or self.form != "asynchronous"):
             raise ValueError(f"momentum_every is {self.momentum_every}: at least 1, and with form='asynchronous' alone")
+        if self.matched and self.form != "asynchronous":
+            raise ValueError(f"matched is of form='asynchronous', where nobody waits, and form is {self.form!r}")
         if self.quorum is not None and self.form != "decoupled":
             raise ValueError(f"quorum is {self.quorum}: it is of form='decoupled', and form is {self.form!r}")
