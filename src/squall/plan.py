@@ -82,9 +82,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def limits(self) -> Limits:
         return Limits(self.epochs, self.steps)
 
-    def policy(self, strategy: Strategy, task: Task) -> Policy:
+    def policy(self, task: Task) -> Policy:
         return Policy(
-            strategy.recipe().dealing(), self.shards, task.validate is not None, self.evaluate_every_s, self.until,
+            self.replicas, self.shards, task.validate is not None, self.evaluate_every_s, self.until,
             self.seconds, self.snapshot_every_s,
         )  # fmt: skip
 

@@ -2,10 +2,11 @@
 
 from steps import give, sent, shard_nodes, tell
 
-from squall.protocol.coordinator import Coordinator, Policy
+from squall.protocol.coordinator import Policy
 from squall.protocol.core import Effect, Event, MemberLost, Node, Note
 from squall.protocol.dealing import Dealing
 from squall.protocol.leases import Leases, Limits
+from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.messages import (
     Cover,
     Departed,
@@ -38,8 +39,8 @@ class Office:
     ) -> None:  # fmt: skip
         rules = {name: settings.pop(name) for name in Dealing.__struct_fields__ if name in settings}
         self.leases = Leases(examples, BATCH, limits or Limits(epochs=1))
-        policy = Policy(Dealing(replicas, **rules), shards, **{"snapshot_every_s": None, **settings})
-        self.machine = Coordinator(policy, self.leases)
+        policy = Policy(replicas, shards, **{"snapshot_every_s": None, **settings})
+        self.machine = LeaseCoordinator(policy, Dealing(replicas, **rules), self.leases)
         self.shards = shard_nodes(shards)
         self.evaluator = Node("evaluator", replicas)
         self.prompt = True

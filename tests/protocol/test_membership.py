@@ -1,7 +1,7 @@
 """Who is alive: joining and departing wait until every shard has seen the view."""
 
 from squall.protocol.core import Node
-from squall.protocol.membership import Membership
+from squall.protocol.membership import Covers, Membership, common
 from squall.protocol.messages import Cover, Departed, Member, ViewSeen
 
 R0, R1, R1_AGAIN = Node("replica", 0), Node("replica", 1), Node("replica", 1, 1)
@@ -19,6 +19,11 @@ def joined(shards: int, *nodes: Node) -> Membership:
         members.seen(shard, ViewSeen(view.number, ()))
     members.take_joined()
     return members
+
+
+def departed(members: Membership) -> list[tuple[Node, Covers]]:
+    """Who is gone, with what all shards have of it."""
+    return [(node, common(applied, members.shards)) for node, applied in members.take_departed()]
 
 
 def test_a_replica_has_joined_when_the_last_shard_has_seen_it() -> None:
@@ -47,9 +52,9 @@ def test_a_slot_is_free_again_when_every_shard_knows() -> None:
     assert [member.slot for member in view.members] == [0]
     assert not members.slot_free(1)
     members.seen(0, ViewSeen(3, (gone(R1),)))
-    assert members.take_departed() == []
+    assert departed(members) == []
     members.seen(1, ViewSeen(3, (gone(R1),)))
-    assert members.take_departed() == [(R1, {})]
+    assert departed(members) == [(R1, {})]
     assert members.slot_free(1)
 
 
@@ -58,7 +63,7 @@ def test_only_what_every_shard_applied_is_kept() -> None:
     members.depart(R0)
     members.seen(0, ViewSeen(2, (gone(R0, _4=32, _5=64, _6=8),)))
     members.seen(1, ViewSeen(2, (gone(R0, _6=8, _5=48),)))
-    assert members.take_departed() == [(R0, {5: 48, 6: 8})]
+    assert departed(members) == [(R0, {5: 48, 6: 8})]
 
 
 def test_departing_before_having_joined() -> None:
@@ -67,9 +72,9 @@ def test_departing_before_having_joined() -> None:
     members.depart(R0)
     members.seen(0, ViewSeen(1, ()))
     assert members.take_joined() == []
-    assert members.take_departed() == []
+    assert departed(members) == []
     members.seen(0, ViewSeen(2, (gone(R0),)))
-    assert members.take_departed() == [(R0, {})]
+    assert departed(members) == [(R0, {})]
 
 
 def test_who_is_not_a_member_departs_without_a_view() -> None:
@@ -82,7 +87,7 @@ def test_a_successor_is_told_from_its_predecessor() -> None:
     members = joined(1, R1)
     members.depart(R1)
     members.seen(0, ViewSeen(2, (gone(R1, _1=8),)))
-    assert members.take_departed() == [(R1, {1: 8})]
+    assert departed(members) == [(R1, {1: 8})]
     members.join(R1_AGAIN, 9)
     assert members.depart(R1) is None
     assert list(members.live) == [R1_AGAIN]

@@ -9,10 +9,11 @@ from sim_hosts import COMPUTE_S, Batch, CoordinatorHost, EvaluatorHost, Gradient
 
 from squall.protocol import core
 from squall.protocol.check import check
-from squall.protocol.coordinator import Coordinator, Policy
+from squall.protocol.coordinator import Policy
 from squall.protocol.core import COORDINATOR, End, Node, Note, PublishSnapshot
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases, Limits
+from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.replica import Replica
 from squall.protocol.shard import Shard
@@ -32,7 +33,9 @@ class Bench:
         self.recipe, self.batch_size, self.seed = recipe, batch_size, seed
         self.limits = limits or Limits(epochs=2)
         self.leases = Leases(examples, batch_size, self.limits)
-        self.coordinator = Coordinator(Policy(recipe.dealing(), recipe.shards, **policy), self.leases)
+        self.coordinator = LeaseCoordinator(
+            Policy(recipe.replicas, recipe.shards, **policy), recipe.dealing(), self.leases
+        )
         self.notes: list[Note] = []
         self.published: list[PublishSnapshot] = []
         self.computed = 0

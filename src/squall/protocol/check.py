@@ -9,6 +9,7 @@ from squall.protocol.coordinator import Coordinator, Phase
 from squall.protocol.core import Machine
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases
+from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.replica import Replica
 from squall.protocol.shard import Shard
@@ -25,8 +26,10 @@ def check(machine: Machine | Leases) -> None:
         case Leases():
             _raise_for(machine, _leases(machine))
         case Coordinator():
-            check(machine.leases)
             _raise_for(machine, _coordinator(machine))
+            if isinstance(machine, LeaseCoordinator):
+                check(machine.leases)
+                _raise_for(machine, _lease_coordinator(machine))
         case Replica():
             _raise_for(machine, _replica(machine))
         case Shard():
@@ -66,13 +69,17 @@ def _coordinator(coordinator: Coordinator) -> Iterator[Claim]:
     yield not set(live) & set(departing), "nobody is live and departing"
     yield not set(slots) & {node.index for node in departing}, "a slot is free before it is used again"
     yield all(node in members.live for node in members._joining), "who joins is live"
-    yield all(node in members.live for node in coordinator._requests), "requests come from live replicas"
-    holders = [held.holder for held in coordinator.leases.held.values()]
-    yield all(node in live or node in departing for node in holders), "leases are held by members"
     yield phase is not Phase.ENDED or coordinator.wake_at is None, "the end sets no timers"
     yield phase is Phase.RUNNING or bool(coordinator.reason or coordinator.error), "a run ends for a reason"
     pending = bool(members._joining or members._departing)
     yield not (pending and members.settled), "who waits for a view waits for one that is not seen yet"
+
+
+def _lease_coordinator(coordinator: LeaseCoordinator) -> Iterator[Claim]:
+    members = coordinator.members
+    yield all(node in members.live for node in coordinator._requests), "requests come from live replicas"
+    holders = [held.holder for held in coordinator.leases.held.values()]
+    yield all(node in members.live or node in members._departing for node in holders), "leases are held by members"
 
 
 def _replica(replica: Replica) -> Iterator[Claim]:

@@ -1,8 +1,8 @@
-"""The coordinator's machine: hands out data, watches members, and never touches a parameter.
+"""The coordinator's machine: watches members, has the model evaluated and snapshots taken, and ends the run.
 
-Its parts have one subject each: the ledger of the data (`leases`), who gets which work (`dealing`), who is alive
-(`membership`), evaluations and snapshots (`side_work`). This file is what ties them together, and the closing
-sequence, which is the same whatever ended a run:
+It never touches a parameter. What replicas are given to do is a subclass's: leases of data (`leasing`), or portions of
+a batch (`sandblaster`). Its parts have one subject each: who is alive (`membership`), evaluations and snapshots
+(`side_work`). This file ties them together, and has the closing sequence, which is the same whatever ended a run:
 
     running -> stopping (replicas finish their exchange and leave) -> evaluating (the final weights)
             -> snapshot -> ended
@@ -12,7 +12,7 @@ A user's stop skips the evaluation; a lost shard, or a batch that stays NaN, end
 
 from __future__ import annotations
 
-import math
+from abc import ABC, abstractmethod
 from enum import StrEnum
 
 import msgspec
@@ -32,21 +32,14 @@ from squall.protocol.core import (
     StopRequested,
     TimePassed,
 )
-from squall.protocol.dealing import Dealer, Dealing
-from squall.protocol.leases import Ended, Leases
-from squall.protocol.membership import Membership
+from squall.protocol.membership import Covers, Membership
 from squall.protocol.messages import (
-    Cover,
-    Dropped,
     Evaluated,
-    Grant,
     Join,
-    LeaseRequest,
     Left,
     Logged,
     Message,
     NonFinite,
-    Progress,
     SnapshotTaken,
     Stats,
     Stop,
@@ -63,7 +56,7 @@ LOST_IN_A_ROW = 5  # processes of one slot that die without finishing a batch en
 class Policy(msgspec.Struct, frozen=True):
     """What of a plan the coordinator must know."""
 
-    dealing: Dealing
+    replicas: int
     shards: int
     evaluate: bool = True  # there is a validation set
     evaluate_every_s: float | None = None  # beside the one after each epoch
@@ -80,24 +73,21 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-class Coordinator:
-    def __init__(self, policy: Policy, leases: Leases, snapshots: int = 0) -> None:
+class Coordinator(ABC):
+    """What every coordinator does. `snapshots` is the number of the newest one there is."""
+
+    def __init__(self, policy: Policy, snapshots: int = 0) -> None:
         self.policy = policy
-        self.leases = leases
-        self.dealer = Dealer(policy.dealing, leases)
         self.members = Membership(policy.shards)
         self.phase = Phase.RUNNING
         self.reason = ""
         self.error = ""
         self._failure = "failed"  # the status of a run that ends with an error
         self._shards = [Node("shard", i) for i in range(policy.shards)]
-        self._evaluations = Evaluations(Node("evaluator", policy.dealing.replicas))
+        self._evaluations = Evaluations(Node("evaluator", policy.replicas))
         self._snapshots = Snapshots(self._shards, snapshots)
-        self._requests: dict[Node, int] = {}  # replica waiting for a grant -> clock asked for
-        self._starved: dict[Node, None] = {}  # of these, those that know that there is nothing for now
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._fruitless: dict[tuple[str, int], int] = {}  # slot -> processes lost since its last finished batch
-        self._epochs_seen = leases.epochs_done()
         self._begun = False  # a replica was welcomed
         self._wanted = False  # a script asked for the end
         self._hurried = False  # a user's stop, or an error: no final evaluation
@@ -106,6 +96,44 @@ class Coordinator:
         self._evaluate_at: float | None = None
         self._snapshot_at: float | None = None
         self._deadline: float | None = None  # of the stopping phase
+
+    # ------------------------------------------------------------ the work, which is a subclass's
+
+    @property
+    def _entry_clock(self) -> int:
+        """Of a replica that joins."""
+        return 0
+
+    @property
+    @abstractmethod
+    def trained(self) -> int:
+        """Examples so far, repeats counted once."""
+
+    @abstractmethod
+    def _on_work(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
+        """A message about work. Raises `AssertionError` for what it does not know."""
+
+    @abstractmethod
+    def _proceed(self, now: float, effects: list[Effect]) -> None:
+        """Members have come or gone: give work to whom it is due."""
+
+    @abstractmethod
+    def _take_back(self, node: Node, applied: list[Covers], effects: list[Effect]) -> None:
+        """The work of a replica that is gone; `applied` is what each shard says that it has of it."""
+
+    @abstractmethod
+    def _forget(self, node: Node) -> None:
+        """The replica is not live any more."""
+
+    @abstractmethod
+    def _finished(self) -> bool:
+        """Everything is trained."""
+
+    @abstractmethod
+    def _ledger(self) -> dict[str, object]:
+        """The position of the work as plain values, for a snapshot."""
+
+    # ------------------------------------------------------------ events
 
     @property
     def wake_at(self) -> float | None:
@@ -134,27 +162,17 @@ class Coordinator:
 
     def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
-            case LeaseRequest(clock, step_s):
-                if sender in self.members.live:  # else it was lost while this was on its way
-                    self._requests[sender] = clock
-                    self.dealer.paced(sender, step_s)
-                    self._grant_all(now, effects)
-            case Progress(covers, stats):
-                self._on_progress(sender, covers, stats, now, effects)
-            case Dropped(lease):
-                self._close(self.leases.drop(lease, sender), effects)
-                self._grant_all(now, effects)
             case Join(pid):
                 self._on_join(sender, pid, effects)
             case ViewSeen():
                 self.members.seen(sender.index, message)
                 self._on_view_seen(now, effects)
-            case Left(covers, stats):
-                self._on_progress(sender, covers, stats, now, effects)
+            case Left():
+                self._on_work(sender, message, now, effects)
                 effects.append(Note("member", "left", node=sender))
                 self._depart(sender, effects)
             case Logged(values):
-                self._evaluations.logged(values, self.leases.trained, effects)
+                self._evaluations.logged(values, self.trained, effects)
                 self._stop_if_reached(values, now, effects)
             case NonFinite():
                 self._on_non_finite(sender, message, now, effects)
@@ -163,7 +181,7 @@ class Coordinator:
             case SnapshotTaken():
                 self._on_snapshot_taken(sender, message, now, effects)
             case _:
-                raise AssertionError(f"the coordinator does not know {message!r}")
+                self._on_work(sender, message, now, effects)
 
     def _on_time(self, now: float, effects: list[Effect]) -> None:
         if _due(self._deadline, now):
@@ -173,10 +191,10 @@ class Coordinator:
         if _due(self._snapshot_at, now):
             self._snapshot_at = None
             if not self._snapshots.under_way:
-                self._snapshots.take(self.leases, effects)
+                self._snapshots.take(self._ledger(), effects)
         if _due(self._evaluate_at, now):
             self._evaluate_at = _after(now, self.policy.evaluate_every_s)
-            self._evaluations.ask(self.leases.trained, effects)
+            self._evaluations.ask(self.trained, effects)
 
     # ------------------------------------------------------------ members
 
@@ -193,15 +211,14 @@ class Coordinator:
     def _admit(self, effects: list[Effect]) -> None:
         for node in [node for node in self._joins if self.members.slot_free(node.index)]:
             del self._joins[node]
-            self._show(self.members.join(node, self.dealer.entry_clock), effects)
+            self._show(self.members.join(node, self._entry_clock), effects)
 
     def _show(self, view: View, effects: list[Effect]) -> None:
         effects.extend(Send(shard, view) for shard in self._shards)
 
     def _depart(self, node: Node, effects: list[Effect]) -> bool:
         """False if the node was not a member, so that no view has to be seen without it."""
-        self._requests.pop(node, None)
-        self._starved.pop(node, None)
+        self._forget(node)
         self._joins.pop(node, None)
         view = self.members.depart(node)
         if view is not None:
@@ -210,15 +227,7 @@ class Coordinator:
 
     def _on_view_seen(self, now: float, effects: list[Effect]) -> None:
         for node, applied in self.members.take_departed():
-            known = self.leases.trained
-            for lease, upto in applied.items():
-                self._close(self.leases.done(lease, upto, node), effects)
-            unreported = self.leases.trained - known  # it did not live to tell
-            if unreported:
-                batches = -(-unreported // self.leases.batch_size)
-                effects.append(Note("stats", node=node, stats=Stats(unreported, batches, loss_sum=math.nan)))
-            for ended in self.leases.give_back(node):
-                self._close(ended, effects)
+            self._take_back(node, applied, effects)
             effects.append(Forget(node))
         for node, entry in self.members.take_joined():
             if not self._begun:
@@ -228,7 +237,7 @@ class Coordinator:
             else:
                 effects.append(Send(node, Stop()))
         self._admit(effects)
-        self._grant_all(now, effects)
+        self._proceed(now, effects)
         self._look_for_end(now, effects)
 
     def _begin(self, now: float, effects: list[Effect]) -> None:
@@ -256,61 +265,14 @@ class Coordinator:
             effects.append(Note("replaced", f"{node.role} {node.index}", node=node))
         self._look_for_end(now, effects)
 
-    # ------------------------------------------------------------ data
-
-    def _grant_all(self, now: float, effects: list[Effect]) -> None:
-        for node in list(self._requests):
-            if node not in self.members.live or not self._may_grant():
-                continue
-            grant = self.dealer.grant(node, self._requests[node], sorted(self.members.live), now)
-            if grant is not None:
-                del self._requests[node]
-                self._starved.pop(node, None)
-                effects.append(Send(node, grant))
-            elif node not in self._starved:
-                self._starved[node] = None
-                effects.append(Send(node, Grant(self._requests[node], None)))
-
-    def _may_grant(self) -> bool:
-        """Rounds begin with all replicas, and never while the members of a round could be in doubt."""
-        if self.phase is not Phase.RUNNING:
-            return False
-        dealing = self.policy.dealing
-        if not dealing.gathered:
-            return True
-        return self.members.settled and (self.dealer.begun or len(self.members.live) == dealing.replicas)
-
-    def _on_progress(
-        self, node: Node, covers: tuple[Cover, ...], stats: Stats, now: float, effects: list[Effect]
-    ) -> None:
-        if node not in self.members.live:
-            return  # it was lost meanwhile: the shards say what they have applied of it
+    def _note_stats(self, node: Node, stats: Stats, effects: list[Effect]) -> None:
         # What comes after the last snapshot's ledger is not in it, so that a resumed run tells it.
         if (stats.exchanges or stats.batches) and not self._last_snapshot:
             effects.append(Note("stats", node=node, stats=stats))
-        if covers:
-            self._fruitless.pop(_slot(node), None)
-        warming = self.dealer.warming_up
-        for cover in covers:
-            self._close(self.leases.done(cover.lease, cover.upto, node), effects)
-        if warming and not self.dealer.warming_up:
-            self._grant_all(now, effects)
-        epochs = self.leases.epochs_done()
-        if epochs > self._epochs_seen:
-            self._epochs_seen = epochs
-            if self.policy.evaluate and not self.leases.finished():
-                self._evaluations.ask(self.leases.trained, effects)
-        self._look_for_end(now, effects)
 
-    def _close(self, ended: Ended | None, effects: list[Effect]) -> None:
-        if ended is None:
-            return
-        lease, holder, granted_s, done = ended
-        values: dict[str, float] = {
-            "lease": lease.id, "epoch": lease.epoch, "start": lease.start, "stop": lease.stop,
-            "granted_s": granted_s, "trained_stop": done,
-        }  # fmt: skip
-        effects.append(Note("lease", node=holder, values=values))
+    def _fruitful(self, node: Node) -> None:
+        """A process of this slot has finished a batch."""
+        self._fruitless.pop(_slot(node), None)
 
     def _on_non_finite(self, sender: Node, message: NonFinite, now: float, effects: list[Effect]) -> None:
         batch = f"examples {message.start} to {message.stop} of epoch {message.epoch} (lease {message.lease})"
@@ -326,11 +288,11 @@ class Coordinator:
     def _on_evaluated(self, message: Evaluated, now: float, effects: list[Effect]) -> None:
         if not self._evaluations.answered(message, effects):
             return
-        self._fruitless.pop(_slot(self._evaluations.evaluator), None)
+        self._fruitful(self._evaluations.evaluator)
         if self._stop_if_reached(message.values, now, effects):
             return
         if self._evaluations.wanted and self.phase in (Phase.RUNNING, Phase.EVALUATING):
-            self._evaluations.ask(self.leases.trained, effects)
+            self._evaluations.ask(self.trained, effects)
         elif self.phase is Phase.EVALUATING:
             self._close_with_snapshot(effects)
 
@@ -356,7 +318,7 @@ class Coordinator:
     # ------------------------------------------------------------ the end
 
     def _look_for_end(self, now: float, effects: list[Effect]) -> None:
-        if self.phase is Phase.RUNNING and self.leases.finished():
+        if self.phase is Phase.RUNNING and self._finished():
             self._stop("all data is trained", now, effects)
         elif self.phase is Phase.STOPPING and not self.members.live and self.members.settled:
             self._after_stopping(now, effects)
@@ -386,7 +348,7 @@ class Coordinator:
             effects.append(Note("trained"))
         if self.policy.evaluate and not self._hurried:
             self.phase = Phase.EVALUATING
-            self._evaluations.ask(self.leases.trained, effects)
+            self._evaluations.ask(self.trained, effects)
         else:
             self._close_with_snapshot(effects)
 
@@ -394,7 +356,7 @@ class Coordinator:
         self.phase = Phase.SNAPSHOT
         if not self._snapshots.under_way:
             self._last_snapshot = True
-            self._snapshots.take(self.leases, effects)
+            self._snapshots.take(self._ledger(), effects)
 
     def _fail(self, error: str, effects: list[Effect]) -> None:
         self.error = self.reason = error

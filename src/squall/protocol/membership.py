@@ -68,19 +68,19 @@ class Membership:
             del self._joining[node]
         return [(node, self.live[node]) for node in ready]
 
-    def take_departed(self) -> list[tuple[Node, Covers]]:
-        """Replicas of which nothing more can come, with what *all* shards have applied of their leases."""
+    def take_departed(self) -> list[tuple[Node, list[Covers]]]:
+        """Replicas of which nothing more can come, with what each shard has applied of their work."""
         ready = _reached(self._departing, min(self._seen))
         for node in ready:
             del self._departing[node]
-        return [(node, _common(self._applied.pop(node), self.shards)) for node in ready]
+        return [(node, self._applied.pop(node)) for node in ready]
 
 
 def _reached(pending: dict[Node, int], seen: int) -> list[Node]:
     return [node for node, number in pending.items() if number <= seen]
 
 
-def _common(applied: Sequence[Covers], shards: int) -> Covers:
+def common(applied: Sequence[Covers], shards: int) -> Covers:
     """What every shard has: a batch that only some shards applied must be trained again."""
     if len(applied) < shards:
         return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from squall.protocol.core import Effect, Node, Note, PublishSnapshot, Send
-from squall.protocol.leases import Leases
 from squall.protocol.messages import Evaluate, Evaluated, SnapshotTaken, TakeSnapshot
 
 
@@ -72,12 +71,12 @@ class Snapshots:
     def under_way(self) -> bool:
         return self._answers is not None
 
-    def take(self, leases: Leases, effects: list[Effect]) -> None:
+    def take(self, ledger: dict[str, object], effects: list[Effect]) -> None:
         assert not self.under_way
         self.newest += 1
         effects.append(Note("asked"))
         self._answers = {}
-        self._ledger = leases.state()
+        self._ledger = ledger
         effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in self._shards)
 
     def answered(self, shard: Node, message: SnapshotTaken, effects: list[Effect]) -> bool:

@@ -6,10 +6,10 @@ import os
 
 import msgspec
 
-from squall.protocol.coordinator import Coordinator
 from squall.protocol.core import COORDINATOR, Node
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases
+from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.replica import Replica
 from squall.protocol.shard import Shard
@@ -28,7 +28,7 @@ def machine(job: Job, node: Node) -> Linked:
     recipe = job.recipe
     match node.role:
         case "coordinator":
-            return Linked(coordinator(job))
+            return Linked(lease_coordinator(job))
         case "shard":
             return Linked(Shard(node.index, recipe.rules(), _version(job, node.index)))
         case "replica":
@@ -38,17 +38,17 @@ def machine(job: Job, node: Node) -> Linked:
             return Linked(Evaluator(node, recipe.shards, os.getpid()))
 
 
-def coordinator(job: Job) -> Coordinator:
-    policy = job.plan.policy(job.strategy, job.task)
+def lease_coordinator(job: Job) -> LeaseCoordinator:
+    policy, dealing = job.plan.policy(job.task), job.recipe.dealing()
     limits, batch_size = job.plan.limits(), job.task.batch_size
     if job.restored is None:
-        return Coordinator(policy, Leases(job.task.examples, batch_size, limits))
+        return LeaseCoordinator(policy, dealing, Leases(job.task.examples, batch_size, limits))
     manifest = job.restored.manifest
     if policy.seconds is not None:  # a total, as epochs and steps are
         policy = msgspec.structs.replace(policy, seconds=max(0.0, policy.seconds - manifest.trained_s))
     progress = [(int(lease), upto) for lease, upto in manifest.progress.items()]
     leases = Leases.restore(manifest.ledger, progress, batch_size, limits)
-    return Coordinator(policy, leases, manifest.number)
+    return LeaseCoordinator(policy, dealing, leases, manifest.number)
 
 
 def _version(job: Job, shard: int) -> int:

@@ -17,7 +17,7 @@ from squall.runtime.compute import Gradients
 from squall.runtime.evaluate import evaluate
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job
-from squall.runtime.machines import coordinator
+from squall.runtime.machines import lease_coordinator
 from squall.runtime.recorder import Channel, CoordinatorHost
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.store import Store
@@ -33,7 +33,7 @@ class Sequential:
         self._job = job
         self._paused_s = 0.0  # evaluation and snapshots are not training time
         self._host = CoordinatorHost(job, channel, self._clock)
-        state = coordinator(job)
+        state = lease_coordinator(job)
         self._leases, self._policy = state.leases, state.policy
         self._snapshots = job.restored.manifest.number if job.restored is not None else 0
         self._store = Store(job.task, job.recipe, job.layout, 0, job.arena, job.initial)

@@ -1,0 +1,123 @@
+"""The coordinator of all algorithms that train batch by batch: it deals leases, and knows what is trained."""
+
+from __future__ import annotations
+
+import math
+
+from squall.protocol.coordinator import Coordinator, Phase, Policy
+from squall.protocol.core import Effect, Node, Note, Send
+from squall.protocol.dealing import Dealer, Dealing
+from squall.protocol.leases import Ended, Leases
+from squall.protocol.membership import Covers, common
+from squall.protocol.messages import Cover, Dropped, Grant, LeaseRequest, Left, Message, Progress, Stats
+
+
+class LeaseCoordinator(Coordinator):
+    def __init__(self, policy: Policy, dealing: Dealing, leases: Leases, snapshots: int = 0) -> None:
+        super().__init__(policy, snapshots)
+        self.leases = leases
+        self.dealer = Dealer(dealing, leases)
+        self._requests: dict[Node, int] = {}  # replica waiting for a grant -> clock asked for
+        self._starved: dict[Node, None] = {}  # of these, those that know that there is nothing for now
+        self._epochs_seen = leases.epochs_done()
+
+    # ------------------------------------------------------------ what the base asks
+
+    @property
+    def trained(self) -> int:
+        return self.leases.trained
+
+    @property
+    def _entry_clock(self) -> int:
+        return self.dealer.entry_clock
+
+    def _on_work(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
+        match message:
+            case LeaseRequest(clock, step_s):
+                if sender in self.members.live:  # else it was lost while this was on its way
+                    self._requests[sender] = clock
+                    self.dealer.paced(sender, step_s)
+                    self._proceed(now, effects)
+            case Progress(covers, stats) | Left(covers, stats):
+                self._on_progress(sender, covers, stats, now, effects)
+            case Dropped(lease):
+                self._close(self.leases.drop(lease, sender), effects)
+                self._proceed(now, effects)
+            case _:
+                raise AssertionError(f"the coordinator does not know {message!r}")
+
+    def _proceed(self, now: float, effects: list[Effect]) -> None:
+        for node in list(self._requests):
+            if node not in self.members.live or not self._may_grant():
+                continue
+            grant = self.dealer.grant(node, self._requests[node], sorted(self.members.live), now)
+            if grant is not None:
+                del self._requests[node]
+                self._starved.pop(node, None)
+                effects.append(Send(node, grant))
+            elif node not in self._starved:
+                self._starved[node] = None
+                effects.append(Send(node, Grant(self._requests[node], None)))
+
+    def _take_back(self, node: Node, applied: list[Covers], effects: list[Effect]) -> None:
+        """What all shards have of it is trained; the rest is dealt again."""
+        known = self.leases.trained
+        for lease, upto in common(applied, self.policy.shards).items():
+            self._close(self.leases.done(lease, upto, node), effects)
+        unreported = self.leases.trained - known  # it did not live to tell
+        if unreported:
+            batches = -(-unreported // self.leases.batch_size)
+            effects.append(Note("stats", node=node, stats=Stats(unreported, batches, loss_sum=math.nan)))
+        for ended in self.leases.give_back(node):
+            self._close(ended, effects)
+
+    def _forget(self, node: Node) -> None:
+        self._requests.pop(node, None)
+        self._starved.pop(node, None)
+
+    def _finished(self) -> bool:
+        return self.leases.finished()
+
+    def _ledger(self) -> dict[str, object]:
+        return self.leases.state()
+
+    # ------------------------------------------------------------ leases
+
+    def _may_grant(self) -> bool:
+        """Rounds begin with all replicas, and never while the members of a round could be in doubt."""
+        if self.phase is not Phase.RUNNING:
+            return False
+        dealing = self.dealer.rules
+        if not dealing.gathered:
+            return True
+        return self.members.settled and (self.dealer.begun or len(self.members.live) == dealing.replicas)
+
+    def _on_progress(
+        self, node: Node, covers: tuple[Cover, ...], stats: Stats, now: float, effects: list[Effect]
+    ) -> None:
+        if node not in self.members.live:
+            return  # it was lost meanwhile: the shards say what they have applied of it
+        self._note_stats(node, stats, effects)
+        if covers:
+            self._fruitful(node)
+        warming = self.dealer.warming_up
+        for cover in covers:
+            self._close(self.leases.done(cover.lease, cover.upto, node), effects)
+        if warming and not self.dealer.warming_up:
+            self._proceed(now, effects)
+        epochs = self.leases.epochs_done()
+        if epochs > self._epochs_seen:
+            self._epochs_seen = epochs
+            if self.policy.evaluate and not self._finished():
+                self._evaluations.ask(self.trained, effects)
+        self._look_for_end(now, effects)
+
+    def _close(self, ended: Ended | None, effects: list[Effect]) -> None:
+        if ended is None:
+            return
+        lease, holder, granted_s, done = ended
+        values: dict[str, float] = {
+            "lease": lease.id, "epoch": lease.epoch, "start": lease.start, "stop": lease.stop,
+            "granted_s": granted_s, "trained_stop": done,
+        }  # fmt: skip
+        effects.append(Note("lease", node=holder, values=values))
