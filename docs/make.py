@@ -29,6 +29,12 @@ def table() -> str:
 def _row(kind: type[Strategy], strategy: Strategy) -> tuple[str, ...]:
     recipe = strategy.recipe()
     name = f"`{kind.__name__}`"
+    if recipe.batch is not None:
+        every = recipe.batch.push_every
+        return (
+            name, "sum of gradients", f"{every} portions", f"2 P / {every}", "a step along a direction", "0",
+            "the batch", "slow replicas, lost replicas",
+        )  # fmt: skip
     if strategy.in_process:
         return (name, "nothing", "-", "0", "one batch", "0", "-", "-")
     return (

@@ -13,8 +13,8 @@ import squall
 
 PUBLIC = {
     "AsynchronousSGD", "Averaging", "BoundedDelay", "DelayedProximal", "DiLoCo", "Downpour", "ElasticAveraging",
-    "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Run", "Session", "Settings", "SingleProcess",
-    "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "__version__",
+    "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Run", "Sandblaster", "Session", "Settings",
+    "SingleProcess", "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "__version__",
     "fit", "join", "resume",
 }  # fmt: skip
 

@@ -70,9 +70,16 @@ def _add_flag(group: Any, kind: type[Strategy], field: dataclasses.Field[Any]) -
 
 
 def _parse(declared: Any) -> Any:
-    """The plain type behind `int | None` and the like."""
-    plain = [t for t in typing.get_args(declared) if t is not type(None)] or [declared]
-    return plain[0]
+    """What reads a value of `int | None`, or of `int | Literal["full"]`."""
+    parts = typing.get_args(declared) or (declared,)
+    plain = next(t for t in parts if t is not type(None) and typing.get_origin(t) is not typing.Literal)
+    words = [word for t in parts if typing.get_origin(t) is typing.Literal for word in typing.get_args(t)]
+
+    def read(text: str) -> Any:
+        return text if text in words else plain(text)
+
+    read.__name__ = plain.__name__  # argparse names it when it refuses a text
+    return read
 
 
 def _descriptions(kind: type[Strategy]) -> dict[str, str]:
@@ -101,8 +108,11 @@ def build_strategy(options: argparse.Namespace, from_file: Sequence[Strategy]) -
                 flag = "--" + field.name.replace("_", "-")
                 raise ValueError(f"{type(base).__name__} has no {flag}: leave it out or choose another --strategy")
             changes[field.name] = value
-    optimizer = build_optimizer_factory(options, base.optimizer)
-    changed: Strategy = dataclasses.replace(base, **changes, optimizer=optimizer)
+    if _has(base, "optimizer"):
+        changes["optimizer"] = build_optimizer_factory(options, base.optimizer)
+    elif any(getattr(options, name) is not None for name in ("optimizer", "lr", "momentum", "weight_decay")):
+        raise ValueError(f"{type(base).__name__} has no optimizer to choose: leave --optimizer and its settings out")
+    changed: Strategy = dataclasses.replace(base, **changes)
     return changed
 
 
@@ -155,7 +165,7 @@ def _chosen(name: str | None, from_file: Sequence[Strategy]) -> Strategy:
         if type(strategy) is kind:
             return strategy
     own: list[Any] = [strategy for strategy in from_file if _has(strategy, "optimizer")]
-    chosen: Strategy = kind(optimizer=own[0].optimizer) if own else kind()
+    chosen: Strategy = kind(optimizer=own[0].optimizer) if own and _has(kind, "optimizer") else kind()
     return chosen
 
 

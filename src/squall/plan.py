@@ -6,6 +6,7 @@ import dataclasses
 import os
 import platform
 import sys
+import warnings
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from squall.protocol.coordinator import Policy
 from squall.protocol.leases import Limits
 from squall.runtime.backward import resolve_device
 from squall.runtime.store import build_optimizer
-from squall.strategies import STRATEGIES, Strategy
+from squall.strategies import STRATEGIES, Recipe, Strategy
 from squall.task import Task
 from squall.vector import Layout
 from squall.version import __version__
@@ -111,7 +112,7 @@ def make_plan(
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
     target = parse_until(until) if until is not None else None
-    if epochs is None and steps is None and settings.seconds is None and target is None:
+    if epochs is None and steps is None and settings.seconds is None and target is None and recipe.batch is None:
         epochs = 1
     resolve_device(device)
     return Plan(
@@ -142,12 +143,41 @@ def _check_schedule(task: Task, strategy: Strategy) -> None:
     """Build what each shard (or replica, with an optimizer of its own) will build, so that a mistake shows here."""
     groups = [{**group, "params": [torch.nn.Parameter(torch.zeros(1))]} for group in task.param_groups()]
     recipe = strategy.recipe()
+    if recipe.batch is not None:
+        _check_batches(task, recipe)
     optimizer = build_optimizer(recipe.local or recipe.optimizer, groups)
     if task.schedule is None:
         return
     scheduler = task.schedule(optimizer)
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ValueError("Task.schedule must depend on the number of updates alone: ReduceLROnPlateau needs a metric")
+
+
+def _check_batches(task: Task, recipe: Recipe) -> None:
+    """Raise `ValueError` for what a method that looks at whole batches cannot do, and warn of what spoils it."""
+    method = recipe.batch
+    assert method is not None
+    for name in ("schedule", "clip_norm"):
+        if getattr(task, name) is not None:
+            raise ValueError(f"Task.{name} is set, and L-BFGS chooses its steps by itself: leave it out")
+    batch = method.examples or task.examples
+    if batch > task.examples:
+        raise ValueError(f"batch is {batch}, and Task.train has {task.examples} examples: use batch='full'")
+    portions = -(-batch // method.size(task.batch_size, task.examples))
+    if portions < recipe.replicas:
+        raise ValueError(
+            f"a batch of {batch} examples has {portions} portions for {recipe.replicas} replicas: make Task.batch_size"
+            " smaller, or set portions"
+        )
+    noisy = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
+    found = sorted({type(module).__name__ for module in task.model.modules() if isinstance(module, noisy)})
+    if found:
+        warnings.warn(
+            f"the model has {', '.join(found)}: a line search compares losses, and these make a portion's loss depend"
+            " on chance or on the portion; running statistics stay as they are",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def parse_until(text: str) -> tuple[str, float]:

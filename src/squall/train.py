@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import math
 import time
 import warnings
@@ -22,13 +20,13 @@ from squall.protocol.core import End
 from squall.record import settle
 from squall.report import Progress, Reader, prepare_report
 from squall.run import Code, Run, TaskFunction, hold, load_code, new_directory, write_plan
-from squall.runtime.arena import SHARED_MEMORY, Arena
+from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.interrupts import collected_interrupts
-from squall.runtime.job import Job, arena_shape, initial_vector
+from squall.runtime.job import private_job
 from squall.runtime.seeds import seed_everything
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.store import check_optimizers, optimizer_name
+from squall.runtime.store import check_optimizers, state_name
 from squall.shipping import ship
 from squall.strategies import Strategy
 from squall.task import Task, check_task
@@ -163,13 +161,8 @@ class Launch:
     # ------------------------------------------------------------ in this process
 
     def _run_here(self, task: Task, layout: Layout, path: Path, snapshot: int | None) -> None:
-        recipe = self._strategy.recipe()
-        job = Job(
-            plan=self.plan, strategy=self._strategy, task=dataclasses.replace(task, model=copy.deepcopy(task.model)),
-            layout=layout, arena=Arena.private(arena_shape(layout, recipe)), initial=initial_vector(layout, task),
-            directory=path, commanded_at=self._commanded_at,
-            restored=Snapshots(path).restore(snapshot, layout) if snapshot is not None else None,
-        )  # fmt: skip
+        restored = Snapshots(path).restore(snapshot, layout) if snapshot is not None else None
+        job = private_job(self.plan, self._strategy, task, layout, path, self._commanded_at, restored)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.plan.threads)
         try:
@@ -214,7 +207,7 @@ def _last_snapshot(path: Path, task: Task, layout: Layout, strategy: Strategy) -
     number = snapshots.newest()
     if number is not None:
         manifest = snapshots.check(number, layout)
-        manifest.check_optimizer(optimizer_name(strategy.recipe().optimizer))
+        manifest.check_optimizer(state_name(strategy.recipe()))
         manifest.check_examples(task.examples)
     return number
 

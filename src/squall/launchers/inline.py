@@ -10,7 +10,7 @@ from collections.abc import Callable
 from squall.protocol.core import COORDINATOR, Compute, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
 from squall.runtime.driver import Host
-from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
+from squall.runtime.hosts import EvaluatorHost, replica_host, shard_host
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
@@ -81,9 +81,9 @@ class InlineRun:
             case "coordinator":
                 return CoordinatorHost(self._job, self.channel, time.monotonic if self._step_s is None else None)
             case "shard":
-                return ShardHost(self._job, node.index)
+                return shard_host(self._job, node.index)
             case "replica":
-                return ReplicaHost(job, node.index)
+                return replica_host(job, node.index)
             case _:
                 return EvaluatorHost(job)
 

@@ -12,7 +12,7 @@ from setproctitle import setproctitle
 from squall.launchers.line import Line
 from squall.protocol.core import COORDINATOR, End, Event, MemberLost, Node, StopRequested
 from squall.runtime.driver import Driver, Host
-from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost, SlowedHost
+from squall.runtime.hosts import EvaluatorHost, SlowedHost, replica_host, shard_host
 from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.processes import keep_freed_memory
@@ -81,9 +81,9 @@ def make_host(job: Job, node: Node, line: Line | None) -> Host:
             assert line is not None
             return CoordinatorHost(job, NurseryChannel(line))
         case "shard":
-            return ShardHost(job, node.index)
+            return shard_host(job, node.index)
         case "replica":
-            host, ratio = ReplicaHost(job, node.index), job.slowness(node)
+            host, ratio = replica_host(job, node.index), job.slowness(node)
             return SlowedHost(host, ratio) if ratio > 1 else host
         case _:
             return EvaluatorHost(job)

@@ -39,7 +39,7 @@ from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.store import optimizer_name
+from squall.runtime.store import state_name
 from squall.session import Side
 from squall.task import Batch, OptimizerFactory, Task, check_data
 
@@ -278,7 +278,7 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
         warn_of_threads("the script")
         job = build_job({**message, "strategy": strategy}, task, Path(order["directory"]), order["snapshot"])
         if job.restored is not None:
-            job.restored.manifest.check_optimizer(optimizer_name(job.recipe.optimizer))
+            job.restored.manifest.check_optimizer(state_name(job.recipe))
         if job.recipe.shards > job.layout.elements:
             raise ValueError(f"{job.recipe.shards} shards for {job.layout.elements} parameters: use fewer shards")
         try:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from squall.protocol.messages import Frame, Message, Stats
+from squall.protocol.messages import Calculation, Frame, Message, Stats
 
 
 class Node(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -116,6 +116,13 @@ class ModelEvaluated(Event, frozen=True, gc=False):
     values: dict[str, float]  # "loss" and the task's metrics, means over the validation examples
 
 
+class VectorsCalculated(Event, frozen=True, gc=False):
+    """The answer to `CalculateVectors`."""
+
+    number: int
+    values: tuple[float, ...]
+
+
 # ---------------------------------------------------------------- effects: imperative
 
 
@@ -126,7 +133,7 @@ class Effect(msgspec.Struct, frozen=True, gc=False):
 class Payload(msgspec.Struct, frozen=True, gc=False):
     """A reference to numbers that belong to a message: a range of one of a slot's buffers."""
 
-    kind: str  # "gradient" | "weights"
+    kind: str  # "gradient" | "weights" | "trial"
     slot: int
     buffer: int
 
@@ -155,7 +162,10 @@ class Forget(Effect, frozen=True, gc=False):
 
 
 class Compute(Effect, frozen=True, gc=False):
-    """Compute the gradient of examples [start, stop) of an epoch's order into a gradient buffer."""
+    """Compute the gradient of examples [start, stop) of an epoch's order into a gradient buffer.
+
+    With buffer -1 it stays where autograd made it, for a `Keep` that may follow.
+    """
 
     epoch: int
     start: int
@@ -163,6 +173,14 @@ class Compute(Effect, frozen=True, gc=False):
     buffer: int
     accumulate: bool  # add to what the buffer holds, or overwrite it
     local_step: bool  # move the replica's own weights by SGD, because no fetch follows this batch
+
+
+class Keep(Effect, frozen=True, gc=False):
+    """Put the gradient computed last, times a weight, into a gradient buffer."""
+
+    buffer: int
+    weight: float
+    accumulate: bool  # add to what the buffer holds, or overwrite it
 
 
 class PreparePush(Effect, frozen=True, gc=False):
@@ -206,6 +224,19 @@ class Apply(Effect, frozen=True, gc=False):
     rate: float = 1.0
 
 
+class CalculateVectors(Effect, frozen=True, gc=False):
+    """Combine and multiply a shard's vectors (Sandblaster)."""
+
+    calculation: Calculation
+
+
+class AddPortions(Effect, frozen=True, gc=False):
+    """Add what a slot's gradient buffer holds to the sum of the evaluation (Sandblaster)."""
+
+    slot: int
+    buffer: int
+
+
 class WriteSnapshot(Effect, frozen=True, gc=False):
     """Write this shard's weights and optimizer state."""
 
@@ -244,7 +275,7 @@ class End(Effect, frozen=True, gc=False):
 class Note(Effect, frozen=True, gc=False):
     """A row for the run's record."""
 
-    # "member", "lease", "metric", "evaluating", "stats", "asked" (for a snapshot), "trained",
+    # "member", "lease", "metric", "evaluating", "stats", "asked" (for a snapshot), "trained", "iteration",
     # or an event kind of `squall.record.Event`
     kind: str
     text: str = ""  # for people; of a metric its name

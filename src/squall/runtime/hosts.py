@@ -27,8 +27,10 @@ from squall.runtime.compute import Gradients
 from squall.runtime.evaluate import evaluate
 from squall.runtime.job import Job
 from squall.runtime.local import LocalTraining
+from squall.runtime.portions import PortionHost
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.store import Store
+from squall.runtime.vectors import VectorHost
 
 
 class _Host:
@@ -76,10 +78,18 @@ class ReplicaHost(_Host):
         return None
 
 
+def replica_host(job: Job, slot: int) -> ReplicaHost | PortionHost:
+    return ReplicaHost(job, slot) if job.recipe.batch is None else PortionHost(job, slot)
+
+
+def shard_host(job: Job, index: int) -> ShardHost | VectorHost:
+    return ShardHost(job, index) if job.recipe.batch is None else VectorHost(job, index)
+
+
 class SlowedHost:
     """A replica that sleeps after each computation, as if its machine were slower by a ratio."""
 
-    def __init__(self, host: ReplicaHost, ratio: float) -> None:
+    def __init__(self, host: ReplicaHost | PortionHost, ratio: float) -> None:
         self._host = host
         self._ratio = ratio
         self.attach, self.poll = host.attach, host.poll

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +47,18 @@ class Job:
         if device.type == "cuda" and device.index is None:
             return torch.device("cuda", slot % torch.cuda.device_count())
         return device
+
+
+def private_job(
+    plan: Plan, strategy: Strategy, task: Task, layout: Layout, directory: Path, commanded_at: float,
+    restored: Restored | None = None,
+) -> Job:  # fmt: skip
+    """A job for a run within this process; the task's model is left as it is."""
+    return Job(
+        plan=plan, strategy=strategy, task=dataclasses.replace(task, model=copy.deepcopy(task.model)), layout=layout,
+        arena=Arena.private(arena_shape(layout, strategy.recipe())), initial=initial_vector(layout, task),
+        directory=directory, commanded_at=commanded_at, restored=restored,
+    )  # fmt: skip
 
 
 def arena_shape(layout: Layout, recipe: Recipe) -> Shape:

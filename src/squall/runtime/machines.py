@@ -12,8 +12,14 @@ from squall.protocol.leases import Leases
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.replica import Replica
+from squall.protocol.sandblaster.coordinator import BatchCoordinator, Batches
+from squall.protocol.sandblaster.method import State
+from squall.protocol.sandblaster.portions import Balance
+from squall.protocol.sandblaster.replica import BatchReplica
+from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 from squall.runtime.job import Job
+from squall.strategies.base import BatchMethod
 
 
 def nodes(job: Job) -> list[Node]:
@@ -28,7 +34,11 @@ def machine(job: Job, node: Node) -> Linked:
     recipe = job.recipe
     match node.role:
         case "coordinator":
-            return Linked(lease_coordinator(job))
+            return Linked(lease_coordinator(job) if recipe.batch is None else batch_coordinator(job, recipe.batch))
+        case "shard" if recipe.batch is not None:
+            return Linked(BatchShard(node.index, _version(job, node.index)))
+        case "replica" if recipe.batch is not None:
+            return Linked(BatchReplica(node, recipe.shards, os.getpid()))
         case "shard":
             return Linked(Shard(node.index, recipe.rules(), _version(job, node.index)))
         case "replica":
@@ -49,6 +59,19 @@ def lease_coordinator(job: Job) -> LeaseCoordinator:
     progress = [(int(lease), upto) for lease, upto in manifest.progress.items()]
     leases = Leases.restore(manifest.ledger, progress, batch_size, limits)
     return LeaseCoordinator(policy, dealing, leases, manifest.number)
+
+
+def batch_coordinator(job: Job, method: BatchMethod) -> BatchCoordinator:
+    examples = job.task.examples
+    balance = Balance(method.size(job.task.batch_size, examples), method.push_every, method.backup)
+    batches = Batches(examples, method.examples)
+    arguments = (job.plan.policy(job.task), method.rules, balance, batches, job.plan.limits())
+    if job.restored is None:
+        return BatchCoordinator(*arguments)
+    manifest = job.restored.manifest
+    state = msgspec.convert(manifest.ledger["method"], State)
+    trained = msgspec.convert(manifest.ledger["trained"], int)
+    return BatchCoordinator(*arguments, state, trained, manifest.number)
 
 
 def _version(job: Job, shard: int) -> int:

@@ -16,7 +16,7 @@ from squall.record import Event as EventRow
 from squall.record import Lease, Member, Metric, Progress, Record, RecordError, Staleness, State
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Manifest, Snapshots
-from squall.runtime.store import optimizer_name
+from squall.runtime.store import state_name
 
 
 class Channel(Protocol):
@@ -124,6 +124,8 @@ class CoordinatorHost:
                 self._marks[int(note.values["number"])] = (self.training_s, int(note.values["trained"]))
             case "metric":
                 self._metric(note)
+            case "iteration":
+                self._iteration(note.values)
             case "member":
                 self._member(note)
             case "trained":
@@ -183,6 +185,11 @@ class CoordinatorHost:
         updates, value = int(note.values["updates"]), note.values["value"]
         self._record.add(Metric(time_s, examples // self._job.task.examples, examples, updates, note.text, value))
 
+    def _iteration(self, values: dict[str, float]) -> None:
+        examples, number = int(values["trained"]), int(values["number"])
+        epoch = examples // self._job.task.examples
+        self._record.add(Metric(self.training_s, epoch, examples, number, "objective", values["loss"]))
+
     def _member(self, note: Note) -> None:
         change, _, pid = note.text.partition(" ")
         self._record.add(Member(str(note.node), int(pid or 0), self.training_s, change, ""))
@@ -196,7 +203,7 @@ class CoordinatorHost:
             effect.progress,
             self._asked_s,
             self.training_s,
-            optimizer_name(self._job.recipe.optimizer),
+            state_name(self._job.recipe),
         )
         try:
             path = self._snapshots.publish(manifest)

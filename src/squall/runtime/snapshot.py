@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
@@ -21,7 +23,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from squall.errors import SnapshotMismatch
-from squall.runtime.store import Store
 from squall.vector import Layout
 
 KEEP = 2  # older snapshots are removed
@@ -56,6 +57,15 @@ class Manifest(msgspec.Struct, frozen=True):
             )
 
 
+class Part(Protocol):
+    """What a shard holds: elements [start, stop) of the vector, and of whatever else has one value for each."""
+
+    start: int
+    stop: int
+
+    def state(self) -> Mapping[str, Tensor]: ...
+
+
 @dataclass(frozen=True)
 class Restored:
     """A snapshot, put together for the whole vector."""
@@ -74,7 +84,7 @@ class Snapshots:
     def __init__(self, run_directory: Path) -> None:
         self.directory = run_directory / "snapshots"
 
-    def write_shard(self, number: int, shard: int, shards: int, store: Store) -> str:
+    def write_shard(self, number: int, shard: int, shards: int, store: Part) -> str:
         """Write one shard's file; the reason if that fails (a full disk must not end a training)."""
         path = self._partial(number) / f"shard-{shard}-of-{shards}.safetensors"
         range_ = {"start": str(store.start), "stop": str(store.stop)}

@@ -219,7 +219,11 @@ def build_optimizer(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> 
     return factory(_fresh(groups))
 
 
-def optimizer_name(factory: OptimizerFactory) -> str:
+def state_name(recipe: Recipe) -> str:
+    """Whose state a shard's snapshot holds."""
+    if recipe.batch is not None:
+        return f"L-BFGS with history={recipe.batch.rules.history}"
+    factory = recipe.optimizer
     return type(build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(1))]}])).__qualname__
 
 

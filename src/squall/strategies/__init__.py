@@ -8,6 +8,7 @@ from squall.strategies.base import Recipe, Strategy
 from squall.strategies.diloco import DiLoCo
 from squall.strategies.downpour import Downpour
 from squall.strategies.proximal import DelayedProximal
+from squall.strategies.sandblaster import Sandblaster
 from squall.strategies.single import SingleProcess
 from squall.strategies.synchronous import Synchronous
 
@@ -21,6 +22,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "averaging": Averaging,
     "elastic_averaging": ElasticAveraging,
     "diloco": DiLoCo,
+    "sandblaster": Sandblaster,
 }
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "Downpour",
     "ElasticAveraging",
     "Recipe",
+    "Sandblaster",
     "SingleProcess",
     "Strategy",
     "Synchronous",

@@ -12,10 +12,34 @@ import torch
 
 from squall.protocol.dealing import Dealing
 from squall.protocol.replica import Cadence
+from squall.protocol.sandblaster.method import Rules as MethodRules
 from squall.protocol.shard import Rules
 from squall.task import OptimizerFactory
 
 default_optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=0.01)
+
+
+@dataclass(frozen=True)
+class BatchMethod:
+    """A method that looks at a batch as a whole, in place of the loop.
+
+    Attributes:
+        rules: of the method.
+        examples: of a batch; None: the whole training set.
+        portions: that a batch is cut into; None: as many as have `Task.batch_size` examples.
+        push_every: portions that a replica sums before it pushes.
+        backup: late portions are also given to idle replicas.
+    """
+
+    rules: MethodRules
+    examples: int | None
+    portions: int | None
+    push_every: int
+    backup: bool
+
+    def size(self, batch_size: int, examples: int) -> int:
+        """Examples of a portion."""
+        return batch_size if self.portions is None else -(-(self.examples or examples) // self.portions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +72,7 @@ class Recipe:
         matched: slower replicas push after fewer batches than `push_every`, so that all push about as often.
         elementwise: the optimizer moves every element by itself, so that shards may cut tensors anywhere.
         late: "drop" a push that comes after its round, or "fold" it into the next.
+        batch: a method that takes the place of the loop; then only replicas and shards count of all this.
     """
 
     replicas: int
@@ -73,6 +98,7 @@ class Recipe:
     block_order: str = "cyclic"
     elementwise: bool = True
     matched: bool = False
+    batch: BatchMethod | None = None
 
     def __post_init__(self) -> None:
         """Raise a `ValueError` with the remedy for settings that cannot be."""

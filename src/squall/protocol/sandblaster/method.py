@@ -1,0 +1,259 @@
+"""L-BFGS by scalars alone: what it asks of the shards and replicas, and what it makes of their answers.
+
+The shards hold the vectors; here are only their dot products (Chen, Wang and Zhou 2014, "Large-scale L-BFGS using
+MapReduce"). An iteration with E evaluations takes 1 + 2 E rounds of messages with the shards, whatever the history.
+
+Vectors by name: ``weights`` (accepted), ``trial`` (what replicas compute on), ``sum`` (of their gradients at trial),
+``gradient`` (at weights), ``direction``, and the history's pairs ``s0 y0 s1 y1 ...``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from squall.protocol.messages import Combine
+from squall.protocol.sandblaster.line_search import ROUNDING, SEARCHES
+
+DAMPED_BELOW = 0.2  # share of the curvature that the last direction assumed (Powell 1978)
+FAILURES_AT_MOST = 3  # line searches in a row
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """The settings of the method."""
+
+    history: int = 10
+    line_search: str = "strong_wolfe"
+    tolerance_gradient: float = 1e-5  # of the largest component
+    tolerance_change: float = 1e-9  # of the loss, relative
+    sampled: bool = False  # every iteration is on a batch of its own
+
+    @property
+    def damped(self) -> bool:
+        """Curvature may turn out negative: noise, or a search that does not look at slopes."""
+        return self.sampled or self.line_search != "strong_wolfe"
+
+
+class State(msgspec.Struct):
+    """Where the method is; with the vectors `weights`, `gradient` and the pairs this is all of it."""
+
+    iteration: int = 0
+    loss: float | None = None  # at `weights`; None: not known, nor is the gradient
+    slots: list[int] = []  # of the history's pairs, oldest first
+
+
+class Calculate(NamedTuple):
+    """Have the shards combine vectors, then form the dot products of all rows with all columns.
+
+    Answered by those, row by row, and behind them the largest magnitude in each of `largest`.
+    """
+
+    combine: tuple[Combine, ...] = ()
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    largest: tuple[str, ...] = ()
+
+
+class Evaluate(NamedTuple):
+    """Have the loss and gradient of a batch computed at `trial`, after combining; answered by [loss]."""
+
+    batch: int
+    combine: tuple[Combine, ...]
+
+
+class Iterated(NamedTuple):
+    """An iteration is over; answered by [1.0] to go on, or [0.0]."""
+
+    loss: float
+
+
+class Failed(NamedTuple):
+    """A line search found nothing; answered by []."""
+
+    text: str
+
+
+class Ended(NamedTuple):
+    """What `minimize` returns."""
+
+    reason: str
+    failed: bool = False
+
+
+Request = Calculate | Evaluate | Iterated | Failed
+Method = Generator[Request, Sequence[float], Ended]
+
+
+class _Dots:
+    """Dot products by the names of two vectors."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str], float] = {}
+
+    def take(self, asked: Calculate, answer: Sequence[float]) -> None:
+        pairs = [(row, column) for row in asked.rows for column in asked.columns]
+        for pair, value in zip(pairs, answer):
+            self._values[pair] = self._values[pair[::-1]] = value
+
+    def __call__(self, a: str, b: str) -> float:
+        return self._values[a, b]
+
+    def of(self, terms: dict[str, float], name: str) -> float:
+        """The product of a combination with a vector."""
+        return math.fsum(value * self._values[other, name] for other, value in terms.items())
+
+    def name(self, name: str, terms: dict[str, float], others: Sequence[str]) -> None:
+        """A combination is now a vector of this name: its products follow from those of its terms."""
+        products = {other: self.of(terms, other) for other in others}
+        square = math.fsum(value * self.of(terms, other) for other, value in terms.items())
+        for other, value in products.items():
+            self._values[name, other] = self._values[other, name] = value
+        self._values[name, name] = square
+
+
+def minimize(state: State, rules: Rules) -> Method:
+    """Run until a tolerance is reached, a line search fails again and again, or `Iterated` is answered by 0.
+
+    `state` is kept up to date so that it fits the shards' vectors whenever a request has been sent.
+    """
+    dots, failures = _Dots(), 0
+    if state.loss is not None:  # a resumed run: what was known of the vectors is asked for once more
+        names = _basis(state)
+        asked = Calculate(rows=names, columns=names, largest=("gradient",))
+        answer = yield asked
+        dots.take(asked, answer)
+        largest = answer[-1]
+    while True:
+        if state.loss is None or rules.sampled:
+            (loss,) = yield Evaluate(state.iteration, (Combine("trial", (("weights", 1.0),)),))
+            if not math.isfinite(loss):
+                return Ended(
+                    f"the loss is {loss} at the weights that iteration {state.iteration + 1} begins with", True
+                )
+            state.loss = loss
+            asked = Calculate(
+                (Combine("gradient", (("sum", 1.0),)),), ("gradient",), _basis(state), ("gradient",)
+            )  # fmt: skip
+            answer = yield asked
+            dots.take(asked, answer)
+            largest = answer[-1]
+        if largest <= rules.tolerance_gradient:
+            return Ended(f"the gradient's largest component is {largest:.2g}")
+        found = yield from _searched(state, rules, dots)
+        if found is None:
+            failures += 1
+            text = f"no step was found in iteration {state.iteration + 1}"
+            yield Failed(f"{text}: the history is cleared" if state.slots else text)
+            if failures >= FAILURES_AT_MOST or not (state.slots or rules.sampled):
+                return Ended(f"{text}, {failures} times in a row")
+            state.slots = []
+            state.iteration += rules.sampled  # another batch
+            continue
+        failures = 0
+        change, largest = found
+        if (yield Iterated(state.loss))[0] == 0.0:
+            return Ended("a limit is reached")
+        if not rules.sampled and change <= rules.tolerance_change:
+            return Ended(f"the loss falls by {change:.2g} of itself in an iteration")
+
+
+def _searched(
+    state: State, rules: Rules, dots: _Dots
+) -> Generator[Request, Sequence[float], tuple[float, float] | None]:
+    """One iteration. Returns by how much of itself the loss fell, and the gradient's largest component."""
+    assert state.loss is not None
+    terms, slope = _direction(state, dots)
+    if slope >= 0 and state.slots:  # rounding, or a batch unlike the ones of the history
+        state.slots = []
+        terms, slope = _direction(state, dots)
+    first = 1.0 if state.slots else min(1.0, 1.0 / math.sqrt(-slope))
+    combine: tuple[Combine, ...] = (Combine("direction", tuple(terms.items())),)
+    search = SEARCHES[rules.line_search](state.loss, slope, first)
+    step = next(search)
+    try:
+        while True:
+            move = Combine("trial", (("weights", 1.0), ("direction", step)))
+            (loss,) = yield Evaluate(state.iteration, (*combine, move))
+            combine, slope_there = (), math.inf
+            if math.isfinite(loss):
+                (slope_there,) = yield Calculate(rows=("sum",), columns=("direction",))
+            step = search.send((loss, slope_there))
+    except StopIteration as over:
+        if over.value is None:
+            return None
+    fall = state.loss - loss
+    if abs(fall) <= ROUNDING * abs(loss):
+        fall = -step * (slope + slope_there) / 2  # the slopes tell what the losses are too coarse for
+    change = fall / max(abs(state.loss), abs(loss), 1e-30)
+    state.loss = loss
+    pair = _pair(step, slope, slope_there, rules.damped)
+    moved = {name: step * value for name, value in terms.items()}
+    largest = yield from _accept(state, rules, dots, step, moved, pair)
+    return change, largest
+
+
+def _accept(
+    state: State, rules: Rules, dots: _Dots, step: float, moved: dict[str, float],
+    pair: tuple[tuple[str, float], ...] | None,
+) -> Generator[Request, Sequence[float], float]:  # fmt: skip
+    """Take the step: weights, gradient and history move. Returns the gradient's largest component.
+
+    What the new s is with older vectors follows from what those are with each other; y and the gradient are new.
+    """
+    state.iteration += 1
+    combine: tuple[Combine, ...] = (Combine("gradient", (("sum", 1.0),)), Combine("weights", (("trial", 1.0),)))
+    rows: tuple[str, ...] = ("gradient",)
+    if pair is not None:
+        slot = state.slots.pop(0) if len(state.slots) == rules.history else len(state.slots)
+        s, y = Combine(f"s{slot}", (("direction", step),)), Combine(f"y{slot}", pair)
+        dots.name(s.target, moved, _basis(state)[:-1])
+        state.slots.append(slot)
+        combine, rows = (s, y, *combine), (y.target, "gradient")
+    asked = Calculate(combine, rows, _basis(state), ("gradient",))
+    answer = yield asked
+    dots.take(asked, answer)
+    return answer[-1]
+
+
+def _pair(step: float, slope: float, slope_there: float, damped: bool) -> tuple[tuple[str, float], ...] | None:
+    """y of the new pair, from the sum (at the end of the step) and the gradient (at its start); None: no pair.
+
+    B s = -step x gradient, because the direction was -H x gradient and s is step x direction: so Powell's damping needs
+    no vector that is not there. y becomes theta (sum - gradient) + (1 - theta) B s, whose s.y is at least 0.2 s.B.s.
+    """
+    curvature = step * (slope_there - slope)  # s.y
+    assumed = -step * step * slope  # s.B.s
+    theta = 1.0
+    if damped and curvature < DAMPED_BELOW * assumed:
+        theta = (1 - DAMPED_BELOW) * assumed / (assumed - curvature)
+    elif curvature <= 1e-7 * assumed:
+        return None
+    return (("sum", theta), ("gradient", -theta - (1 - theta) * step))
+
+
+def _basis(state: State) -> tuple[str, ...]:
+    return (*(f"{kind}{slot}" for slot in state.slots for kind in "sy"), "gradient")
+
+
+def _direction(state: State, dots: _Dots) -> tuple[dict[str, float], float]:
+    """-H x gradient by the two-loop recursion on coefficients alone, and its slope."""
+    pairs = [(f"s{slot}", f"y{slot}") for slot in state.slots]
+    terms = {**{name: 0.0 for pair in pairs for name in pair}, "gradient": -1.0}
+
+    def along(name: str) -> float:
+        return math.fsum(value * dots(other, name) for other, value in terms.items())
+
+    shares = {}
+    for s, y in reversed(pairs):
+        shares[s] = along(s) / dots(s, y)
+        terms[y] -= shares[s]
+    if pairs:
+        s, y = pairs[-1]
+        scale = dots(s, y) / dots(y, y)
+        terms = {name: scale * value for name, value in terms.items()}
+    for s, y in pairs:
+        terms[s] += shares[s] - along(y) / dots(s, y)
+    return terms, along("gradient")

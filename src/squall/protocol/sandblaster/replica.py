@@ -1,0 +1,177 @@
+"""Sandblaster's replica: compute portions of a batch at the trial weights, and push their sum now and then."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from squall.protocol.core import (
+    COORDINATOR,
+    Compute,
+    Effect,
+    End,
+    Event,
+    GradientComputed,
+    Keep,
+    MessageArrived,
+    Node,
+    Send,
+    Started,
+    TimePassed,
+    UseWeights,
+)
+from squall.protocol.messages import (
+    Exchange,
+    Exchanged,
+    Join,
+    Left,
+    Message,
+    Portion,
+    PortionRequest,
+    PortionsTaken,
+    Progress,
+    PushPortions,
+    Stop,
+    Welcome,
+)
+from squall.protocol.replica import REPORT_EVERY_S
+from squall.protocol.tally import Tally, Work
+
+BUFFER = 0
+NOWHERE = -1  # buffer of a gradient that is to stay where autograd made it
+
+
+class BatchReplica:
+    """It fetches (`_fetching`), computes (`_computing`), or waits for the coordinator; pushes go on beside that."""
+
+    def __init__(self, node: Node, shards: int, pid: int = 0) -> None:
+        self.node = node
+        self.shards = [Node("shard", i) for i in range(shards)]
+        self.pid = pid
+        self._evaluation = 0  # that the weights are of
+        self._told: deque[Portion] = deque()  # what to do next; done in turn, when the buffer is free
+        self._portion: Portion | None = None  # fetched for, computed, or computed last
+        self._computing = False
+        self._fetching: dict[Node, None] = {}  # shards that have not sent the trial weights
+        self._pushing: dict[Node, None] = {}  # shards that have not taken the buffer
+        self._kept: list[int] = []  # portions in the buffer
+        self._clock = 0
+        self._stopping = False
+        self._ended = False
+        self._tally = Tally()
+        self._report_at = 0.0
+
+    @property
+    def wake_at(self) -> float | None:
+        return None
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case MessageArrived(sender, message):
+                self._on_message(sender, message, now, effects)
+            case GradientComputed():
+                self._on_gradient(event, now, effects)
+            case Started():
+                effects.append(Send(COORDINATOR, Join(self.pid)))
+            case TimePassed():
+                pass
+            case _:
+                raise AssertionError(f"{self.node} does not know {event!r}")
+        return effects
+
+    def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
+        match message:
+            case Welcome():
+                effects.append(Send(COORDINATOR, PortionRequest()))
+            case Portion():
+                self._told.append(message)
+                self._obey(effects)
+            case Exchanged():
+                del self._fetching[sender]
+                if not self._fetching:
+                    self._tally.fetches += 1
+                    self._tally.exchanges += 1
+                    effects.append(UseWeights(BUFFER))
+                    self._compute(effects)
+            case PortionsTaken():
+                self._on_taken(sender, effects)
+            case Stop():
+                self._stopping = True
+            case _:
+                raise AssertionError(f"{self.node} does not know {message!r}")
+        self._leave_if_told(effects)
+
+    # ------------------------------------------------------------ portions
+
+    def _obey(self, effects: list[Effect]) -> None:
+        """Keep what was computed, push what is kept, compute the next portion; once nobody reads the buffer."""
+        while self._told and not self._fetching and not self._computing:
+            told = self._told[0]
+            if self._pushing and (told.keep or told.push):
+                return
+            self._told.popleft()
+            self._do(told, effects)
+
+    def _do(self, told: Portion, effects: list[Effect]) -> None:
+        if told.evaluation != self._evaluation:
+            self._kept.clear()  # of an evaluation that is over
+        if told.keep:
+            assert self._portion is not None
+            effects.append(Keep(BUFFER, self._portion.weight, accumulate=bool(self._kept)))
+            self._kept.append(self._portion.number)
+        if told.push and self._kept:
+            self._push(effects)
+        if told.number < 0:
+            return
+        self._portion = told
+        if told.evaluation == self._evaluation:
+            self._compute(effects)
+            return
+        self._evaluation = told.evaluation
+        self._clock += 1
+        self._fetching = dict.fromkeys(self.shards)
+        effects.extend(Send(shard, Exchange(self._clock, weights=BUFFER)) for shard in self.shards)
+
+    def _compute(self, effects: list[Effect]) -> None:
+        portion = self._portion
+        assert portion is not None
+        self._computing = True
+        effects.append(
+            Compute(portion.epoch, portion.start, portion.stop, NOWHERE, accumulate=False, local_step=False)
+        )  # fmt: skip
+
+    def _on_gradient(self, event: GradientComputed, now: float, effects: list[Effect]) -> None:
+        portion = self._portion
+        assert portion is not None
+        self._computing = False
+        self._tally.compute_s += event.seconds
+        self._tally.add(Work().and_batch(portion.stop - portion.start, event.loss if event.finite else 0.0))
+        done = PortionRequest(portion.evaluation, portion.number, event.loss, event.finite)
+        effects.append(Send(COORDINATOR, done))
+        if now >= self._report_at:
+            self._report_at = now + REPORT_EVERY_S
+            effects.append(Send(COORDINATOR, Progress((), self._tally.take())))
+        self._leave_if_told(effects)
+
+    # ------------------------------------------------------------ pushes
+
+    def _push(self, effects: list[Effect]) -> None:
+        message = PushPortions(self._evaluation, BUFFER, tuple(self._kept))
+        self._kept.clear()
+        self._pushing = dict.fromkeys(self.shards)
+        effects.extend(Send(shard, message) for shard in self.shards)
+        self._tally.pushes += 1
+        self._tally.exchanges += 1
+
+    def _on_taken(self, shard: Node, effects: list[Effect]) -> None:
+        del self._pushing[shard]
+        if not self._pushing:
+            self._obey(effects)
+
+    def _leave_if_told(self, effects: list[Effect]) -> None:
+        """Nothing of a batch that is given up counts: only what others read or write is waited for."""
+        if not self._stopping or self._ended or self._pushing or self._fetching or self._computing:
+            return
+        self._ended = True
+        effects.append(Send(COORDINATOR, Left((), self._tally.take())))
+        effects.append(End("finished"))

@@ -1,0 +1,123 @@
+"""Sandblaster's shard: vectors by name, combined and multiplied as the coordinator says."""
+
+from __future__ import annotations
+
+from squall.protocol.core import (
+    COORDINATOR,
+    AddPortions,
+    CalculateVectors,
+    Effect,
+    End,
+    Event,
+    Forget,
+    MessageArrived,
+    Node,
+    Payload,
+    Send,
+    SnapshotWritten,
+    Started,
+    TimePassed,
+    VectorsCalculated,
+    WriteSnapshot,
+)
+from squall.protocol.messages import (
+    Calculated,
+    Calculation,
+    Cover,
+    Departed,
+    Exchange,
+    Exchanged,
+    Message,
+    PortionsTaken,
+    PushPortions,
+    SnapshotTaken,
+    Stop,
+    TakeSnapshot,
+    View,
+    ViewSeen,
+)
+
+
+class BatchShard:
+    def __init__(self, index: int, version: int = 0) -> None:
+        self.node = Node("shard", index)
+        self.version = version  # steps accepted
+        self.evaluation = 0  # whose portions are taken
+        self.view = View(0, ())
+        self._taken: dict[Node, dict[int, int]] = {}  # live replica -> portion -> evaluation, in the sum
+
+    @property
+    def wake_at(self) -> float | None:
+        return None
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case MessageArrived(sender, message):
+                self._on_message(sender, message, effects)
+            case VectorsCalculated(number, values):
+                effects.append(Send(COORDINATOR, Calculated(number, values)))
+            case SnapshotWritten(number, error):
+                effects.append(Send(COORDINATOR, SnapshotTaken(number, self.version, (), error)))
+            case Started() | TimePassed():
+                pass
+            case _:
+                raise AssertionError(f"{self.node} does not know {event!r}")
+        return effects
+
+    def _on_message(self, sender: Node, message: Message, effects: list[Effect]) -> None:
+        match message:
+            case Calculation():
+                self._on_calculation(message, effects)
+            case PushPortions(evaluation, buffer, portions):
+                self._on_push(sender, evaluation, buffer, portions, effects)
+            case Exchange(clock):
+                if sender.role == "replica" and sender not in self._taken:
+                    return  # not in the newest view: its slot may be another's by now
+                kind = "trial" if sender.role == "replica" else "weights"
+                payload = Payload(kind, sender.index, message.weights)
+                effects.append(Send(sender, Exchanged(clock, self.version), payload))
+            case View():
+                self._on_view(message, effects)
+            case TakeSnapshot(number):
+                effects.append(WriteSnapshot(number, self.version))
+            case Stop():
+                effects.append(End("finished"))
+            case _:
+                raise AssertionError(f"{self.node} does not know {message!r}")
+
+    def _on_calculation(self, message: Calculation, effects: list[Effect]) -> None:
+        if message.opens is not None:
+            self.evaluation = message.opens
+            for taken in self._taken.values():
+                taken.clear()
+        self.version += any(combine.target == "weights" for combine in message.combine)
+        effects.append(CalculateVectors(message))
+
+    def _on_push(
+        self, sender: Node, evaluation: int, buffer: int, portions: tuple[int, ...], effects: list[Effect]
+    ) -> None:
+        taken = self._taken.get(sender)
+        if taken is None:
+            return
+        if evaluation == self.evaluation:
+            effects.append(AddPortions(sender.index, buffer))
+            taken.update(dict.fromkeys(portions, evaluation))
+            # To the coordinator as well: the replica may be busy with a portion for long.
+            effects.append(Send(COORDINATOR, PortionsTaken(evaluation, portions)))
+        effects.append(Send(sender, PortionsTaken(evaluation, portions)))
+
+    def _on_view(self, view: View, effects: list[Effect]) -> None:
+        if view.number <= self.view.number:
+            return
+        self.view = view
+        before, self._taken = self._taken, {}
+        for member in view.members:
+            node = Node("replica", member.slot, member.incarnation)
+            self._taken[node] = before.pop(node, {})
+        departed = []
+        for node, taken in before.items():
+            covers = tuple(Cover(portion, evaluation) for portion, evaluation in taken.items())
+            departed.append(Departed(node.index, node.incarnation, covers))
+            effects.append(Forget(node))
+        effects.append(Send(COORDINATOR, ViewSeen(view.number, tuple(departed))))
