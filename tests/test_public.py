@@ -12,9 +12,9 @@ import pytest
 import squall
 
 PUBLIC = {
-    "AsynchronousSGD", "Averaging", "BoundedDelay", "DelayedProximal", "DiLoCo", "Downpour", "ElasticAveraging",
-    "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Run", "Sandblaster", "Session", "Settings",
-    "SingleProcess", "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "__version__",
+    "AsynchronousSGD", "Averaging", "Batches", "BoundedDelay", "DelayedProximal", "DiLoCo", "Downpour",
+    "ElasticAveraging", "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Run", "Sandblaster", "Session",
+    "Settings", "SingleProcess", "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "__version__",
     "fit", "join", "resume",
 }  # fmt: skip
 

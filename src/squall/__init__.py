@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from squall.errors import Interrupted, NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
     from squall.plan import Settings
     from squall.run import Run
-    from squall.session import Session, join
+    from squall.session import Batches, Session, join
     from squall.strategies import (
         AsynchronousSGD,
         Averaging,
@@ -31,7 +31,7 @@ _HOMES = {
     "train": ("fit", "resume"),
     "plan": ("Settings",),
     "run": ("Run",),
-    "session": ("Session", "join"),
+    "session": ("Batches", "Session", "join"),
     "strategies": (
         "AsynchronousSGD",
         "Averaging",
@@ -52,6 +52,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AsynchronousSGD",
     "Averaging",
+    "Batches",
     "BoundedDelay",
     "DelayedProximal",
     "DiLoCo",

@@ -42,6 +42,8 @@ def script_code(
         raise ValueError(f"{script} is no file: give the Python script that calls squall.join")
     if strategy.in_process or settings.launcher != "local":
         raise ValueError(f"{type(strategy).__name__} runs in one process: start the script with python instead")
+    if strategy.recipe().batch is not None:
+        raise ValueError(f"{type(strategy).__name__} computes a batch many times over, which no loop does: use fit")
     plan = make_plan(strategy, settings, epochs=None, steps=None, until=until, seed=seed, device=device)
     check_optimizers(strategy.recipe())
     return ScriptCode(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from squall.runtime.evaluate import evaluate
 from squall.runtime.job import initial_vector
 from squall.runtime.store import build_optimizer
 from squall.strategies.base import default_optimizer
-from squall.task import Batch, OptimizerFactory, Task
+from squall.task import Batch, OptimizerFactory, Task, check_data
 from squall.vector import Layout
 
 Metric = Callable[[nn.Module, Batch], Tensor]
@@ -39,13 +40,38 @@ class Side(Protocol):
 
     def load(self, effect: Compute) -> Batch: ...
 
-    def accept(self, effect: Compute, loss: float, started: float) -> None:
-        """The fresh gradients of that batch are in the parameters' `grad`."""
+    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
+        """The fresh gradients of that batch are in the parameters' `grad`; its loss may not be known."""
 
     def log(self, values: Mapping[str, float]) -> None: ...
 
     def leave(self) -> None:
-        """The script wants no more batches."""
+        """The script wants no more batches; without effect once the training is over."""
+
+
+class Batches:
+    """The batches of one replica, as they are dealt; `Session.batches` makes it.
+
+    Every `iter()` goes on where the last one stopped, so that a loop which counts epochs of its own (Trainer,
+    Lightning) may come back for more. The training is over, for all replicas, when the data is used up, or when one
+    replica wants no more: when it closes its batches or lets go of them, as a plain loop does at its end or at a
+    `break`, or when its script ends. From then on the model holds the final weights.
+    """
+
+    def __init__(self, batches: Generator[Batch], length: int) -> None:
+        self._batches = batches
+        self._length = length
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches
+
+    def __len__(self) -> int:
+        """Batches in an epoch of all replicas together: the most that one of them can get."""
+        return self._length
+
+    def close(self) -> None:
+        """Take no more batches. A loop that stopped by its own count, and not by the data's end, has to say so."""
+        self._batches.close()
 
 
 class Session:
@@ -76,11 +102,11 @@ class Session:
 
     def batches(
         self, dataset: Dataset[Any], batch_size: int = 64, epochs: int = 1, *, shuffle: bool = True, **loader: Any
-    ) -> Iterator[Batch]:
+    ) -> Batches:
         """This replica's share of the batches, as they are dealt: every example once an epoch, by all together.
 
         Call `loss.backward()` and `step(loss)` for each. When the loop is over, the model holds the final weights. To
-        break out of it ends the training for all replicas.
+        break out of it ends the training for all replicas; `Batches` says what a loop that is not yours has to do.
 
         Args:
             dataset: a map-style dataset, the same in every replica.
@@ -91,26 +117,31 @@ class Session:
 
         Raises:
             RuntimeError: it is called a second time, or a batch was not stepped.
+            ValueError: an argument is out of range, or the dataset is empty or not map-style.
         """
         if self._begun:
             raise RuntimeError("session.batches was called before: give all epochs to one call, batches(..., epochs=3)")
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}: it must be at least 1")
-        self._begun = True
         task = Task(
             model=self._model, loss=no_loss, train=dataset, batch_size=batch_size, shuffle=shuffle, loader=loader,
             **self._options,
         )  # fmt: skip
+        check_data(task)
+        self._begun = True
         self._side.begin(task, epochs)
-        return self._loop()
+        return Batches(self._loop(), -(-task.examples // batch_size))
 
-    def _loop(self) -> Iterator[Batch]:
+    def _loop(self) -> Generator[Batch]:
         try:
             while (effect := self._side.next()) is not None:
                 self._current, self._started = effect, time.perf_counter()
                 yield self._side.load(effect)
                 if self._current is not None:
-                    raise RuntimeError("a batch was not stepped: call session.step(loss) after loss.backward()")
+                    raise RuntimeError(
+                        "a batch was not stepped: call session.step(loss) after loss.backward(); a framework must"
+                        " neither take batches ahead nor accumulate gradients (the strategy's push_every does)"
+                    )
         finally:
             self._current = None
             self._side.leave()
@@ -119,7 +150,7 @@ class Session:
         """Push the gradients of the last batch, and fetch newer weights, as the strategy wants it.
 
         Args:
-            loss: of the batch, for the record; a mean over its examples.
+            loss: of the batch, for the record; a mean over its examples. None: the record has no loss for it.
 
         Raises:
             RuntimeError: there is no batch to step, or its loss was not propagated back.
@@ -127,7 +158,7 @@ class Session:
         if self._current is None:
             raise RuntimeError("session.step has no batch: take one from session.batches first, and step it once")
         effect, self._current = self._current, None
-        value = 0.0 if loss is None else float(loss.detach()) if isinstance(loss, Tensor) else loss
+        value = float(loss.detach()) if isinstance(loss, Tensor) else loss
         self._side.accept(effect, value, self._started)
 
     def evaluate(
@@ -158,20 +189,30 @@ class Session:
         if self.is_leader:
             self._side.log({name: float(value) for name, value in values.items()})
 
-    @property
+    @cached_property
     def optimizer(self) -> Optimizer:
-        """An optimizer whose `step` is this session's, for loops that are not yours (Trainer, Lightning)."""
+        """An optimizer whose `step` is this session's, for loops that are not yours (Trainer, Lightning).
+
+        Its learning rate is 1.0 and stays so: a scheduler that changes it raises a `ValueError` at the next step.
+        """
         return SessionOptimizer(self)
 
 
 class SessionOptimizer(Optimizer):
-    """Steps a session. The learning rate is the strategy's; the one shown here is not used."""
+    """Steps a session. The learning rate is the strategy's; the one shown here is a factor of it, which must stay 1."""
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session._model.parameters(), {"lr": 0.0})
+        super().__init__(session._model.parameters(), {"lr": 1.0})
         self._session = session
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        for group in self.param_groups:
+            if group["lr"] != 1.0:
+                raise ValueError(
+                    f"a scheduler set the learning rate of session.optimizer to {group['lr']:.4g}, which has no effect:"
+                    " the rate belongs to the strategy. Give the schedule to squall.join(model, schedule=...), and a"
+                    " constant one to the loop that steps this optimizer"
+                )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -211,7 +252,7 @@ class Alone:
     def load(self, effect: Compute) -> Batch:
         return self._backward.load(effect)
 
-    def accept(self, effect: Compute, loss: float, started: float) -> None:
+    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
         self._backward.finish()
         self._optimizer.step()
         if self._scheduler is not None:

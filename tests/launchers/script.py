@@ -2,9 +2,12 @@
 
 import argparse
 import hashlib
+import itertools
 import os
 import sys
+import time
 from functools import partial
+from pathlib import Path
 
 import torch
 from blobs import task as blobs
@@ -15,6 +18,7 @@ import squall
 options = argparse.ArgumentParser()
 options.add_argument("--epochs", type=int, default=3)
 options.add_argument("--mode", default="")
+options.add_argument("--after", type=Path, help="rank 0 takes its first batch when the others have written this file")
 options = options.parse_args()
 mode = options.mode
 
@@ -31,8 +35,24 @@ if mode == "no batches":
     sys.exit()
 if mode == "step first":
     session.step()
-for number, batch in enumerate(session.batches(data.train, batch_size=64, epochs=options.epochs)):
-    if mode == "break" and number == 5:
+if options.after is not None and session.rank == 0:
+    deadline = time.monotonic() + 60
+    while not options.after.exists() and time.monotonic() < deadline:
+        os.sched_yield()
+
+
+def batches():
+    dealt = session.batches(data.train, batch_size=64, epochs=options.epochs)
+    if mode not in ("count", "held"):
+        return dealt
+    held.extend([dealt, held])  # a cycle, as frameworks have them
+    epochs = (itertools.islice(dealt, len(dealt)) for _ in range(options.epochs))  # by its own count
+    return itertools.chain.from_iterable(epochs)
+
+
+held = []
+for number, batch in enumerate(batches()):
+    if mode in ("break", "held") and number == 5:
         break
     if mode == "raise" and session.rank == 1 and number == 5:
         raise KeyError("in the loop")
@@ -46,6 +66,10 @@ for number, batch in enumerate(session.batches(data.train, batch_size=64, epochs
         session.step(loss)
     if number % 20 == 0:
         session.evaluate(data.validate, data.metrics)
+if mode == "count":
+    held[0].close()
+if options.after is not None and session.rank != 0:
+    options.after.touch()
 if mode == "twice":
     list(session.batches(data.train))
 session.evaluate(data.validate, data.metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import subprocess
@@ -56,12 +57,20 @@ def test_replicas_train_every_example_once_and_end_with_the_same_weights(tmp_pat
     assert run.gone()
 
 
-@pytest.mark.parametrize("mode", ["", "optimizer"])
+@pytest.mark.parametrize("mode", ["", "optimizer", "count"])
 def test_one_replica_is_the_script_alone(tmp_path: Path, mode: str) -> None:
     flags = ("--replicas", "1", "--shards", "2")
     status, out, err = started(tmp_path, "--mode", mode, flags=flags).finish()
     assert status == 0, err
     assert weights(out) == weights(alone()), "the same seeds, the same order, the same bits"
+
+
+def test_a_method_that_is_no_loop_is_refused(tmp_path: Path) -> None:
+    run = started(tmp_path, flags=("--strategy", "sandblaster"))
+    status, _, err = run.finish()
+    assert status == 1
+    assert "computes a batch many times over, which no loop does: use fit" in err
+    assert not run.directory.exists()
 
 
 def test_flags_choose_the_strategy_and_the_optimizer(tmp_path: Path) -> None:
@@ -101,6 +110,43 @@ def test_to_break_out_of_the_loop_ends_the_training_for_all(tmp_path: Path) -> N
     assert status == 0, err
     assert "finished" in out
     assert len(set(weights(out))) == 1
+
+
+def test_a_loop_with_its_own_count_of_epochs_trains_every_example_once(tmp_path: Path) -> None:
+    run = started(tmp_path, "--mode", "count", flags=("--replicas", "2", "--push-every", "3"))
+    status, out, err = run.finish()
+    assert status == 0, err
+    assert len(set(weights(out))) == 1
+    reader = Reader(run.directory / "run.sqlite")
+    found = audit(reader)
+    reader.close()
+    assert found.complete, str(found)
+
+
+def test_a_replica_that_comes_when_all_is_trained_has_the_final_weights_too(tmp_path: Path) -> None:
+    run = started(tmp_path, "--after", str(tmp_path / "trained"), flags=("--replicas", "2"))
+    status, out, err = run.finish()
+    assert status == 0, err
+    assert len(weights(out)) == 2
+    assert len(set(weights(out))) == 1
+    assert run.gone()
+
+
+def test_batches_that_are_still_held_are_left_when_the_script_ends(tmp_path: Path) -> None:
+    run = started(tmp_path, "--mode", "held", "--epochs", "1000")
+    status, _, err = run.finish()
+    assert status == 0, err
+    assert run.gone()
+
+
+@pytest.mark.parametrize("strategy", ["downpour", "averaging"])
+def test_a_loop_that_tells_no_loss_has_none_in_the_record(tmp_path: Path, strategy: str) -> None:
+    run = started(tmp_path, "--mode", "optimizer", flags=("--strategy", strategy))
+    status, _, err = run.finish()
+    assert status == 0, err
+    losses = [row.loss for row in run.rows(Progress)]  # type: ignore[attr-defined]
+    assert losses
+    assert all(math.isnan(loss) for loss in losses)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ from squall.runtime.processes import keep_freed_memory
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.store import state_name
 from squall.session import Side
-from squall.task import Batch, OptimizerFactory, Task, check_data
+from squall.task import Batch, OptimizerFactory, Task
 
 
 class RunOver(SystemExit):
@@ -178,6 +178,7 @@ class Replica(Side):
         self.rank = node.index
         self.replicas = job.recipe.replicas
         self.began = False
+        self._left = False
         self._job = job
         self._node = node
         self._sockets = sockets
@@ -188,7 +189,6 @@ class Replica(Side):
         name_process(node, job)
 
     def begin(self, task: Task, epochs: int) -> None:
-        check_data(task)
         self.began = True
         self._line.say(kind="begin", examples=task.examples, batch_size=task.batch_size, epochs=epochs)
         self._job = job = dataclasses.replace(self._job, task=task)
@@ -203,23 +203,22 @@ class Replica(Side):
     def _await_coordinator(self) -> None:
         """What is said before it listens would be said again only a second later."""
         while not (self._sockets / str(COORDINATOR)).exists():
-            if self._line.connection.poll(0.002):
-                raise RunOver(1)  # "ended", or the nursery is gone
+            if self._line.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
+                return
 
     def next(self) -> Compute | None:
-        self._host.wanted = None
-        while self._host.wanted is None and self._driver.end is None:
+        while self._host.wanted is None and self._driver.end is None and self._host.over is None:
             self._driver.step()
-            if self._host.over is not None and self._host.over["status"] in ("failed", "nonfinite"):
-                raise RunOver(1)
-        if self._driver.end is not None:
-            self._finish()
-        return self._host.wanted
+        if self._driver.end is None and self._host.over is None:
+            return self._host.wanted
+        self._finish()  # the run may have ended without this replica: the others were done before it had joined
+        return None
 
     def load(self, effect: Compute) -> Batch:
         return self._host.training.backward.load(effect)
 
-    def accept(self, effect: Compute, loss: float, started: float) -> None:
+    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
+        self._host.wanted = None
         self._driver.post(self._host.training.accept(effect, loss, started))
 
     def log(self, values: Mapping[str, float]) -> None:
@@ -241,13 +240,18 @@ class Replica(Side):
                 record.add(Metric(done.training_s, epoch, done.examples, done.updates or 0, name, value))
 
     def leave(self) -> None:
-        """The batch under way is given up; whoever computes when a run is stopped is not waited for."""
-        if self._driver.end is None:
-            self._line.say(kind="leave", why=f"the script of replica {self.rank} took no more batches")
-            self._finish()
+        """A batch under way is given up; whoever computes when a run is stopped is not waited for."""
+        if self._left:
+            return
+        self._left = True
+        if self._host.over is None and self.next() is None:
+            return  # the batch stepped last was the last one that there was
+        self._line.say(kind="leave", why=f"the script of replica {self.rank} took no more batches")
+        self._finish()
 
     def _finish(self) -> None:
         """Wait for the last snapshot, and take its weights."""
+        self._left = True
         if self._driver.end is not None:
             self._driver.finish()
         self._transport.close()
@@ -296,6 +300,7 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
     try:
         _run(path)
         _check_training(joined, path)
+        joined[0].leave()  # if something, such as a framework's own cycles, still holds its batches
     except _Over:
         return
     except RunOver:

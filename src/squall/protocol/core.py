@@ -73,7 +73,7 @@ class MessageArrived(Event, frozen=True, gc=False):
 class GradientComputed(Event, frozen=True, gc=False):
     """The answer to `Compute`. A gradient that is not finite was left out of the buffer."""
 
-    loss: float  # mean over the batch
+    loss: float  # mean over the batch; NaN with a finite gradient: not known
     finite: bool
     seconds: float
 

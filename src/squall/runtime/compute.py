@@ -52,15 +52,22 @@ class Gradients:
         loss = self.backward.differentiate(self.backward.load(effect))
         return self.accept(effect, loss, started)
 
-    def accept(self, effect: Compute, loss: float, started: float) -> GradientComputed:
-        """Take the fresh gradients of the batch that the effect names; `started` is of `time.perf_counter()`."""
-        finite = self.backward.finish() and math.isfinite(loss) and self._gather(effect.buffer, effect.accumulate)
+    def accept(self, effect: Compute, loss: float | None, started: float) -> GradientComputed:
+        """Take the fresh gradients of the batch that the effect names.
+
+        Args:
+            effect: what was computed.
+            loss: of the batch; None if it is not known.
+            started: when, by `time.perf_counter()`.
+        """
+        finite = self.backward.finish() and (loss is None or math.isfinite(loss))
+        finite = finite and self._gather(effect.buffer, effect.accumulate)
         if finite:
             if effect.local_step:
                 self._local_step()
             self.backward.push_buffers(self._vectors[effect.buffer])
             self._to_arena(effect.buffer)
-        return GradientComputed(loss, finite, time.perf_counter() - started)
+        return GradientComputed(math.nan if loss is None else loss, finite, time.perf_counter() - started)
 
     def _gather(self, buffer: int, accumulate: bool) -> bool:
         """Put the fresh gradients into the vector, unless one is not finite."""

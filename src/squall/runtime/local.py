@@ -60,9 +60,9 @@ class LocalTraining:
         loss = self.backward.differentiate(self.backward.load(effect))
         return self.accept(effect, loss, started)
 
-    def accept(self, effect: Compute, loss: float, started: float) -> GradientComputed:
-        """Step on the fresh gradients of the batch that the effect names."""
-        finite = self.backward.finish() and math.isfinite(loss)
+    def accept(self, effect: Compute, loss: float | None, started: float) -> GradientComputed:
+        """Step on the fresh gradients of the batch that the effect names; its loss may not be known."""
+        finite = self.backward.finish() and (loss is None or math.isfinite(loss))
         finite = finite and all_finite([p.grad for p in self.backward.on_vector.parameters if p.grad is not None])
         if finite:
             self._schedule(effect)
@@ -71,7 +71,7 @@ class LocalTraining:
             finite = math.isfinite(self._own[: self._layout.tail].sum().item())  # a step may overflow
         elif self._layout.buffers:
             self.backward.on_vector.use(0)  # the forward pass may have put a NaN into BatchNorm's statistics
-        return GradientComputed(loss, finite, time.perf_counter() - started)
+        return GradientComputed(math.nan if loss is None else loss, finite, time.perf_counter() - started)
 
     def prepare_push(self) -> None:
         """The buffers in the vector's tail are pushed as they are, whatever the parameters are pushed as."""
