@@ -14,8 +14,8 @@ import squall
 PUBLIC = {
     "AsynchronousSGD", "Averaging", "Batches", "BoundedDelay", "DelayedProximal", "DiLoCo", "Downpour",
     "ElasticAveraging", "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Run", "Sandblaster", "Session",
-    "Settings", "SingleProcess", "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "__version__",
-    "fit", "join", "resume",
+    "Settings", "SingleProcess", "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task", "TaskError",
+    "__version__", "fit", "join", "resume",
 }  # fmt: skip
 
 
