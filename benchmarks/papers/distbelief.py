@@ -58,10 +58,11 @@ def measure() -> None:
     tried = {name: ", ".join(f"{rate:g}" for rate in RATES[name]) for name in RATES}
     text = f"""
 squall.Downpour for at most {EPOCHS} epochs, with the rate that brings one replica to 97 % soonest: fixed
-{rates["fixed rate"]:g} (of {tried["fixed rate"]}), Adagrad {rates["Adagrad"]:g} (of {tried["Adagrad"]}). In a warm start
-one replica trains {WARM_START} examples alone. A step takes a log-normal time (sigma 0.25). In the paper a fixed rate often
-never arrives; Adagrad, at ten times the fixed rate, arrives first whatever the number of machines. Here the best
-Adagrad rate is {rates["Adagrad"] / rates["fixed rate"]:.2g} times the fixed one. Some seed does not arrive: {lost or "none"}.
+{rates["fixed rate"]:g} (of {tried["fixed rate"]}), Adagrad {rates["Adagrad"]:g} (of {tried["Adagrad"]}).
+In a warm start one replica trains {WARM_START} examples alone. A step takes a log-normal time (sigma 0.25).
+In the paper a fixed rate often never arrives; Adagrad, at ten times the fixed rate, arrives first whatever the number
+of machines. Here the best Adagrad rate is {rates["Adagrad"] / rates["fixed rate"]:.2g} times the fixed one.
+Not with every seed arrives: {lost or "none"}.
 First to 97 %: {first}.
 """
     columns = ["replicas", "optimizer", "arrived", "updates to 97 %", "time to 97 %, virtual s"]
