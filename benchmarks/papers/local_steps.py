@@ -79,8 +79,9 @@ everywhere, at a constant rate of {LR}; {REPLICAS} replicas of {STEPS} steps fro
 50, and half of the outer gradients dropped cost 2.1 %: after pretraining, and in over a hundred rounds. Here, in
 perplexity of a byte, 500 steps against 50 cost {longer[paper]} with the paper's outer optimizer and {longer[plain]}
 with plain averages. Dropped was {min(shares):.0f} to {max(shares):.0f} % of what was computed; for as much computed,
-that costs {costs} inner steps. What is dropped differs: in the paper a random half, whose replicas go on from their
-own weights; here the later half, which start again from the shards', and whose data others train.
+that costs {costs} inner steps. (The last round drops nothing, which with few rounds tells.) What is dropped differs:
+in the paper a random half, whose replicas go on from their own weights; here the later half, which start again from
+the shards', and whose data others train.
 """
     columns = ["inner steps", "outer", "updates", "exchanged, MB", "bits per byte", "perplexity, % above synchronous"]
     write("local_steps", "Hundreds of local steps", figure, columns, rows, text)
