@@ -1,12 +1,10 @@
 """`python -m benchmarks.papers [name ...]`: try the claims again; docs/results.md gets what is found."""
 
 import sys
-from typing import Any
+from importlib import import_module
 
-from benchmarks.papers import backup, delay, staleness
+from benchmarks.papers.page import NAMES
 
-CLAIMS: dict[str, Any] = {"staleness": staleness, "delay": delay, "backup": backup}
-
-for name in sys.argv[1:] or CLAIMS:
+for name in sys.argv[1:] or NAMES:
     print(name, flush=True)
-    CLAIMS[name].measure()
+    import_module(f"benchmarks.papers.{name}").measure()

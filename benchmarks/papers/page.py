@@ -16,9 +16,11 @@ PAGE = DOCS / "results.md"
 HEAD = """# Claims of the papers, tried here
 
 Written by `python -m benchmarks.papers`: scikit-learn's digits, a network 64-256-256-10, batches of 16, test accuracy
-on 360 held-out digits. Replicas run in virtual time, with real gradients and the protocol that ships, so the machine's
-cores do not matter. Figures are means over seeds, with the spread from the lowest to the highest.
+on 360 held-out digits, unless a section says otherwise. Replicas run in virtual time, with real gradients and the
+protocol that ships, so the machine's cores do not matter. Figures are means over seeds, with the spread from the lowest
+to the highest.
 """
+NAMES = ("distbelief", "staleness", "compensation", "delay", "local_steps", "backup")  # the page's order
 
 
 def new_figure() -> Figure:
@@ -30,7 +32,7 @@ def new_figure() -> Figure:
 def write(
     name: str, title: str, figure: Figure, columns: Sequence[str], rows: Sequence[Sequence[str]], text: str
 ) -> None:
-    """Put a section in place of the one with its title."""
+    """Put a section in place of the one with its name."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     path = DOCS / "figures" / f"{name}.svg"
@@ -52,9 +54,13 @@ def write(
         ]
     )
     _, *others = PAGE.read_text().split("\n## ") if PAGE.exists() else [""]
-    kept = {other.partition("\n")[0]: f"## {other.strip()}\n" for other in others}
-    kept[title] = section
-    PAGE.write_text("\n".join([HEAD, *kept.values()]))
+    kept = {_name(other): f"## {other.strip()}\n" for other in others}
+    kept[name] = section
+    PAGE.write_text("\n".join([HEAD, *(kept[known] for known in NAMES if known in kept)]))
+
+
+def _name(section: str) -> str:
+    return section.partition("(figures/")[2].partition(".svg")[0]
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

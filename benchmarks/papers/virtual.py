@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import squall
-from benchmarks.workloads import Workload, digits_mlp
+from benchmarks.workloads import digits_mlp
 from squall.launchers.inline import InlineRun
 from squall.plan import check_together, make_plan
 from squall.protocol.core import Node
@@ -30,55 +30,58 @@ SETTINGS = squall.Settings(launcher="inline", threads=1, snapshot_every_s=None, 
 class Outcome:
     """One run. Times are virtual seconds."""
 
-    curve: list[tuple[float, int, float]]  # time, examples, test accuracy; after every epoch
+    curve: list[tuple[float, int, float]]  # time, examples, the task's metric; after every epoch
     summary: Summary
-    computed_s: float  # of all replicas together
+    computed: int  # batches, of all replicas together
+    computed_s: float
     diverged: bool  # it ended with a loss that was no number
 
     def error(self) -> float:
-        """Of the test set in the end, in percent; chance, if there is no end."""
+        """Of the test set of digits in the end, in percent; chance, if there is no end."""
         return 90.0 if self.diverged else 100 * (1 - self.curve[-1][2])
 
     def to(self, target: float) -> tuple[float, int] | None:
-        """Time and examples until the test accuracy first was `target`."""
+        """Time and examples until the accuracy first was `target`."""
         return next(((time_s, examples) for time_s, examples, value in self.curve if value >= target), None)
 
 
-def train(strategy: squall.Strategy, *, epochs: int, seed: int, step_s: Callable[[random.Random], float]) -> Outcome:
-    """Train the digits; every computation takes `step_s(random)` virtual seconds, of a generator of the run's seed."""
-    torch.set_num_threads(1)
+def digits() -> squall.Task:
     workload = digits_mlp()
-    plan = make_plan(strategy, SETTINGS, epochs=epochs, steps=None, until=None, seed=seed, device="cpu")
-    seed_everything(seed)
-    task = _task(workload)
-    layout = check_together(plan, strategy, task)
-    chance, computed = random.Random(seed), [0.0]
-
-    def next_step_s(node: Node) -> float:
-        value = step_s(chance)
-        computed[0] += value
-        return value
-
-    with tempfile.TemporaryDirectory(prefix="squall-papers-") as folder:
-        job = Job(
-            plan=plan, strategy=strategy, task=task, layout=layout,
-            arena=Arena.private(arena_shape(layout, strategy.recipe())), initial=initial_vector(layout, task),
-            directory=Path(folder), commanded_at=time.time(),
-        )  # fmt: skip
-        end = InlineRun(job, next_step_s).run()
-        assert end.status in ("finished", "nonfinite"), end
-        trial = Trial("", seed, Path(folder))
-        curve = [(m.time_s, m.examples, m.value) for m in trial.metrics if m.name == "accuracy"]
-        return Outcome(curve, trial.summary, computed[0], end.status == "nonfinite")
-
-
-def _task(workload: Workload) -> squall.Task:
-    model = workload.model()
     return squall.Task(
-        model=model,
+        model=workload.model(),
         loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
         train=workload.train_set(),
         validate=workload.test_set(),
         batch_size=16,
         metrics={"accuracy": lambda model, batch: (model(batch[0]).argmax(1) == batch[1]).float()},
     )
+
+
+def train(
+    strategy: squall.Strategy, *, task: Callable[[], squall.Task] = digits, epochs: int, seed: int,
+    step_s: Callable[[random.Random], float],
+) -> Outcome:  # fmt: skip
+    """Train a task of one metric; a computation takes `step_s(random)` virtual seconds, of a generator of the seed."""
+    torch.set_num_threads(1)
+    plan = make_plan(strategy, SETTINGS, epochs=epochs, steps=None, until=None, seed=seed, device="cpu")
+    seed_everything(seed)
+    made = task()
+    layout = check_together(plan, strategy, made)
+    chance = random.Random(seed)
+    steps_s: list[float] = []
+
+    def next_step_s(node: Node) -> float:
+        steps_s.append(step_s(chance))
+        return steps_s[-1]
+
+    with tempfile.TemporaryDirectory(prefix="squall-papers-") as folder:
+        job = Job(
+            plan=plan, strategy=strategy, task=made, layout=layout,
+            arena=Arena.private(arena_shape(layout, strategy.recipe())), initial=initial_vector(layout, made),
+            directory=Path(folder), commanded_at=time.time(),
+        )  # fmt: skip
+        end = InlineRun(job, next_step_s).run()
+        assert end.status in ("finished", "nonfinite"), end
+        trial = Trial("", seed, Path(folder))
+        curve = [(m.time_s, m.examples, m.value) for m in trial.metrics if m.name in made.metrics]
+        return Outcome(curve, trial.summary, len(steps_s), sum(steps_s), end.status == "nonfinite")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 
 import torch
 from torch import Tensor
@@ -87,6 +88,8 @@ class LocalTraining:
         if self._scheduler is None:
             return
         batch = effect.epoch * self._batches_per_epoch + effect.start // self._batch_size
-        while self._scheduled < batch // self._recipe.replicas:
-            self._scheduler.step()
-            self._scheduled += 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch expects optimizer steps in between
+            while self._scheduled < batch // self._recipe.replicas:
+                self._scheduler.step()
+                self._scheduled += 1
