@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 import squall
 
-EXAMPLES = 6000
+EXAMPLES = 3000
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -18,9 +18,8 @@ def task() -> squall.Task:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(EXAMPLES) % 6
     scales = torch.logspace(-1, 0.7, 40)  # ill conditioned
-    inputs = (
-        0.3 * torch.randn(6, 40, generator=generator)[labels] + torch.randn(EXAMPLES, 40, generator=generator)
-    ) * scales
+    centres, noise = (torch.randn(count, 40, generator=generator) for count in (6, EXAMPLES))
+    inputs = (0.3 * centres[labels] + noise) * scales
     model = nn.Linear(40, 6)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
