@@ -1,5 +1,7 @@
 """Feeding a machine by hand: every step is followed by `check`."""
 
+from typing import Any
+
 from squall.protocol.check import check
 from squall.protocol.core import COORDINATOR, Effect, Event, Machine, MessageArrived, Node, Send
 from squall.protocol.messages import Cover, Exchange, Exchanged, Member, Message, View
@@ -46,8 +48,10 @@ def view(shard: Shard, number: int, *nodes: Node, entry: int = 0) -> list[Effect
     return tell(shard, COORDINATOR, View(number, tuple(Member(n.index, n.incarnation, entry) for n in nodes)))
 
 
-def shard_of(*nodes: Node, gather: str = "each", max_delay: int | None = None, version: int = 0) -> Shard:
-    shard = Shard(0, Rules(gather, max_delay), version)
+def shard_of(
+    *nodes: Node, gather: str = "each", max_delay: int | None = None, version: int = 0, **rules: Any
+) -> Shard:  # fmt: skip
+    shard = Shard(0, Rules(gather, max_delay, **rules), version)
     view(shard, 1, *nodes)
     return shard
 

@@ -48,7 +48,7 @@ def test_a_push_names_its_basis_examples_and_covers() -> None:
     desk = Desk().welcome().grant(2).computed()
     pushed = sent(desk.effects, Exchange)
     assert [message for _, message in pushed] == [
-        Exchange(1, 0, 0, basis, 4, (Cover(1, 104),)) for basis in (101, 102)  # each shard's own version
+        Exchange(1, 0, 0, basis, 4, (Cover(1, 104),), 1) for basis in (101, 102)  # each shard's own version
     ]  # fmt: skip
 
 

@@ -171,6 +171,16 @@ def test_an_evaluator_only_looks() -> None:
     assert look == [Send(EVALUATOR, Exchanged(0, 7, -1), Payload("weights", 3, 0))]
 
 
+def test_a_round_that_is_cut_short_is_that_much_less_of_a_step() -> None:
+    shard = shard_of(R0, R1, gather="mean", max_delay=0, whole=10)
+    rates = []
+    for clock, (first, second) in enumerate([(10, 10), (10, 5), (3, 0), (12, 10)], 1):
+        tell(shard, R0, Exchange(clock, 0, 0, 0, 8 * first, batches=first))
+        effects = tell(shard, R1, Exchange(clock, 0, 0, 0, 8 * second, batches=second))
+        rates += [effect.rate for effect in effects if isinstance(effect, Apply)]
+    assert rates == [1.0, 0.75, 0.3, 1.0]
+
+
 def test_a_snapshot_tells_what_was_in_it_not_what_came_while_it_was_written() -> None:
     shard = shard_of(R0)
     tell(shard, R0, push(1, covers=(Cover(2, 8),)))

@@ -13,7 +13,8 @@ from squall.runtime.seeds import epoch_order
 from squall.runtime.store import turn
 from squall.vector import Layout
 
-Exchange = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # own weights, the shards' -> both, afterwards
+# own weights, the shards', share of a whole push -> both, afterwards
+Exchange = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 def local_training(
@@ -31,8 +32,9 @@ def local_training(
         built.loss(model, batch).backward()
         steps.step()
         if number % every == 0 or number == len(batches):
+            share = ((number - 1) % every + 1) / every
             own = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-            own, centre = exchange(own, centre)
+            own, centre = exchange(own, centre, share)
             nn.utils.vector_to_parameters(own.clone(), model.parameters())
     return centre
 
@@ -65,29 +67,32 @@ def _batches(task: Any, epochs: int) -> Iterator[Any]:
             yield torch.utils.data.default_collate([task.train[i] for i in indices.tolist()])
 
 
-def averaged(own: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+def averaged(own: Tensor, centre: Tensor, share: float) -> tuple[Tensor, Tensor]:
     return own, own
 
 
 def elastic(rate: float) -> Exchange:
-    def exchange(own: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    def exchange(own: Tensor, centre: Tensor, share: float) -> tuple[Tensor, Tensor]:
         difference = own - centre
         return own - rate * difference, centre + rate * difference
 
     return exchange
 
 
-def outer(optimizer: Callable[..., torch.optim.Optimizer]) -> Exchange:
+def outer(optimizer: Callable[..., torch.optim.Optimizer], prorated: bool = True) -> Exchange:
     """DiLoCo: a step of the outer optimizer on the movement of the weights."""
     kept: list[torch.optim.Optimizer] = []
     parameter = nn.Parameter(torch.empty(0))
 
-    def exchange(own: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    def exchange(own: Tensor, centre: Tensor, share: float) -> tuple[Tensor, Tensor]:
         if not kept:
             parameter.data = centre.clone()
             kept.append(optimizer([parameter]))
         parameter.grad = centre - own
+        group = kept[0].param_groups[0]
+        whole, group["lr"] = group["lr"], group["lr"] * (share if prorated else 1.0)
         kept[0].step()
+        group["lr"] = whole
         return parameter.data.clone(), parameter.data.clone()
 
     return exchange

@@ -78,10 +78,11 @@ TABLE: dict[str, Row] = {
         squall.ElasticAveraging(optimizer=MOMENTUM, every=4, moving_rate=0.5), local(MOMENTUM, 4, elastic(0.5))),
     "diloco": Row(squall.DiLoCo(optimizer=ADAMW, inner_steps=5), local(ADAMW, 5, outer(NESTEROV))),
     "asynchronous diloco": Row(
-        squall.DiLoCo(optimizer=ADAMW, inner_steps=5, form="asynchronous"), local(ADAMW, 5, outer(NESTEROV))),
+        squall.DiLoCo(optimizer=ADAMW, inner_steps=5, form="asynchronous"),
+        local(ADAMW, 5, outer(NESTEROV, prorated=False))),
     "matched diloco": Row(
         squall.DiLoCo(optimizer=ADAMW, inner_steps=5, form="asynchronous", matched=True),
-        local(ADAMW, 5, outer(NESTEROV))),
+        local(ADAMW, 5, outer(NESTEROV, prorated=False))),
     "decoupled diloco": Row(
         squall.DiLoCo(optimizer=ADAMW, inner_steps=5, form="decoupled"), local(ADAMW, 5, outer(NESTEROV))),
 }  # fmt: skip

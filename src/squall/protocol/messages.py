@@ -136,6 +136,7 @@ class Exchange(_Message, frozen=True, tag="exchange", array_like=True, gc=False)
     basis: Count = 0  # version that the pushed gradient was computed on
     examples: Count = 0  # behind the pushed gradient
     covers: tuple[Cover, ...] = ()
+    batches: Count = 0  # behind the pushed gradient
 
 
 class Exchanged(_Message, frozen=True, tag="exchanged", array_like=True, gc=False):

@@ -293,8 +293,8 @@ class Replica:
         payload = Payload("gradient", self.node.index, gradient) if push else None
         covers = tuple(Cover(*item) for item in self._pushed.items()) if push else ()
         for shard, basis in zip(self.shards, self._basis):
-            examples = self._examples if push else 0
-            exchange = Exchange(self.clock, gradient, self._fetching, basis, examples, covers)
+            examples, batches = (self._examples, self._since_push) if push else (0, 0)
+            exchange = Exchange(self.clock, gradient, self._fetching, basis, examples, covers, batches)
             effects.append(Send(shard, exchange, payload))
             self._awaited[shard] = None
         self._tally.exchanges += 1

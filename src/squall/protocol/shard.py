@@ -61,6 +61,7 @@ class Rules(msgspec.Struct, frozen=True):
     quorum: int | None = None  # pushes that close a round; None: those of all but the backup replicas
     grace: float = 0.0  # how long a round stays open beyond that, as a share of the last round's duration
     late: str = "drop"  # or "fold": what happens to a push that comes after its round
+    whole: int = 0  # batches of a whole push; a round with fewer is that much less of a step. 0: every round is whole
 
     @property
     def waits_for_all(self) -> bool:
@@ -222,12 +223,17 @@ class Shard:
                 for node, exchange in ordered
                 if exchange.examples
             )
-            effects.append(Apply(terms, 1.0, clock))
+            effects.append(Apply(terms, 1.0, clock, self._rate([exchange for _, exchange in ordered])))
             self.version += 1
         for node, exchange in ordered:
             self._staleness[node] = stale - exchange.basis if exchange.examples else -1
             self._cover(self._replicas[node], exchange)
             self._answer(node, exchange, effects)
+
+    def _rate(self, pushes: list[Exchange]) -> float:
+        """Momentum moves the weights as far for a few batches as for hundreds: a round that is cut short must not."""
+        whole = self.rules.whole * sum(push.examples > 0 for push in pushes)
+        return min(1.0, sum(push.batches for push in pushes) / whole) if whole else 1.0
 
     def _cover(self, replica: _Replica, exchange: Exchange) -> None:
         for lease, upto in _pairs(exchange.covers):

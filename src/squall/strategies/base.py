@@ -72,6 +72,7 @@ class Recipe:
         matched: slower replicas push after fewer batches than `push_every`, so that all push about as often.
         elementwise: the optimizer moves every element by itself, so that shards may cut tensors anywhere.
         late: "drop" a push that comes after its round, or "fold" it into the next.
+        prorated: a round with fewer batches than whole pushes have is that much less of a step ("mean" alone).
         batch: a method that takes the place of the loop; then only replicas and shards count of all this.
     """
 
@@ -98,6 +99,7 @@ class Recipe:
     block_order: str = "cyclic"
     elementwise: bool = True
     matched: bool = False
+    prorated: bool = False
     batch: BatchMethod | None = None
 
     def __post_init__(self) -> None:
@@ -157,9 +159,11 @@ class Recipe:
 
     def rules(self) -> Rules:
         """What the shards' machines know."""
+        whole = self.push_every if self.prorated else 0
         return Rules(
-            self.gather, self.max_delay, self.staleness == "scale", self.backup, self.quorum, self.grace, self.late
-        )
+            self.gather, self.max_delay, self.staleness == "scale", self.backup, self.quorum, self.grace, self.late,
+            whole,
+        )  # fmt: skip
 
     def cadence(self) -> Cadence:
         """What the replicas' machines know."""

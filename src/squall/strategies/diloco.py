@@ -24,6 +24,9 @@ class DiLoCo(Strategy):
     pushes that overlap in time would count the same direction several times. In the "decoupled" form an update takes
     the first `quorum` pushes and those that come within the grace; what comes later counts in the next.
 
+    A round that is cut short, as the last one may be, is a correspondingly smaller outer step: momentum would move the
+    weights as far for a few batches as for hundreds.
+
     Args:
         replicas: processes that train.
         shards: server processes that own the global weights and run the outer optimizer.
@@ -84,6 +87,7 @@ class DiLoCo(Strategy):
             grace=self.grace if decoupled else 0.0,
             late="fold" if decoupled else "drop",
             matched=self.matched,
+            prorated=self.outer_momentum > 0,
         )
 
     def _check(self) -> None:
