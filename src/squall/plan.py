@@ -112,7 +112,7 @@ def make_plan(
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
     target = parse_until(until) if until is not None else None
-    if epochs is None and steps is None and settings.seconds is None and target is None and recipe.batch is None:
+    if epochs is None and steps is None and settings.seconds is None and target is None and not recipe.converges:
         epochs = 1
     resolve_device(device)
     return Plan(
@@ -160,6 +160,8 @@ def _check_batches(task: Task, recipe: Recipe) -> None:
     for name in ("schedule", "clip_norm"):
         if getattr(task, name) is not None:
             raise ValueError(f"Task.{name} is set, and L-BFGS chooses its steps by itself: leave it out")
+    if any(set(group) != {"params"} for group in task.param_groups()):
+        raise ValueError("Task.groups has settings, and L-BFGS has one for all: put a penalty into Task.loss")
     batch = method.examples or task.examples
     if batch > task.examples:
         raise ValueError(f"batch is {batch}, and Task.train has {task.examples} examples: use batch='full'")

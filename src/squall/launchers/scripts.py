@@ -224,7 +224,7 @@ class Replica(Side):
     def log(self, values: Mapping[str, float]) -> None:
         if not self.began:
             self._logged.append(values)
-        elif self._driver.end is None:
+        elif not self._left:
             self._driver.post(ValuesLogged(dict(values)))
         else:
             self._log_final(values)

@@ -304,7 +304,7 @@ class Coordinator(ABC):
         return bool(why)
 
     def _on_snapshot_taken(self, shard: Node, message: SnapshotTaken, now: float, effects: list[Effect]) -> None:
-        if not self._snapshots.answered(shard, message, effects):
+        if not self._snapshots.answered(shard, message, self._last_snapshot, effects):
             return
         if self._last_snapshot:
             if self._snapshots.failure and not self.error:

@@ -251,6 +251,7 @@ class PublishSnapshot(Effect, frozen=True, gc=False):
     ledger: dict[str, object]
     versions: tuple[int, ...]
     progress: dict[str, int]  # lease -> upto
+    final: bool = False  # nothing is recorded any more that is not in it
 
 
 class EvaluateModel(Effect, frozen=True, gc=False):

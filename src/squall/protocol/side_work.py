@@ -79,7 +79,7 @@ class Snapshots:
         self._ledger = ledger
         effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in self._shards)
 
-    def answered(self, shard: Node, message: SnapshotTaken, effects: list[Effect]) -> bool:
+    def answered(self, shard: Node, message: SnapshotTaken, final: bool, effects: list[Effect]) -> bool:
         """True when this was the last answer; the snapshot is then published, or its failure noted."""
         if self._answers is None or message.number != self.newest:
             return False
@@ -93,7 +93,7 @@ class Snapshots:
             effects.append(Note("error", f"snapshot {self.newest} could not be written: {self.failure}"))
         else:
             versions = tuple(answer.version for answer in answers)
-            effects.append(PublishSnapshot(self.newest, self._ledger, versions, _common(answers)))
+            effects.append(PublishSnapshot(self.newest, self._ledger, versions, _common(answers), final))
         return True
 
 

@@ -6,6 +6,7 @@ import os
 
 import msgspec
 
+from squall.protocol.coordinator import Policy
 from squall.protocol.core import COORDINATOR, Node
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases
@@ -49,13 +50,11 @@ def machine(job: Job, node: Node) -> Linked:
 
 
 def lease_coordinator(job: Job) -> LeaseCoordinator:
-    policy, dealing = job.plan.policy(job.task), job.recipe.dealing()
+    policy, dealing = _policy(job), job.recipe.dealing()
     limits, batch_size = job.plan.limits(), job.task.batch_size
     if job.restored is None:
         return LeaseCoordinator(policy, dealing, Leases(job.task.examples, batch_size, limits))
     manifest = job.restored.manifest
-    if policy.seconds is not None:  # a total, as epochs and steps are
-        policy = msgspec.structs.replace(policy, seconds=max(0.0, policy.seconds - manifest.trained_s))
     progress = [(int(lease), upto) for lease, upto in manifest.progress.items()]
     leases = Leases.restore(manifest.ledger, progress, batch_size, limits)
     return LeaseCoordinator(policy, dealing, leases, manifest.number)
@@ -65,13 +64,21 @@ def batch_coordinator(job: Job, method: BatchMethod) -> BatchCoordinator:
     examples = job.task.examples
     balance = Balance(method.size(job.task.batch_size, examples), method.push_every, method.backup)
     batches = Batches(examples, method.examples)
-    arguments = (job.plan.policy(job.task), method.rules, balance, batches, job.plan.limits())
+    arguments = (_policy(job), method.rules, balance, batches, job.plan.limits())
     if job.restored is None:
         return BatchCoordinator(*arguments)
     manifest = job.restored.manifest
     state = msgspec.convert(manifest.ledger["method"], State)
     trained = msgspec.convert(manifest.ledger["trained"], int)
     return BatchCoordinator(*arguments, state, trained, manifest.number)
+
+
+def _policy(job: Job) -> Policy:
+    policy = job.plan.policy(job.task)
+    if policy.seconds is None or job.restored is None:
+        return policy
+    left_s = policy.seconds - job.restored.manifest.trained_s  # a total, as epochs and steps are
+    return msgspec.structs.replace(policy, seconds=max(0.0, left_s))
 
 
 def _version(job: Job, shard: int) -> int:

@@ -68,9 +68,16 @@ class CoordinatorHost:
             upto = max(done, manifest.progress.get(name, done))
             if upto > start:
                 self._record.add(Lease(int(name), epoch, start, stop, replica, 0, at, at, upto))
-            if upto > done:  # was reported later, if at all
-                batches = -(-(upto - done) // self._job.task.batch_size)
-                self._record.add(Progress(at, replica, upto - done, batches, math.nan, 0.0, 0.0, 0, 0))
+        if not manifest.final:
+            self._book(manifest.ledger, manifest.progress, at)
+
+    def _book(self, ledger: dict[str, object], progress: dict[str, int], at: float) -> None:
+        """What a snapshot holds beyond its ledger was reported later, if at all."""
+        for name, (_, _, done, _, replica) in msgspec.convert(ledger, _Ledger).held.items():
+            more = progress.get(name, done) - done
+            if more > 0:
+                batches = -(-more // self._job.task.batch_size)
+                self._record.add(Progress(at, replica, more, batches, math.nan, 0.0, 0.0, 0, 0))
 
     def attach(self, payload: Payload) -> None:
         raise AssertionError("the coordinator never touches a parameter")
@@ -145,14 +152,14 @@ class CoordinatorHost:
         if stats.batches and not self._stepped:
             self._stepped = True
             self._record.add(State("first_step_s", repr(time.time() - self._job.commanded_at)))
-        if stats.examples:
+        if stats.examples or stats.exchanges:
             self._record.add(
                 Progress(
                     now,
                     node.index,
                     stats.examples,
                     stats.batches,
-                    stats.loss_sum / stats.examples,
+                    stats.loss_sum / stats.examples if stats.examples else math.nan,
                     stats.compute_s,
                     stats.wait_s,
                     stats.pushes * pushed_each,
@@ -204,6 +211,7 @@ class CoordinatorHost:
             self._asked_s,
             self.training_s,
             state_name(self._job.recipe),
+            effect.final,
         )
         try:
             path = self._snapshots.publish(manifest)
@@ -212,6 +220,8 @@ class CoordinatorHost:
             self._event("error", self._unpublished)
             return
         self._unpublished = ""
+        if effect.final:
+            self._book(effect.ledger, effect.progress, self.training_s)
         self._record.add(State("updates", str(max(effect.versions))))
         self._event("snapshot", f"snapshot {effect.number} in {path}")
 
@@ -235,5 +245,5 @@ class CoordinatorHost:
 class _Ledger(msgspec.Struct):
     """What the record needs of `Leases.state()`."""
 
-    next_id: int
-    held: dict[str, tuple[int, int, int, int, int]]  # lease -> epoch, start, done, stop, replica
+    next_id: int = 0
+    held: dict[str, tuple[int, int, int, int, int]] = {}  # lease -> epoch, start, done, stop, replica

@@ -39,6 +39,7 @@ class Manifest(msgspec.Struct, frozen=True):
     asked_s: float  # training time of that moment
     trained_s: float  # training time of the snapshot
     optimizer: str  # the class whose state the files hold
+    final: bool = False  # the run's record tells all that is in it
 
     def check_optimizer(self, name: str) -> None:
         """Raises `SnapshotMismatch` for another class than the one whose state this is."""

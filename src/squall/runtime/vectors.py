@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ BLOCK = 1 << 16  # elements: of 2 x 10 + 1 vectors, 5 MiB. Products of a block a
 class VectorStore:
     """Elements [start, stop) of every vector, float32. The names are those of `protocol.sandblaster.method`.
 
-    History and gradient are the rows of one matrix, so that the products that an iteration needs read each of them
-    once.
+    Gradient and history are the rows of one matrix, so that a product with all of them is one operation. The history's
+    slots are filled in turn, so the rows in use come first.
     """
 
     def __init__(self, layout: Layout, shard: int, shards: int, history: int, arena: Arena, initial: Tensor) -> None:
@@ -40,7 +40,7 @@ class VectorStore:
         self._history = history
         size = self.stop - self.start
         self._basis = torch.zeros(2 * history + 1, size)
-        names = [*(f"{kind}{slot}" for kind in "sy" for slot in range(history)), "gradient"]
+        names = ["gradient", *(f"{kind}{slot}" for slot in range(history) for kind in "sy")]
         self._row = {name: number for number, name in enumerate(names)}
         self._vectors: dict[str, Tensor] = dict(zip(names, self._basis))
         for name in ("weights", "trial"):
@@ -64,10 +64,11 @@ class VectorStore:
     def _combine(self, combine: Combine) -> None:
         target, terms = self._vectors[combine.target], combine.terms
         if combine.target not in self._row and all(name in self._row for name, _ in terms):
-            weights = torch.zeros(len(self._basis))
+            rows = self._used(name for name, _ in terms)
+            weights = torch.zeros(len(rows))
             for name, value in terms:
                 weights[self._row[name]] = value
-            torch.mv(self._basis.t(), weights, out=target)
+            torch.mv(rows.t(), weights, out=target)
             return
         (name, value), *others = sorted(terms, key=lambda term: term[0] != combine.target)  # itself first
         torch.mul(self._vectors[name], value, out=target)
@@ -77,17 +78,22 @@ class VectorStore:
     def _products(self, rows: Sequence[str], columns: Sequence[str]) -> list[float]:
         """Row by row. Torch's products of few vectors by few read them as often as a product of each alone does."""
         whole = all(name in self._row for name in columns)  # then one product with the matrix has all of them
+        basis = self._used(columns) if whole else self._basis[:0]
         order = [self._row[name] for name in columns] if whole else list(range(len(columns)))
-        total = torch.zeros(len(rows), len(self._basis) if whole else len(columns), dtype=torch.float64)
+        total = torch.zeros(len(rows), len(basis) or len(columns), dtype=torch.float64)
         for at in range(0, self.stop - self.start, BLOCK):
             part = slice(at, at + BLOCK)
             for products, name in zip(total, rows):
                 left = self._vectors[name][part]
                 if whole:
-                    products += torch.mv(self._basis[:, part], left)
+                    products += torch.mv(basis[:, part], left)
                 else:
                     products += torch.stack([torch.dot(self._vectors[column][part], left) for column in columns])
         return total[:, order].flatten().tolist()
+
+    def _used(self, names: Iterable[str]) -> Tensor:
+        """The matrix down to the last of these rows."""
+        return self._basis[: 1 + max(self._row[name] for name in names)]
 
     # ------------------------------------------------------------ replicas and snapshots
 
@@ -115,7 +121,7 @@ class VectorStore:
 
 def _largest(vector: Tensor) -> float:
     low, high = torch.aminmax(vector)
-    return max(-low.item(), high.item())
+    return max(abs(low.item()), abs(high.item()))
 
 
 class VectorHost:

@@ -143,6 +143,11 @@ class Recipe:
                 raise ValueError("optimizer must be a factory, for example partial(torch.optim.SGD, lr=0.1)")
 
     @property
+    def converges(self) -> bool:
+        """It ends by itself."""
+        return self.batch is not None and self.batch.examples is None
+
+    @property
     def gathered(self) -> bool:
         """Every round is dealt as a whole, so that a lock-step run is the same every time, whoever asks first."""
         return self.gather == "mean" and self.local is None and self.rules().waits_for_all

@@ -17,7 +17,7 @@ class Sandblaster(Strategy):
     w <- w + step x direction, direction = -H x gradient, with H from the last `history` pairs of steps and gradient
     changes, and a step from a line search. A batch is cut into portions; a replica asks for the next as it finishes,
     so a fast one does more. The coordinator sees dot products and losses, never a parameter. `steps` of a run counts
-    iterations; without a limit it goes on until a tolerance is reached.
+    iterations; without a limit "full" batches go on until a tolerance is reached, others for one epoch.
 
     With batches that are not the whole training set, both gradients of a pair are of the same batch (Berahas, Nocedal
     and Takac 2016), and curvature is damped where it comes out too small (Powell 1978).
@@ -43,7 +43,7 @@ class Sandblaster(Strategy):
     "Large-scale L-BFGS using MapReduce", NIPS 2014.
 
     Not to be used where noise helps, as with most deep networks from scratch: gradients of small batches are there
-    the better use of the same examples.
+    the better use of the same examples; nor for losses with kinks, where slopes tell little of the way ahead.
     """
 
     replicas: int = 2

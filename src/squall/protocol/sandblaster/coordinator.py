@@ -31,6 +31,7 @@ from squall.protocol.sandblaster.method import (
     Evaluate,
     Failed,
     Iterated,
+    Proceed,
     Request,
     Rules,
     State,
@@ -70,16 +71,19 @@ class BatchCoordinator(Coordinator):
         self._method = minimize(self.state, rules)
         self._request: Request | None = None  # that is being answered
         self._number = 0  # of the last calculation
+        self._unpushed: dict[Node, int] = {}  # replica -> portions kept, and not told to be pushed
         self._taken: Counter[int] = Counter()  # portion -> shards that have it
         self._answers: dict[Node, tuple[float, ...]] = {}  # to it
         self._idle: dict[Node, None] = {}  # replicas that wait for a portion
         self._took_s: deque[float] = deque(maxlen=32)  # by the last portions
         self._late_at: float | None = None  # when an idle replica may back up somebody
+        self._evaluated_at = self.state.iteration  # the last one whose weights were to be measured
+        self._nonfinite = ""  # the portion whose loss or gradient was no number
         self._over = ""  # why the method ended
 
     @property
     def wake_at(self) -> float | None:
-        times = (super().wake_at, self._late_at)
+        times = (super().wake_at, self._late_at if self.phase is Phase.RUNNING else None)
         return min((t for t in times if t is not None), default=None)
 
     def _on_time(self, now: float, effects: list[Effect]) -> None:
@@ -116,7 +120,7 @@ class BatchCoordinator(Coordinator):
         elif self.portions is not None and self.portions.complete:
             self._evaluated(now, effects)
         for node in list(self._idle):
-            self._give(node, keep=False, asked=False, now=now, effects=effects)
+            self._give(node, keep=False, now=now, effects=effects)
 
     def _take_back(self, node: Node, applied: list[Covers], effects: list[Effect]) -> None:
         """What only some shards have of it spoils the sum: the evaluation is begun anew."""
@@ -132,16 +136,16 @@ class BatchCoordinator(Coordinator):
 
     def _forget(self, node: Node) -> None:
         self._idle.pop(node, None)
+        self._unpushed.pop(node, None)
 
     def _finished(self) -> bool:
         return bool(self._over)
 
     def _ledger(self) -> dict[str, object]:
-        """`next_id` and `held` are what a record of leases would have: there are none."""
         method = msgspec.to_builtins(self.state)
-        return {
-            "examples": self.batches.examples, "trained": self._trained, "method": method, "next_id": 0, "held": {},
-        }  # fmt: skip
+        if self.rules.sampled:
+            method["loss"] = None  # of a batch that does not come again
+        return {"examples": self.batches.examples, "trained": self._trained, "method": method}
 
     # ------------------------------------------------------------ the method
 
@@ -161,8 +165,12 @@ class BatchCoordinator(Coordinator):
                 case Evaluate():
                     self._evaluate(effects)
                     return
+                case Proceed():
+                    answer = (self._may_proceed(effects),)
                 case Iterated(loss):
-                    answer = (self._iterated(loss, effects),)
+                    values = {"number": self.state.iteration, "loss": loss, "trained": self.trained}
+                    effects.append(Note("iteration", values=values))
+                    answer = ()
                 case Failed(text):
                     effects.append(Note("warning", text))
                     answer = ()
@@ -170,7 +178,7 @@ class BatchCoordinator(Coordinator):
     def _method_ended(self, ended: Ended, now: float, effects: list[Effect]) -> None:
         self._over = self._over or ended.reason
         if ended.failed:
-            self._failure, self.error = "nonfinite", ended.reason
+            self._failure, self.error = "nonfinite", f"{ended.reason}: NaN or Inf in {self._nonfinite}"
             self._hurry(ended.reason, now, effects)
         else:
             self._stop(self._over, now, effects)
@@ -189,6 +197,7 @@ class BatchCoordinator(Coordinator):
         assert isinstance(self._request, Evaluate)
         self.portions = None
         self._taken.clear()
+        self._unpushed.clear()
         self.evaluation += 1
         self._calculate(self._request.combine, (), (), (), self.evaluation, effects)
 
@@ -207,16 +216,15 @@ class BatchCoordinator(Coordinator):
         assert isinstance(self._request, Calculate)
         by_shard = zip(*(self._answers[shard] for shard in self._shards))
         dots = len(self._request.rows) * len(self._request.columns)
-        answer = tuple(math.fsum(of) if i < dots else max(of) for i, of in enumerate(by_shard))
+        answer = tuple(sum(of) if i < dots else max(of) for i, of in enumerate(by_shard))
         self._advance(answer, now, effects)
 
-    def _iterated(self, loss: float, effects: list[Effect]) -> float:
+    def _may_proceed(self, effects: list[Effect]) -> float:
         """1.0 to go on, 0.0 at a limit."""
-        number = self.state.iteration
-        effects.append(Note("iteration", values={"number": number, "loss": loss, "trained": self.trained}))
-        if self.policy.evaluate:
+        number, limits = self.state.iteration, self.limits
+        if self.policy.evaluate and number > self._evaluated_at:
+            self._evaluated_at = number
             self._evaluations.ask(self.trained, effects)
-        limits = self.limits
         if limits.steps is not None and number >= limits.steps:
             self._over = f"{number} iterations are done"
         elif limits.epochs is not None and self.trained >= limits.epochs * self.batches.examples:
@@ -238,29 +246,34 @@ class BatchCoordinator(Coordinator):
             assert self.portions is not None
             if asked.finite:
                 keep = self.portions.done(node, asked.done, asked.loss, now)
+                self._unpushed[node] = self._unpushed.get(node, 0) + keep
             else:
+                range_ = self.portions.ranges[asked.done]
+                self._nonfinite = f"examples {range_.start} to {range_.stop} of epoch {range_.epoch}"
                 self._give_up(now, effects)
-        self._give(node, keep, asked=True, now=now, effects=effects)
+        self._give(node, keep, now, effects)
 
     def _give_up(self, now: float, effects: list[Effect]) -> None:
         """The loss is no number at the trial weights: the line search must step shorter."""
         self.portions = None
         self._advance((math.inf,), now, effects)
 
-    def _give(self, node: Node, keep: bool, *, asked: bool, now: float, effects: list[Effect]) -> None:
-        """Tell a replica what to do with what it computed, if it has asked, and what to compute next."""
+    def _give(self, node: Node, keep: bool, now: float, effects: list[Effect]) -> None:
+        """Tell a replica what to do with what it computed, and what to compute next."""
         portions = self.portions
         if portions is None:
             self._idle[node] = None
             return
         number = portions.give(node, now)
-        kept = portions.kept_by(node)
+        kept = self._unpushed.get(node, 0)
         push = kept > 0 and (number is None or portions.may_be_last(node) or kept >= self.balance.push_every)
+        if push:
+            self._unpushed[node] = 0
         if number is None:
             self._idle[node] = None
             late_at = min(portions.late_at(node), self._late_at if self._late_at is not None else math.inf)
             self._late_at = late_at if late_at < math.inf else None
-            if keep or (push and asked):
+            if keep or push:
                 effects.append(Send(node, Portion(self.evaluation, keep, push)))
             return
         self._idle.pop(node, None)
@@ -281,5 +294,7 @@ class BatchCoordinator(Coordinator):
         if self.phase is not Phase.RUNNING:
             return
         loss, self._trained = self.portions.loss, self._trained + self.portions.examples
+        for node, stats in self.portions.work():
+            self._note_stats(node, stats, effects)
         self.portions = None
         self._advance((loss,), now, effects)

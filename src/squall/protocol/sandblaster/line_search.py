@@ -47,15 +47,18 @@ def strong_wolfe(loss: float, slope: float, step: float) -> Search:
         bottom = _minimum(before, point)
         step = _between(bottom, step + reach, step + 4 * reach) if bottom > step else step + 4 * reach
         before = point
-    return None
+    return before.step  # it fell all the way
 
 
 def _zoom(start: _Point, low: _Point, high: _Point) -> Search:
-    """There is a step between the two; `low` has the lower loss of them, and slopes towards the other."""
+    """There is a step between the two; `low` has the lower loss of them, and slopes towards the other.
+
+    Where the slope jumps there may be none flat enough: then the lowest found has to do.
+    """
     for _ in range(TRIES):
         width = high.step - low.step
         if abs(width) <= 1e-10 * max(abs(low.step), abs(high.step)):
-            return None
+            break
         ends = sorted((low.step + 0.1 * width, high.step - 0.1 * width))
         step = _between(_minimum(low, high), *ends)
         point = _Point(step, *(yield step))
@@ -67,7 +70,10 @@ def _zoom(start: _Point, low: _Point, high: _Point) -> Search:
         if point.slope * width >= 0:
             high = low
         low = point
-    return None
+    if low.step == 0:
+        return None
+    yield low.step  # once more, because the step that is taken is the one tried last
+    return low.step
 
 
 def armijo(loss: float, slope: float, step: float) -> Search:

@@ -19,7 +19,7 @@ from squall.protocol.messages import Combine
 from squall.protocol.sandblaster.line_search import ROUNDING, SEARCHES
 
 DAMPED_BELOW = 0.2  # share of the curvature that the last direction assumed (Powell 1978)
-FAILURES_AT_MOST = 3  # line searches in a row
+FAILURES_AT_MOST = 3  # line searches in a row, on other batches
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -64,8 +64,12 @@ class Evaluate(NamedTuple):
     combine: tuple[Combine, ...]
 
 
+class Proceed(NamedTuple):
+    """An iteration would begin; answered by [1.0], or by [0.0] where a limit is reached."""
+
+
 class Iterated(NamedTuple):
-    """An iteration is over; answered by [1.0] to go on, or [0.0]."""
+    """An iteration is over, and what moves the shards' vectors follows at once; answered by []."""
 
     loss: float
 
@@ -83,8 +87,48 @@ class Ended(NamedTuple):
     failed: bool = False
 
 
-Request = Calculate | Evaluate | Iterated | Failed
+Request = Calculate | Evaluate | Proceed | Iterated | Failed
 Method = Generator[Request, Sequence[float], Ended]
+
+
+class _Moved(NamedTuple):
+    change: float  # by how much of itself the loss fell
+    largest: float  # component of the gradient
+
+
+def minimize(state: State, rules: Rules) -> Method:
+    """Run until a tolerance or a limit is reached, or until line searches find nothing.
+
+    `state` is kept up to date so that it fits the shards' vectors whenever a request has been sent.
+    """
+    dots, failures, largest = _Dots(), 0, math.inf
+    if state.slots or state.loss is not None:  # a resumed run
+        names = _basis(state)
+        largest = yield from dots.form(Calculate(rows=names, columns=names, largest=("gradient",)))
+    while (yield Proceed())[0]:
+        if state.loss is None or rules.sampled:
+            (loss,) = yield Evaluate(state.iteration, (Combine("trial", (("weights", 1.0),)),))
+            if not math.isfinite(loss):
+                return Ended(f"no finite loss and gradient where iteration {state.iteration + 1} begins", failed=True)
+            state.loss = loss
+            taken = (Combine("gradient", (("sum", 1.0),)),)
+            largest = yield from dots.form(Calculate(taken, ("gradient",), _basis(state), ("gradient",)))
+        if largest <= rules.tolerance_gradient:
+            return Ended(f"the gradient's largest component is {largest:.2g}")
+        moved = yield from _iterate(state, rules, dots)
+        if moved is not None:
+            failures, largest = 0, moved.largest
+            if not rules.sampled and moved.change <= rules.tolerance_change:
+                return Ended(f"the loss falls by {moved.change:.2g} of itself in an iteration")
+            continue
+        failures += 1
+        text = f"no step was found in iteration {state.iteration + 1}"
+        yield Failed(f"{text}: the history is cleared" if state.slots else text)
+        if not state.slots and (failures >= FAILURES_AT_MOST or not rules.sampled):
+            return Ended(f"{text}, nor without a history" if failures > 1 else text)
+        state.slots = []
+        state.iteration += rules.sampled  # another batch
+    return Ended("a limit is reached")
 
 
 class _Dots:
@@ -93,82 +137,31 @@ class _Dots:
     def __init__(self) -> None:
         self._values: dict[tuple[str, str], float] = {}
 
-    def take(self, asked: Calculate, answer: Sequence[float]) -> None:
+    def form(self, asked: Calculate) -> Generator[Request, Sequence[float], float]:
+        """Ask for products and remember them; returns the largest magnitude that was asked for."""
+        answer = yield asked
         pairs = [(row, column) for row in asked.rows for column in asked.columns]
         for pair, value in zip(pairs, answer):
             self._values[pair] = self._values[pair[::-1]] = value
+        return answer[-1]
 
     def __call__(self, a: str, b: str) -> float:
         return self._values[a, b]
 
-    def of(self, terms: dict[str, float], name: str) -> float:
-        """The product of a combination with a vector."""
-        return math.fsum(value * self._values[other, name] for other, value in terms.items())
-
-    def name(self, name: str, terms: dict[str, float], others: Sequence[str]) -> None:
-        """A combination is now a vector of this name: its products follow from those of its terms."""
-        products = {other: self.of(terms, other) for other in others}
-        square = math.fsum(value * self.of(terms, other) for other, value in terms.items())
-        for other, value in products.items():
-            self._values[name, other] = self._values[other, name] = value
-        self._values[name, name] = square
+    def usable(self, s: str, y: str) -> bool:
+        """The pair has a curvature that float32 can hold."""
+        return 0 < self(s, y) < math.inf and 0 < self(y, y) < math.inf
 
 
-def minimize(state: State, rules: Rules) -> Method:
-    """Run until a tolerance is reached, a line search fails again and again, or `Iterated` is answered by 0.
-
-    `state` is kept up to date so that it fits the shards' vectors whenever a request has been sent.
-    """
-    dots, failures = _Dots(), 0
-    if state.loss is not None:  # a resumed run: what was known of the vectors is asked for once more
-        names = _basis(state)
-        asked = Calculate(rows=names, columns=names, largest=("gradient",))
-        answer = yield asked
-        dots.take(asked, answer)
-        largest = answer[-1]
-    while True:
-        if state.loss is None or rules.sampled:
-            (loss,) = yield Evaluate(state.iteration, (Combine("trial", (("weights", 1.0),)),))
-            if not math.isfinite(loss):
-                return Ended(
-                    f"the loss is {loss} at the weights that iteration {state.iteration + 1} begins with", True
-                )
-            state.loss = loss
-            asked = Calculate(
-                (Combine("gradient", (("sum", 1.0),)),), ("gradient",), _basis(state), ("gradient",)
-            )  # fmt: skip
-            answer = yield asked
-            dots.take(asked, answer)
-            largest = answer[-1]
-        if largest <= rules.tolerance_gradient:
-            return Ended(f"the gradient's largest component is {largest:.2g}")
-        found = yield from _searched(state, rules, dots)
-        if found is None:
-            failures += 1
-            text = f"no step was found in iteration {state.iteration + 1}"
-            yield Failed(f"{text}: the history is cleared" if state.slots else text)
-            if failures >= FAILURES_AT_MOST or not (state.slots or rules.sampled):
-                return Ended(f"{text}, {failures} times in a row")
-            state.slots = []
-            state.iteration += rules.sampled  # another batch
-            continue
-        failures = 0
-        change, largest = found
-        if (yield Iterated(state.loss))[0] == 0.0:
-            return Ended("a limit is reached")
-        if not rules.sampled and change <= rules.tolerance_change:
-            return Ended(f"the loss falls by {change:.2g} of itself in an iteration")
-
-
-def _searched(
-    state: State, rules: Rules, dots: _Dots
-) -> Generator[Request, Sequence[float], tuple[float, float] | None]:
-    """One iteration. Returns by how much of itself the loss fell, and the gradient's largest component."""
+def _iterate(state: State, rules: Rules, dots: _Dots) -> Generator[Request, Sequence[float], _Moved | None]:
+    """One iteration; None if the line search found no step."""
     assert state.loss is not None
     terms, slope = _direction(state, dots)
-    if slope >= 0 and state.slots:  # rounding, or a batch unlike the ones of the history
+    if not -math.inf < slope < 0 and state.slots:  # rounding, or a batch unlike the ones of the history
         state.slots = []
         terms, slope = _direction(state, dots)
+    if not -math.inf < slope < 0:  # the gradient's square is beyond float32
+        return None
     first = 1.0 if state.slots else min(1.0, 1.0 / math.sqrt(-slope))
     combine: tuple[Combine, ...] = (Combine("direction", tuple(terms.items())),)
     search = SEARCHES[rules.line_search](state.loss, slope, first)
@@ -190,32 +183,31 @@ def _searched(
     change = fall / max(abs(state.loss), abs(loss), 1e-30)
     state.loss = loss
     pair = _pair(step, slope, slope_there, rules.damped)
-    moved = {name: step * value for name, value in terms.items()}
-    largest = yield from _accept(state, rules, dots, step, moved, pair)
-    return change, largest
+    return _Moved(change, (yield from _accept(state, rules, dots, step, pair)))
 
 
 def _accept(
-    state: State, rules: Rules, dots: _Dots, step: float, moved: dict[str, float],
-    pair: tuple[tuple[str, float], ...] | None,
-) -> Generator[Request, Sequence[float], float]:  # fmt: skip
+    state: State, rules: Rules, dots: _Dots, step: float, pair: tuple[tuple[str, float], ...] | None
+) -> Generator[Request, Sequence[float], float]:
     """Take the step: weights, gradient and history move. Returns the gradient's largest component.
 
-    What the new s is with older vectors follows from what those are with each other; y and the gradient are new.
+    Products of the new s with older vectors are not formed: the recursion multiplies them by zero.
     """
+    assert state.loss is not None
     state.iteration += 1
     combine: tuple[Combine, ...] = (Combine("gradient", (("sum", 1.0),)), Combine("weights", (("trial", 1.0),)))
     rows: tuple[str, ...] = ("gradient",)
+    slot = -1
     if pair is not None:
         slot = state.slots.pop(0) if len(state.slots) == rules.history else len(state.slots)
-        s, y = Combine(f"s{slot}", (("direction", step),)), Combine(f"y{slot}", pair)
-        dots.name(s.target, moved, _basis(state)[:-1])
         state.slots.append(slot)
+        s, y = Combine(f"s{slot}", (("direction", step),)), Combine(f"y{slot}", pair)
         combine, rows = (s, y, *combine), (y.target, "gradient")
-    asked = Calculate(combine, rows, _basis(state), ("gradient",))
-    answer = yield asked
-    dots.take(asked, answer)
-    return answer[-1]
+    yield Iterated(state.loss)
+    largest = yield from dots.form(Calculate(combine, rows, _basis(state), ("gradient",)))
+    if pair is not None and not dots.usable(f"s{slot}", f"y{slot}"):
+        state.slots = []  # the other slots would no longer be in a row
+    return largest
 
 
 def _pair(step: float, slope: float, slope_there: float, damped: bool) -> tuple[tuple[str, float], ...] | None:
@@ -244,7 +236,7 @@ def _direction(state: State, dots: _Dots) -> tuple[dict[str, float], float]:
     terms = {**{name: 0.0 for pair in pairs for name in pair}, "gradient": -1.0}
 
     def along(name: str) -> float:
-        return math.fsum(value * dots(other, name) for other, value in terms.items())
+        return sum(value * dots(other, name) for other, value in terms.items() if value)
 
     shares = {}
     for s, y in reversed(pairs):

@@ -9,6 +9,7 @@ import msgspec
 
 from squall.protocol.core import Node
 from squall.protocol.leases import Range
+from squall.protocol.messages import Stats
 
 HOLDERS_AT_MOST = 2  # replicas that compute the same portion
 PATIENCE = 1.5  # times as long as a portion usually takes: then it is backed up
@@ -47,7 +48,7 @@ class Portions:
         self._fresh = list(reversed(range(len(self.ranges))))
         self._out: dict[int, _Out] = {}
         self._kept: dict[int, Node] = {}  # counted, and still with the replica that computed it
-        self._losses: dict[int, float] = {}  # of those that count, means over their examples
+        self._counted: dict[int, tuple[Node, float]] = {}  # who computed it, and its mean loss
         self._applied: dict[int, None] = {}  # in every shard's sum
 
     @property
@@ -61,7 +62,16 @@ class Portions:
     @property
     def loss(self) -> float:
         """Mean over the batch; the same whoever computed what."""
-        return math.fsum(self.share(portion) * loss for portion, loss in sorted(self._losses.items()))
+        return math.fsum(self.share(portion) * loss for portion, (_, loss) in sorted(self._counted.items()))
+
+    def work(self) -> list[tuple[Node, Stats]]:
+        """Who has trained what of it."""
+        stats: dict[Node, Stats] = {}
+        for portion, (node, loss) in sorted(self._counted.items()):
+            size = self.ranges[portion].stop - self.ranges[portion].start
+            so_far = stats.get(node, Stats())
+            stats[node] = Stats(so_far.examples + size, so_far.batches + 1, so_far.loss_sum + size * loss)
+        return sorted(stats.items())
 
     def may_be_last(self, node: Node) -> bool:
         """The batch may be over before the replica has computed another: it should not sit on what it has."""
@@ -107,12 +117,8 @@ class Portions:
         self._took_last[node] = now - self._out.pop(portion).since
         self._took_s.append(self._took_last[node])
         self._kept[portion] = node
-        self._losses[portion] = loss
+        self._counted[portion] = node, loss
         return True
-
-    def kept_by(self, node: Node) -> int:
-        """Portions whose gradients the replica has not pushed yet."""
-        return sum(holder == node for holder in self._kept.values())
 
     def applied(self, portions: tuple[int, ...]) -> None:
         """All shards have these."""
@@ -130,6 +136,6 @@ class Portions:
                     self._fresh.append(portion)
         for portion, holder in list(self._kept.items()):
             if holder == node:
-                del self._kept[portion], self._losses[portion]
+                del self._kept[portion], self._counted[portion]
                 self._fresh.append(portion)
         self._fresh.sort(reverse=True)

@@ -34,7 +34,7 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.replica import REPORT_EVERY_S
-from squall.protocol.tally import Tally, Work
+from squall.protocol.tally import Tally
 
 BUFFER = 0
 NOWHERE = -1  # buffer of a gradient that is to stay where autograd made it
@@ -145,7 +145,6 @@ class BatchReplica:
         assert portion is not None
         self._computing = False
         self._tally.compute_s += event.seconds
-        self._tally.add(Work().and_batch(portion.stop - portion.start, event.loss if event.finite else 0.0))
         done = PortionRequest(portion.evaluation, portion.number, event.loss, event.finite)
         effects.append(Send(COORDINATOR, done))
         if now >= self._report_at:
