@@ -115,7 +115,9 @@ def _text(tried: dict[tuple[Method, float], list[Outcome]], found: dict[Method, 
     claims = {
         "Downpour with Adagrad on 200 replicas is first": order[:1] == [ADAGRAD_200],
         "Sandblaster on 200 is second": order[1:2] == [SANDBLASTER_200],
-        "Adagrad is faster than a fixed rate on 20 replicas": times[ADAGRAD_20] < times[FIXED_20],
+        "on 20 replicas Adagrad's slowest seed is faster than a fixed rate's fastest": (
+            max(_times(found[ADAGRAD_20]), default=math.inf) < min(_times(found[FIXED_20]), default=math.inf)
+        ),
         "a fixed rate does not arrive on 200 (within its run)": times[FIXED_200] == math.inf,
         "Sandblaster gains more from ten times the replicas": gains["Sandblaster"] > gains["Downpour with Adagrad"],
     }
@@ -125,8 +127,8 @@ A network {"-".join(map(str, WIDTHS))} with tanh units, {parameters:,} parameter
 `benchmarks/papers/figure4.py` has their rule. A batch of {BATCH} takes a log-normal time (median 1 s, sigma 0.25); one
 of Sandblaster's portions, of {PORTION}, {PORTION / BATCH:g} times that; messages and updates take none. Sandblaster's
 batches are the whole training set. Rates are tried with the first seed, for each method and number of replicas by
-itself; the best is run with the other seeds, if it arrives. Sandblaster with 20 replicas has one seed. Each run is
-drawn. Those of 200 replicas end early in virtual time: their updates cost as much to compute as any.
+itself; the best is run with the other seeds, if it arrives. Sandblaster with 20 replicas has one seed. The sizes and
+the rates to try come from single runs beforehand. The best rate's runs are drawn. Those of 200 replicas end early in virtual time: their updates cost as much to compute as any.
 The paper reaches 16 % first with Downpour and Adagrad on 200 replicas, at any budget of up to about 2,000 cores;
 Sandblaster comes second and scales further; a fixed rate often never arrives.
 Here, by mean time to 16 %: {"; ".join(m.label for m in order)}.
