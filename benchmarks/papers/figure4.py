@@ -128,14 +128,15 @@ A network {"-".join(map(str, WIDTHS))} with tanh units, {parameters:,} parameter
 of Sandblaster's portions, of {PORTION}, {PORTION / BATCH:g} times that; messages and updates take none. Sandblaster's
 batches are the whole training set. Rates are tried with the first seed, for each method and number of replicas by
 itself; the best is run with the other seeds, if it arrives. Sandblaster with 20 replicas has one seed. The sizes and
-the rates to try come from single runs beforehand. The best rate's runs are drawn. Those of 200 replicas end early in virtual time: their updates cost as much to compute as any.
+the rates to try come from single runs beforehand. The best rate's runs are drawn.
+Those of 200 replicas end early in virtual time: their updates cost as much to compute as any.
 The paper reaches 16 % first with Downpour and Adagrad on 200 replicas, at any budget of up to about 2,000 cores;
 Sandblaster comes second and scales further; a fixed rate often never arrives.
 Here, by mean time to 16 %: {"; ".join(m.label for m in order)}.
 Times faster than a single process: {"; ".join(f"{label}: {by}" for label, by in faster.items())}.
 From 20 to 200 replicas {" and ".join(f"{name} gains {by:.1f} times" for name, by in gains.items())}.
-Fixed rates that do not arrive: {"; ".join(never) or "none"}. Of {ADAGRAD_200.label}, a push is {staleness:.0f} updates
-stale on average.
+Fixed rates that do not arrive: {"; ".join(never) or "none"}.
+Of {ADAGRAD_200.label}, a push is {staleness:.0f} updates stale on average.
 As in the paper: {"; ".join(claim for claim, holds in claims.items() if holds) or "nothing"}.
 Not as in the paper: {"; ".join(claim for claim, holds in claims.items() if not holds) or "nothing"}.
 """
