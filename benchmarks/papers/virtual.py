@@ -59,11 +59,11 @@ def digits() -> squall.Task:
 
 def train(
     strategy: squall.Strategy, *, task: Callable[[], squall.Task] = digits, epochs: int, seed: int,
-    step_s: Callable[[random.Random], float],
+    step_s: Callable[[random.Random], float], settings: squall.Settings = SETTINGS,
 ) -> Outcome:  # fmt: skip
     """Train a task of one metric; a computation takes `step_s(random)` virtual seconds, of a generator of the seed."""
     torch.set_num_threads(1)
-    plan = make_plan(strategy, SETTINGS, epochs=epochs, steps=None, until=None, seed=seed, device="cpu")
+    plan = make_plan(strategy, settings, epochs=epochs, steps=None, until=None, seed=seed, device="cpu")
     seed_everything(seed)
     made = task()
     layout = check_together(plan, strategy, made)
