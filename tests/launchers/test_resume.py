@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from squall.record import Progress
 from squall.report import Reader, audit
+from squall.run import Run
 from squall.runtime.snapshot import Snapshots
 from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import START_S, Started, wait_for
@@ -25,6 +27,14 @@ def interrupted(tmp_path: Path) -> Started:
     run.process.send_signal(signal.SIGINT)
     run.finish()
     return run
+
+
+def test_the_record_of_an_interrupted_run_tells_what_its_snapshot_holds(interrupted: Started) -> None:
+    snapshots = Snapshots(interrupted.directory)
+    manifest = snapshots.manifest(snapshots.numbers()[-1])
+    held: Any = manifest.ledger["held"]
+    beyond = sum(max(0, manifest.progress.get(lease, done) - done) for lease, (_, _, done, _, _) in held.items())
+    assert Run(interrupted.directory).summary().examples == int(str(manifest.ledger["trained"])) + beyond
 
 
 @pytest.mark.parametrize("changes", [(), ("--shards", "3", "--replicas", "1")])

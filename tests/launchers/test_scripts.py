@@ -110,6 +110,8 @@ def test_to_break_out_of_the_loop_ends_the_training_for_all(tmp_path: Path) -> N
     assert status == 0, err
     assert "finished" in out
     assert len(set(weights(out))) == 1
+    found, trained = run.rows(Metric), Run(run.directory).summary().examples
+    assert found[-1].examples == trained > 0, "what is measured behind the loop is of the final weights"  # type: ignore[attr-defined]
 
 
 def test_a_loop_with_its_own_count_of_epochs_trains_every_example_once(tmp_path: Path) -> None:

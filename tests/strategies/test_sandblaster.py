@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 import squall
 from squall.launchers.inline import InlineRun
 from squall.plan import check_together, make_plan
+from squall.protocol.check import check
 from squall.protocol.core import COORDINATOR, FrameArrived, Node, StopRequested, Transmit
 from squall.protocol.messages import Calculation, Portion, encode
 from squall.record import Event, Metric
@@ -319,6 +320,7 @@ class World:
         self.world._chance = random.Random(seed)
         self.world._notice_s = 0.002
         self.world.trace = self._trace
+        self.touched = COORDINATOR
         self.sent: Counter[str] = Counter()
         self.portions: Counter[str] = Counter()
         self.coordinator_bytes = 0
@@ -326,6 +328,7 @@ class World:
         self.directory = directory
 
     def _trace(self, now: float, node: Node, what: Any) -> None:
+        self.touched = node
         if not isinstance(what, Transmit) or what.frame.message is None or what.again:
             return
         if COORDINATOR in (node, what.to):
@@ -342,6 +345,9 @@ class World:
             assert self.world._queue, "nothing goes on, and the run has not ended"
             self.world.step()
             number += 1
+            place = self.world.places.get(self.touched)
+            if place is not None:
+                check(place.linked)
         assert self.world.ended, "the run hangs"
         self.events = number
         return self

@@ -12,6 +12,10 @@ from squall.protocol.leases import Leases
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.replica import Replica
+from squall.protocol.sandblaster.coordinator import BatchCoordinator
+from squall.protocol.sandblaster.portions import Portions
+from squall.protocol.sandblaster.replica import BatchReplica
+from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 
 Claim = tuple[bool, str]  # holds, what was to hold
@@ -30,12 +34,18 @@ def check(machine: Machine | Leases) -> None:
             if isinstance(machine, LeaseCoordinator):
                 check(machine.leases)
                 _raise_for(machine, _lease_coordinator(machine))
+            elif isinstance(machine, BatchCoordinator) and machine.portions is not None:
+                _raise_for(machine.portions, _portions(machine.portions))
         case Replica():
             _raise_for(machine, _replica(machine))
         case Shard():
             _raise_for(machine, _shard(machine))
         case Evaluator():
             _raise_for(machine, _evaluator(machine))
+        case BatchShard():
+            _raise_for(machine, _batch_shard(machine))
+        case BatchReplica():
+            _raise_for(machine, _batch_replica(machine))
 
 
 def _raise_for(subject: object, claims: Iterator[Claim]) -> None:
@@ -117,6 +127,26 @@ def _shard(shard: Shard) -> Iterator[Claim]:
 
 def _evaluator(evaluator: Evaluator) -> Iterator[Claim]:
     yield evaluator._number is not None or not evaluator._awaited, "weights are awaited for an evaluation"
+
+
+def _portions(portions: Portions) -> Iterator[Claim]:
+    places = [*portions._fresh, *portions._out, *portions._kept, *portions._applied]
+    yield sorted(places) == list(range(len(portions.ranges))), "each portion is fresh, out, kept or applied"
+    yield all(out.holders for out in portions._out.values()), "what is out has a holder"
+    counted = {*portions._kept, *portions._applied}
+    yield set(portions._counted) == counted, "a loss counts with its gradient"
+
+
+def _batch_shard(shard: BatchShard) -> Iterator[Claim]:
+    live = [(node.index, node.incarnation) for node in shard._taken]
+    yield live == [(member.slot, member.incarnation) for member in shard.view.members], "replicas are as viewed"
+    taken = [portion for of in shard._taken.values() for portion in of]
+    yield len(set(taken)) == len(taken), "no portion is in the sum twice"
+
+
+def _batch_replica(replica: BatchReplica) -> Iterator[Claim]:
+    yield not (replica._computing and replica._fetching), "it computes on weights that are there"
+    yield not (replica._ended and (replica._computing or replica._pushing)), "it leaves with nothing under way"
 
 
 def _link(linked: Linked) -> Iterator[Claim]:
