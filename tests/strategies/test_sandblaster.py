@@ -391,6 +391,20 @@ def test_worlds_with_faults_and_deaths_end_at_the_same_optimum(tmp_path: Path, s
     assert found.machine.state.loss == pytest.approx(0.0680828377, rel=1e-6)  # SciPy's, to the digits of float32
 
 
+def test_one_seed_is_one_world_bit_for_bit(tmp_path: Path) -> None:
+    found = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        chance = random.Random(4)
+        world = World(
+            tmp_path / name, breast_cancer(), squall.Sandblaster(replicas=3, shards=2), network=FAULTY, seed=4,
+            step_s=lambda node, chance=chance: chance.lognormvariate(-5, 0.5),
+        )  # fmt: skip
+        found.append((world.go({300: partial(World.kill, slot=1)}).weights, world.events))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
 def test_a_replica_killed_at_any_event_costs_only_its_portions(tmp_path: Path) -> None:
     """The sum is right whenever it dies: with a push on its way to one of the shards, with two portions kept ..."""
     strategy = squall.Sandblaster(replicas=2, shards=2, push_every=2)

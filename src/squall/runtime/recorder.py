@@ -152,7 +152,7 @@ class CoordinatorHost:
         if stats.batches and not self._stepped:
             self._stepped = True
             self._record.add(State("first_step_s", repr(time.time() - self._job.commanded_at)))
-        if stats.examples or stats.exchanges:
+        if stats.examples or stats.pushes:
             self._record.add(
                 Progress(
                     now,
