@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,13 +28,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commanded_at = _process_started_at()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with _prints_to_stderr("--json" in arguments):
+        with _prints_to_stderr("--json" in arguments), warnings.catch_warnings():
+            warnings.showwarning = _warn
             status, output = _parse_and_run(arguments, commanded_at)
         sys.stdout.write(output)
         return status
     except KeyboardInterrupt as interrupt:
         sys.stderr.write(f"squall: {str(interrupt) or 'interrupted'}\n")
         return 130
+
+
+def _warn(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None,
+    line: str | None = None,
+) -> None:  # fmt: skip
+    """A warning is for the user, who need not know where it was raised."""
+    sys.stderr.write(f"squall: warning: {message}\n")
 
 
 def _parse_and_run(arguments: Sequence[str], commanded_at: float) -> tuple[int, str]:

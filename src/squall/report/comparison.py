@@ -23,7 +23,7 @@ from squall.report.figures import Chart, Points, bars_chart, lines_chart
 from squall.report.html import page_of
 from squall.report.reader import Reader
 from squall.report.summary import Summary, summarize
-from squall.report.words import clock, number, size
+from squall.report.words import LOSSES, clock, number, size
 
 COLUMNS = ("strategy", "result", "to the target", "examples to it", "examples/s", "staleness", "exchanged")
 UNREACHED = "not reached"
@@ -50,7 +50,7 @@ class Trial:
     def first(self, target: tuple[str, float]) -> Metric | None:
         """The first result that meets a target."""
         name, value = target
-        sign = -1 if name == "loss" else 1  # a loss is to fall
+        sign = -1 if name in LOSSES else 1
         found = [m for m in self.metrics if m.name == name and sign * m.value >= sign * value]
         return min(found, key=lambda metric: metric.time_s, default=None)
 
@@ -110,7 +110,7 @@ class Comparison:
         for name in self.names:
             figures = self._figures(name)
             shown = {m: v for m, v in figures["metrics"].items() if v is not None}
-            best = self.target[0] if self.target is not None else next((m for m in shown if m != "loss"), "loss")
+            best = self.target[0] if self.target is not None else next((m for m in shown if m not in LOSSES), "loss")
             seconds, examples = figures["seconds_to_target"], figures["examples_to_target"]
             missing = "-" if self.target is None else f"{UNREACHED} ({figures['reached_by']} of {len(self.of(name))})"
             found.append(
@@ -141,7 +141,7 @@ class Comparison:
     def charts(self) -> list[Chart]:
         metrics = list(dict.fromkeys(m.name for trial in self.trials for m in trial.metrics))
         found = []
-        for metric in sorted(metrics, key=lambda name: name == "loss"):  # the loss comes last
+        for metric in sorted(metrics, key=lambda name: name in LOSSES):  # losses come last
             over_time = {n: [_points(t, metric, lambda m: m.time_s) for t in self.of(n)] for n in self.names}
             over_examples = {n: [_points(t, metric, lambda m: m.examples) for t in self.of(n)] for n in self.names}
             duration_s = max((t.summary.training_s for t in self.trials), default=0.0)
@@ -173,7 +173,7 @@ class Comparison:
         from matplotlib.figure import Figure
 
         names = [m.name for trial in self.trials for m in trial.metrics]
-        metric = self.target[0] if self.target is not None else next((n for n in names if n != "loss"), "loss")
+        metric = self.target[0] if self.target is not None else next((n for n in names if n not in LOSSES), "loss")
         figure = Figure(figsize=(11, 4.2), layout="constrained")
         panels = figure.subplots(1, 2)
         for axes, label, place in zip(

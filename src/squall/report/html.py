@@ -13,7 +13,7 @@ from squall.report.coverage import audit
 from squall.report.figures import Chart, charts
 from squall.report.reader import Reader
 from squall.report.summary import Summary, summarize
-from squall.report.words import clock, number, rate_text
+from squall.report.words import LOSSES, clock, number, rate_text
 
 NEEDED = ("plan", "versions")  # what a page without would be poor
 TIMELINE = 300  # entries shown; of more, the last
@@ -114,7 +114,7 @@ def _cards(summary: Summary) -> str:
     """The headline figures."""
     began = "" if summary.first_step_s is None else f"first step after {clock(summary.first_step_s)}"
     updates = "" if summary.updates is None else f" in {summary.updates:,} updates"
-    results = sorted(summary.metrics.items(), key=lambda result: result[0] == "loss")  # the loss comes last
+    results = sorted(summary.metrics.items(), key=lambda result: result[0] in LOSSES)  # losses come last
     cards = [(name, number(value), "last validation") for name, value in results]
     cards += [
         ("training time", clock(summary.training_s), began),

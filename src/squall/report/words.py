@@ -2,6 +2,8 @@
 
 import math
 
+LOSSES = ("loss", "objective")  # metrics that are to fall; the second is what Sandblaster minimizes
+
 
 def clock(seconds: float) -> str:
     """A duration: ``4.2 s``, ``12:05``, ``3:01:20``."""
