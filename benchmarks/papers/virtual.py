@@ -19,8 +19,7 @@ from squall.plan import check_together, make_plan
 from squall.protocol.core import Node
 from squall.report.comparison import Trial
 from squall.report.summary import Summary
-from squall.runtime.arena import Arena
-from squall.runtime.job import Job, arena_shape, initial_vector
+from squall.runtime.job import private_job
 from squall.runtime.seeds import seed_everything
 
 SETTINGS = squall.Settings(launcher="inline", threads=1, snapshot_every_s=None, progress=False)
@@ -75,11 +74,7 @@ def train(
         return steps_s[-1]
 
     with tempfile.TemporaryDirectory(prefix="squall-papers-") as folder:
-        job = Job(
-            plan=plan, strategy=strategy, task=made, layout=layout,
-            arena=Arena.private(arena_shape(layout, strategy.recipe())), initial=initial_vector(layout, made),
-            directory=Path(folder), commanded_at=time.time(),
-        )  # fmt: skip
+        job = private_job(plan, strategy, made, layout, Path(folder), time.time())
         end = InlineRun(job, next_step_s).run()
         assert end.status in ("finished", "nonfinite"), end
         trial = Trial("", seed, Path(folder))

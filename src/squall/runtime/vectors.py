@@ -37,7 +37,6 @@ class VectorStore:
     def __init__(self, layout: Layout, shard: int, shards: int, history: int, arena: Arena, initial: Tensor) -> None:
         self.start, self.stop = layout.shard_range(shard, shards)
         self.arena = arena
-        self._history = history
         size = self.stop - self.start
         self._basis = torch.zeros(2 * history + 1, size)
         names = ["gradient", *(f"{kind}{slot}" for slot in range(history) for kind in "sy")]

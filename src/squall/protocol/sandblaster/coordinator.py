@@ -71,9 +71,9 @@ class BatchCoordinator(Coordinator):
         self._method = minimize(self.state, rules)
         self._request: Request | None = None  # that is being answered
         self._number = 0  # of the last calculation
+        self._answers: dict[Node, tuple[float, ...]] = {}  # to it
         self._unpushed: dict[Node, int] = {}  # replica -> portions kept, and not told to be pushed
         self._taken: Counter[int] = Counter()  # portion -> shards that have it
-        self._answers: dict[Node, tuple[float, ...]] = {}  # to it
         self._idle: dict[Node, None] = {}  # replicas that wait for a portion
         self._took_s: deque[float] = deque(maxlen=32)  # by the last portions
         self._late_at: float | None = None  # when an idle replica may back up somebody

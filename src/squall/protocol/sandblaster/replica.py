@@ -68,7 +68,7 @@ class BatchReplica:
         effects: list[Effect] = []
         match event:
             case MessageArrived(sender, message):
-                self._on_message(sender, message, now, effects)
+                self._on_message(sender, message, effects)
             case GradientComputed():
                 self._on_gradient(event, now, effects)
             case Started():
@@ -79,7 +79,7 @@ class BatchReplica:
                 raise AssertionError(f"{self.node} does not know {event!r}")
         return effects
 
-    def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
+    def _on_message(self, sender: Node, message: Message, effects: list[Effect]) -> None:
         match message:
             case Welcome():
                 effects.append(Send(COORDINATOR, PortionRequest()))
