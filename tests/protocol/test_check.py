@@ -69,7 +69,7 @@ BREAKS: list[tuple[Callable[[], Any], Break, str]] = [
     (replica, lambda m: setattr(m, "_batch", object()), "computes or exchanges"),
     (replica, lambda m: setattr(m, "_gradient", 1), "1 buffers"),
     (replica, lambda m: setattr(m, "clock", None), "before Welcome"),
-    (shard, lambda m: m._waiting.update({Node("replica", 0, 1): push(9)}), "only live replicas wait"),
+    (shard, lambda m: m._waiting.update({9: {Node("replica", 0, 1): push(9)}}), "only live replicas wait"),
     (shard, lambda m: setattr(m._replicas[R1], "clock", 1), "too far ahead"),
     (shard, lambda m: setattr(m._replicas[R1], "clock", -1), "from the entry"),
     (shard, lambda m: m._rounds.update({0: {R0: push(0)}}), "was applied"),
@@ -94,7 +94,7 @@ def test_what_is_broken_is_named_and_the_state_told(make: Callable[[], Any], har
 
 def test_the_story_names_the_node_and_its_fields() -> None:
     machine = shard()
-    machine._waiting[R1] = push(0)
+    machine._waiting[0] = {R1: push(0)}
     with pytest.raises(AssertionError, match=r"(?s)shard-0\.0: .*version = 1.*_waiting = \{"):
         check(machine)
 

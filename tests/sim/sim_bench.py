@@ -75,7 +75,7 @@ class Bench:
     def compute_s(self, node: Node) -> float:
         return COMPUTE_S * (1 + 0.37 * node.index)
 
-    def _duration(self, node: Node, effect: Any) -> float:
+    def _duration(self, node: Node, effect: Any, now: float) -> float:
         match effect:
             case core.Compute():
                 return self.compute_s(node)

@@ -73,7 +73,7 @@ class Hands:
 
 
 def pair(sender: Script, receiver: Script, network: Network, seed: int = 0) -> World:
-    world = World(network=network, seed=seed, duration=lambda node, effect: 2.0 * isinstance(effect, Compute))
+    world = World(network=network, seed=seed, duration=lambda node, effect, now: 2.0 * isinstance(effect, Compute))
     world.add(COORDINATOR, Linked(receiver), Hands())
     world.add(PEER, Linked(sender), Hands())
     return world
@@ -114,10 +114,8 @@ def test_the_last_words_of_a_process_arrive_though_their_frame_was_lost() -> Non
     lost: list[Effect] = []
     coordinator = Script()
     world = pair(Script({Started: [Send(COORDINATOR, Join(7)), End("finished")]}), coordinator, Network(0.01))
-    world._carry, carry = (
-        lambda sender, effect: lost.append(effect) if not lost else carry(sender, effect),
-        world._carry,
-    )
+    carry = world._arrivals
+    world._arrivals = lambda *frame: carry(*frame) if lost else lost.append(frame) or ()
     world.run(until=lambda: world.places[PEER].over)
     assert coordinator.times(MessageArrived) == [pytest.approx(RESEND_AFTER_S + 0.01)]
     assert len(lost) == 1

@@ -22,7 +22,7 @@ import squall
 from squall.launchers.inline import InlineRun
 from squall.plan import check_together, make_plan
 from squall.protocol.check import check
-from squall.protocol.core import COORDINATOR, FrameArrived, Node, StopRequested, Transmit
+from squall.protocol.core import COORDINATOR, Node, Send, StopRequested, Transmit
 from squall.protocol.messages import Calculation, Portion, encode
 from squall.record import Event, Metric
 from squall.report import Reader
@@ -355,11 +355,11 @@ class World:
     def slow_links(self, chance: random.Random) -> None:
         """Every second message of a replica to another shard than the first is late."""
 
-        def carry(sender: Node, effect: Transmit) -> None:
+        def arrivals(sender: Node, effect: Send | Transmit, now: float, _: random.Random) -> list[float]:
             late = sender.role == "replica" and effect.to.role == "shard" and effect.to.index and chance.random() < 0.5
-            self.world.post(effect.to, FrameArrived(sender, effect.frame), 0.02 * chance.random() if late else 0.0005)
+            return [now + (0.02 * chance.random() if late else 0.0005)]
 
-        self.world._carry = carry  # type: ignore[method-assign]
+        self.world._arrivals = arrivals
 
     def kill(self, slot: int) -> None:
         for node in [n for n in self.world.places if n.role == "replica" and n.index == slot]:

@@ -69,7 +69,7 @@ class InlineRun:
     def _member(self, node: Node) -> tuple[Linked, Host]:
         return machine(self._job, node), self._host(node)
 
-    def _duration(self, node: Node, effect: Effect) -> float:
+    def _duration(self, node: Node, effect: Effect, now: float) -> float:
         if type(effect) is not Compute:
             return 0.0
         step_s = self._step_s(node) if self._step_s is not None else STEP_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -81,8 +82,10 @@ def _coordinator(coordinator: Coordinator) -> Iterator[Claim]:
     yield all(node in members.live for node in members._joining), "who joins is live"
     yield phase is not Phase.ENDED or coordinator.wake_at is None, "the end sets no timers"
     yield phase is Phase.RUNNING or bool(coordinator.reason or coordinator.error), "a run ends for a reason"
-    pending = bool(members._joining or members._departing)
-    yield not (pending and members.settled), "who waits for a view waits for one that is not seen yet"
+    awaited = [*members._joining.values(), *members._departing.values()]
+    yield all(number > min(members._seen) for number in awaited), "who waits for a view waits for one not seen yet"
+    shown = max(awaited, default=0) <= members.number
+    yield shown or min(members._seen) < members.number, "a view that is due is shown"
 
 
 def _lease_coordinator(coordinator: LeaseCoordinator) -> Iterator[Claim]:
@@ -111,15 +114,16 @@ def _shard(shard: Shard) -> Iterator[Claim]:
     live = list(shard._replicas)
     yield live == sorted(live), "replicas are in slot order"
     yield [(n.index, n.incarnation) for n in live] == [(m.slot, m.incarnation) for m in shard.view.members], "as viewed"
-    yield all(node in shard._replicas for node in shard._waiting), "only live replicas wait"
+    waiting = [node for fetches in shard._waiting.values() for node in fetches]
+    yield all(node in shard._replicas for node in waiting), "only live replicas wait"
     yield all(node in shard._replicas for node in shard._staleness), "staleness is kept of live replicas"
     clocks = [replica.clock for replica in shard._replicas.values()]
     yield all(clock >= member.entry for clock, member in zip(clocks, shard.view.members)), "clocks count from the entry"
     slowest = min(clocks, default=0)
     bound = shard.rules.max_delay
-    held = [exchange.clock for exchange in shard._waiting.values()]
-    yield bound is not None or not held, "nobody waits without a bound"
-    yield all(clock > slowest + (bound or 0) for clock in held), "who waits is too far ahead"
+    yield bound is not None or not waiting, "nobody waits without a bound"
+    yield all(clock > slowest + (bound or 0) for clock in shard._waiting), "who waits is too far ahead"
+    yield shard._clocks._at == Counter(clocks), "clocks are counted"
     pushers = [node for pushes in shard._rounds.values() for node in pushes]
     yield all(node in shard._replicas for node in pushers), "rounds hold pushes of live replicas"
     yield all(clock > slowest for clock in shard._rounds), "a round that is complete was applied"

@@ -43,7 +43,6 @@ from squall.protocol.messages import (
     SnapshotTaken,
     Stats,
     Stop,
-    View,
     ViewSeen,
     Welcome,
 )
@@ -211,19 +210,21 @@ class Coordinator(ABC):
     def _admit(self, effects: list[Effect]) -> None:
         for node in [node for node in self._joins if self.members.slot_free(node.index)]:
             del self._joins[node]
-            self._show(self.members.join(node, self._entry_clock), effects)
+            self.members.join(node, self._entry_clock)
+        self._show_view(effects)
 
-    def _show(self, view: View, effects: list[Effect]) -> None:
-        effects.extend(Send(shard, view) for shard in self._shards)
+    def _show_view(self, effects: list[Effect]) -> None:
+        view = self.members.next_view()
+        if view is not None:
+            effects.extend(Send(shard, view) for shard in self._shards)
 
     def _depart(self, node: Node, effects: list[Effect]) -> bool:
         """False if the node was not a member, so that no view has to be seen without it."""
         self._forget(node)
         self._joins.pop(node, None)
-        view = self.members.depart(node)
-        if view is not None:
-            self._show(view, effects)
-        return view is not None
+        departs = self.members.depart(node)
+        self._show_view(effects)
+        return departs
 
     def _on_view_seen(self, now: float, effects: list[Effect]) -> None:
         for node, applied in self.members.take_departed():

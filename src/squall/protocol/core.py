@@ -18,7 +18,7 @@ import msgspec
 from squall.protocol.messages import Calculation, Frame, Message, Stats
 
 
-class Node(msgspec.Struct, frozen=True, order=True, gc=False):
+class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
     """A process of a run. A replacement is a new node (next incarnation) with the same index.
 
     The index of a replica is its slot in the arena; the evaluator's slot, and index, comes after theirs.

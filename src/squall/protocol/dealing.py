@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -47,15 +47,15 @@ class Dealer:
     def warming_up(self) -> bool:
         return self.leases.trained < self.rules.warm_start
 
-    def grant(self, node: Node, clock: int, members: Sequence[Node], now: float) -> Grant | None:
-        """Work for a member's exchange `clock`; None when it has to wait. `members` are in slot order."""
+    def grant(self, node: Node, clock: int, members: Iterable[Node], now: float) -> Grant | None:
+        """Work for a member's exchange `clock`; None when it has to wait."""
         newest, self.newest_clock = self.newest_clock, max(self.newest_clock, clock)
         if self.rules.gathered:
             if clock > newest:
                 self._deal_round(clock, members, now)
             return self._rounds.get(clock, {}).pop(node, None) or Grant(clock, None)
         lease = None
-        if not self.warming_up or node == members[0]:
+        if not self.warming_up or node == min(members):
             lease = self.leases.take(node, self._lease_batches(), now)
         if lease is None and not self.rules.answered:
             return None
@@ -66,7 +66,7 @@ class Dealer:
         if step_s > 0:
             self._step_s[node] = step_s
 
-    def _steps(self, node: Node, members: Sequence[Node]) -> int:
+    def _steps(self, node: Node, members: Iterable[Node]) -> int:
         """Batches of a push in proportion to speed; the fastest does `push_every` (Liu et al. 2024, section 4)."""
         own = self._step_s.get(node)
         if not self.rules.matched or own is None:
@@ -74,17 +74,18 @@ class Dealer:
         fastest = min(self._step_s.get(member, own) for member in members)
         return max(1, round(self.rules.push_every * fastest / own))
 
-    def _deal_round(self, clock: int, members: Sequence[Node], now: float) -> None:
+    def _deal_round(self, clock: int, members: Iterable[Node], now: float) -> None:
         """One push's worth of batches for each member; dealt when the first member asks.
 
         What a slow member has not asked for is kept for as long as it lives, however far the others have come.
         """
-        live = frozenset(members)
-        for old in [c for c, grants in self._rounds.items() if not any(node in live for node in grants)]:
+        live = sorted(members)
+        known = frozenset(live)
+        for old in [c for c, grants in self._rounds.items() if not any(node in known for node in grants)]:
             del self._rounds[old]
         dealt = self._rounds[clock] = {}
         epoch = None
-        for node in members[: 1 if self.warming_up else None]:
+        for node in live[: 1 if self.warming_up else None]:
             lease = self.leases.take(node, self.rules.push_every, now, within_epoch=epoch)
             if lease is None:
                 break

@@ -64,6 +64,7 @@ class Leases:
         self.returned: list[Range] = []  # came back unfinished, sorted
         self._dropped_by: dict[Range, Node] = {}  # of these, those whose last holder was too slow for its round
         self.held: dict[int, _Held] = {}
+        self._held_of: dict[int, int] = {}  # epoch -> leases held
         self.trained = 0  # examples applied by all shards, repeats counted once
         self._next_id = 0
         self._steps_dealt = 0  # fresh batches; what comes back is not counted twice
@@ -86,6 +87,7 @@ class Leases:
         lease = Lease(self._next_id, *span)
         self._next_id += 1
         self.held[lease.id] = _Held(lease, holder, now)
+        self._held_of[lease.epoch] = self._held_of.get(lease.epoch, 0) + 1
         return lease
 
     def _returned_range(self, batches: int, holder: Node | None) -> Range | None:
@@ -164,6 +166,9 @@ class Leases:
 
     def _end(self, held: _Held) -> Ended:
         del self.held[held.lease.id]
+        self._held_of[held.lease.epoch] -= 1
+        if not self._held_of[held.lease.epoch]:
+            del self._held_of[held.lease.epoch]
         return Ended(held.lease, held.holder, held.granted_s, held.done)
 
     # ------------------------------------------------------------ questions
@@ -183,9 +188,8 @@ class Leases:
 
     def epochs_done(self) -> int:
         """Epochs of which every example is trained."""
-        open_epochs = [held.lease.epoch for held in self.held.values()] + [r.epoch for r in self.returned]
         dealt = self.epoch + (self.cursor >= self.examples)
-        return min([dealt, *open_epochs])
+        return min([dealt, *self._held_of, *(r.epoch for r in self.returned[:1])])
 
     # ------------------------------------------------------------ snapshots
 

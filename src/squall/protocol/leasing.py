@@ -37,7 +37,7 @@ class LeaseCoordinator(Coordinator):
                 if sender in self.members.live:  # else it was lost while this was on its way
                     self._requests[sender] = clock
                     self.dealer.paced(sender, step_s)
-                    self._proceed(now, effects)
+                    self._answer(sender, now, effects)
             case Progress(covers, stats) | Left(covers, stats):
                 self._on_progress(sender, covers, stats, now, effects)
             case Dropped(lease):
@@ -48,16 +48,19 @@ class LeaseCoordinator(Coordinator):
 
     def _proceed(self, now: float, effects: list[Effect]) -> None:
         for node in list(self._requests):
-            if node not in self.members.live or not self._may_grant():
-                continue
-            grant = self.dealer.grant(node, self._requests[node], sorted(self.members.live), now)
-            if grant is not None:
-                del self._requests[node]
-                self._starved.pop(node, None)
-                effects.append(Send(node, grant))
-            elif node not in self._starved:
-                self._starved[node] = None
-                effects.append(Send(node, Grant(self._requests[node], None)))
+            self._answer(node, now, effects)
+
+    def _answer(self, node: Node, now: float, effects: list[Effect]) -> None:
+        if node not in self.members.live or not self._may_grant():
+            return
+        grant = self.dealer.grant(node, self._requests[node], self.members.live, now)
+        if grant is not None:
+            del self._requests[node]
+            self._starved.pop(node, None)
+            effects.append(Send(node, grant))
+        elif node not in self._starved:
+            self._starved[node] = None
+            effects.append(Send(node, Grant(self._requests[node], None)))
 
     def _take_back(self, node: Node, applied: list[Covers], effects: list[Effect]) -> None:
         """What all shards have of it is trained; the rest is dealt again."""

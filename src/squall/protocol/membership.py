@@ -20,28 +20,38 @@ class Membership:
         self.shards = shards
         self.number = 0  # of the newest view
         self.live: dict[Node, int] = {}  # replica -> entry clock; joining ones included
+        self._slots: set[int] = set()  # in use, or not free yet
+        self._changed = False  # since the newest view
         self._joining: dict[Node, int] = {}  # replica -> view that must be seen before it may push
         self._departing: dict[Node, int] = {}  # replica -> view that must be seen before its slot is free
         self._seen = [0] * shards  # newest view that each shard has seen
         self._applied: dict[Node, list[Covers]] = {}  # departing -> what each shard applied of its leases
 
-    def join(self, node: Node, entry: int) -> View:
+    def join(self, node: Node, entry: int) -> None:
+        """Its slot must be free."""
         self.live[node] = entry
-        view = self._next_view()
-        self._joining[node] = view.number
-        return view
+        self._slots.add(node.index)
+        self._joining[node] = self.number + 1
+        self._changed = True
 
-    def depart(self, node: Node) -> View | None:
-        """A live replica left or was lost; None if it was not a member."""
+    def depart(self, node: Node) -> bool:
+        """A live replica left or was lost; False if it was not a member."""
         if self.live.pop(node, None) is None:
-            return None
+            return False
         self._joining.pop(node, None)
         self._applied[node] = []
-        view = self._next_view()
-        self._departing[node] = view.number
-        return view
+        self._departing[node] = self.number + 1
+        self._changed = True
+        return True
 
-    def _next_view(self) -> View:
+    def next_view(self) -> View | None:
+        """What the shards are to be told now: nothing, before they have seen the last view; then all that changed.
+
+        So a thousand replicas that come or go at once are a few views, and not a thousand of a thousand members.
+        """
+        if not self._changed or min(self._seen) < self.number:
+            return None
+        self._changed = False
         self.number += 1
         members = sorted(self.live.items())
         return View(self.number, tuple(Member(n.index, n.incarnation, entry) for n, entry in members))
@@ -54,12 +64,12 @@ class Membership:
 
     @property
     def settled(self) -> bool:
-        """Every shard has seen the newest view."""
-        return min(self._seen) >= self.number
+        """Every shard knows who is live."""
+        return not self._changed and min(self._seen) >= self.number
 
     def slot_free(self, slot: int) -> bool:
         """No shard can still apply something of an earlier incarnation in this slot."""
-        return all(node.index != slot for node in (*self._departing, *self.live))
+        return slot not in self._slots
 
     def take_joined(self) -> list[tuple[Node, int]]:
         """Replicas that may push from now on, with their entry clocks."""
@@ -73,6 +83,7 @@ class Membership:
         ready = _reached(self._departing, min(self._seen))
         for node in ready:
             del self._departing[node]
+            self._slots.discard(node.index)
         return [(node, self._applied.pop(node)) for node in ready]
 
 

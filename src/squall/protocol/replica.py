@@ -75,6 +75,8 @@ class _Batch(msgspec.Struct, frozen=True):
 class Replica:
     """States, told by what is set: no clock yet (joining); `_batch` (computing); `_awaited` (exchanging)."""
 
+    wake_at: float | None = None
+
     def __init__(self, node: Node, shards: int, batch_size: int, cadence: Cadence, pid: int = 0) -> None:
         self.node = node
         self.shards = [Node("shard", i) for i in range(shards)]
@@ -115,10 +117,6 @@ class Replica:
         self._report_at = 0.0
         self._epoch = 0  # of the newest batch
         self._waiting_since = 0.0
-
-    @property
-    def wake_at(self) -> float | None:
-        return None
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []

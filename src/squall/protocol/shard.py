@@ -15,6 +15,9 @@ The rules that tell the algorithms apart live here:
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import msgspec
 
 from squall.protocol.core import (
@@ -68,6 +71,27 @@ class Rules(msgspec.Struct, frozen=True):
         return self.backup == 0 and self.quorum is None
 
 
+class Clocks:
+    """How many replicas are at which clock: what thousands of them wait for is known without asking each."""
+
+    def __init__(self, clocks: Iterable[int] = ()) -> None:
+        self._at = dict(Counter(clocks))
+
+    def move(self, before: int, after: int) -> None:
+        at = self._at
+        at[before] -= 1
+        if not at[before]:
+            del at[before]
+        at[after] = at.get(after, 0) + 1
+
+    def slowest(self) -> int:
+        """Without replicas nobody is waited for, and 0 is as good as any."""
+        return min(self._at, default=0)
+
+    def beyond(self, clock: int) -> int:
+        return sum(count for other, count in self._at.items() if other > clock)
+
+
 class _Replica:
     """What a shard knows of a live replica."""
 
@@ -90,14 +114,11 @@ class Shard:
         self._closed = 0  # clock of the newest round that was applied
         self._closed_at: float | None = None
         self._last_took = 0.0  # seconds, from one round's end to the next
-        self._close_at: float | None = None  # when the grace of the open round ends
-        self._waiting: dict[Node, Exchange] = {}  # fetches held back by the bound
+        self.wake_at: float | None = None  # when the grace of the open round ends
+        self._clocks = Clocks()  # of the replicas
+        self._waiting: dict[int, dict[Node, Exchange]] = {}  # clock -> fetches held back by the bound
         self._staleness: dict[Node, int] = {}  # of pushes whose answer is held back
         self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
-
-    @property
-    def wake_at(self) -> float | None:
-        return self._close_at
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -146,13 +167,17 @@ class Shard:
         if self.rules.gather == "mean":
             self._gather(replica, exchange, now, effects)
         else:
-            replica.clock = exchange.clock
+            self._move(replica, exchange.clock)
             self._apply_each(replica, exchange, effects)
-            if exchange.weights < 0:
+            if exchange.weights < 0 or self.rules.max_delay is None:
                 self._answer(sender, exchange, effects)
             else:
-                self._waiting[sender] = exchange
+                self._waiting.setdefault(exchange.clock, {})[sender] = exchange
             self._release(effects)
+
+    def _move(self, replica: _Replica, clock: int) -> None:
+        self._clocks.move(replica.clock, clock)
+        replica.clock = clock
 
     def _apply_each(self, replica: _Replica, exchange: Exchange, effects: list[Effect]) -> None:
         staleness = self._staleness[replica.node] = self.version - exchange.basis
@@ -166,29 +191,28 @@ class Shard:
         self._cover(replica, exchange)
 
     def _release(self, effects: list[Effect]) -> None:
-        """Answer the fetches that the bound now allows, in slot order."""
-        bound = self.rules.max_delay
-        slowest = min((replica.clock for replica in self._replicas.values()), default=0)
-        for node in list(self._replicas):
-            exchange = self._waiting.get(node)
-            if exchange is not None and (bound is None or exchange.clock - bound <= slowest):
-                del self._waiting[node]
+        """Answer the fetches that the bound now allows, the oldest clocks first, then in slot order."""
+        for clock in sorted(self._waiting):
+            assert self.rules.max_delay is not None
+            if clock > self._clocks.slowest() + self.rules.max_delay:
+                return
+            for node, exchange in sorted(self._waiting.pop(clock).items()):
                 self._answer(node, exchange, effects)
 
     def _gather(self, replica: _Replica, exchange: Exchange, now: float, effects: list[Effect]) -> None:
         """Put a push into its round; one that comes after its round goes into the next, or nowhere."""
         late = exchange.clock <= self._closed
         if late and self.rules.late == "drop" and exchange.examples:
-            replica.clock = self._closed
+            self._move(replica, self._closed)
             self._answer(replica.node, exchange, effects, dropped=True)
             return
-        replica.clock = self._closed + 1 if late else exchange.clock
+        self._move(replica, self._closed + 1 if late else exchange.clock)
         self._rounds.setdefault(replica.clock, {})[replica.node] = exchange
         self._close_rounds(now, effects)
 
     def _close_rounds(self, now: float, effects: list[Effect]) -> None:
         """Apply every round that is complete, oldest first."""
-        self._close_at = None
+        self.wake_at = None
         for clock in sorted(self._rounds):
             if not self._complete(clock, now):
                 return
@@ -200,18 +224,17 @@ class Shard:
 
     def _complete(self, clock: int, now: float) -> bool:
         """Every live replica has pushed; or enough have, and the grace is over. Pushes of nothing do not count."""
-        if all(replica.clock >= clock for replica in self._replicas.values()):
+        if self._clocks.slowest() >= clock:
             return True
         rules, pushes = self.rules, self._rounds[clock]
         if rules.waits_for_all:
             return False
         enough = rules.quorum or max(1, len(self._replicas) - rules.backup)
-        passed = sum(replica.clock > clock for replica in self._replicas.values())
-        if passed + sum(exchange.examples > 0 for exchange in pushes.values()) < enough:
+        if self._clocks.beyond(clock) + sum(exchange.examples > 0 for exchange in pushes.values()) < enough:
             return False
         began = self._closed_at if self._closed_at is not None else now
-        self._close_at = began + self._last_took * (1 + rules.grace)
-        return rules.grace == 0 or now >= self._close_at
+        self.wake_at = began + self._last_took * (1 + rules.grace)
+        return rules.grace == 0 or now >= self.wake_at
 
     def _apply_round(self, clock: int, pushes: dict[Node, Exchange], effects: list[Effect]) -> None:
         ordered = [(node, pushes[node]) for node in self._replicas if node in pushes]  # sums in slot order
@@ -236,8 +259,8 @@ class Shard:
         return min(1.0, sum(push.batches for push in pushes) / whole) if whole else 1.0
 
     def _cover(self, replica: _Replica, exchange: Exchange) -> None:
-        for lease, upto in _pairs(exchange.covers):
-            replica.covers[lease] = upto
+        for cover in exchange.covers:
+            replica.covers[cover.lease] = cover.upto
         while len(replica.covers) > LEASES_KEPT + len(exchange.covers):
             del replica.covers[next(iter(replica.covers))]
 
@@ -261,6 +284,7 @@ class Shard:
             node = _node(member)  # a newcomer neither holds the others nor runs ahead of them
             known = before.pop(node) if node in before else None
             self._replicas[node] = known or _Replica(node, max(member.entry, slowest))
+        self._clocks = Clocks(replica.clock for replica in self._replicas.values())
         departed = []
         for node, replica in before.items():
             departed.append(
@@ -274,17 +298,13 @@ class Shard:
 
     def _drop(self, node: Node) -> None:
         """Nothing of this replica is applied any more: its slot will be another's."""
-        self._waiting.pop(node, None)
         self._staleness.pop(node, None)
-        for clock in list(self._rounds):
-            self._rounds[clock].pop(node, None)
-            if not self._rounds[clock]:
-                del self._rounds[clock]
+        for held in (self._waiting, self._rounds):
+            for clock in [clock for clock, exchanges in held.items() if node in exchanges]:
+                del held[clock][node]
+                if not held[clock]:
+                    del held[clock]
 
 
 def _node(member: Member) -> Node:
     return Node("replica", member.slot, member.incarnation)
-
-
-def _pairs(covers: tuple[Cover, ...]) -> list[tuple[int, int]]:
-    return [(cover.lease, cover.upto) for cover in covers]

@@ -7,9 +7,12 @@ no latency this is the inline driver; with fake hosts and faults it is the test 
 from __future__ import annotations
 
 import heapq
+import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from squall.protocol.core import (
     COORDINATOR,
@@ -19,7 +22,9 @@ from squall.protocol.core import (
     Forget,
     FrameArrived,
     MemberLost,
+    MessageArrived,
     Node,
+    Send,
     Started,
     StartMember,
     TimePassed,
@@ -29,25 +34,62 @@ from squall.protocol.link import Linked
 from squall.runtime.driver import Host
 
 
+class Wire(Protocol):
+    """What happens to frames between nodes."""
+
+    def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
+        """When copies of the frame arrive, at `now` or later; none: it is lost."""
+
+
 @dataclass(frozen=True)
 class Network:
-    """What happens to a frame between two nodes. Times in seconds; chances from 0 to 1."""
+    """The same wire between any two nodes. Times in seconds; chances from 0 to 1."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0  # uniform on top of the latency, so frames overtake each other
     loss: float = 0.0
     duplication: float = 0.0
 
+    def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
+        at = now + self.latency_s
+        if not (self.jitter_s or self.loss or self.duplication):
+            return (at,)
+        copies = 1 + (chance.random() < self.duplication)
+        return [at + chance.random() * self.jitter_s for _ in range(copies) if chance.random() >= self.loss]
 
-@dataclass
+
+class Clock(NamedTuple):
+    """A node's own clock: offset + rate x the world's time."""
+
+    rate: float = 1.0
+    offset_s: float = 0.0
+
+    def reads(self, now: float) -> float:
+        return now * self.rate + self.offset_s
+
+    def when(self, reading: float) -> float:
+        """The first moment of the world's time at which it reads this, or a hair more."""
+        at = (reading - self.offset_s) / self.rate
+        while self.reads(at) < reading:
+            at = math.nextafter(at, math.inf)
+        return at
+
+
 class _Place:
     """A node in the world."""
 
-    linked: Linked
-    host: Host
-    busy_until: float = 0.0
-    wakes: set[float] = field(default_factory=set)  # times for which a `TimePassed` is in the queue
-    end: End | None = None
+    __slots__ = ("busy_until", "called", "clock", "end", "host", "inbox", "linked", "poll", "woken_at")
+
+    def __init__(self, linked: Linked, host: Host, clock: Clock | None) -> None:
+        self.linked = linked
+        self.host = host
+        self.clock = clock  # None: the world's own
+        self.busy_until = 0.0
+        self.poll = host.poll
+        self.inbox: deque[Event] = deque()  # what came while it was busy
+        self.called = False  # a `_Free` is in the queue
+        self.woken_at = math.inf  # the earliest `TimePassed` in the queue
+        self.end: End | None = None
 
     @property
     def over(self) -> bool:
@@ -55,41 +97,63 @@ class _Place:
         return self.end is not None and not self.linked.unacknowledged
 
 
+class _Free(Event, frozen=True, gc=False):
+    """A node that was busy can look into its inbox."""
+
+
+_FREE = _Free()
+_TIME_PASSED = TimePassed()
+_ARRIVALS = (FrameArrived, MessageArrived)
+
+
 class World:
-    """Nodes, a queue of events, and a clock that jumps from one to the next."""
+    """Nodes, a queue of events, and a clock that jumps from one to the next.
+
+    A node carries out its effects one after the other, as a process does: a message that it gives after a computation
+    leaves when that is over.
+    """
 
     def __init__(
-        self, *, network: Network | None = None, seed: int = 0,
-        duration: Callable[[Node, Effect], float] = lambda node, effect: 0.0,
+        self, *, network: Wire | None = None, seed: int = 0,
+        duration: Callable[[Node, Effect, float], float] = lambda node, effect, now: 0.0,
         spawn: Callable[[Node], tuple[Linked, Host]] | None = None, notice_s: float = 0.0,
+        clock: Callable[[Node], Clock | None] = lambda node: None,
     ) -> None:  # fmt: skip
         self.now = 0.0
+        self.ended = False  # the coordinator has
         self.places: dict[Node, _Place] = {}
         self.trace: Callable[[float, Node, Event | Effect], None] | None = None
-        self._network = network or Network()
+        self._arrivals = (network or Network()).arrivals
         self._chance = random.Random(seed)
-        self._duration = duration  # seconds of the node's time that an effect takes
+        self._duration = duration  # seconds that an effect takes which a node begins at a time
         self._spawn = spawn  # makes the machine and host of a replacement
         self._notice_s = notice_s  # until the coordinator hears that a process died
+        self._clock = clock
         self._queue: list[tuple[float, int, Node, Event]] = []
         self._count = 0
 
     def add(self, node: Node, linked: Linked, host: Host) -> None:
-        self.places[node] = _Place(linked, host)
+        self.places[node] = _Place(linked, host, self._clock(node))
         self.post(node, Started())
 
     def post(self, node: Node, event: Event, after_s: float = 0.0) -> None:
         self._put(self.now + after_s, node, event)
 
-    def _put(self, at: float, node: Node, event: Event) -> None:
+    def _put(self, at: float, node: Node, event: Event, first: bool = False) -> None:
         self._count += 1
-        heapq.heappush(self._queue, (at, self._count, node, event))
+        heapq.heappush(self._queue, (at, -self._count if first else self._count, node, event))
 
     def kill(self, node: Node, why: str = "killed") -> None:
         """The process is gone between two events; the coordinator is told a little later."""
         place = self.places.pop(node, None)
         if place is not None and not place.over and node != COORDINATOR:
             self.post(COORDINATOR, MemberLost(node, why), self._notice_s)
+
+    def pause(self, node: Node, seconds: float) -> None:
+        """The process does nothing for so long, as if its machine slept; what comes meanwhile waits."""
+        place = self.places.get(node)
+        if place is not None:
+            place.busy_until = max(place.busy_until, self.now) + seconds
 
     def run(self, until: Callable[[], bool] | None = None, at_most: int | None = None) -> None:
         """Go on until the coordinator has ended, `until` holds, or `at_most` events are over."""
@@ -100,77 +164,114 @@ class World:
             self.step()
             handled += 1
 
-    @property
-    def ended(self) -> bool:
-        coordinator = self.places.get(COORDINATOR)
-        return coordinator is not None and coordinator.end is not None
-
     def step(self) -> None:
         """Take the next event."""
         at, _, node, event = heapq.heappop(self._queue)
-        self.now = max(self.now, at)
+        if at > self.now:
+            self.now = at
         place = self.places.get(node)
-        if place is None or place.over:
+        if place is None or (place.end is not None and place.over):
             return
-        if type(event) is TimePassed:
-            place.wakes.discard(at)
-            due = place.linked.wake_at
-            if due is None or due > self.now or self.now < place.busy_until:
-                self._wake(node, place)
+        kind = type(event)
+        if self.now < place.busy_until or place.inbox or kind is TimePassed or kind is _Free:
+            turn = self._turn(at, node, place, event)
+            if turn is None:
                 return
-        if self.now < place.busy_until:
-            self.post(node, event, place.busy_until - self.now)
-            return
+            event = turn
         self._handle(node, place, event)
-        outside = place.host.poll() if place.end is None else None
-        if outside is not None:
-            self.post(node, outside)
+        if place.end is None:
+            outside = place.poll()
+            if outside is not None:
+                self.post(node, outside)
+        if place.inbox and not place.called:
+            self._call(node, place)
         self._wake(node, place)
 
+    def _turn(self, at: float, node: Node, place: _Place, event: Event) -> Event | None:
+        """What a node handles now that is or was busy, or was to be woken; None: nothing yet."""
+        busy = self.now < place.busy_until
+        match event:
+            case TimePassed():
+                if at != place.woken_at:  # an earlier one has taken its place
+                    return None
+                place.woken_at = math.inf
+                due = place.linked.wake_at
+                if due is None or due > self._reads(place) or busy:
+                    self._wake(node, place)
+                    return None
+                return event
+            case _Free():
+                if busy:  # what has waited once goes before an answer that comes then
+                    self._put(place.busy_until, node, _FREE, first=True)
+                    return None
+                place.called = False
+                return place.inbox.popleft()
+        if not busy and type(event) not in _ARRIVALS:
+            return event  # the answer to what kept it busy
+        place.inbox.append(event)
+        if not place.called:
+            self._call(node, place)
+        return None
+
+    def _call(self, node: Node, place: _Place) -> None:
+        place.called = True
+        self._put(max(self.now, place.busy_until), node, _FREE)
+
+    def _reads(self, place: _Place) -> float:
+        return self.now if place.clock is None else place.clock.reads(self.now)
+
     def _handle(self, node: Node, place: _Place, event: Event) -> None:
-        if self.trace is not None:
-            self.trace(self.now, node, event)
-        for effect in place.linked.on(event, self.now):
-            if self.trace is not None:
-                self.trace(self.now, node, effect)
-            match effect:
-                case Transmit():
-                    if effect.payload is not None and not effect.again:
-                        place.host.attach(effect.payload)
-                    self._carry(node, effect)
-                case End():
-                    place.host.perform(effect, self.now)
-                    place.end = effect
-                case StartMember(newcomer) if self._spawn is not None:
-                    self.add(newcomer, *self._spawn(newcomer))
-                case Forget():
-                    pass
-                case _:
-                    self._perform(node, place, effect)
+        now, trace = self.now, self.trace
+        if trace is not None:
+            trace(now, node, event)
+        for effect in place.linked.on(event, now if place.clock is None else place.clock.reads(now)):
+            if trace is not None:
+                trace(now, node, effect)
+            if isinstance(effect, Send | Transmit):  # most are
+                self._carry(node, place, effect)
+            else:
+                self._perform(node, place, effect)
+
+    def _carry(self, node: Node, place: _Place, effect: Send | Transmit) -> None:
+        arrived: Event
+        if isinstance(effect, Send):
+            arrived, again = MessageArrived(node, effect.message), False
+        else:
+            arrived, again = FrameArrived(node, effect.frame), effect.again
+        if effect.payload is not None and not again:
+            place.host.attach(effect.payload)
+            self._occupy(node, place, effect)
+        leaves = place.busy_until if place.busy_until > self.now else self.now
+        for at in self._arrivals(node, effect, leaves, self._chance):
+            self._put(at, effect.to, arrived)
 
     def _perform(self, node: Node, place: _Place, effect: Effect) -> None:
-        answer = place.host.perform(effect, self.now)
-        duration = self._duration(node, effect)
-        place.busy_until = max(place.busy_until, self.now) + duration
-        if answer is not None:
-            self.post(node, answer, place.busy_until - self.now)
+        match effect:
+            case End():
+                place.host.perform(effect, self.now)
+                place.end = effect
+                self.ended |= node == COORDINATOR
+            case StartMember(newcomer) if self._spawn is not None:
+                self.add(newcomer, *self._spawn(newcomer))
+            case Forget():
+                pass
+            case _:
+                answer = place.host.perform(effect, self.now)
+                self._occupy(node, place, effect)
+                if answer is not None:
+                    self._put(place.busy_until, node, answer)
 
-    def _carry(self, sender: Node, effect: Transmit) -> None:
-        network, chance = self._network, self._chance
-        arrived = FrameArrived(sender, effect.frame)
-        for copy in range(2):
-            if copy and not (network.duplication and chance.random() < network.duplication):
-                return
-            if network.loss and chance.random() < network.loss:
-                continue
-            jitter = chance.random() * network.jitter_s if network.jitter_s else 0.0
-            self.post(effect.to, arrived, network.latency_s + jitter)
+    def _occupy(self, node: Node, place: _Place, effect: Effect) -> None:
+        begins = place.busy_until if place.busy_until > self.now else self.now
+        place.busy_until = begins + self._duration(node, effect, begins)
 
     def _wake(self, node: Node, place: _Place) -> None:
         due = place.linked.wake_at
         if due is None:
             return
+        if place.clock is not None:
+            due = place.clock.when(due)
         due = max(due, self.now, place.busy_until)
-        if due not in place.wakes:
-            place.wakes.add(due)
-            self._put(due, node, TimePassed())
+        if due < place.woken_at:
+            place.woken_at = due
+            self._put(due, node, _TIME_PASSED)
