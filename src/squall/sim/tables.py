@@ -33,10 +33,9 @@ class Document:
         try:
             self.root = Table(self, (), tomllib.loads(text))
         except (ValueError, RecursionError) as error:  # also numbers and nesting beyond what Python reads
-            message = str(error)
-            found = re.fullmatch(r"(.*) \(at line (\d+), column \d+\)", message, re.DOTALL)
-            what, line = (found[1], int(found[2])) if found else (message, text.count("\n") + 1)
-            raise ClusterError(f"{path.name}, line {line}: this is not TOML: {what}") from error
+            found = re.fullmatch(r"(.*) \(at line (\d+), column \d+\)", str(error), re.DOTALL)
+            what, line = (found[1], int(found[2])) if found else (str(error), _unreadable_line(text))
+            raise ClusterError(f"{path.name}, line {line}: this is not TOML: {what}: correct that line") from error
 
     @classmethod
     def load(cls, path: Path) -> Document:
@@ -66,6 +65,19 @@ class Document:
 
     def refuse(self, place: Place, what: str, remedy: str) -> NoReturn:
         raise ClusterError(f"{self.path.name}, line {self.line_of(place)}: {what}: {remedy}")
+
+
+def _unreadable_line(text: str) -> int:
+    """Of a number or nesting that Python does not read; the last line, where the text ends too early."""
+    lines = text.rstrip().split("\n")
+    for count in range(1, len(lines) + 1):
+        try:
+            tomllib.loads("\n".join(lines[:count]))
+        except tomllib.TOMLDecodeError:
+            continue
+        except (ValueError, RecursionError):
+            return count
+    return len(lines)
 
 
 def _parsed(lines: Sequence[str]) -> dict[str, Any] | None:

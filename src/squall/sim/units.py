@@ -68,7 +68,7 @@ def write_time(seconds: float) -> str:
     exact = Decimal(repr(seconds))
     for unit in ("d", "h", "min"):
         factor = TIME.factors[unit]
-        if exact >= factor and exact % factor == 0:
+        if factor <= exact < 10**15 and exact % factor == 0:
             return f"{_plain(exact / factor)} {unit}"
     return _largest(exact, {unit: TIME.factors[unit] for unit in ("s", "ms", "us", "ns")})
 
