@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from squall.cli_measure import add_measure
 from squall.version import __version__
 
 if TYPE_CHECKING:
@@ -285,6 +286,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
     report.add_argument("run_dir", metavar="RUN_DIR")
     report.add_argument("--audit", action="store_true", help="prove which examples were trained, and how often")
+
+    add_measure(commands)
 
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do about what is found")
     doctor.set_defaults(run=_doctor)

@@ -1,6 +1,7 @@
 """The exception tree. Blame is in the type.
 
 ValueError              a setting is wrong; raised before anything is launched, says what to change
+└── ClusterError        a cluster file says something unknown or impossible; says in which line, and what to write
 SquallError             something happened to a run
 ├── TaskError           the user's own code failed inside a process; carries its traceback
 ├── ProcessLost         a process that the run cannot go on without died; says how to resume
@@ -11,6 +12,10 @@ Interrupted             (a KeyboardInterrupt) Ctrl-C or SIGTERM, after an orderl
 """
 
 from __future__ import annotations
+
+
+class ClusterError(ValueError):
+    """A cluster file cannot be used as it is: "cluster.toml, line 12: what: remedy"."""
 
 
 class SquallError(Exception):

@@ -1,0 +1,111 @@
+"""`squall measure`: what it is asked, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from squall.version import __version__
+
+if TYPE_CHECKING:
+    from squall.sim.measure import Measured
+
+_ABOUT = (
+    "Measure a task on this machine (steps, alone and several at once; exchanges; memory), and write a cluster file"
+    " for `squall simulate`. Nothing is trained. What one machine cannot show, links and failures, is yours to add."
+)
+
+
+def add_measure(commands: Any) -> None:
+    """`commands` is what `add_subparsers` returns."""
+    parser = commands.add_parser("measure", help="write a cluster.toml from this machine", description=_ABOUT)
+    parser.set_defaults(run=_measure)
+    parser.add_argument("file", metavar="FILE[:function]", help="as of `squall train`")
+    parser.add_argument("--output", default="cluster.toml", metavar="PATH", help="default: cluster.toml")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for all measurements together (default: 10)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of a replica (default: 1)")
+    parser.add_argument("--force", action="store_true", help="write over an older output")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
+
+
+def _measure(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
+    path = Path(options.output)
+    trace_file = f"{path.stem}.steps.txt"
+    _check_output(path, path.parent / trace_file, options.force)
+    import torch
+
+    torch.set_num_threads(1)  # a thread pool would not survive the forks
+    from squall.cli_task import load_task
+    from squall.sim.measure import measure, write
+
+    loaded = load_task(options.file)
+    strategy = loaded.strategies[0] if loaded.strategies else None
+    sys.stderr.write(f"squall: measuring for about {options.seconds:g} s\n")
+    measured = measure(
+        loaded.function, strategy, seconds=options.seconds, threads=options.threads, trace_file=trace_file
+    )  # fmt: skip
+    trace = write(measured, path, _comment(options.file, options.threads, torch.__version__))
+    if options.json:
+        return 0, json.dumps(_document(measured, path, trace)) + "\n"
+    return 0, _summary(measured, path, trace, options.file)
+
+
+def _check_output(path: Path, trace: Path, force: bool) -> None:
+    if path.suffix != ".toml":
+        raise ValueError(f"--output {path} does not end in .toml: name a file such as cluster.toml")
+    if not path.parent.is_dir():
+        raise ValueError(f"--output {path}: there is no directory {path.parent}: make it first")
+    for there in (path, trace):
+        if there.exists() and not force:
+            raise ValueError(f"{there} exists already: write over it with --force, or choose another --output")
+
+
+def _comment(file: str, threads: int, torch_version: str) -> str:
+    today = datetime.date.today().isoformat()
+    return (
+        f"{file}, measured by squall {__version__} with torch {torch_version} on {today};"
+        f" threads of a replica: {threads}.\n"
+        "Not measured, so put in your own: count, interface, links, failures. docs/cluster.md describes this file."
+    )
+
+
+def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
+    from squall.report.words import size
+
+    machine = measured.machine
+    ordered = sorted(measured.steps)
+    usual, slow = ordered[len(ordered) // 2], ordered[int(0.95 * len(ordered))]
+    slowdown = [f"{k} at once x {factor:.3g}" for k, factor in enumerate(machine.slowdown, 1)]
+    exchanges = [f"{elements:,} elements {_time(seconds)}" for elements, seconds in machine.exchange]
+    assert machine.step_s is not None
+    rows = [
+        ("step", f"{_time(machine.step_s)} for a batch of {measured.batch_size}: half are below {_time(usual)},"
+         f" 95 % below {_time(slow)} ({len(ordered):,} measured)"),
+        ("slowdown", ", ".join(slowdown if len(slowdown) <= 8 else [slowdown[0], slowdown[-1]])),
+        ("exchange", ", ".join(exchanges)),
+        ("memory", f"{size(round(machine.memory))}/s copied by one core"),
+        ("written", f"{path}, and {trace} with the step times"),
+        ("not measured", f"count, interface, links and failures: put your own into {path} (docs/cluster.md)"),
+        ("next", f"squall simulate {file} --cluster {path} --replicas {machine.cores}"),
+    ]  # fmt: skip
+    return "".join(f" {name:<14} {text}\n" for name, text in rows)
+
+
+def _document(measured: Measured, path: Path, trace: Path) -> dict[str, Any]:
+    """Seconds, and bytes a second."""
+    machine = measured.machine
+    return {
+        "cluster": str(path), "steps": str(trace), "step_s": machine.step_s, "steps_measured": len(measured.steps),
+        "batch_size": measured.batch_size, "elements": measured.elements, "cores": machine.cores,
+        "slowdown": machine.slowdown, "exchange": machine.exchange, "memory": machine.memory,
+    }  # fmt: skip
+
+
+def _time(seconds: float) -> str:
+    from squall.sim.units import write_time
+
+    return write_time(float(f"{seconds:.3g}"))

@@ -1,0 +1,74 @@
+"""Processes forked for a measurement: each runs a function and says what came out; none outlives the measuring."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from typing import Any
+
+from squall.errors import ProcessLost, TaskError
+from squall.launchers.line import Line
+from squall.runtime.processes import die_with_parent
+
+Work = Callable[[Line], None]
+
+
+@contextmanager
+def forked(works: Sequence[Work]) -> Iterator[list[Line]]:
+    """A process for each; the lines to them. When the block is left, however, they are gone."""
+    children: list[int] = []
+    lines: list[Line] = []
+    try:
+        for work in works:
+            mine, theirs = Pipe()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            parent = os.getpid()
+            child = os.fork()
+            if child == 0:
+                _become(work, Line(theirs), parent)
+            children.append(child)
+            lines.append(Line(mine))
+            theirs.close()
+        yield lines
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        for child in children:
+            os.waitpid(child, 0)
+        for line in lines:
+            line.connection.close()
+
+
+def _become(work: Work, line: Line, parent: int) -> None:
+    """Never returns into the parent's own code."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and ends its children
+        die_with_parent(parent)
+        work(line)
+    except BaseException:
+        line.say(failed=traceback.format_exc())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def answer(*lines: Line) -> dict[str, Any]:
+    """What the first of the processes says that says something.
+
+    Raises `TaskError` with its traceback, or `ProcessLost` if it is gone.
+    """
+    ready = wait([line.connection for line in lines])[0]
+    said = next(line for line in lines if line.connection is ready).hear()
+    if said is None:
+        raise ProcessLost("a process of the measurement was killed: is there too little memory?")
+    if "failed" in said:
+        raise TaskError(said["failed"])
+    return said

@@ -1,0 +1,115 @@
+"""The time of an exchange against its size: push, apply, fetch, through the processes that a run has.
+
+The coordinator and the shard are forked and run what they run in a training. The replica is the real machine behind
+the real transport; only its host differs, whose gradient is ready at once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from functools import partial
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from squall.launchers.line import Line
+from squall.launchers.roles import SPIN_S, run_role
+from squall.plan import Settings, make_plan
+from squall.protocol.core import COORDINATOR, Compute, Effect, Event, GradientComputed, Node, Payload
+from squall.runtime.arena import Arena
+from squall.runtime.driver import Driver
+from squall.runtime.job import Job, arena_shape, initial_vector
+from squall.runtime.machines import machine
+from squall.sim.forks import answer, forked
+from squall.strategies import Downpour
+from squall.task import OptimizerFactory, Task
+from squall.transports.host import HostTransport
+from squall.vector import Layout
+
+REPLICA, SHARD = Node("replica", 0), Node("shard", 0)
+WARM_UP, FEWEST, MOST = 5, 10, 2000  # exchanges
+BYTES = 40  # an element: three buffers of the arena, a shard's weights and optimizer state, and their temporaries
+
+
+def exchange_seconds(elements: int, optimizer: OptimizerFactory, seconds: float) -> float:
+    """Median seconds of an exchange of one shard of so many elements; measured for about `seconds`."""
+    with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
+        job = _job(elements, optimizer, Path(folder))
+        works = [partial(_serve, job, COORDINATOR), partial(_serve, job, SHARD), partial(_replica, job, seconds)]
+        with forked(works) as lines:
+            times: list[float] = answer(*lines)["times"]  # or the failure of any of them
+    return statistics.median(times)
+
+
+class _Vector(nn.Module):
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(elements))
+
+
+def _job(elements: int, optimizer: OptimizerFactory, directory: Path) -> Job:
+    strategy = Downpour(replicas=1, optimizer=optimizer)
+    data = TensorDataset(torch.zeros(MOST + WARM_UP + 2))  # an exchange each
+    task = Task(
+        model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1
+    )  # fmt: skip
+    settings = Settings(threads=1, snapshot_every_s=None, progress=False)
+    plan = make_plan(strategy, settings, epochs=1, steps=None, until=None, seed=0, device="cpu")
+    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+    arena = Arena.create(arena_shape(layout, strategy.recipe()), directory)
+    arena.gradient(0, 0).normal_()
+    return Job(
+        plan=plan, strategy=strategy, task=task, layout=layout, arena=arena, initial=initial_vector(layout, task),
+        directory=directory, commanded_at=time.time(),
+    )  # fmt: skip
+
+
+def _serve(job: Job, node: Node, line: Line) -> None:
+    mine, theirs = Pipe()  # where a run's coordinator hears its nursery: `theirs` stays open, and says nothing
+    run_role(job, node, job.directory, Line(mine) if node == COORDINATOR else None)
+    theirs.close()
+
+
+class _Enough(Exception):
+    """Of exchanges."""
+
+
+class _ReadyGradient:
+    """A replica's host whose gradient is always there; notes when each exchange began."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.began: list[float] = []
+
+    def attach(self, payload: Payload) -> None:
+        pass
+
+    def poll(self) -> Event | None:
+        return None
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if not isinstance(effect, Compute):
+            return None
+        self.began.append(time.perf_counter())
+        done = len(self.began) - WARM_UP - 1
+        if done >= MOST or (done >= FEWEST and self.began[-1] - self.began[WARM_UP] >= self._seconds):
+            raise _Enough
+        return GradientComputed(0.0, True, 0.0)
+
+
+def _replica(job: Job, seconds: float, line: Line) -> None:
+    torch.set_num_threads(1)
+    host = _ReadyGradient(seconds)
+    transport = HostTransport(REPLICA, job.directory, peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
+    try:
+        Driver(machine(job, REPLICA), transport, host).run()
+    except _Enough:
+        pass
+    times = [after - before for before, after in zip(host.began, host.began[1:])]
+    line.say(times=times[WARM_UP:])

@@ -1,0 +1,189 @@
+"""What a machine is measured to do becomes a cluster file; nothing is left behind, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import squall
+from squall.cli import main
+from squall.errors import TaskError
+from squall.sim import measure as measuring
+from squall.sim.cluster import Cluster
+from squall.sim.jitter import Trace
+from squall.sim.measure import measure, quantiles, running_counts, slowdowns, write
+from tests.tasks import mean_square, regression
+
+FILE = """
+import os
+import squall
+from tests.tasks import mean_square, regression
+
+STARTED = os.getpid()
+
+def loss(model, batch):
+    if os.getpid() != STARTED:
+        print("computing", flush=True)
+    return mean_square(model, batch)
+
+def task():
+    return regression(loss=loss)()
+"""
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "SIZES", (100, 2000))
+    monkeypatch.setattr(measuring, "COPIED_BYTES", 1 << 20)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+
+
+def no_children() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False
+
+
+@pytest.mark.usefixtures("small")
+def test_a_machine_is_measured_and_written(tmp_path: Path) -> None:
+    strategy = squall.Downpour(replicas=3, optimizer=partial(torch.optim.Adagrad, lr=0.1))
+    measured = measure(regression(), strategy, seconds=0.4, trace_file="mine.steps.txt")
+    assert no_children()
+    machine = measured.machine
+    assert (machine.cores, machine.slowdown[0], len(machine.slowdown)) == (2, 1.0, 2)
+    assert machine.step_s == pytest.approx(statistics.fmean(measured.steps), rel=1e-3)
+    assert len(measured.steps) >= measuring.ROUNDS
+    assert (measured.elements, measured.batch_size) == (73, 16)
+    assert [elements for elements, _ in machine.exchange] == [73, 100, 2000]
+    assert all(seconds > 0 for _, seconds in machine.exchange)
+    assert machine.memory > 0
+    assert write(measured, tmp_path / "mine.toml", "first\nsecond") == tmp_path / "mine.steps.txt"
+    assert (tmp_path / "mine.toml").read_text().startswith("# first\n# second\n\n[[machines]]\n")
+    assert Cluster.load(tmp_path / "mine.toml") == measured.cluster
+    assert isinstance(machine.jitter, Trace)
+    assert statistics.fmean(machine.jitter.times) == pytest.approx(machine.step_s, rel=1e-3)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_users_code_failing_in_a_measured_process_is_told_with_its_traceback() -> None:
+    here = os.getpid()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        assert os.getpid() == here, "not at home"
+        return mean_square(model, batch)
+
+    with pytest.raises(TaskError, match=r"(?s)Traceback.*not at home"):
+        measure(regression(loss=loss), seconds=0.2)
+    assert no_children()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_failing_shard_ends_the_measurement() -> None:
+    here = os.getpid()
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        assert os.getpid() == here, "no optimizer here"
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    with pytest.raises(TaskError, match="no optimizer here"):
+        measure(regression(), squall.Downpour(optimizer=optimizer), seconds=0.2)
+    assert no_children()
+
+
+@pytest.mark.parametrize(("settings", "remedy"), [({"seconds": 0.0}, "positive"), ({"threads": 0}, "at least 1")])
+def test_settings_that_cannot_be(settings: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        measure(regression(), **settings)
+
+
+def test_sizes_that_memory_does_not_hold_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "exchange_seconds", lambda elements, optimizer, seconds: elements * 1e-9)
+    monkeypatch.setattr(measuring, "_free_bytes", lambda: 200_000_000)
+    assert measuring._exchanges(5_000, torch.optim.SGD, 1.0) == (
+        (1_000, 1e-6), (5_000, 5e-6), (100_000, 1e-4), (1_000_000, 1e-3),
+    )  # fmt: skip
+
+
+def test_processes_at_once() -> None:
+    assert running_counts(1) == [1]
+    assert running_counts(4) == [1, 2, 3, 4]
+    assert running_counts(12) == [1, 2, 4, 8, 12]
+    assert slowdowns([1], [0.5], 1) == (1.0,)
+    assert slowdowns([1, 2, 4], [0.5, 0.6, 1.0], 4) == pytest.approx((1.0, 1.2, 1.6, 2.0))
+    assert slowdowns([1, 2, 3], [0.5, 0.4, 0.6], 3) == pytest.approx((1.0, 1.0, 1.2))  # never faster
+
+
+def test_many_times_become_few_of_the_same_mean() -> None:
+    times = [1 + (i * 7919 % 1000) / 1000 for i in range(1000)]
+    few = quantiles(times)
+    assert len(few) == measuring.MOST_TIMES
+    assert list(few) == sorted(few)
+    assert statistics.fmean(few) == pytest.approx(statistics.fmean(times), rel=1e-3)
+    assert quantiles([3.0, 1.0]) == (1.0, 3.0)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_an_older_output_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cluster.steps.txt").write_text("1\n")
+    assert main(["measure", "task.py"]) == 1
+    assert "cluster.steps.txt exists already: write over it with --force" in capsys.readouterr().err
+    assert main(["measure", "task.py", "--output", "cluster.json"]) == 1
+    assert "does not end in .toml" in capsys.readouterr().err
+    assert main(["measure", "task.py", "--output", "no/cluster.toml"]) == 1
+    assert "there is no directory no" in capsys.readouterr().err
+
+
+def _command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    (folder / "measured.py").write_text(FILE)
+    (folder / "temporary").mkdir()
+    command = [sys.executable, "-m", "squall", "measure", str(folder / "measured.py"), *arguments]
+    return subprocess.Popen(
+        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(folder / "temporary"), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+
+
+def test_the_command_writes_what_simulate_reads(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text("old")
+    with _command(tmp_path, "--seconds", "0.4", "--force", "--json") as process:
+        output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    document = json.loads(output)
+    assert document["cluster"] == "cluster.toml"
+    machine = Cluster.load(tmp_path / "cluster.toml").machines[0]
+    assert machine.step_s == document["step_s"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "__pycache__", "cluster.steps.txt", "cluster.toml", "measured.py", "temporary",
+    ][0 if (tmp_path / "__pycache__").exists() else 1 :]  # fmt: skip
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    with _command(tmp_path, "--seconds", "60") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "computing\n"
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, errors = process.communicate()
+    assert (process.returncode, errors.splitlines()[-1]) == (130, "squall: interrupted")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert not list((tmp_path / "temporary").iterdir())
+    assert not list(tmp_path.glob("cluster*"))
