@@ -76,16 +76,17 @@ class InlineRun:
         return step_s * self._job.slowness(node)
 
     def _host(self, node: Node) -> Host:
-        job = dataclasses.replace(self._job, task=_own_model(self._job))
-        match node.role:
-            case "coordinator":
-                return CoordinatorHost(self._job, self.channel, time.monotonic if self._step_s is None else None)
-            case "shard":
-                return shard_host(self._job, node.index)
-            case "replica":
-                return replica_host(job, node.index)
-            case _:
-                return EvaluatorHost(job)
+        if node.role == "coordinator":
+            return CoordinatorHost(self._job, self.channel, time.monotonic if self._step_s is None else None)
+        return own_host(self._job, node)
+
+
+def own_host(job: Job, node: Node) -> Host:
+    """Of a shard, a replica or the evaluator, with a model of its own."""
+    if node.role == "shard":
+        return shard_host(job, node.index)
+    job = dataclasses.replace(job, task=_own_model(job))
+    return replica_host(job, node.index) if node.role == "replica" else EvaluatorHost(job)
 
 
 def _own_model(job: Job) -> Task:

@@ -32,6 +32,7 @@ from squall.protocol.core import (
 )
 from squall.protocol.link import Linked
 from squall.runtime.driver import Host
+from squall.sim.direct import Direct
 
 
 class Wire(Protocol):
@@ -80,7 +81,7 @@ class _Place:
 
     __slots__ = ("busy_until", "called", "clock", "end", "host", "inbox", "linked", "poll", "woken_at")
 
-    def __init__(self, linked: Linked, host: Host, clock: Clock | None) -> None:
+    def __init__(self, linked: Linked | Direct, host: Host, clock: Clock | None) -> None:
         self.linked = linked
         self.host = host
         self.clock = clock  # None: the world's own
@@ -116,10 +117,11 @@ class World:
     def __init__(
         self, *, network: Wire | None = None, seed: int = 0,
         duration: Callable[[Node, Effect, float], float] = lambda node, effect, now: 0.0,
-        spawn: Callable[[Node], tuple[Linked, Host]] | None = None, notice_s: float = 0.0,
-        clock: Callable[[Node], Clock | None] = lambda node: None,
+        spawn: Callable[[Node], tuple[Linked | Direct, Host]] | None = None, notice_s: float = 0.0,
+        spawn_s: Callable[[Node], float] = lambda node: 0.0, clock: Callable[[Node], Clock | None] = lambda node: None,
+        now: float = 0.0,
     ) -> None:  # fmt: skip
-        self.now = 0.0
+        self.now = now
         self.ended = False  # the coordinator has
         self.places: dict[Node, _Place] = {}
         self.trace: Callable[[float, Node, Event | Effect], None] | None = None
@@ -127,12 +129,14 @@ class World:
         self._chance = random.Random(seed)
         self._duration = duration  # seconds that an effect takes which a node begins at a time
         self._spawn = spawn  # makes the machine and host of a replacement
+        self._spawn_s = spawn_s  # until a replacement is there
         self._notice_s = notice_s  # until the coordinator hears that a process died
         self._clock = clock
         self._queue: list[tuple[float, int, Node, Event]] = []
+        self._actions: dict[Node, Callable[[], None]] = {}  # by the made-up node whose turn it will be
         self._count = 0
 
-    def add(self, node: Node, linked: Linked, host: Host) -> None:
+    def add(self, node: Node, linked: Linked | Direct, host: Host) -> None:
         self.places[node] = _Place(linked, host, self._clock(node))
         self.post(node, Started())
 
@@ -142,6 +146,13 @@ class World:
     def _put(self, at: float, node: Node, event: Event, first: bool = False) -> None:
         self._count += 1
         heapq.heappush(self._queue, (at, -self._count if first else self._count, node, event))
+
+    def at(self, time_s: float, action: Callable[[], None]) -> None:
+        """Do something to the world at a time of its clock."""
+        self._count += 1
+        turn = Node("world", self._count)
+        self._actions[turn] = action
+        self._put(time_s, turn, _TIME_PASSED)
 
     def kill(self, node: Node, why: str = "killed") -> None:
         """The process is gone between two events; the coordinator is told a little later."""
@@ -170,7 +181,11 @@ class World:
         if at > self.now:
             self.now = at
         place = self.places.get(node)
-        if place is None or (place.end is not None and place.over):
+        if place is None:
+            if node in self._actions:
+                self._actions.pop(node)()
+            return
+        if place.end is not None and place.over:
             return
         kind = type(event)
         if self.now < place.busy_until or place.inbox or kind is TimePassed or kind is _Free:
@@ -252,14 +267,22 @@ class World:
                 place.end = effect
                 self.ended |= node == COORDINATOR
             case StartMember(newcomer) if self._spawn is not None:
-                self.add(newcomer, *self._spawn(newcomer))
+                self._replace(newcomer, self._spawn_s(newcomer))
             case Forget():
                 pass
             case _:
+                self._occupy(node, place, effect)  # first: a host may want to know how long it takes
                 answer = place.host.perform(effect, self.now)
-                self._occupy(node, place, effect)
                 if answer is not None:
                     self._put(place.busy_until, node, answer)
+
+    def _replace(self, newcomer: Node, after_s: float) -> None:
+        spawn = self._spawn
+        assert spawn is not None
+        if after_s > 0:
+            self.at(self.now + after_s, lambda: self.add(newcomer, *spawn(newcomer)))
+        else:
+            self.add(newcomer, *spawn(newcomer))
 
     def _occupy(self, node: Node, place: _Place, effect: Effect) -> None:
         begins = place.busy_until if place.busy_until > self.now else self.now

@@ -1,0 +1,193 @@
+"""What everything takes on a cluster: how long effects keep a process, and when a message arrives.
+
+The model, in the order of what matters:
+
+- a batch takes its machine's step time, times a factor drawn from its law, times the slowdown of as many computations
+  as run on the machine at that moment;
+- a shard works off pushes one after another. Its work on one is what the machine was measured to need for an exchange
+  of so many elements beyond a doorbell: 3 of 5 passes over them are the update, 2 the copy of the weights;
+- between machines a payload takes the interfaces of both ends for as long as its bytes need there, after those that
+  came before it, and the link's latency on top. Within a machine nothing but doorbells travels.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from squall.protocol.core import (
+    AddPortions,
+    Apply,
+    CalculateVectors,
+    Compute,
+    Effect,
+    EvaluateModel,
+    Keep,
+    Node,
+    PreparePush,
+    Send,
+    Transmit,
+    UseWeights,
+    WriteSnapshot,
+)
+from squall.sim.cluster import Cluster
+from squall.sim.placement import Place, Placement
+from squall.strategies import Recipe
+
+UPDATE_SHARE = 3 / 5  # of a shard's work on an exchange: read gradient and weights, write weights; the rest copies
+SUM_SHARE = 2 / 5  # for each further gradient in a mean: read it, write the sum
+FORWARD_SHARE = 1 / 3  # of a step's time, for an example that is only evaluated
+CONTROL_BYTES = 200  # of a message without its payload
+DISK = 500e6  # bytes a second that a shard writes into a snapshot
+STATE = 2  # optimizer state and weights, in vectors
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a task costs, beside its numbers. `step_s` is of one batch on the cluster's first machine, alone."""
+
+    step_s: float
+    batch_size: int
+    elements: tuple[int, ...]  # of each shard
+    validation: int = 0  # examples
+
+
+class Costs:
+    """The `duration` and the `Wire` of a `World` that is a cluster. Adds up what travels."""
+
+    def __init__(
+        self, cluster: Cluster, recipe: Recipe, workload: Workload, placement: Placement, chance: random.Random
+    ) -> None:
+        self.placement = placement
+        self.last_s = 0.0  # duration of the effect asked for last
+        self.bytes = 0  # sent from machine to machine, or put into shared memory
+        self.messages = 0
+        self.busy_s = 0.0  # of all shards together
+        self.computed = 0  # examples
+        self._cluster = cluster
+        self._recipe = recipe
+        self._workload = workload
+        self._chance = chance
+        self._blocks = recipe.blocks
+        self._whole = sum(workload.elements)
+        self._steps: dict[int, float] = {}  # machine kind, by id -> step time
+        self._work = [
+            kind.exchange_s(count // self._blocks) - kind.doorbell_s
+            for kind, count in (
+                (placement.of(Node("shard", index)).kind, count) for index, count in enumerate(workload.elements)
+            )
+        ]
+        self._prices: dict[type[Effect], Callable[[Node, Any, float], float]] = {
+            Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
+            UseWeights: self._own_weights, PreparePush: self._own_weights, Keep: self._keep,
+            AddPortions: self._add_portions, CalculateVectors: self._vectors, EvaluateModel: self._evaluate,
+            WriteSnapshot: self._snapshot,
+        }  # fmt: skip
+        self._last: dict[tuple[Node, Node], float] = {}  # link -> last arrival, where jitter could reorder
+
+    # ------------------------------------------------------------ time of effects
+
+    def duration(self, node: Node, effect: Effect, begins: float) -> float:
+        price = self._prices.get(type(effect))
+        self.last_s = seconds = price(node, effect, begins) if price is not None else 0.0
+        return seconds
+
+    def _compute(self, node: Node, effect: Compute, begins: float) -> float:
+        return self._step(self.placement.of(node), effect, begins)
+
+    def _message(self, node: Node, effect: Send | Transmit, begins: float) -> float:
+        if effect.payload is None or effect.payload.kind == "gradient":
+            return 0.0  # it lies in the buffer already
+        return self._at_shard(node, (1 - UPDATE_SHARE) * self._work[node.index], begins)
+
+    def _apply(self, node: Node, effect: Apply, begins: float) -> float:
+        passes = UPDATE_SHARE + SUM_SHARE * (len(effect.terms) - 1)
+        return self._at_shard(node, passes * self._work[node.index], begins)
+
+    def _own_weights(self, node: Node, effect: Effect, begins: float) -> float:
+        return self._passes(node, 3, self._whole) if self._recipe.local is not None else 0.0
+
+    def _keep(self, node: Node, effect: Keep, begins: float) -> float:
+        return self._passes(node, 2, self._whole)
+
+    def _add_portions(self, node: Node, effect: AddPortions, begins: float) -> float:
+        return self._at_shard(node, self._passes(node, 3, self._workload.elements[node.index]), begins)
+
+    def _vectors(self, node: Node, effect: CalculateVectors, begins: float) -> float:
+        calculation = effect.calculation
+        passes = 3 * len(calculation.combine) + len(calculation.rows) + len(calculation.columns)
+        return self._at_shard(node, self._passes(node, passes, self._workload.elements[node.index]), begins)
+
+    def _evaluate(self, node: Node, effect: EvaluateModel, begins: float) -> float:
+        step_s = self._step_s(self.placement.of(node))
+        return FORWARD_SHARE * step_s * self._workload.validation / self._workload.batch_size
+
+    def _snapshot(self, node: Node, effect: WriteSnapshot, begins: float) -> float:
+        return 4 * STATE * self._workload.elements[node.index] / DISK
+
+    def _step(self, place: Place, effect: Compute, begins: float) -> float:
+        self.computed += effect.stop - effect.start
+        part = (effect.stop - effect.start) / self._workload.batch_size
+        seconds = part * self._step_s(place) * place.kind.jitter.draw(self._chance)
+        if self._recipe.local is not None:  # an optimizer step on the whole vector
+            seconds += UPDATE_SHARE * (place.kind.exchange_s(self._whole) - place.kind.doorbell_s)
+        return self._run(place, seconds, begins)
+
+    def _step_s(self, place: Place) -> float:
+        found = self._steps.get(id(place.kind))
+        if found is None:
+            found = self._steps[id(place.kind)] = self._cluster.step_s(place.kind, self._workload.step_s)
+        return found
+
+    def _at_shard(self, node: Node, seconds: float, begins: float) -> float:
+        if node.role != "shard" or seconds == 0:
+            return 0.0
+        seconds = self._run(self.placement.of(node), seconds, begins)
+        self.busy_s += seconds
+        return seconds
+
+    def _run(self, place: Place, seconds: float, begins: float) -> float:
+        seconds *= place.kind.slowdown_of(place.running(begins))
+        place.run(begins + seconds)
+        return seconds
+
+    def _passes(self, node: Node, passes: int, elements: int) -> float:
+        return 4 * passes * elements / self.placement.of(node).kind.memory
+
+    # ------------------------------------------------------------ messages
+
+    def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
+        source, target = self.placement.of(sender), self.placement.of(effect.to)
+        size = self._payload_bytes(sender, effect)
+        self.messages += 1
+        self.bytes += size
+        if source is target:
+            link = self._cluster.within
+            at = now + (source.kind.doorbell_s / 2 if effect.to.role == "shard" or sender.role == "shard"
+                        else link.latency_s)  # fmt: skip
+        else:
+            link = self._cluster.between
+            if link.loss and chance.random() < link.loss:
+                return ()
+            at = self._transfer(source, target, size + CONTROL_BYTES, now) + link.latency_s
+        if link.jitter_s:
+            at += chance.random() * link.jitter_s
+            at = self._last[sender, effect.to] = max(at, self._last.get((sender, effect.to), 0.0))
+        return (at,)
+
+    def _payload_bytes(self, sender: Node, effect: Send | Transmit) -> int:
+        if effect.payload is None:
+            return 0
+        shard = sender if sender.role == "shard" else effect.to
+        elements = self._workload.elements[shard.index]
+        return 4 * (elements // self._blocks if effect.payload.kind == "gradient" else elements)
+
+    def _transfer(self, source: Place, target: Place, size: int, now: float) -> float:
+        """The bytes flow through both interfaces at once, as fast as the slowest of them and the link lets them."""
+        begins = max(now, source.sends_until)
+        source.sends_until = begins + size / source.kind.interface
+        received = max(begins, target.receives_until) + size / target.kind.interface
+        target.receives_until = received
+        return max(begins + size / min(source.kind.interface, self._cluster.between.bandwidth), received)

@@ -1,0 +1,147 @@
+"""What a simulated cluster did: the coordinator's notes, added up."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from squall.protocol.core import Effect, End, Event, Note, Payload, PublishSnapshot
+from squall.report.words import clock, number, percent, size
+from squall.runtime.driver import Host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Times are virtual seconds, except `wall_s`."""
+
+    strategy: str
+    replicas: int
+    shards: int
+    status: str
+    reason: str
+    training_s: float
+    examples: int  # trained, repeats counted once
+    examples_per_second: float
+    epochs: float
+    updates: int  # of one shard
+    idle: float  # share of the replicas' time that they waited
+    shard_busy: float  # share of the time that shards worked, mean over shards
+    staleness_mean: float | None
+    staleness_max: int | None
+    staleness: dict[int, int]  # updates -> pushes applied with it, over all shards
+    bytes: int  # pushed and fetched
+    bytes_per_second: float
+    goodput: float  # share of the computed examples that were trained on; the rest was lost with a process, or dropped
+    lost: int  # processes
+    restarts: int  # of the whole run, from a snapshot
+    metrics: dict[str, float]  # last value by name
+    reached_s: float | None  # when `until` was reached
+    messages: int
+    wall_s: float
+    run_directory: str | None = None
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """In JSON's types; a number that JSON cannot hold becomes None."""
+        return {key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in asdict(self).items()}  # fmt: skip
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What each number is called, and the number, as people read it."""
+        found = [("strategy", f"{self.strategy}, {self.replicas} replicas, {self.shards} shards")]
+        found += [("ended", f"{self.status}: {self.reason}")]
+        found += [(name, number(value)) for name, value in self.metrics.items()]
+        found += [
+            ("virtual time", clock(self.training_s)),
+            ("examples", f"{number(self.examples)} ({self.epochs:.3g} epochs)"),
+            ("examples/s", number(self.examples_per_second)),
+            ("updates", number(self.updates)),
+            ("replicas wait", percent(self.idle, 1)),
+            ("shards work", percent(self.shard_busy, 1)),
+            ("exchanged", f"{size(self.bytes)}, {size(round(self.bytes_per_second))}/s"),
+        ]
+        if self.staleness_mean is not None:
+            found.append(("staleness", f"{self.staleness_mean:.2f} mean, {self.staleness_max} max"))
+        lost = f"; {self.lost} processes lost, {self.restarts} restarts" if self.lost or self.restarts else ""
+        found.append(("goodput", percent(self.goodput, 1) + lost))
+        rate = self.messages / self.wall_s if self.wall_s else 0.0
+        found.append(("simulated in", f"{clock(self.wall_s)}, {number(rate)} messages/s"))
+        return found
+
+    def __str__(self) -> str:
+        table = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        for name, value in self.lines():
+            table.add_row(name, value)
+        text = io.StringIO()
+        Console(file=text, width=80, color_system=None, force_terminal=False, markup=False).print(table)
+        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+
+
+@dataclass
+class Sums:
+    """Of a simulated run, over its restarts."""
+
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    staleness: Counter[int] = field(default_factory=Counter)
+    metrics: dict[str, float] = field(default_factory=dict)
+    began_s: float | None = None
+    stopped_s: float | None = None
+    reached_s: float | None = None
+    lost: int = 0
+    published: PublishSnapshot | None = None
+    end: End | None = None
+
+
+class Watch:
+    """The coordinator's host, or what stands before it: hears all that the coordinator notes."""
+
+    def __init__(self, sums: Sums, host: Host | None = None) -> None:
+        self._sums = sums
+        self._host = host
+        self.poll = host.poll if host is not None else self._nothing
+
+    @staticmethod
+    def _nothing() -> Event | None:
+        return None
+
+    def attach(self, payload: Payload) -> None:
+        raise AssertionError("the coordinator never touches a parameter")
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        sums = self._sums
+        match effect:
+            case Note():
+                self._note(effect, now)
+            case PublishSnapshot():
+                sums.published = effect
+            case End():
+                sums.end = effect
+        return self._host.perform(effect, now) if self._host is not None else None
+
+    def _note(self, note: Note, now: float) -> None:
+        sums = self._sums
+        match note.kind:
+            case "stats" if note.stats is not None:
+                stats = note.stats
+                sums.compute_s += stats.compute_s
+                sums.wait_s += stats.wait_s
+                sums.staleness.update(stats.staleness)
+            case "started" if sums.began_s is None:
+                sums.began_s = now
+            case "trained":
+                sums.stopped_s = now
+            case "lost":
+                sums.lost += 1
+            case "reached":
+                sums.reached_s = now
+            case "metric" | "logged":
+                sums.metrics[note.text] = note.values["value"]

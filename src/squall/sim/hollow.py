@@ -1,0 +1,57 @@
+"""Hosts of a simulation without gradients: they take the time that effects take, and no numbers are there."""
+
+from __future__ import annotations
+
+import math
+
+from squall.protocol.core import (
+    Compute,
+    Effect,
+    EvaluateModel,
+    Event,
+    GradientComputed,
+    ModelEvaluated,
+    Payload,
+    SnapshotWritten,
+    WriteSnapshot,
+)
+from squall.runtime.driver import Host
+from squall.sim.costs import Costs
+
+
+class Hollow:
+    """A replica, shard or evaluator. All of a run can be one, since it remembers nothing."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+
+    def attach(self, payload: Payload) -> None:
+        pass
+
+    def poll(self) -> Event | None:
+        return None
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case Compute():
+                return GradientComputed(math.nan, True, self._costs.last_s)
+            case WriteSnapshot(number):
+                return SnapshotWritten(number)
+            case EvaluateModel():
+                return ModelEvaluated({})
+        return None
+
+
+class Timed:
+    """A replica with a model, whose computations last as long as the cluster lets them."""
+
+    def __init__(self, host: Host, costs: Costs) -> None:
+        self._host = host
+        self._costs = costs
+        self.attach, self.poll = host.attach, host.poll
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        event = self._host.perform(effect, now)
+        if isinstance(event, GradientComputed):
+            return GradientComputed(event.loss, event.finite, self._costs.last_s)
+        return event

@@ -1,0 +1,232 @@
+"""`squall.simulate`: a task and a strategy on a cluster that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from squall.launchers.inline import LoneChannel, own_host
+from squall.plan import Plan, Settings, check_together, make_plan, strategy_name
+from squall.protocol.coordinator import Coordinator
+from squall.protocol.core import COORDINATOR, Compute, End, GradientComputed, Node, UseWeights
+from squall.protocol.link import Linked
+from squall.run import Code, Run, TaskFunction, hold, new_directory, write_plan
+from squall.runtime.arena import Arena, Shape
+from squall.runtime.driver import Host
+from squall.runtime.job import Job, private_job
+from squall.runtime.machines import machine, nodes
+from squall.runtime.recorder import CoordinatorHost
+from squall.runtime.seeds import seed_everything
+from squall.runtime.snapshot import Manifest, Restored, Snapshots
+from squall.runtime.store import check_optimizers
+from squall.sim.cluster import Cluster
+from squall.sim.costs import Costs, Workload
+from squall.sim.direct import Direct
+from squall.sim.forecast import Forecast, Sums, Watch
+from squall.sim.hollow import Hollow, Timed
+from squall.sim.placement import Placement
+from squall.sim.rehearsal import Member, Rehearsal
+from squall.strategies import SingleProcess, Strategy
+from squall.task import Task, check_task
+from squall.train import finish_report
+from squall.vector import Layout
+
+GRADIENTS = ("real", "none")
+TIMED_STEPS = 8
+
+
+def simulate(
+    task: TaskFunction,
+    strategy: Strategy,
+    cluster: Cluster,
+    *,
+    gradients: str = "real",
+    epochs: int | None = None,
+    steps: int | None = None,
+    until: str | None = None,
+    seed: int = 0,
+    run_dir: str | Path | None = None,
+    settings: Settings | None = None,
+) -> Forecast:
+    """Run a task with a strategy on a modelled cluster, under a virtual clock.
+
+    The machines of the protocol are those of a real run; what a step, an exchange and a message take comes from the
+    cluster, and so do failures.
+
+    Args:
+        task: as of `fit`.
+        strategy: as of `fit`, except `SingleProcess`.
+        cluster: as `Cluster.load` reads it, or as code makes it.
+        gradients: "real": they are computed, and a run's directory is written, whose time axis is virtual time.
+            "none": nothing is computed, so thousands of replicas are simulated in seconds; there are no metrics.
+        epochs, steps, until, seed: as of `fit`.
+        run_dir: where to keep the run of real gradients; a new directory under runs/ by default.
+        settings: `seconds` (virtual), `evaluate_every_s`, `snapshot_every_s`; the rest does not count here.
+
+    Raises:
+        ValueError: a setting, the task or the cluster is wrong; nothing was simulated.
+    """
+    if gradients not in GRADIENTS:
+        raise ValueError(f"gradients is {gradients!r}: use one of {', '.join(GRADIENTS)}")
+    real = gradients == "real"
+    if strategy.in_process:
+        raise ValueError(f"{type(strategy).__name__} is one process without exchanges: there is nothing to simulate")
+    if not real and until is not None:
+        raise ValueError("until needs metrics, and gradients='none' has none: use gradients='real'")
+    if not real and strategy.recipe().batch is not None:
+        raise ValueError(f"{type(strategy).__name__} decides by what it computes: use gradients='real'")
+    settings = dataclasses.replace(settings or Settings(), launcher="inline", progress=False)
+    plan = make_plan(strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device="cpu")
+    check_optimizers(strategy.recipe())
+    seed_everything(seed)
+    built = check_task(task())
+    layout = check_together(plan, strategy, built)
+    if not real:
+        return _Simulation(_numberless(plan, strategy, built, layout), cluster, real=False).run()
+    path = new_directory(run_dir)
+    with hold(path):
+        write_plan(path, Code(task=task, strategy=strategy, settings=settings, plan=plan))
+        job = private_job(plan, strategy, built, layout, path, time.time())
+        forecast = _Simulation(job, cluster, real=True).run()
+        finish_report(Run(path, task))
+    return dataclasses.replace(forecast, run_directory=str(path))
+
+
+def _numberless(plan: Plan, strategy: Strategy, task: Task, layout: Layout) -> Job:
+    """A job whose vectors are never looked at: thousands of replicas' buffers would not fit anywhere."""
+    arena = Arena.private(Shape(1, 1))
+    return Job(plan=plan, strategy=strategy, task=task, layout=layout, arena=arena, initial=torch.zeros(0),
+               directory=Path(), commanded_at=time.time())  # fmt: skip
+
+
+class _Simulation:
+    """A job on a cluster, from its start to its forecast."""
+
+    def __init__(self, job: Job, cluster: Cluster, real: bool) -> None:
+        self._job = job
+        self._cluster = cluster
+        self._real = real
+        self._recipe = job.recipe
+        self._sums = Sums()
+        # Links repair what a wire does. Where it does nothing, they would only cost time.
+        self._linked = any(link.loss for link in (cluster.between, cluster.within))
+        self._hollow: Hollow | None = None
+        self._coordinator: Coordinator | None = None  # of the newest start
+
+    def run(self) -> Forecast:
+        began = time.perf_counter()
+        job, recipe = self._job, self._recipe
+        placement = Placement(self._cluster, recipe)
+        costs = Costs(self._cluster, recipe, self._workload(), placement, random.Random(job.plan.seed))
+        self._hollow = Hollow(costs)
+        with _threads(job.plan.threads) if self._real else nullcontext():
+            rehearsal = Rehearsal(lambda: self._members(costs), nodes(job), self._cluster, costs, job.plan.seed)
+            rehearsal.run()
+        return self._forecast(rehearsal, costs, time.perf_counter() - began)
+
+    def _workload(self) -> Workload:
+        job, shards = self._job, self._recipe.shards
+        ranges = [job.layout.shard_range(index, shards) for index in range(shards)]
+        validation = len(cast(Sized, job.task.validate)) if job.task.validate is not None else 0
+        return Workload(
+            step_s=0.0 if self._cluster.measured else own_step_s(job), batch_size=job.task.batch_size,
+            elements=tuple(stop - start for start, stop in ranges), validation=validation,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ the run's nodes
+
+    def _members(self, costs: Costs) -> Member:
+        """Those of a start: from the beginning, or from the newest snapshot."""
+        job = self._job
+        published = self._sums.published
+        if published is not None:
+            job = dataclasses.replace(job, restored=self._restored(published.number))
+
+        def member(node: Node) -> tuple[Linked | Direct, Host]:
+            linked = machine(job, node)
+            if isinstance(linked.machine, Coordinator):
+                self._coordinator = linked.machine
+            return linked if self._linked else Direct(linked.machine), self._host(job, node, costs)
+
+        return member
+
+    def _restored(self, number: int) -> Restored:
+        if self._real:
+            return Snapshots(self._job.directory).restore(number, self._job.layout)
+        published = self._sums.published
+        assert published is not None
+        manifest = Manifest(
+            number, self._job.layout, published.versions, published.ledger, published.progress, 0.0, 0.0, ""
+        )
+        return Restored(manifest, {})
+
+    def _host(self, job: Job, node: Node, costs: Costs) -> Host:
+        if node == COORDINATOR:
+            return Watch(self._sums, CoordinatorHost(job, LoneChannel()) if self._real else None)
+        if not self._real:
+            assert self._hollow is not None
+            return self._hollow
+        host = own_host(job, node)
+        return Timed(host, costs) if node.role == "replica" else host
+
+    # ------------------------------------------------------------ what came of it
+
+    def _forecast(self, rehearsal: Rehearsal, costs: Costs, wall_s: float) -> Forecast:
+        job, recipe, sums = self._job, self._recipe, self._sums
+        assert self._coordinator is not None
+        stopped_s = sums.stopped_s if sums.stopped_s is not None else rehearsal.now
+        training_s = stopped_s - (sums.began_s or 0.0)
+        trained, spent_s = self._coordinator.trained, sums.compute_s + sums.wait_s
+        pushes = sum(sums.staleness.values())
+        stale = sum(updates * count for updates, count in sums.staleness.items())
+        end = sums.end or End("failed", "the coordinator was lost")
+        return Forecast(
+            strategy=strategy_name(job.strategy), replicas=recipe.replicas, shards=recipe.shards, status=end.status,
+            reason=end.reason, training_s=training_s, examples=trained,
+            examples_per_second=trained / training_s if training_s > 0 else 0.0,
+            epochs=trained / job.task.examples, updates=max(sums.published.versions) if sums.published else 0,
+            idle=sums.wait_s / spent_s if spent_s else 0.0,
+            shard_busy=costs.busy_s / (recipe.shards * training_s) if training_s > 0 else 0.0,
+            staleness_mean=stale / pushes if pushes else None, staleness_max=max(sums.staleness, default=None),
+            staleness=dict(sorted(sums.staleness.items())), bytes=costs.bytes,
+            bytes_per_second=costs.bytes / training_s if training_s > 0 else 0.0,
+            goodput=trained / costs.computed if costs.computed else 0.0, lost=sums.lost, restarts=rehearsal.restarts,
+            metrics=sums.metrics, reached_s=None if sums.reached_s is None else sums.reached_s - (sums.began_s or 0.0),
+            messages=costs.messages, wall_s=wall_s,
+        )  # fmt: skip
+
+
+def own_step_s(job: Job) -> float:
+    """Median seconds of a batch's gradient here and now, for a cluster that says no step time."""
+    size = job.task.batch_size
+    with _threads(job.plan.threads):
+        alone = private_job(job.plan, SingleProcess(), job.task, job.layout, job.directory, job.commanded_at)
+        host = own_host(alone, Node("replica", 0))
+        host.perform(UseWeights(0), 0.0)
+        times = []
+        for number in range(TIMED_STEPS):
+            start = number * size % max(1, job.task.examples - size + 1)
+            stop = min(start + size, job.task.examples)
+            event = host.perform(Compute(0, start, stop, 0, accumulate=False, local_step=False), 0.0)
+            assert isinstance(event, GradientComputed)
+            times.append(event.seconds)
+        host.perform(End("finished"), 0.0)
+    return statistics.median(times[1:])
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
