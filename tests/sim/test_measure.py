@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import squall
 from squall.cli import main
+from squall.cli_measure import _warn_if_busy
 from squall.errors import TaskError
 from squall.sim import measure as measuring
 from squall.sim.cluster import Cluster
@@ -169,6 +170,13 @@ def temporary() -> Iterator[Path]:
     """Where the command puts sockets: pytest's own folders have names too long for them."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
+
+
+def test_a_busy_machine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    _warn_if_busy(0.3, cores=2)
+    assert not capsys.readouterr().err
+    _warn_if_busy(1.7, cores=2)
+    assert "load 1.7 on 2 cores" in capsys.readouterr().err
 
 
 @contextmanager
