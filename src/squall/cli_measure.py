@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ def _measure(options: argparse.Namespace, local: object, commanded_at: float) ->
     loaded = load_task(options.file)
     strategy = loaded.strategies[0] if loaded.strategies else None
     sys.stderr.write(f"squall: measuring for about {options.seconds:g} s\n")
+    _warn_if_busy(os.getloadavg()[0], len(os.sched_getaffinity(0)))
     measured = measure(
         loaded.function, strategy, seconds=options.seconds, threads=options.threads, trace_file=trace_file
     )  # fmt: skip
@@ -52,6 +54,14 @@ def _measure(options: argparse.Namespace, local: object, commanded_at: float) ->
     if options.json:
         return 0, json.dumps(_document(measured, path, trace)) + "\n"
     return 0, _summary(measured, path, trace, options.file)
+
+
+def _warn_if_busy(load: float, cores: int) -> None:
+    if load > 0.25 * cores:
+        sys.stderr.write(
+            f"squall: warning: other programs are busy here (load {load:.1f} on {cores} cores), and get into the step"
+            " times and slowdowns: measure again when it is quiet\n"
+        )
 
 
 def _check_output(path: Path, trace: Path, force: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import re
@@ -80,6 +81,22 @@ def test_a_file_is_read_in_seconds_and_bytes(tmp_path: Path) -> None:
         failures={"replica": Failure(every_s=21600, repair_s=120)},
         preemptions=(Preemption(at_s=1800, machine="worker", count=2, for_s=600, every_s=3600),),
     )
+
+
+def test_the_example_of_the_docs_is_a_cluster_file(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
+    example = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert example is not None
+    cluster = load(example[1], tmp_path)
+    assert [(machine.name, machine.count) for machine in cluster.machines] == [("worker", 8), ("server", 1)]
+    assert cluster.preemptions[0].every_s == 7200
+    for key in (*_keys(Machine), *_keys(Link)):
+        assert f"| `{key}` |" in page, f"docs/cluster.md does not explain {key}"
+
+
+def _keys(kind: type) -> list[str]:
+    """As the file names a dataclass's fields."""
+    return [field.name.removesuffix("_s") for field in dataclasses.fields(kind)]
 
 
 def test_step_times_follow_from_the_first_machine(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 
 import squall
 from squall.cli import main
+from squall.cli_measure import _warn_if_busy
 from squall.errors import TaskError
 from squall.sim import measure as measuring
 from squall.sim.cluster import Cluster
@@ -26,15 +30,25 @@ from squall.sim.measure import measure, quantiles, running_counts, slowdowns, wr
 from tests.tasks import mean_square, regression
 
 FILE = """
-import os
-import squall
+import os, signal
+import squall, torch
 from tests.tasks import mean_square, regression
 
 STARTED = os.getpid()
 
+def stand_still(where):
+    if os.getpid() != STARTED and os.environ["STAND_STILL"] == where:
+        print(where, flush=True)
+        signal.pause()
+
+def optimizer(parameters):
+    stand_still("in a shard")
+    return torch.optim.SGD(parameters, lr=0.1)
+
+strategy = squall.Synchronous(replicas=2, optimizer=optimizer)
+
 def loss(model, batch):
-    if os.getpid() != STARTED:
-        print("computing", flush=True)
+    stand_still("in a step")
     return mean_square(model, batch)
 
 def task():
@@ -151,39 +165,59 @@ def test_an_older_output_stays(
     assert "there is no directory no" in capsys.readouterr().err
 
 
-def _command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Where the command puts sockets: pytest's own folders have names too long for them."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_a_busy_machine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    _warn_if_busy(0.3, cores=2)
+    assert not capsys.readouterr().err
+    _warn_if_busy(1.7, cores=2)
+    assert "load 1.7 on 2 cores" in capsys.readouterr().err
+
+
+@contextmanager
+def _command(folder: Path, temporary: Path, *arguments: str, stand_still: str = "") -> Iterator[subprocess.Popen[str]]:
     (folder / "measured.py").write_text(FILE)
-    (folder / "temporary").mkdir()
-    command = [sys.executable, "-m", "squall", "measure", str(folder / "measured.py"), *arguments]
-    return subprocess.Popen(
-        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "TMPDIR": str(folder / "temporary"), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    environment = {"TMPDIR": str(temporary), "STAND_STILL": stand_still, "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join(filter(None, sys.path))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "squall", "measure", "measured.py", *arguments], cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, **environment, "PYTHONPATH": path},
     )  # fmt: skip
+    with process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()  # else leaving the block would wait for it
+            raise
 
 
-def test_the_command_writes_what_simulate_reads(tmp_path: Path) -> None:
+def test_the_command_writes_what_simulate_reads(tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "cluster.toml").write_text("old")
-    with _command(tmp_path, "--seconds", "0.4", "--force", "--json") as process:
+    with _command(tmp_path, temporary, "--seconds", "0.4", "--force", "--json") as process:
         output, errors = process.communicate()
     assert process.returncode == 0, errors
     document = json.loads(output)
     assert document["cluster"] == "cluster.toml"
-    machine = Cluster.load(tmp_path / "cluster.toml").machines[0]
-    assert machine.step_s == document["step_s"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "__pycache__", "cluster.steps.txt", "cluster.toml", "measured.py", "temporary",
-    ][0 if (tmp_path / "__pycache__").exists() else 1 :]  # fmt: skip
-    assert not list((tmp_path / "temporary").iterdir())
+    assert Cluster.load(tmp_path / "cluster.toml").machines[0].step_s == document["step_s"]
+    assert {path.name for path in tmp_path.iterdir()} == {"cluster.steps.txt", "cluster.toml", "measured.py"}
+    assert not list(temporary.glob("squall*"))
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    with _command(tmp_path, "--seconds", "60") as process:
+@pytest.mark.parametrize("where", ["in a step", "in a shard"])
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, temporary: Path, where: str) -> None:
+    with _command(tmp_path, temporary, "--seconds", "0.4", stand_still=where) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "computing\n"
+        assert process.stdout.readline() == f"{where}\n"
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, errors = process.communicate()
     assert (process.returncode, errors.splitlines()[-1]) == (130, "squall: interrupted")
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
-    assert not list((tmp_path / "temporary").iterdir())
-    assert not list(tmp_path.glob("cluster*"))
+    assert not list(temporary.glob("squall*"))
+    assert [path.name for path in tmp_path.iterdir()] == ["measured.py"]

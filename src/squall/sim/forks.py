@@ -26,16 +26,20 @@ def forked(works: Sequence[Work]) -> Iterator[list[Line]]:
     lines: list[Line] = []
     try:
         for work in works:
-            mine, theirs = Pipe()
             sys.stdout.flush()
             sys.stderr.flush()
-            parent = os.getpid()
-            child = os.fork()
-            if child == 0:
-                _become(work, Line(theirs), parent)
-            children.append(child)
-            lines.append(Line(mine))
-            theirs.close()
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Python's hooks of a fork swallow it
+            try:
+                mine, theirs = Pipe()
+                parent = os.getpid()
+                child = os.fork()
+                if child == 0:
+                    _become(work, Line(theirs), parent, held)
+                children.append(child)
+                lines.append(Line(mine))
+                theirs.close()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held)
         yield lines
     finally:
         for child in children:
@@ -46,10 +50,11 @@ def forked(works: Sequence[Work]) -> Iterator[list[Line]]:
             line.connection.close()
 
 
-def _become(work: Work, line: Line, parent: int) -> None:
+def _become(work: Work, line: Line, parent: int, mask: set[int]) -> None:
     """Never returns into the parent's own code."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and ends its children
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         die_with_parent(parent)
         work(line)
     except BaseException:
