@@ -70,21 +70,25 @@ class Costs:
         self._recipe = recipe
         self._workload = workload
         self._chance = chance
-        self._blocks = recipe.blocks
+        self._between, self._within = cluster.between, cluster.within
+        self._fetched = [4 * count for count in workload.elements]  # bytes of an exchange with each shard
+        self._pushed = [count // recipe.blocks for count in self._fetched]
         self._whole = sum(workload.elements)
         self._steps: dict[int, float] = {}  # machine kind, by id -> step time
         self._work = [
-            kind.exchange_s(count // self._blocks) - kind.doorbell_s
+            kind.exchange_s(count // recipe.blocks) - kind.doorbell_s
             for kind, count in (
                 (placement.of(Node("shard", index)).kind, count) for index, count in enumerate(workload.elements)
             )
         ]
         self._prices: dict[type[Effect], Callable[[Node, Any, float], float]] = {
             Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
-            UseWeights: self._own_weights, PreparePush: self._own_weights, Keep: self._keep,
+            Keep: self._keep,
             AddPortions: self._add_portions, CalculateVectors: self._vectors, EvaluateModel: self._evaluate,
             WriteSnapshot: self._snapshot,
         }  # fmt: skip
+        if recipe.local is not None:
+            self._prices |= {UseWeights: self._own_weights, PreparePush: self._own_weights}
         self._last: dict[tuple[Node, Node], float] = {}  # link -> last arrival, where jitter could reorder
 
     # ------------------------------------------------------------ time of effects
@@ -107,7 +111,7 @@ class Costs:
         return self._at_shard(node, passes * self._work[node.index], begins)
 
     def _own_weights(self, node: Node, effect: Effect, begins: float) -> float:
-        return self._passes(node, 3, self._whole) if self._recipe.local is not None else 0.0
+        return self._passes(node, 3, self._whole)
 
     def _keep(self, node: Node, effect: Keep, begins: float) -> float:
         return self._passes(node, 2, self._whole)
@@ -159,16 +163,21 @@ class Costs:
     # ------------------------------------------------------------ messages
 
     def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
-        source, target = self.placement.of(sender), self.placement.of(effect.to)
-        size = self._payload_bytes(sender, effect)
+        seats = self.placement.seats
+        source = seats.get(sender) or self.placement.of(sender)
+        target = seats.get(effect.to) or self.placement.of(effect.to)
+        size = 0
+        if effect.payload is not None:
+            sizes = self._pushed if effect.payload.kind == "gradient" else self._fetched
+            size = sizes[sender.index if sender.role == "shard" else effect.to.index]
         self.messages += 1
         self.bytes += size
         if source is target:
-            link = self._cluster.within
-            at = now + (source.kind.doorbell_s / 2 if effect.to.role == "shard" or sender.role == "shard"
-                        else link.latency_s)  # fmt: skip
+            link = self._within
+            rings = sender.role == "shard" or effect.to.role == "shard"
+            at = now + (source.kind.doorbell_s / 2 if rings else link.latency_s)
         else:
-            link = self._cluster.between
+            link = self._between
             if link.loss and chance.random() < link.loss:
                 return ()
             at = self._transfer(source, target, size + CONTROL_BYTES, now) + link.latency_s
@@ -177,17 +186,9 @@ class Costs:
             at = self._last[sender, effect.to] = max(at, self._last.get((sender, effect.to), 0.0))
         return (at,)
 
-    def _payload_bytes(self, sender: Node, effect: Send | Transmit) -> int:
-        if effect.payload is None:
-            return 0
-        shard = sender if sender.role == "shard" else effect.to
-        elements = self._workload.elements[shard.index]
-        return 4 * (elements // self._blocks if effect.payload.kind == "gradient" else elements)
-
     def _transfer(self, source: Place, target: Place, size: int, now: float) -> float:
         """The bytes flow through both interfaces at once, as fast as the slowest of them and the link lets them."""
-        begins = max(now, source.sends_until)
-        source.sends_until = begins + size / source.kind.interface
-        received = max(begins, target.receives_until) + size / target.kind.interface
-        target.receives_until = received
-        return max(begins + size / min(source.kind.interface, self._cluster.between.bandwidth), received)
+        begins = now if now > source.sends_until else source.sends_until
+        source.sends_until = sent = begins + size / source.kind.interface
+        target.receives_until = received = max(begins, target.receives_until) + size / target.kind.interface
+        return max(sent, received, begins + size / self._between.bandwidth)

@@ -54,7 +54,7 @@ class Rehearsal:
 
     def run(self) -> None:
         while True:
-            self._world.run(until=lambda: self._repaired_s is not None)
+            self._world.run()
             if self._repaired_s is None:
                 return
             self.restarts += 1
@@ -92,6 +92,7 @@ class Rehearsal:
             if role in ("shard", "coordinator"):
                 again = world.now + self._absence_s(node, world.now)
                 self._repaired_s = max(again, self._repaired_s or 0.0)
+                world.ended = True
 
     def _absence_s(self, node: Node, now: float) -> float:
         """Until a process that is gone can be there again."""

@@ -6,12 +6,12 @@ no latency this is the inline driver; with fake hosts and faults it is the test 
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 from squall.protocol.core import (
@@ -81,12 +81,12 @@ class _Place:
 
     __slots__ = ("busy_until", "called", "clock", "end", "host", "inbox", "linked", "poll", "woken_at")
 
-    def __init__(self, linked: Linked | Direct, host: Host, clock: Clock | None) -> None:
+    def __init__(self, node: Node, linked: Linked | Direct, host: Host, clock: Clock | None) -> None:
         self.linked = linked
         self.host = host
         self.clock = clock  # None: the world's own
         self.busy_until = 0.0
-        self.poll = host.poll
+        self.poll = host.poll if node == COORDINATOR else None  # others hear nothing from outside
         self.inbox: deque[Event] = deque()  # what came while it was busy
         self.called = False  # a `_Free` is in the queue
         self.woken_at = math.inf  # the earliest `TimePassed` in the queue
@@ -105,6 +105,7 @@ class _Free(Event, frozen=True, gc=False):
 _FREE = _Free()
 _TIME_PASSED = TimePassed()
 _ARRIVALS = (FrameArrived, MessageArrived)
+_CALLS = (TimePassed, _Free)
 
 
 class World:
@@ -122,7 +123,7 @@ class World:
         now: float = 0.0,
     ) -> None:  # fmt: skip
         self.now = now
-        self.ended = False  # the coordinator has
+        self.ended = False  # the coordinator has, or somebody who watches wants no more
         self.places: dict[Node, _Place] = {}
         self.trace: Callable[[float, Node, Event | Effect], None] | None = None
         self._arrivals = (network or Network()).arrivals
@@ -137,7 +138,7 @@ class World:
         self._count = 0
 
     def add(self, node: Node, linked: Linked | Direct, host: Host) -> None:
-        self.places[node] = _Place(linked, host, self._clock(node))
+        self.places[node] = _Place(node, linked, host, self._clock(node))
         self.post(node, Started())
 
     def post(self, node: Node, event: Event, after_s: float = 0.0) -> None:
@@ -145,7 +146,7 @@ class World:
 
     def _put(self, at: float, node: Node, event: Event, first: bool = False) -> None:
         self._count += 1
-        heapq.heappush(self._queue, (at, -self._count if first else self._count, node, event))
+        heappush(self._queue, (at, -self._count if first else self._count, node, event))
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         """Do something to the world at a time of its clock."""
@@ -169,6 +170,9 @@ class World:
     def run(self, until: Callable[[], bool] | None = None, at_most: int | None = None) -> None:
         """Go on until the coordinator has ended, `until` holds, or `at_most` events are over."""
         handled = 0
+        if until is None and at_most is None:
+            while self._queue and not self.ended:
+                self.step()
         while self._queue and not self.ended and not (until is not None and until()):
             if at_most is not None and handled >= at_most:
                 return
@@ -176,10 +180,11 @@ class World:
             handled += 1
 
     def step(self) -> None:
-        """Take the next event."""
-        at, _, node, event = heapq.heappop(self._queue)
+        """Take the next event. Written in one piece: planning a cluster takes millions of these."""
+        at, _, node, event = heappop(self._queue)
         if at > self.now:
             self.now = at
+        now = self.now
         place = self.places.get(node)
         if place is None:
             if node in self._actions:
@@ -187,20 +192,29 @@ class World:
             return
         if place.end is not None and place.over:
             return
-        kind = type(event)
-        if self.now < place.busy_until or place.inbox or kind is TimePassed or kind is _Free:
+        if now < place.busy_until or place.inbox or type(event) in _CALLS:
             turn = self._turn(at, node, place, event)
             if turn is None:
                 return
             event = turn
-        self._handle(node, place, event)
-        if place.end is None:
+        trace = self.trace
+        if trace is not None:
+            trace(now, node, event)
+        for effect in place.linked.on(event, now if place.clock is None else place.clock.reads(now)):
+            if trace is not None:
+                trace(now, node, effect)
+            if type(effect) is Send or type(effect) is Transmit:  # most are
+                self._carry(node, place, effect)
+            else:
+                self._perform(node, place, effect)
+        if place.poll is not None and place.end is None:
             outside = place.poll()
             if outside is not None:
                 self.post(node, outside)
         if place.inbox and not place.called:
             self._call(node, place)
-        self._wake(node, place)
+        if place.linked.wake_at is not None:
+            self._wake(node, place)
 
     def _turn(self, at: float, node: Node, place: _Place, event: Event) -> Event | None:
         """What a node handles now that is or was busy, or was to be woken; None: nothing yet."""
@@ -235,30 +249,20 @@ class World:
     def _reads(self, place: _Place) -> float:
         return self.now if place.clock is None else place.clock.reads(self.now)
 
-    def _handle(self, node: Node, place: _Place, event: Event) -> None:
-        now, trace = self.now, self.trace
-        if trace is not None:
-            trace(now, node, event)
-        for effect in place.linked.on(event, now if place.clock is None else place.clock.reads(now)):
-            if trace is not None:
-                trace(now, node, effect)
-            if isinstance(effect, Send | Transmit):  # most are
-                self._carry(node, place, effect)
-            else:
-                self._perform(node, place, effect)
-
     def _carry(self, node: Node, place: _Place, effect: Send | Transmit) -> None:
         arrived: Event
-        if isinstance(effect, Send):
+        if type(effect) is Send:
             arrived, again = MessageArrived(node, effect.message), False
         else:
+            assert isinstance(effect, Transmit)
             arrived, again = FrameArrived(node, effect.frame), effect.again
         if effect.payload is not None and not again:
             place.host.attach(effect.payload)
             self._occupy(node, place, effect)
         leaves = place.busy_until if place.busy_until > self.now else self.now
         for at in self._arrivals(node, effect, leaves, self._chance):
-            self._put(at, effect.to, arrived)
+            self._count += 1
+            heappush(self._queue, (at, self._count, effect.to, arrived))
 
     def _perform(self, node: Node, place: _Place, effect: Effect) -> None:
         match effect:
@@ -268,8 +272,8 @@ class World:
                 self.ended |= node == COORDINATOR
             case StartMember(newcomer) if self._spawn is not None:
                 self._replace(newcomer, self._spawn_s(newcomer))
-            case Forget():
-                pass
+            case Forget(gone):
+                place.linked.forget(gone)
             case _:
                 self._occupy(node, place, effect)  # first: a host may want to know how long it takes
                 answer = place.host.perform(effect, self.now)
