@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -37,10 +38,15 @@ def samples_per_second(
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
         task = partial(_task, workload, evaluate=False, slow_ratio=slow_ratio)
         run = squall.fit(task, strategy, run_dir=Path(folder) / "run", settings=settings)
-        return _steady(run, seconds)
+        return steady(run)
 
 
-def _steady(run: squall.Run, seconds: float) -> float:
+def training_task(workload: Workload) -> Callable[[], squall.Task]:
+    """A workload to train, and nothing more."""
+    return partial(_task, workload, evaluate=False, slow_ratio=0.0)
+
+
+def steady(run: squall.Run) -> float:
     """Examples reported in (STEADY_AFTER_S, end], by the time between the first and last report, replica by replica."""
     reader = Reader(run.directory / "run.sqlite")
     rate = 0.0

@@ -58,8 +58,9 @@ class Costs:
     """The `duration` and the `Wire` of a `World` that is a cluster. Adds up what travels."""
 
     def __init__(
-        self, cluster: Cluster, recipe: Recipe, workload: Workload, placement: Placement, chance: random.Random
-    ) -> None:
+        self, cluster: Cluster, recipe: Recipe, workload: Workload, placement: Placement, chance: random.Random,
+        slow: float | None = None,
+    ) -> None:  # fmt: skip
         self.placement = placement
         self.last_s = 0.0  # duration of the effect asked for last
         self.bytes = 0  # sent from machine to machine, or put into shared memory
@@ -70,6 +71,7 @@ class Costs:
         self._recipe = recipe
         self._workload = workload
         self._chance = chance
+        self._slowest = 1 / slow if slow is not None else 1.0  # of the last replica, which sleeps after each step
         self._between, self._within = cluster.between, cluster.within
         self._fetched = [4 * count for count in workload.elements]  # bytes of an exchange with each shard
         self._pushed = [count // recipe.blocks for count in self._fetched]
@@ -99,7 +101,8 @@ class Costs:
         return seconds
 
     def _compute(self, node: Node, effect: Compute, begins: float) -> float:
-        return self._step(self.placement.of(node), effect, begins)
+        seconds = self._step(self.placement.of(node), effect, begins)
+        return seconds * self._slowest if node.index == self._recipe.replicas - 1 else seconds
 
     def _message(self, node: Node, effect: Send | Transmit, begins: float) -> float:
         if effect.payload is None or effect.payload.kind == "gradient":

@@ -70,7 +70,7 @@ def simulate(
             "none": nothing is computed, so thousands of replicas are simulated in seconds; there are no metrics.
         epochs, steps, until, seed: as of `fit`.
         run_dir: where to keep the run of real gradients; a new directory under runs/ by default.
-        settings: `seconds` (virtual), `evaluate_every_s`, `snapshot_every_s`; the rest does not count here.
+        settings: `seconds` (virtual), `evaluate_every_s`, `snapshot_every_s`, `slow`; the rest does not count here.
 
     Raises:
         ValueError: a setting, the task or the cluster is wrong; nothing was simulated.
@@ -126,7 +126,7 @@ class _Simulation:
         began = time.perf_counter()
         job, recipe = self._job, self._recipe
         placement = Placement(self._cluster, recipe)
-        costs = Costs(self._cluster, recipe, self._workload(), placement, random.Random(job.plan.seed))
+        costs = Costs(self._cluster, recipe, self._workload(), placement, random.Random(job.plan.seed), job.plan.slow)
         self._hollow = Hollow(costs)
         with _threads(job.plan.threads) if self._real else _no_collections():
             rehearsal = Rehearsal(lambda: self._members(costs), nodes(job), self._cluster, costs, job.plan.seed)

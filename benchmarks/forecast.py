@@ -1,0 +1,104 @@
+"""What the simulator says this machine will do, against what it then does: samples a second, and mean staleness.
+
+In every round the machine is measured as `squall measure` does, and then each setting is trained for some seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import squall
+from benchmarks.results import Section
+from benchmarks.squall_training import STEADY_AFTER_S, downpour, steady, training_task
+from benchmarks.workloads import Workload, speech_mlp
+from squall.record import Staleness
+from squall.report import Reader
+from squall.sim.cluster import Cluster
+from squall.sim.measure import measure as measure_machine
+from squall.sim.simulate import simulate
+
+SECONDS = 6.0
+SLOW = 0.25
+THROUGHPUT_WITHIN, STALENESS_WITHIN = 0.15, 0.20
+
+
+class Found(NamedTuple):
+    samples_s: float
+    staleness: float
+
+
+def measure(repeats: int = 3) -> Section:
+    print("forecast", flush=True)
+    workload = speech_mlp()
+    said: dict[str, list[Found]] = defaultdict(list)
+    done: dict[str, list[Found]] = defaultdict(list)
+    for _ in range(repeats):
+        cluster = measure_machine(training_task(workload), downpour(workload, 1), seconds=12).cluster
+        for name, (strategy, slow) in settings(workload).items():
+            said[name].append(predicted(workload, strategy, cluster, slow))
+            done[name].append(trained(workload, strategy, slow))
+            print(f"  {name}: {said[name][-1]} said, {done[name][-1]}", flush=True)
+    section = Section(
+        "Forecasts",
+        "The network of the throughput benchmark, as simulated on a cluster file that was measured just before, and as"
+        " it then ran. Ratio: simulated / real, the median of the rounds.",
+    )
+    for name in said:
+        _compare(section, f"{name}, samples/s", _of(said, name, 0), _of(done, name, 0), THROUGHPUT_WITHIN)
+        if statistics.median(_of(done, name, 1)) > 0:
+            _compare(section, f"{name}, mean staleness", _of(said, name, 1), _of(done, name, 1), STALENESS_WITHIN)
+    return section
+
+
+def settings(workload: Workload) -> dict[str, tuple[squall.Strategy, float | None]]:
+    """Name -> strategy, and the speed of its last replica where that is not the others'."""
+    found: dict[str, tuple[squall.Strategy, float | None]] = {
+        f"downpour, {n} replica{'s' * (n > 1)}": (downpour(workload, n), None) for n in (1, 2, 3, 4)
+    }
+    found["downpour, 2 replicas, one at a quarter of its speed"] = (downpour(workload, 2), SLOW)
+    found["downpour, 2 replicas, every 8 steps"] = (downpour(workload, 2, exchange_every=8), None)
+    optimizer = downpour(workload, 1).optimizer
+    found["synchronous, 2 replicas"] = (squall.Synchronous(replicas=2, optimizer=optimizer), None)
+    found["bounded delay 1, 3 replicas, one at a quarter of its speed"] = (
+        squall.BoundedDelay(replicas=3, optimizer=optimizer, max_delay=1), SLOW,
+    )  # fmt: skip
+    return found
+
+
+def predicted(workload: Workload, strategy: squall.Strategy, cluster: Cluster, slow: float | None) -> Found:
+    settings = squall.Settings(threads=1, seconds=3 * SECONDS, snapshot_every_s=None, slow=slow)
+    forecast = simulate(training_task(workload), strategy, cluster, gradients="none", settings=settings)
+    return Found(forecast.examples_per_second, forecast.staleness_mean or 0.0)
+
+
+def trained(workload: Workload, strategy: squall.Strategy, slow: float | None) -> Found:
+    settings = squall.Settings(
+        threads=1, seconds=SECONDS + STEADY_AFTER_S, snapshot_every_s=None, progress=False, slow=slow
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
+        run = squall.fit(training_task(workload), strategy, run_dir=Path(folder) / "run", settings=settings)
+        reader = Reader(run.directory / "run.sqlite")
+        rows = [row for row in reader.rows(Staleness) if row.time_s >= STEADY_AFTER_S]
+        reader.close()
+        pushes = sum(row.count for row in rows)
+        stale = sum(row.staleness * row.count for row in rows) / pushes if pushes else math.nan
+        return Found(steady(run), stale)
+
+
+def _of(found: dict[str, list[Found]], name: str, field: int) -> list[float]:
+    return [values[field] for values in found[name]]
+
+
+def _compare(section: Section, what: str, said: list[float], done: list[float], within: float) -> None:
+    ratio = statistics.median(a / b for a, b in zip(said, done))
+    figures = [f"{statistics.median(values):,.3g}" for values in (said, done)]
+    section.within(what, figures[0], f"real {figures[1]}", ratio, within)
+
+
+if __name__ == "__main__":
+    print(measure().markdown())
