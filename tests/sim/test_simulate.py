@@ -1,0 +1,283 @@
+"""Tasks on modelled clusters: what comes out where a pencil can say it, failures, and real gradients."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import squall
+from squall.plan import Settings
+from squall.protocol.core import Node
+from squall.report import Reader
+from squall.runtime.snapshot import Snapshots
+from squall.sim.cluster import Cluster, Failure, Link, Machine, Preemption
+from squall.sim.forecast import Forecast
+from squall.sim.jitter import LogNormal, Pareto
+from squall.sim.placement import Placement
+from squall.sim.simulate import simulate
+
+STEP_S = 0.01
+NO_SNAPSHOTS = Settings(snapshot_every_s=None)
+SERVERS = Machine(name="server", count=4, roles=("shard", "coordinator", "evaluator"), exchange=((1, 1e-9), (10, 1e-9)))
+
+
+def blobs(examples: int = 800) -> squall.Task:
+    """Two classes that a line can tell apart."""
+    chance = torch.Generator().manual_seed(3)
+    labels = torch.arange(examples) % 2
+    points = torch.randn(examples, 40, generator=chance) + 1.5 * (2.0 * labels[:, None] - 1)
+    data = TensorDataset(points, labels)
+    return squall.Task(
+        model=nn.Linear(40, 2), loss=lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]), train=data, validate=data,
+        batch_size=4, metrics={"accuracy": lambda m, b: (m(b[0]).argmax(1) == b[1]).float()},
+    )  # fmt: skip
+
+
+def untested() -> squall.Task:
+    return dataclasses.replace(blobs(), validate=None, metrics={})
+
+
+def workers(count: int, **changes: object) -> Cluster:
+    """Replicas on machines of their own, and servers that take no time."""
+    machine = Machine(name="worker", count=count, step_s=STEP_S, roles=("replica",), **changes)
+    return Cluster(machines=(machine, SERVERS), between=Link(latency_s=0.0))
+
+
+def hollow(strategy: squall.Strategy, cluster: Cluster, **arguments: object) -> Forecast:
+    arguments = {"epochs": 2, "settings": NO_SNAPSHOTS, **arguments}
+    return simulate(untested, strategy, cluster, gradients="none", **arguments)
+
+
+# ---------------------------------------------------------------- what a pencil can say
+
+
+@pytest.mark.parametrize("replicas", [1, 5])
+def test_without_any_cost_of_exchange_all_replicas_compute_all_the_time(replicas: int) -> None:
+    found = hollow(squall.Downpour(replicas=replicas, shards=2), workers(replicas))
+    assert found.examples == 1600
+    assert found.examples_per_second == pytest.approx(4 * replicas / STEP_S, rel=0.05)
+    assert found.idle < 0.05
+    assert found.staleness_mean == pytest.approx(replicas - 1, rel=0.1)
+    assert found.goodput == 1.0
+
+
+def test_latency_is_waited_for_twice_a_step_and_overlap_hides_it() -> None:
+    cluster = dataclasses.replace(workers(2), between=Link(latency_s=STEP_S / 4))
+    plain = hollow(squall.Downpour(replicas=2), cluster)
+    assert plain.examples_per_second == pytest.approx(2 * 4 / (1.5 * STEP_S), rel=0.05)
+    assert plain.idle == pytest.approx(1 / 3, abs=0.03)
+    assert hollow(squall.Downpour(replicas=2, overlap=True), cluster).idle < 0.05
+
+
+def test_an_interface_limits_what_all_replicas_get_through_it() -> None:
+    """Each exchange carries the vector in and out of the one server."""
+    vector_bytes = 4 * 96  # 82 numbers, each tensor's start aligned to 16
+    thin = dataclasses.replace(SERVERS, count=1, interface=20 * vector_bytes)  # bytes a second: 20 vectors each way
+    cluster = Cluster(machines=(workers(8).machines[0], thin), between=Link(latency_s=0.0))
+    found = hollow(squall.Downpour(replicas=8), cluster, epochs=1)
+    assert found.updates / found.training_s < 20
+    assert found.idle > 0.9
+    assert found.bytes_per_second < 2 * 20 * vector_bytes * 1.05
+
+
+def test_shards_work_off_pushes_one_after_another() -> None:
+    slow = dataclasses.replace(SERVERS, count=1, exchange=((1, 1e-9), (96, STEP_S)))
+    cluster = Cluster(machines=(workers(4).machines[0], slow), between=Link(latency_s=0.0))
+    found = hollow(squall.Downpour(replicas=4), cluster)
+    assert found.updates / found.training_s == pytest.approx(1 / STEP_S, rel=0.05)
+    assert found.shard_busy > 0.9
+
+
+def test_lock_step_waits_for_the_slowest_and_asynchrony_does_not() -> None:
+    fast, slow = (Machine(name=name, count=n, step_s=s, roles=("replica",)) for name, n, s in
+                  (("fast", 3, STEP_S), ("slow", 1, 4 * STEP_S)))  # fmt: skip
+    cluster = Cluster(machines=(fast, slow, SERVERS), between=Link(latency_s=0.0))
+    together = hollow(squall.Synchronous(replicas=4), cluster)
+    apart = hollow(squall.Downpour(replicas=4), cluster)
+    assert together.examples_per_second == pytest.approx(4 * 4 / (4 * STEP_S), rel=0.05)
+    assert apart.examples_per_second == pytest.approx(3.25 * 4 / STEP_S, rel=0.1)
+    assert together.idle == pytest.approx(9 / 16, abs=0.05)
+
+
+def test_cores_are_shared_and_slow_each_other() -> None:
+    crowd = Machine(name="box", cores=2, step_s=STEP_S, slowdown=(1.0, 1.5), exchange=((1, 1e-9), (10, 1e-9)))
+    rates = {n: hollow(squall.Downpour(replicas=n), Cluster(machines=(crowd,))).examples_per_second for n in (1, 2, 4)}
+    assert rates[1] == pytest.approx(4 / STEP_S, rel=0.05)
+    assert rates[2] == pytest.approx(2 * 4 / (1.5 * STEP_S), rel=0.05)
+    assert rates[4] == pytest.approx(rates[2], rel=0.1)
+
+
+def test_jitter_costs_lock_step_more_than_asynchrony() -> None:
+    for law in (LogNormal(0.5), Pareto(2.5)):
+        cluster = workers(8, jitter=law)
+        together, apart = (hollow(kind(replicas=8), cluster) for kind in (squall.Synchronous, squall.Downpour))
+        assert together.examples_per_second < 0.8 * apart.examples_per_second
+
+
+def test_a_slowed_replica_takes_less_of_the_work() -> None:
+    found = hollow(squall.Downpour(replicas=2), workers(2), settings=Settings(snapshot_every_s=None, slow=0.25))
+    assert found.examples_per_second == pytest.approx(1.25 * 4 / STEP_S, rel=0.1)
+
+
+# ---------------------------------------------------------------- placement
+
+
+def test_replicas_are_spread_over_cores_and_shards_over_what_is_left() -> None:
+    cluster = Cluster(machines=(Machine(name="big", cores=4), Machine(name="small", count=2, cores=1)))
+    placement = Placement(cluster, squall.Downpour(replicas=6, shards=2).recipe())
+    replicas = [placement.of(Node("replica", index)).kind.name for index in range(6)]
+    assert replicas.count("big") == 4
+    assert replicas.count("small") == 2
+    assert placement.of(Node("replica", 1, 3)) is placement.of(Node("replica", 1))
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_lost_replicas_are_replaced_and_all_is_trained() -> None:
+    cluster = dataclasses.replace(workers(4), failures={"replica": Failure(every_s=3.0, repair_s=0.5)})
+    found = hollow(squall.Downpour(replicas=4), cluster, epochs=10)
+    assert found.status == "finished"
+    assert found.examples == 8000
+    assert found.lost > 3
+    assert found.restarts == 0
+    calm = hollow(squall.Downpour(replicas=4), workers(4), epochs=10)
+    assert found.examples_per_second < calm.examples_per_second
+
+
+def test_a_lost_shard_costs_what_was_trained_since_the_last_snapshot() -> None:
+    cluster = dataclasses.replace(workers(2), failures={"shard": Failure(every_s=4.0, repair_s=1.0)})
+    found = hollow(squall.Downpour(replicas=2), cluster, epochs=10, settings=Settings(snapshot_every_s=0.5))
+    assert found.status == "finished"
+    assert found.examples == 8000
+    assert found.restarts > 0
+    assert 0.5 < found.goodput < 1.0
+    often = hollow(squall.Downpour(replicas=2), cluster, epochs=10, settings=Settings(snapshot_every_s=0.1))
+    assert often.goodput > found.goodput
+
+
+def test_the_coordinator_may_be_lost_as_well() -> None:
+    cluster = dataclasses.replace(workers(2), failures={"coordinator": Failure(every_s=3.0, repair_s=0.2)})
+    found = hollow(squall.Downpour(replicas=2), cluster, epochs=5, settings=Settings(snapshot_every_s=0.5))
+    assert (found.status, found.examples) == ("finished", 4000)
+    assert found.restarts > 0
+
+
+def test_machines_that_are_taken_away_come_back() -> None:
+    gone = Preemption(at_s=0.5, machine="worker", count=3, for_s=2.0)
+    found = hollow(squall.Downpour(replicas=4), dataclasses.replace(workers(4), preemptions=(gone,)), epochs=10)
+    assert (found.status, found.lost, found.examples) == ("finished", 3, 8000)
+    calm = hollow(squall.Downpour(replicas=4), workers(4), epochs=10)
+    assert found.training_s == pytest.approx(calm.training_s + 2.0 * 3 / 4, rel=0.2)
+
+
+def test_lost_frames_are_sent_again() -> None:
+    cluster = dataclasses.replace(workers(3), between=Link(latency_s=1e-4, jitter_s=1e-4, loss=0.02))
+    found = hollow(squall.Downpour(replicas=3, shards=2), cluster)
+    assert (found.status, found.examples) == ("finished", 1600)
+    clean = hollow(squall.Downpour(replicas=3, shards=2), workers(3))
+    assert found.training_s > clean.training_s
+
+
+# ---------------------------------------------------------------- real gradients
+
+
+def test_real_gradients_give_accuracy_over_virtual_time_and_a_run(tmp_path: Path) -> None:
+    strategy = squall.Downpour(replicas=30, shards=3, optimizer=partial(torch.optim.SGD, lr=0.01))
+    found = simulate(
+        blobs, strategy, workers(30), until="accuracy=0.97", epochs=20, run_dir=tmp_path / "run", settings=NO_SNAPSHOTS
+    )
+    assert found.status == "finished"
+    assert found.metrics["accuracy"] >= 0.97
+    assert found.reached_s is not None
+    assert found.reached_s <= found.training_s
+    reader = Reader(tmp_path / "run" / "run.sqlite")
+    summary = squall.Run(tmp_path / "run").summary()
+    assert summary.training_s == pytest.approx(found.training_s)
+    assert summary.examples == found.examples
+    reader.close()
+    assert (tmp_path / "run" / "report.html").exists()
+    model = squall.Run(tmp_path / "run", blobs).model
+    task = blobs()
+    batch = task.train[:]  # type: ignore[index]
+    assert task.metrics["accuracy"](model, batch).mean().item() >= 0.97
+
+
+def test_a_lost_shard_of_real_numbers_goes_on_from_the_snapshot(tmp_path: Path) -> None:
+    cluster = dataclasses.replace(workers(2), failures={"shard": Failure(every_s=1.0, repair_s=0.1)})
+    found = simulate(
+        blobs, squall.Downpour(replicas=2), cluster, epochs=2, run_dir=tmp_path / "run",
+        settings=Settings(snapshot_every_s=0.2),
+    )  # fmt: skip
+    assert (found.status, found.examples) == ("finished", 1600)
+    assert found.restarts > 0
+    assert squall.Run(tmp_path / "run").summary().examples == 1600
+    assert max(Snapshots(tmp_path / "run").numbers()) > 2
+
+
+def test_both_kinds_of_gradients_take_the_same_virtual_time(tmp_path: Path) -> None:
+    cluster = workers(3, jitter=LogNormal(0.3))
+    real = simulate(
+        untested, squall.Downpour(replicas=3), cluster, epochs=1, run_dir=tmp_path / "run", settings=NO_SNAPSHOTS
+    )
+    none = hollow(squall.Downpour(replicas=3), cluster, epochs=1)
+    assert (none.training_s, none.staleness, none.bytes) == (real.training_s, real.staleness, real.bytes)
+
+
+# ---------------------------------------------------------------- one seed, one forecast
+
+_HASH = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_simulate import forecast_of
+print(forecast_of(5))
+"""
+
+
+def forecast_of(seed: int) -> str:
+    cluster = dataclasses.replace(
+        workers(4, jitter=Pareto(2.0)), between=Link(latency_s=1e-3, jitter_s=1e-3, loss=0.01),
+        failures={"replica": Failure(every_s=2.0, repair_s=0.1)},
+    )  # fmt: skip
+    found = hollow(squall.Downpour(replicas=4, shards=2), cluster, seed=seed)
+    return json.dumps(dataclasses.replace(found, wall_s=0.0).to_json_dict(), sort_keys=True)
+
+
+def test_a_seed_gives_one_forecast_whatever_the_interpreters_hash_seed() -> None:
+    assert forecast_of(5) != forecast_of(6)
+    here = str(Path(__file__).parent)
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        run = [sys.executable, "-c", _HASH, here]
+        told = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
+        assert told.strip() == forecast_of(5)
+
+
+# ---------------------------------------------------------------- wrong input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"gradients": "some"}, "use one of real, none"),
+        ({"gradients": "none", "until": "accuracy=0.9"}, "use gradients='real'"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(arguments: dict[str, str], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        simulate(blobs, squall.Downpour(), workers(2), **arguments)
+
+
+def test_methods_that_need_numbers_and_those_without_exchanges_are_refused() -> None:
+    with pytest.raises(ValueError, match="use gradients='real'"):
+        hollow(squall.Sandblaster(replicas=2), workers(2))
+    with pytest.raises(ValueError, match="nothing to simulate"):
+        hollow(squall.SingleProcess(), workers(2))
