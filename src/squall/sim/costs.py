@@ -105,7 +105,8 @@ class Costs:
         return seconds * self._slowest if node.index == self._recipe.replicas - 1 else seconds
 
     def _message(self, node: Node, effect: Send | Transmit, begins: float) -> float:
-        if effect.payload is None or effect.payload.kind == "gradient":
+        assert effect.payload is not None
+        if effect.payload.kind == "gradient":
             return 0.0  # it lies in the buffer already
         return self._at_shard(node, (1 - UPDATE_SHARE) * self._work[node.index], begins)
 
@@ -140,7 +141,7 @@ class Costs:
         seconds = part * self._step_s(place) * place.kind.jitter.draw(self._chance)
         if self._recipe.local is not None:  # an optimizer step on the whole vector
             seconds += UPDATE_SHARE * (place.kind.exchange_s(self._whole) - place.kind.doorbell_s)
-        return self._run(place, seconds, begins)
+        return place.occupy(begins, seconds)
 
     def _step_s(self, place: Place) -> float:
         found = self._steps.get(id(place.kind))
@@ -149,15 +150,8 @@ class Costs:
         return found
 
     def _at_shard(self, node: Node, seconds: float, begins: float) -> float:
-        if node.role != "shard" or seconds == 0:
-            return 0.0
-        seconds = self._run(self.placement.of(node), seconds, begins)
+        seconds = self.placement.of(node).occupy(begins, seconds)
         self.busy_s += seconds
-        return seconds
-
-    def _run(self, place: Place, seconds: float, begins: float) -> float:
-        seconds *= place.kind.slowdown_of(place.running(begins))
-        place.run(begins + seconds)
         return seconds
 
     def _passes(self, node: Node, passes: int, elements: int) -> float:
@@ -193,5 +187,8 @@ class Costs:
         """The bytes flow through both interfaces at once, as fast as the slowest of them and the link lets them."""
         begins = now if now > source.sends_until else source.sends_until
         source.sends_until = sent = begins + size / source.kind.interface
-        target.receives_until = received = max(begins, target.receives_until) + size / target.kind.interface
-        return max(sent, received, begins + size / self._between.bandwidth)
+        free = begins if begins > target.receives_until else target.receives_until
+        target.receives_until = received = free + size / target.kind.interface
+        arrived = sent if sent > received else received
+        alone = begins + size / self._between.bandwidth
+        return alone if alone > arrived else arrived

@@ -21,14 +21,15 @@ class Place:
         self.sends_until = self.receives_until = 0.0  # its interface is full
         self._running: list[float] = []  # when the computations on it end, a heap
 
-    def running(self, now: float) -> int:
-        """Computations that are under way, the one that asks included."""
-        while self._running and self._running[0] <= now:
-            heapq.heappop(self._running)
-        return len(self._running) + 1
-
-    def run(self, until: float) -> None:
-        heapq.heappush(self._running, until)
+    def occupy(self, begins: float, seconds: float) -> float:
+        """How long a computation takes that would take so many seconds alone."""
+        running = self._running
+        while running and running[0] <= begins:
+            heapq.heappop(running)
+        if running or self.kind.slowdown:
+            seconds *= self.kind.slowdown_of(len(running) + 1)
+        heapq.heappush(running, begins + seconds)
+        return seconds
 
 
 class Placement:

@@ -106,6 +106,7 @@ _FREE = _Free()
 _TIME_PASSED = TimePassed()
 _ARRIVALS = (FrameArrived, MessageArrived)
 _CALLS = (TimePassed, _Free)
+_WORLDLY = (End, StartMember, Forget)
 
 
 class World:
@@ -265,6 +266,16 @@ class World:
             heappush(self._queue, (at, self._count, effect.to, arrived))
 
     def _perform(self, node: Node, place: _Place, effect: Effect) -> None:
+        if type(effect) in _WORLDLY:
+            self._change(node, place, effect)
+            return
+        self._occupy(node, place, effect)  # first: a host may want to know how long it takes
+        answer = place.host.perform(effect, self.now)
+        if answer is not None:
+            self._put(place.busy_until, node, answer)
+
+    def _change(self, node: Node, place: _Place, effect: Effect) -> None:
+        """An effect on who there is."""
         match effect:
             case End():
                 place.host.perform(effect, self.now)
@@ -272,13 +283,10 @@ class World:
                 self.ended |= node == COORDINATOR
             case StartMember(newcomer) if self._spawn is not None:
                 self._replace(newcomer, self._spawn_s(newcomer))
+            case StartMember():
+                place.host.perform(effect, self.now)
             case Forget(gone):
                 place.linked.forget(gone)
-            case _:
-                self._occupy(node, place, effect)  # first: a host may want to know how long it takes
-                answer = place.host.perform(effect, self.now)
-                if answer is not None:
-                    self._put(place.busy_until, node, answer)
 
     def _replace(self, newcomer: Node, after_s: float) -> None:
         spawn = self._spawn
