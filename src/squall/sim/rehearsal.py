@@ -20,6 +20,7 @@ from squall.sim.placement import Place
 from squall.sim.world import World
 
 NOTICED_AFTER_S = 1.0  # until the coordinator knows that a process on another machine is gone
+WATCHED_EVENTS = 1000
 
 Member = Callable[[Node], tuple[Linked | Direct, Host]]
 
@@ -52,9 +53,12 @@ class Rehearsal:
     def now(self) -> float:
         return self._world.now
 
-    def run(self) -> None:
+    def run(self, watch: Callable[[float], None] = lambda now: None) -> None:
+        """`watch` is told the virtual time now and then."""
         while True:
-            self._world.run()
+            while self._world.lively:
+                self._world.run(at_most=WATCHED_EVENTS)
+                watch(self._world.now)
             if self._repaired_s is None:
                 return
             self.restarts += 1

@@ -7,7 +7,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -22,6 +22,7 @@ from squall.protocol.link import Linked
 from squall.run import Code, Run, TaskFunction, hold, new_directory, write_plan
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.driver import Host
+from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, private_job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.recorder import CoordinatorHost
@@ -56,6 +57,7 @@ def simulate(
     seed: int = 0,
     run_dir: str | Path | None = None,
     settings: Settings | None = None,
+    watch: Callable[[float], None] = lambda now: None,
 ) -> Forecast:
     """Run a task with a strategy on a modelled cluster, under a virtual clock.
 
@@ -71,6 +73,10 @@ def simulate(
         epochs, steps, until, seed: as of `fit`.
         run_dir: where to keep the run of real gradients; a new directory under runs/ by default.
         settings: `seconds` (virtual), `evaluate_every_s`, `snapshot_every_s`, `slow`; the rest does not count here.
+        watch: told the virtual time now and then.
+
+    Returns:
+        What came of it; with the status "interrupted" after Ctrl-C during a run of real gradients.
 
     Raises:
         ValueError: a setting, the task or the cluster is wrong; nothing was simulated.
@@ -91,12 +97,12 @@ def simulate(
     built = check_task(task())
     layout = check_together(plan, strategy, built)
     if not real:
-        return _Simulation(_numberless(plan, strategy, built, layout), cluster, real=False).run()
+        return _Simulation(_numberless(plan, strategy, built, layout), cluster, real=False).run(watch)
     path = new_directory(run_dir)
     with hold(path):
         write_plan(path, Code(task=task, strategy=strategy, settings=settings, plan=plan))
         job = private_job(plan, strategy, built, layout, path, time.time())
-        forecast = _Simulation(job, cluster, real=True).run()
+        forecast = _Simulation(job, cluster, real=True).run(watch)
         finish_report(Run(path, task))
     return dataclasses.replace(forecast, run_directory=str(path))
 
@@ -119,18 +125,19 @@ class _Simulation:
         self._sums = Sums()
         # Links repair what a wire does. Where it does nothing, they would only cost time.
         self._linked = any(link.loss for link in (cluster.between, cluster.within))
+        self._channel = LoneChannel()
         self._hollow: Hollow | None = None
         self._coordinator: Coordinator | None = None  # of the newest start
 
-    def run(self) -> Forecast:
+    def run(self, watch: Callable[[float], None]) -> Forecast:
         began = time.perf_counter()
         job, recipe = self._job, self._recipe
         placement = Placement(self._cluster, recipe)
         costs = Costs(self._cluster, recipe, self._workload(), placement, random.Random(job.plan.seed), job.plan.slow)
         self._hollow = Hollow(costs)
-        with _threads(job.plan.threads) if self._real else _no_collections():
+        with _calm(job, self._channel) if self._real else _no_collections():
             rehearsal = Rehearsal(lambda: self._members(costs), nodes(job), self._cluster, costs, job.plan.seed)
-            rehearsal.run()
+            rehearsal.run(watch)
         return self._forecast(rehearsal, costs, time.perf_counter() - began)
 
     def _workload(self) -> Workload:
@@ -171,7 +178,7 @@ class _Simulation:
 
     def _host(self, job: Job, node: Node, costs: Costs) -> Host:
         if node == COORDINATOR:
-            return Watch(self._sums, CoordinatorHost(job, LoneChannel()) if self._real else None)
+            return Watch(self._sums, CoordinatorHost(job, self._channel) if self._real else None)
         if not self._real:
             assert self._hollow is not None
             return self._hollow
@@ -221,6 +228,13 @@ def own_step_s(job: Job) -> float:
             times.append(event.seconds)
         host.perform(End("finished"), 0.0)
     return statistics.median(times[1:])
+
+
+@contextmanager
+def _calm(job: Job, channel: LoneChannel) -> Iterator[None]:
+    """As many threads as a replica has; Ctrl-C asks for a snapshot and an orderly end."""
+    with _threads(job.plan.threads), collected_interrupts() as channel.interrupts:
+        yield
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 from squall.protocol.core import (
@@ -170,15 +171,15 @@ class World:
 
     def run(self, until: Callable[[], bool] | None = None, at_most: int | None = None) -> None:
         """Go on until the coordinator has ended, `until` holds, or `at_most` events are over."""
-        handled = 0
-        if until is None and at_most is None:
-            while self._queue and not self.ended:
-                self.step()
-        while self._queue and not self.ended and not (until is not None and until()):
-            if at_most is not None and handled >= at_most:
+        for _ in repeat(None) if at_most is None else repeat(None, at_most):
+            if not self._queue or self.ended or (until is not None and until()):
                 return
             self.step()
-            handled += 1
+
+    @property
+    def lively(self) -> bool:
+        """Something will happen yet."""
+        return bool(self._queue) and not self.ended
 
     def step(self) -> None:
         """Take the next event. Written in one piece: planning a cluster takes millions of these."""

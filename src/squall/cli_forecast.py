@@ -1,0 +1,81 @@
+"""`squall simulate FILE --cluster ...`: what it is asked, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from squall.report.words import clock
+
+SHOWN_EVERY_S = 1.0
+
+
+def add_cluster_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Those of a simulation of a user's task. The strategies' flags need torch."""
+    from squall.cli_options import add_strategy_flags
+
+    parser.add_argument("--cluster", metavar="FILE", help="a cluster.toml; `squall measure` writes one of this machine")
+    parser.add_argument(
+        "--gradients", choices=("real", "none"), default="real",
+        help="compute them, for accuracy over virtual time, or only plan with their cost (default: real)",
+    )  # fmt: skip
+    add_strategy_flags(parser, arguments)
+    parser.add_argument("--epochs", type=int, help="end after so many passes over the training data")
+    parser.add_argument("--steps", type=int, help="end after so many batches, over all replicas")
+    parser.add_argument("--until", metavar="METRIC=VALUE", help="end when a metric is reached, such as accuracy=0.97")
+    parser.add_argument("--seconds", type=float, help="end after so much virtual training time")
+    parser.add_argument("--seed", type=int, default=0, help="of the run, and of all chance (default: 0)")
+    parser.add_argument("--slow", type=float, metavar="0.1", help="let the last replica run at a fraction of its speed")
+    parser.add_argument("--evaluate-every-s", type=float, help="virtual seconds between evaluations")
+    parser.add_argument(
+        "--snapshot-every-s", type=float, default=60.0, help="virtual seconds between snapshots (default: 60)"
+    )
+    parser.add_argument("--run-dir", help="directory of the run of real gradients (default: the next under runs/)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
+
+
+def simulate_file(options: argparse.Namespace) -> tuple[int, str]:
+    """The exit status, and what belongs on stdout."""
+    if options.cluster is None:
+        raise ValueError(f"name the cluster: --cluster cluster.toml; `squall measure {options.file}` writes one")
+    from squall.cli_options import build_strategy
+    from squall.cli_task import load_task
+    from squall.plan import Settings
+    from squall.sim.cluster import Cluster
+    from squall.sim.simulate import simulate
+
+    cluster = Cluster.load(options.cluster)
+    loaded = load_task(options.file)
+    limited = any(x is not None for x in (options.epochs, options.steps, options.until, options.seconds))
+    settings = Settings(
+        seconds=options.seconds, evaluate_every_s=options.evaluate_every_s, snapshot_every_s=options.snapshot_every_s,
+        slow=options.slow,
+    )  # fmt: skip
+    found = simulate(
+        loaded.function, build_strategy(options, loaded.strategies), cluster, gradients=options.gradients,
+        epochs=options.epochs if limited else loaded.epochs, steps=options.steps, until=options.until,
+        seed=options.seed, run_dir=options.run_dir, settings=settings, watch=_shown(options.json),
+    )  # fmt: skip
+    status = {"finished": 0, "interrupted": 130}.get(found.status, 1)
+    if options.json:
+        return status, json.dumps(found.to_json_dict()) + "\n"
+    report = f" report          {found.run_directory}/report.html\n" if found.run_directory else ""
+    return status, f"{found}\n{report}"
+
+
+def _shown(quiet: bool) -> Callable[[float], None]:
+    """Keeps one line of a terminal up to date with the virtual time."""
+    next_s = time.monotonic() + SHOWN_EVERY_S
+    wanted = sys.stderr.isatty() and not quiet
+
+    def watch(now: float) -> None:
+        nonlocal next_s
+        if wanted and time.monotonic() >= next_s:
+            next_s = time.monotonic() + SHOWN_EVERY_S
+            sys.stderr.write(f"\rsquall: virtual time {clock(now)} \r")
+            sys.stderr.flush()
+
+    return watch
