@@ -1,0 +1,168 @@
+"""What a seed decides: a strategy, a small run of it, and the faults that it meets. All of it is plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from squall.sim.faults import Cut, Fault, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
+from squall.sim.world import Network
+from squall.strategies import (
+    AsynchronousSGD,
+    Averaging,
+    BoundedDelay,
+    DelayedProximal,
+    DiLoCo,
+    Downpour,
+    ElasticAveraging,
+    Recipe,
+    Sandblaster,
+    Strategy,
+    Synchronous,
+)
+
+Make = Callable[[int, int], Strategy]
+
+# Of replicas and shards. Every strategy but `SingleProcess`, which sends no messages, in every form that its machines
+# tell apart.
+STRATEGIES: dict[str, Make] = {
+    "downpour": lambda n, k: Downpour(replicas=n, shards=k),
+    "downpour, push 4, fetch 2": lambda n, k: Downpour(replicas=n, shards=k, push_every=4, fetch_every=2),
+    "downpour, push 1, fetch 3": lambda n, k: Downpour(replicas=n, shards=k, push_every=1, fetch_every=3),
+    "downpour, overlap": lambda n, k: Downpour(replicas=n, shards=k, overlap=True),
+    "downpour, warm start": lambda n, k: Downpour(replicas=n, shards=k, warm_start=8),
+    "downpour, overlap, push 2": lambda n, k: Downpour(replicas=n, shards=k, overlap=True, push_every=2),
+    "bounded delay 0": lambda n, k: BoundedDelay(replicas=n, shards=k, max_delay=0),
+    "bounded delay 1": lambda n, k: BoundedDelay(replicas=n, shards=k, max_delay=1),
+    "bounded delay 1, overlap": lambda n, k: BoundedDelay(replicas=n, shards=k, max_delay=1, overlap=True),
+    "stale synchronous": lambda n, k: BoundedDelay(replicas=n, shards=k, max_delay=2, exchange_every=2),
+    "scaled": lambda n, k: AsynchronousSGD(replicas=n, shards=k, staleness="scale"),
+    "compensated": lambda n, k: AsynchronousSGD(replicas=n, shards=k, staleness="compensate", max_delay=2),
+    "delayed proximal": lambda n, k: DelayedProximal(replicas=n, shards=k, blocks=2, max_delay=1),
+    "synchronous": lambda n, k: Synchronous(replicas=n, shards=k),
+    "backup, drop": lambda n, k: Synchronous(replicas=n, backup=n // 2),
+    "backup, fold": lambda n, k: Synchronous(replicas=n, backup=n // 2, late="fold"),
+    "averaging": lambda n, k: Averaging(replicas=n, shards=k, every=2),
+    "elastic averaging": lambda n, k: ElasticAveraging(replicas=n, shards=k, every=2),
+    "diloco": lambda n, k: DiLoCo(replicas=n, shards=k, inner_steps=2),
+    "asynchronous diloco": lambda n, k: DiLoCo(replicas=n, shards=k, inner_steps=2, form="asynchronous"),
+    "matched diloco": lambda n, k: DiLoCo(replicas=n, shards=k, inner_steps=3, form="asynchronous", matched=True),
+    "decoupled diloco": lambda n, k: DiLoCo(replicas=n, inner_steps=2, form="decoupled"),
+    "sandblaster": lambda n, k: Sandblaster(replicas=n, shards=k, push_every=2),
+    "sandblaster, sampled": lambda n, k: Sandblaster(replicas=n, shards=k, batch=20, push_every=1),
+}
+FAULTS_AT_MOST = 6
+ROLES = ("coordinator", "shard", "replica", "evaluator")
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """A run and its faults. `dataclasses.replace` makes a smaller one of it."""
+
+    seed: int
+    strategy: str  # of STRATEGIES
+    replicas: int
+    shards: int
+    examples: int
+    batch_size: int
+    epochs: int
+    network: Network  # in good weather
+    paces: tuple[float, ...]  # seconds that a batch takes, by slot
+    notice_s: float  # until the coordinator hears that a process died
+    snapshot_every_s: float | None
+    evaluate: bool
+    faults: tuple[Fault, ...]
+
+    @property
+    def recipe(self) -> Recipe:
+        return _recipe(self.strategy, self.replicas, self.shards)
+
+    def __str__(self) -> str:
+        lines = [
+            f"world {self.seed}: {self.strategy}, {self.replicas} replicas, {self.recipe.shards} shards,"
+            f" {self.epochs} epochs of {self.examples} examples in batches of {self.batch_size}",
+            *(f"  fault {i}, event {fault.at:4d}: {fault}" for i, fault in enumerate(self.faults)),
+        ]
+        return "\n".join(lines)
+
+
+@cache
+def _recipe(strategy: str, replicas: int, shards: int) -> Recipe:
+    return STRATEGIES[strategy](replicas, shards).recipe()
+
+
+def chaos(seed: int) -> Chaos:
+    """World number `seed`: the strategies take turns, all else is chance."""
+    chance = random.Random(seed)
+    names = list(STRATEGIES)
+    strategy = names[seed % len(names)]
+    replicas, shards = chance.choice((1, 2, 2, 3, 3, 4)), chance.choice((1, 2, 2, 3))
+    batch_size, batches, epochs = 4, chance.randint(3, 8), chance.choice((1, 2, 2, 3))
+    examples = batches * batch_size - chance.randrange(batch_size)
+    if strategy == "sandblaster, sampled":
+        examples += 20
+    slow = chance.choice((1.0, 1.0, 3.0, 8.0))
+    paces = tuple(0.01 * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
+    events = 40 + 4 * batches * epochs * (shards + 2)  # about as many as the run will have
+    return Chaos(
+        seed, strategy, replicas, shards, examples, batch_size, epochs,
+        network=Network(latency_s=0.001, jitter_s=chance.choice((0.0, 0.001, 0.004))),
+        paces=paces, notice_s=chance.choice((0.0, 0.002, 0.02)),
+        snapshot_every_s=chance.choice((None, 0.02, 0.05)), evaluate=chance.random() < 0.7,
+        faults=_faults(chance, events, replicas, shards),
+    )  # fmt: skip
+
+
+def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> tuple[Fault, ...]:
+    parts = [
+        Part("coordinator"), *(Part("shard", i) for i in range(shards)), *(Part("replica", i) for i in range(replicas)),
+        Part("evaluator"),
+    ]  # fmt: skip
+    found = [_fault(chance, events, parts) for _ in range(chance.randint(0, FAULTS_AT_MOST))]
+    return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _fault(chance: random.Random, events: int, parts: list[Part]) -> Fault:
+    at = chance.randrange(events)
+    mortal = [part for part in parts if part.role in ("replica", "evaluator")]
+    match chance.randrange(12):
+        case 0 | 1:
+            loss, duplication = chance.choice((0.0, 0.05, 0.3)), chance.choice((0.0, 0.1, 0.5))
+            return Weather(at, chance.uniform(0.05, 2.0), loss, duplication, chance.choice((0.001, 0.02, 0.2)))
+        case 2 | 3:
+            sender, receiver = chance.sample(parts, 2)
+            return Cut(at, chance.uniform(0.01, 2.0), sender, receiver, chance.random() < 0.5)
+        case 4:
+            return Pause(at, chance.choice((0.01, 0.1, 1.5)) * chance.uniform(0.5, 1.0), chance.choice(parts))
+        case 5 | 6 | 7:
+            return Kill(at, chance.choice(mortal), chance.choice((0.0, 0.003, 0.05)))
+        case 8:
+            return Kill(at, chance.choice(parts), chance.choice((0.0, 0.05)))
+        case 9:
+            return Skew(chance.choice(parts), chance.choice((0.5, 0.9, 1.1, 2.0)), chance.uniform(0.0, 1000.0))
+        case 10:
+            return chance.choice((Spoil(at), FullDisk(at)))
+    return Stop(at)
+
+
+def smaller(world: Chaos) -> list[Chaos]:
+    """Worlds with one thing less, the faults first."""
+    found = [
+        dataclasses.replace(world, faults=world.faults[:i] + world.faults[i + 1 :]) for i in range(len(world.faults))
+    ]
+    if world.epochs > 1:
+        found.append(dataclasses.replace(world, epochs=world.epochs - 1))
+    if world.examples > 2 * world.batch_size and world.strategy != "sandblaster, sampled":
+        found.append(dataclasses.replace(world, examples=world.examples - world.batch_size))
+    if world.replicas > 1:
+        found.append(dataclasses.replace(world, replicas=world.replicas - 1))
+    if world.shards > 1:
+        found.append(dataclasses.replace(world, shards=world.shards - 1))
+    if world.evaluate:
+        found.append(dataclasses.replace(world, evaluate=False))
+    if world.snapshot_every_s is not None:
+        found.append(dataclasses.replace(world, snapshot_every_s=None))
+    return found

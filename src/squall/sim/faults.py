@@ -1,0 +1,167 @@
+"""What can go wrong in a world, as small values: a world's faults are a list, so that one can be left out.
+
+A fault comes before the world's event number `at`, counted over all lives of the run, and heals by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from squall.protocol.core import Node, Transmit
+from squall.sim.world import Network
+
+
+class Part(NamedTuple):
+    """A role's process, whatever its incarnation. There is one coordinator and one evaluator."""
+
+    role: str
+    index: int = 0
+
+    @classmethod
+    def of(cls, node: Node) -> Part:
+        return cls(node.role, 0 if node.role == "evaluator" else node.index)
+
+    def __str__(self) -> str:
+        return self.role if self.role in ("coordinator", "evaluator") else f"{self.role} {self.index}"
+
+
+@dataclass(frozen=True)
+class Weather:
+    """Frames between any two nodes are lost, doubled, and late, each by itself, so that they overtake each other."""
+
+    at: int
+    seconds: float
+    loss: float
+    duplication: float
+    jitter_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"for {self.seconds:.2f} s {self.loss:.0%} of frames are lost, {self.duplication:.0%} come twice, all up to"
+            f" {self.jitter_s:.3f} s late"
+        )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Nothing passes from one node to another."""
+
+    at: int
+    seconds: float
+    sender: Part
+    receiver: Part
+    both_ways: bool
+
+    def __str__(self) -> str:
+        arrow = "<->" if self.both_ways else "->"
+        return f"{self.sender} {arrow} {self.receiver} is cut for {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True)
+class Pause:
+    """The process stands still, and goes on."""
+
+    at: int
+    seconds: float
+    part: Part
+
+    def __str__(self) -> str:
+        return f"{self.part} stands still for {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The process is gone. A replica or evaluator is replaced; without a shard or the coordinator the run resumes."""
+
+    at: int
+    part: Part
+    seconds: float = 0.0  # that its replacement takes to start
+
+    def __str__(self) -> str:
+        return f"{self.part} is killed"
+
+
+@dataclass(frozen=True)
+class Skew:
+    """The process's clock is wrong from the beginning: offset + rate x the world's."""
+
+    part: Part
+    rate: float
+    offset_s: float
+    at: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"the clock of {self.part} runs {self.rate:.2f} times as fast, {self.offset_s:.0f} s ahead"
+
+
+@dataclass(frozen=True)
+class Spoil:
+    """The next computation gives NaN."""
+
+    at: int
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return "the next gradient is not finite"
+
+
+@dataclass(frozen=True)
+class FullDisk:
+    """The next file of a snapshot cannot be written."""
+
+    at: int
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return "the disk is full for one file"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The user stops the run, and resumes it when it has ended."""
+
+    at: int
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return "the user stops the run, and resumes it"
+
+
+Fault = Weather | Cut | Pause | Kill | Skew | Spoil | FullDisk | Stop
+
+
+class FaultyWire:
+    """The network of a world: its ordinary latency, and the weather and cuts of the moment."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._weather: list[tuple[float, Weather]] = []  # until when
+        self._cuts: list[tuple[float, Cut]] = []
+
+    def begin(self, fault: Weather | Cut, now: float) -> None:
+        if isinstance(fault, Weather):
+            self._weather.append((now + fault.seconds, fault))
+        else:
+            self._cuts.append((now + fault.seconds, fault))
+
+    def arrivals(self, sender: Node, effect: Transmit, now: float, chance: random.Random) -> Sequence[float]:
+        if not self._weather and not self._cuts:
+            return self._network.arrivals(sender, effect, now, chance)
+        self._weather = [(until, weather) for until, weather in self._weather if until > now]
+        self._cuts = [(until, cut) for until, cut in self._cuts if until > now]
+        if any(_severs(cut, sender, effect.to) for _, cut in self._cuts):
+            return ()
+        times = list(self._network.arrivals(sender, effect, now, chance))
+        for _, weather in self._weather:
+            times += [at for at in times if chance.random() < weather.duplication]
+            times = [at + chance.random() * weather.jitter_s for at in times if chance.random() >= weather.loss]
+        return times
+
+
+def _severs(cut: Cut, sender: Node, receiver: Node) -> bool:
+    ends = (Part.of(sender), Part.of(receiver))
+    return ends == (cut.sender, cut.receiver) or (cut.both_ways and ends == (cut.receiver, cut.sender))

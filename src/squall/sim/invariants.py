@@ -1,0 +1,309 @@
+"""The invariants of docs/design.md, checked at every event of a world by somebody who trusts no machine.
+
+The auditor sees what passes between machines and hosts: frames that are sent, effects, and what lies in the buffers at
+that moment. From the pushes as they were *sent* it keeps a log of its own for every shard.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from squall.protocol.core import (
+    Apply,
+    EvaluateModel,
+    Node,
+    Note,
+    PublishSnapshot,
+    Transmit,
+    UseWeights,
+    WriteSnapshot,
+)
+from squall.protocol.leases import Leases, Limits
+from squall.protocol.messages import Exchange, Exchanged
+from squall.sim.phantoms import Batch, File, Gradient, Stage, Written, folded
+from squall.strategies.base import Recipe
+
+INVARIANTS = {
+    "I1": "no acknowledged push is lost",
+    "I2": "none is applied twice",
+    "I3": "staleness stays within its bound, and is reported as it is",
+    "I4": "every example of an epoch is trained, and repeats are those that the audit names",
+    "I5": "a run whose faults heal ends",
+    "I6": "weights are the log, applied one entry after the other",
+}
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        super().__init__(f"{invariant} ({INVARIANTS[invariant]}): {text}")
+        self.invariant = invariant
+
+
+class _Push:
+    """A push as it was sent."""
+
+    def __init__(self, node: Node, exchange: Exchange, gradients: tuple[Gradient, ...]) -> None:
+        self.node = node
+        self.exchange = exchange
+        self.gradients = gradients
+        self.staleness: dict[int, int] = {}  # shard -> with which it was applied there
+
+
+class _Log:
+    """What one shard has applied in this life."""
+
+    def __init__(self, written: Written) -> None:
+        self.first = written.version
+        self.folds = [written.fold]  # after each update
+        self.pushers: list[tuple[Node, ...]] = []  # of each update
+
+    @property
+    def version(self) -> int:
+        return self.first + len(self.pushers)
+
+    def written(self, version: int) -> Written:
+        return Written(version, self.folds[version - self.first])
+
+
+class Auditor:
+    """Watches the lives of one run. `watch` is a world's trace; it raises `Broken`."""
+
+    def __init__(self, recipe: Recipe, examples: int, batch_size: int, limits: Limits) -> None:
+        self.recipe = recipe
+        self.examples, self.batch_size, self.limits = examples, batch_size, limits
+        self.allowed: Counter[Batch] = Counter()  # repeats that the audit names: what was given back by its holder
+        self.again: Counter[Batch] = Counter()  # of these, what a resumed run trains again though all shards have it
+        self._bound = _bound(recipe)
+
+    def begin(self, stage: Stage, files: Sequence[File] | None = None, left: Leases | None = None) -> None:
+        """A life begins, from the files of a snapshot where there is one; `left` is its data position."""
+        shards = range(self.recipe.shards)
+        self.stage = stage
+        versions = [max(file.written.version for file in files)] * len(shards) if files else [0] * len(shards)
+        written = [Written(v, files[s].written.fold if files else 0) for s, v in enumerate(versions)]
+        self._logs = [_Log(each) for each in written]
+        self._applied: list[dict[Batch, list[int]]] = [{} for _ in shards]  # computations, by shard
+        self._shards_with: Counter[int] = Counter()  # of a computation
+        self._whole: Counter[Batch] = Counter()  # computations that all shards have
+        self._pushes: dict[tuple[int, int], _Push] = {}  # by slot and buffer
+        self._under_way: dict[Node, _Push | None] = {}  # of replicas: the last push sent
+        self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
+        for shard, file in enumerate(files or ()):
+            for applied in file.applied:
+                for gradient in applied.gradients:
+                    self._have(shard, gradient)
+        if left is not None:
+            self._name_repeats(left)
+
+    def _name_repeats(self, left: Leases) -> None:
+        """What the data position deals again may be in the files of some shards."""
+        trained = _trained(left, self.batch_size)
+        for batch in sorted({batch for applied in self._applied for batch in applied} - trained):
+            self.allowed[batch] += 1
+            self.again[batch] += self._whole[batch] > 0
+
+    # ------------------------------------------------------------ what is seen
+
+    def watch(self, now: float, node: Node, what: object) -> None:
+        match what:
+            case Transmit(again=False):
+                if type(what.frame.message) is Exchange:
+                    self._on_exchange(node, what.frame.message)
+                elif type(what.frame.message) is Exchanged:
+                    self._on_exchanged(node.index, what.to, what.frame.message)
+            case Apply():
+                self._on_apply(node.index, what)
+            case UseWeights(buffer) | EvaluateModel(buffer):
+                self._on_use(node, buffer)
+            case WriteSnapshot(_, version):
+                self._at_version(node.index, version, "a snapshot")
+            case Note("lease"):
+                self._on_lease(what)
+            case PublishSnapshot():
+                self._on_published(what)
+
+    def _on_exchange(self, node: Node, exchange: Exchange) -> None:
+        if exchange.gradient < 0:
+            self._under_way[node] = None
+            return
+        key = (node.index, exchange.gradient)
+        known = self._pushes.get(key)
+        if known is None or known.node != node or known.exchange.clock != exchange.clock:  # to the first shard
+            gradients = tuple(self.stage.gradients[key]) if exchange.examples else ()
+            known = self._pushes[key] = _Push(node, exchange, gradients)
+        self._under_way[node] = known
+
+    def _on_apply(self, shard: int, apply: Apply) -> None:
+        log = self._logs[shard]
+        pushes = []
+        for term in apply.terms:
+            push = self._pushes.get((term.slot, term.buffer))
+            now_there = tuple(self.stage.gradients[term.slot, term.buffer])
+            if push is None or push.gradients != now_there:
+                sent = "nothing" if push is None else _numbers(push.gradients)
+                raise Broken("I6", f"shard {shard} applies {_numbers(now_there)}, and the push had {sent}")
+            self._check_once(shard, push)
+            self._check_staleness(shard, push, apply)
+            pushes.append(push)
+        self._check_weights(shard, apply, pushes)
+        update = [(push.gradients, term.weight) for push, term in zip(pushes, apply.terms)]
+        log.folds.append(folded(log.folds[-1], update))
+        log.pushers.append(tuple(push.node for push in pushes))
+
+    def _on_exchanged(self, shard: int, to: Node, answer: Exchanged) -> None:
+        self._at_version(shard, answer.version, f"its answer to {to}")
+        self._answered.setdefault(to, {})[shard] = answer.version
+        push = self._under_way.get(to)
+        if push is None or not push.exchange.examples:
+            return
+        if answer.dropped:
+            if not self.recipe.droppable:
+                raise Broken("I1", f"shard {shard} drops a push of {to}, where every push counts")
+            if shard in push.staleness:
+                raise Broken("I1", f"shard {shard} calls a push of {to} dropped that it has applied")
+        elif shard not in push.staleness:
+            raise Broken("I1", f"shard {shard} acknowledges clock {push.exchange.clock} of {to}, and has not applied it")
+        elif answer.staleness != push.staleness[shard]:
+            raise Broken("I3", f"shard {shard} reports {answer.staleness} to {to} for {push.staleness[shard]}")
+
+    def _on_use(self, node: Node, buffer: int) -> None:
+        for shard, found in enumerate(self.stage.weights[node.index, buffer]):
+            answered = self._answered.get(node, {}).get(shard)
+            if answered is None:
+                raise Broken("I6", f"{node} uses weights that shard {shard} has not sent")
+            if found != self._logs[shard].written(answered):
+                raise Broken("I6", f"{node} has of shard {shard} what is not its version {answered}")
+
+    def _at_version(self, shard: int, version: int, where: str) -> None:
+        applied = self._logs[shard].version
+        if version != applied:
+            raise Broken("I6", f"shard {shard} has applied {applied} updates, and {where} says {version}")
+
+    # ------------------------------------------------------------ one update
+
+    def _check_once(self, shard: int, push: _Push) -> None:
+        if shard in push.staleness:
+            raise Broken("I2", f"shard {shard} applies clock {push.exchange.clock} of {push.node} twice")
+        for gradient in push.gradients:
+            self._have(shard, gradient)
+
+    def _have(self, shard: int, gradient: Gradient) -> None:
+        batch, number = gradient.batch, gradient.number
+        computations = self._applied[shard].setdefault(batch, [])
+        if number in computations:
+            raise Broken("I2", f"shard {shard} applies computation {number}, of {_text(batch)}, twice")
+        computations.append(number)
+        self._shards_with[number] += 1
+        if self._shards_with[number] == self.recipe.shards:
+            self._whole[batch] += 1
+
+    def _check_repeats(self, shard: int, batch: Batch) -> None:
+        if len(self._applied[shard][batch]) > 1 + self.allowed[batch]:
+            raise Broken("I4", f"shard {shard} applies {_text(batch)} again, and no lease on it was given back")
+        if self._whole[batch] > 1 + self.again[batch]:
+            raise Broken("I4", f"all shards have {_text(batch)} twice")
+
+    def _check_staleness(self, shard: int, push: _Push, apply: Apply) -> None:
+        log = self._logs[shard]
+        basis = min((gradient.basis[shard] for gradient in push.gradients), default=log.version)
+        staleness = push.staleness[shard] = log.version - basis
+        for gradient in push.gradients:
+            self._check_repeats(shard, gradient.batch)
+        if self.recipe.staleness == "scale" and apply.rate != 1 / max(1, staleness):
+            raise Broken("I3", f"shard {shard} scales a push of staleness {staleness} by {apply.rate}")
+        if self._bound is None:
+            return
+        own, others = self._bound
+        between = Counter(node for nodes in log.pushers[basis - log.first :] for node in nodes)
+        for node, count in between.items():
+            if count > (own if node == push.node else others):
+                raise Broken("I3", f"shard {shard} applies a push of {push.node} after {count} newer ones of {node}")
+
+    def _check_weights(self, shard: int, apply: Apply, pushes: list[_Push]) -> None:
+        if self.recipe.gather == "each":
+            right = [1.0]
+        else:
+            total = sum(push.exchange.examples for push in pushes)
+            right = [push.exchange.examples / total for push in pushes]
+        if [term.weight for term in apply.terms] != right:
+            raise Broken("I6", f"shard {shard} weighs an update as {apply.terms}, and its pushes are {right}")
+
+    # ------------------------------------------------------------ the accounting
+
+    def _on_lease(self, note: Note) -> None:
+        epoch, start, stop, done = (int(note.values[key]) for key in ("epoch", "start", "stop", "trained_stop"))
+        for batch in self._batches(epoch, start, done):
+            for shard, applied in enumerate(self._applied):
+                if batch not in applied:
+                    raise Broken("I1", f"{_text(batch)} counts as trained, and shard {shard} does not have it")
+        self.allowed.update(self._batches(epoch, done, stop))
+
+    def _batches(self, epoch: int, start: int, stop: int) -> list[Batch]:
+        size = self.batch_size
+        return [(epoch, at, min(at + size, stop)) for at in range(start, stop, size)]
+
+    def _on_published(self, manifest: PublishSnapshot) -> None:
+        """What a run that goes on from it would not train again is in every shard's file."""
+        left = restored(manifest, self.batch_size, self.limits)
+        trained = _trained(left, self.batch_size)
+        for shard in self.stage.shards:
+            there = {g.batch for applied in shard.files[manifest.number].applied for g in applied.gradients}
+            missing = sorted(trained - there)
+            if missing:
+                number = manifest.number
+                raise Broken("I1", f"snapshot {number} calls {_text(missing[0])} trained: not so {shard.node}'s file")
+
+    def finished(self, lives: int, trained: int) -> None:
+        """The run says that all data is trained."""
+        assert self.limits.epochs is not None
+        for epoch in range(self.limits.epochs):
+            for batch in self._batches(epoch, 0, self.examples):
+                if not self._whole[batch]:
+                    raise Broken("I4", f"{_text(batch)} was never trained")
+        told = sum(note.stats.examples for note in self.stage.notes if note.stats is not None)
+        if trained != self.limits.epochs * self.examples:
+            raise Broken("I4", f"the ledger counts {trained} examples")
+        if lives == 1 and told != trained:
+            raise Broken("I4", f"the reports name {told} examples of {trained}")
+
+
+def restored(manifest: PublishSnapshot, batch_size: int, limits: Limits) -> Leases:
+    """The data position that a run goes on from."""
+    progress = [(int(lease), upto) for lease, upto in manifest.progress.items()]
+    return Leases.restore(dict(manifest.ledger), progress, batch_size, limits)
+
+
+def _trained(left: Leases, size: int) -> set[Batch]:
+    """Batches that were dealt, and are not dealt again."""
+
+    def batches(epoch: int, start: int, stop: int) -> list[Batch]:
+        return [(epoch, at, min(at + size, left.examples)) for at in range(start, stop, size)]
+
+    dealt = [batch for epoch in range(left.epoch) for batch in batches(epoch, 0, left.examples)]
+    again = {batch for span in left.returned for batch in batches(*span)}
+    return {*dealt, *batches(left.epoch, 0, left.cursor)} - again
+
+
+def _bound(recipe: Recipe) -> tuple[int, int] | None:
+    """Updates of its own, and of each other process, that an applied push may be behind; None: any number.
+
+    See `protocol.shard` for where the numbers come from. Late pushes of rounds that fold them are as late as they are.
+    """
+    if recipe.gather == "mean":
+        return None if recipe.late == "fold" and not recipe.rules().waits_for_all else (0, 0)
+    if recipe.max_delay is None or recipe.push_every % recipe.fetch_every:
+        return None
+    return (1, 2 * (recipe.max_delay + 1)) if recipe.overlap else (0, 2 * recipe.max_delay + 1)
+
+
+def _text(batch: Batch) -> str:
+    return "examples {1} to {2} of epoch {0}".format(*batch)
+
+
+def _numbers(gradients: Sequence[Gradient]) -> str:
+    return f"computations {[gradient.number for gradient in gradients]}"
+
+

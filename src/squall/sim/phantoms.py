@@ -1,0 +1,192 @@
+"""Hosts without numbers, on the same buffers as in a real run, so that every applied gradient can be told.
+
+A gradient buffer holds which batches were computed into it and on which versions. A weights buffer holds, for each
+shard, the version that was written there and the *fold* of what the shard had applied: a number that depends on every
+update and on their order, as weights do. What a shard applies is read from the buffers at that moment, as in a real
+run, so a buffer that is used too early shows as a gradient applied twice, or as a fold that no log explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from squall.protocol import core
+from squall.protocol.core import Effect, Event, Node, Note, Payload, PublishSnapshot
+from squall.strategies.base import Recipe
+
+COMPUTE_S = 0.01
+_PRIME = (1 << 61) - 1
+
+Batch = tuple[int, int, int]  # epoch, start, stop
+
+
+class Gradient(NamedTuple):
+    """One computation of one batch."""
+
+    number: int
+    epoch: int
+    start: int
+    stop: int
+    basis: tuple[int, ...]  # version of each shard
+
+    @property
+    def batch(self) -> Batch:
+        return self.epoch, self.start, self.stop
+
+
+class Applied(NamedTuple):
+    """One pushed buffer in one update of one shard."""
+
+    gradients: tuple[Gradient, ...]
+    staleness: int  # as measured: of the oldest gradient
+    weight: float
+
+
+class Written(NamedTuple):
+    """What a shard has put into a weights buffer."""
+
+    version: int = 0
+    fold: int = 0
+
+
+class File(NamedTuple):
+    """A shard's part of a snapshot."""
+
+    applied: tuple[Applied, ...]
+    written: Written
+
+
+def folded(fold: int, terms: Iterable[tuple[tuple[Gradient, ...], float]]) -> int:
+    """The fold after one more update: another one for other gradients, weights, or another order of updates."""
+    update = hash(tuple((*(gradient.number for gradient in gradients), weight) for gradients, weight in terms))
+    return (fold * 1_000_003 + update) % _PRIME  # hashes of numbers are the same in every process
+
+
+class Stage:
+    """What the phantoms of a run share: the arena's buffers, and what the coordinator's host was told."""
+
+    def __init__(self, recipe: Recipe, now: Callable[[], float], first: int = 0) -> None:
+        self.recipe = recipe
+        self.now = now  # the world's time, in seconds
+        slots = [(slot, buffer) for slot in range(recipe.replicas + 1) for buffer in range(2)]
+        self.gradients: dict[tuple[int, int], list[Gradient]] = {key: [] for key in slots}
+        self.weights = {key: [Written()] * recipe.shards for key in slots}
+        self.in_use: dict[int, tuple[int, float]] = {}  # slot -> weights buffer that is computed on, until when
+        self.shards: list[ShardPhantom] = []
+        self.notes: list[Note] = []
+        self.published: list[PublishSnapshot] = []
+        self.computed = first  # computations so far
+        self.compute_s: Callable[[Node], float] = lambda node: COMPUTE_S * (1 + 0.37 * node.index)
+        self.poison: Callable[[int, Batch], bool] = lambda number, batch: False
+        self.disk: Callable[[int], str] = lambda number: ""
+        self.metrics: Callable[[], dict[str, float]] = lambda: {"loss": 1.0}
+
+    def duration(self, node: Node, effect: Effect, now: float) -> float:
+        """Seconds that an effect takes which a node begins at a time."""
+        match effect:
+            case core.Compute():
+                return self.compute_s(node)
+            case core.EvaluateModel() | core.WriteSnapshot():
+                return COMPUTE_S
+        return 0.0
+
+    def host(self, node: Node, file: File | None = None) -> Phantom:
+        """A host for a new process. `file`: what a shard goes on from."""
+        if node.role != "shard":
+            self.in_use.pop(node.index, None)  # whoever had the slot is gone
+        match node.role:
+            case "coordinator":
+                return CoordinatorPhantom(self, node)
+            case "shard":
+                self.shards.append(ShardPhantom(self, node, file))
+                return self.shards[-1]
+            case "replica":
+                return ReplicaPhantom(self, node)
+        return EvaluatorPhantom(self, node)
+
+
+class Phantom:
+    def __init__(self, stage: Stage, node: Node) -> None:
+        self.stage, self.node = stage, node
+
+    def attach(self, payload: Payload) -> None:
+        pass
+
+    def poll(self) -> Event | None:
+        return None
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        return None
+
+
+class ReplicaPhantom(Phantom):
+    active = 0
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case core.Compute():
+                return self._compute(effect)
+            case core.UseWeights(buffer):
+                self.active = buffer
+        return None
+
+    def _compute(self, effect: core.Compute) -> Event:
+        stage, slot = self.stage, self.node.index
+        stage.computed += 1
+        batch = (effect.epoch, effect.start, effect.stop)
+        finite = not stage.poison(stage.computed, batch)
+        seconds = stage.compute_s(self.node)
+        stage.in_use[slot] = (self.active, stage.now() + seconds)
+        if not effect.accumulate:
+            stage.gradients[slot, effect.buffer] = []
+        if finite:
+            basis = tuple(written.version for written in stage.weights[slot, self.active])
+            stage.gradients[slot, effect.buffer].append(Gradient(stage.computed, *batch, basis))
+        return core.GradientComputed(1.0, finite, seconds)
+
+
+class ShardPhantom(Phantom):
+    def __init__(self, stage: Stage, node: Node, file: File | None) -> None:
+        super().__init__(stage, node)
+        self.applied: list[Applied] = list(file.applied) if file is not None else []
+        self.version, self.fold = file.written if file is not None else (0, 0)
+        self.files: dict[int, File] = {}  # by the snapshot's number
+
+    def attach(self, payload: Payload) -> None:
+        stage, slot = self.stage, payload.slot
+        buffer, until = stage.in_use.get(slot, (-1, 0.0))
+        assert buffer != payload.buffer or stage.now() >= until, f"slot {slot}: weights written while in use"
+        stage.weights[slot, payload.buffer][self.node.index] = Written(self.version, self.fold)
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case core.Apply(terms):
+                found = [(tuple(self.stage.gradients[term.slot, term.buffer]), term.weight) for term in terms]
+                for gradients, weight in found:
+                    oldest = min((gradient.basis[self.node.index] for gradient in gradients), default=self.version)
+                    self.applied.append(Applied(gradients, self.version - oldest, weight))
+                self.fold = folded(self.fold, found)
+                self.version += 1
+            case core.WriteSnapshot(number):
+                self.files[number] = File(tuple(self.applied), Written(self.version, self.fold))
+                return core.SnapshotWritten(number, self.stage.disk(number))
+        return None
+
+
+class EvaluatorPhantom(Phantom):
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if not isinstance(effect, core.EvaluateModel):
+            return None
+        self.stage.in_use[self.node.index] = (effect.buffer, self.stage.now() + COMPUTE_S)
+        return core.ModelEvaluated(self.stage.metrics())
+
+
+class CoordinatorPhantom(Phantom):
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case Note():
+                self.stage.notes.append(effect)
+            case PublishSnapshot():
+                self.stage.published.append(effect)
+        return None

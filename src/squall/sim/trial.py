@@ -1,0 +1,187 @@
+"""One chaotic world from its beginning to its end, through all lives of its run.
+
+A life is what one start of all processes is. It ends when the run does: because all is trained, because a shard or the
+coordinator died, or because the user stopped it. Then the run goes on as `squall resume` lets it, from the last
+published snapshot, or from the beginning where there is none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+
+from squall.protocol.check import check
+from squall.protocol.coordinator import LOST_IN_A_ROW
+from squall.protocol.core import COORDINATOR, Effect, End, Event, Node, StopRequested
+from squall.protocol.link import Linked
+from squall.sim.cast import LeaseCast, Saved
+from squall.sim.chaos import Chaos
+from squall.sim.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
+from squall.sim.invariants import Broken
+from squall.sim.phantoms import Batch, Phantom
+from squall.sim.world import Clock, World
+
+ENDS_WITHIN_S = 90.0  # of virtual time, after the last fault has healed
+EVENTS_AT_MOST = 100_000
+
+Sight = tuple[float, Node | None, object]  # when, in seconds; who, or nobody; an event, an effect, a fault, or words
+
+
+class Trial:
+    """A world in which everything is checked at every event."""
+
+    world: World
+
+    def __init__(self, chaos: Chaos, watch: Callable[[Sight], None] | None = None) -> None:
+        self.chaos = chaos
+        self.events = 0
+        self.lives = 0
+        self.happened: Counter[str] = Counter()  # faults, by kind
+        self.cast = LeaseCast(chaos)
+        self._watch = watch
+        self._clocks = {f.part: Clock(f.rate, f.offset_s) for f in chaos.faults if isinstance(f, Skew)}
+        self._to_come = deque(fault for fault in chaos.faults if not isinstance(fault, Skew))
+        self._lived_s = 0.0  # in earlier lives
+        self._touched = COORDINATOR
+
+    def go(self) -> Trial:
+        """Run to the end. Raises `Broken`, or whatever a machine raises."""
+        saved = None
+        while True:
+            self._begin(saved)
+            end = self._live()
+            if end is not None and end.status == "finished":
+                self.cast.finished(self.lives)
+                return self
+            saved = self.cast.over()
+            self._lived_s += self.world.now
+
+    # ------------------------------------------------------------ a life
+
+    def _begin(self, saved: Saved | None) -> None:
+        chaos = self.chaos
+        self.lives += 1
+        self._wire = FaultyWire(chaos.network)
+        self.world = World(
+            network=self._wire, seed=chaos.seed + self.lives, duration=self._duration, spawn=self._replace,
+            notice_s=chaos.notice_s, clock=lambda node: self._clocks.get(Part.of(node)),
+        )  # fmt: skip
+        self.world.trace = self._trace
+        self.cast.begin(lambda: self.world.now, saved)
+        stage = self.cast.stage
+        stage.compute_s = lambda node: chaos.paces[node.index]
+        stage.poison, stage.disk = self._poison, self._disk
+        self._spoilt = self._full = 0  # computations and files to come that fail
+        self._slow_starts: dict[Part, float] = {}
+        self._started: list[Node] = []  # replacements, in this event
+        self._healed_s = 0.0  # when all faults so far have healed
+        self._excused: Counter[str] = Counter()  # faults of this life, by kind
+        self._note(f"life {self.lives} begins" + (f" from snapshot {saved.manifest.number}" if saved else ""))
+        evaluators = [Node("evaluator", chaos.replicas)] if chaos.evaluate else []
+        nodes = [COORDINATOR, *(Node("shard", i) for i in range(chaos.recipe.shards))]
+        for node in [*nodes, *(Node("replica", i) for i in range(chaos.replicas)), *evaluators]:
+            self.world.add(node, *self.cast.member(node))
+
+    def _live(self) -> End | None:
+        """Until the run ends; None if it is cut short."""
+        world = self.world
+        while not world.ended:
+            while self._to_come and self._to_come[0].at <= self.events:
+                self._cause(self._to_come.popleft())
+                if COORDINATOR not in world.places:
+                    return None
+            self._check_progress()
+            world.step()
+            self.events += 1
+            for node in self._started:
+                world.pause(node, self._slow_starts.get(Part.of(node), 0.0))
+            self._started.clear()
+            place = world.places.get(self._touched)
+            if place is not None:
+                check(place.linked)
+        end = world.places[COORDINATOR].end
+        assert end is not None
+        self._check_end(end)
+        return end
+
+    def _check_progress(self) -> None:
+        world = self.world
+        if not world._queue:
+            raise Broken("I5", "nobody has anything to do, and the run has not ended")
+        if world.now > self._healed_s + ENDS_WITHIN_S:
+            raise Broken("I5", f"{ENDS_WITHIN_S:.0f} s after the last fault has healed the run still goes on")
+        if self.events > EVENTS_AT_MOST:
+            raise Broken("I5", f"it still goes on after {EVENTS_AT_MOST} events")
+
+    def _check_end(self, end: End) -> None:
+        """A run may end otherwise than finished for a reason that lies in this life's faults."""
+        had = self._excused
+        excused = {
+            "finished": True,
+            "interrupted": had["Stop"] > 0,
+            "nonfinite": had["Spoil"] > 1,
+            "failed": had["shard"] > 0 or had["FullDisk"] > 0 or had["Kill"] >= LOST_IN_A_ROW,
+        }
+        if not excused[end.status]:
+            raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
+
+    # ------------------------------------------------------------ faults
+
+    def _cause(self, fault: Fault) -> None:
+        self._note(fault)
+        kind = type(fault).__name__
+        self.happened[kind] += 1
+        self._excused[kind] += 1
+        self._healed_s = max(self._healed_s, self.world.now + fault.seconds)
+        match fault:
+            case Weather() | Cut():
+                self._wire.begin(fault, self.world.now)
+            case Pause(_, seconds, part):
+                for node in self._nodes(part):
+                    self.world.pause(node, seconds)
+            case Kill():
+                self._kill(fault)
+            case Spoil():
+                self._spoilt += 1
+            case FullDisk():
+                self._full += 1
+            case Stop():
+                self.world.post(COORDINATOR, StopRequested("interrupted"))
+
+    def _kill(self, fault: Kill) -> None:
+        self._slow_starts[fault.part] = fault.seconds
+        self._excused[fault.part.role] += 1
+        for node in self._nodes(fault.part):
+            if fault.part.role in ("replica", "evaluator"):
+                self.cast.stage.in_use.pop(node.index, None)
+            self.world.kill(node)
+
+    def _nodes(self, part: Part) -> list[Node]:
+        return [node for node, place in self.world.places.items() if Part.of(node) == part and place.end is None]
+
+    def _poison(self, number: int, batch: Batch) -> bool:
+        self._spoilt, spoilt = max(0, self._spoilt - 1), self._spoilt
+        return spoilt > 0
+
+    def _disk(self, number: int) -> str:
+        self._full, full = max(0, self._full - 1), self._full
+        return "no space left on device" if full else ""
+
+    # ------------------------------------------------------------ the world's questions
+
+    def _replace(self, node: Node) -> tuple[Linked, Phantom]:
+        self._started.append(node)
+        return self.cast.member(node)
+
+    def _duration(self, node: Node, effect: Effect, now: float) -> float:
+        return self.cast.stage.duration(node, effect, now)
+
+    def _trace(self, now: float, node: Node, what: Event | Effect) -> None:
+        self._touched = node
+        if self._watch is not None:
+            self._watch((self._lived_s + now, node, what))
+        self.cast.auditor.watch(now, node, what)
+
+    def _note(self, what: object) -> None:
+        if self._watch is not None:
+            self._watch((self._lived_s + self.world.now, None, what))
