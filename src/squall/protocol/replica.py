@@ -284,7 +284,8 @@ class Replica:
         if fetch:
             swaps = self.cadence.overlap and push
             self._fetching = 1 - self._active if swaps else self._active
-            self._since_fetch = 0
+            if push or self._fetch_due():  # what a batch is tried again on is beside the rhythm of pushes and fetches
+                self._since_fetch = 0
         gradient = self._gradient if push else -1
         if self.cadence.local and push and self._since_push:
             effects.append(PreparePush(gradient))

@@ -59,8 +59,12 @@ class File(NamedTuple):
 
 def folded(fold: int, terms: Iterable[tuple[tuple[Gradient, ...], float]]) -> int:
     """The fold after one more update: another one for other gradients, weights, or another order of updates."""
-    update = hash(tuple((*(gradient.number for gradient in gradients), weight) for gradients, weight in terms))
-    return (fold * 1_000_003 + update) % _PRIME  # hashes of numbers are the same in every process
+    return folded_with(fold, tuple((*(gradient.number for gradient in gradients), weight) for gradients, weight in terms))
+
+
+def folded_with(fold: int, entry: tuple[object, ...]) -> int:
+    """The fold after one more entry, of numbers alone: their hashes are the same in every process."""
+    return (fold * 1_000_003 + hash(entry)) % _PRIME
 
 
 class Stage:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Any
 
 from squall.protocol.check import check
 from squall.protocol.coordinator import LOST_IN_A_ROW
 from squall.protocol.core import COORDINATOR, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
-from squall.sim.cast import LeaseCast, Saved
+from squall.sim.cast import BatchCast, LeaseCast, Saved
 from squall.sim.chaos import Chaos
 from squall.sim.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
 from squall.sim.invariants import Broken
@@ -37,7 +38,7 @@ class Trial:
         self.events = 0
         self.lives = 0
         self.happened: Counter[str] = Counter()  # faults, by kind
-        self.cast = LeaseCast(chaos)
+        self.cast: Any = LeaseCast(chaos) if chaos.recipe.batch is None else BatchCast(chaos)
         self._watch = watch
         self._clocks = {f.part: Clock(f.rate, f.offset_s) for f in chaos.faults if isinstance(f, Skew)}
         self._to_come = deque(fault for fault in chaos.faults if not isinstance(fault, Skew))
@@ -51,7 +52,7 @@ class Trial:
             self._begin(saved)
             end = self._live()
             if end is not None and end.status == "finished":
-                self.cast.finished(self.lives)
+                self.cast.finished(self.lives, spoilt=self.happened["Spoil"] > 0)
                 return self
             saved = self.cast.over()
             self._lived_s += self.world.now
@@ -119,7 +120,7 @@ class Trial:
         excused = {
             "finished": True,
             "interrupted": had["Stop"] > 0,
-            "nonfinite": had["Spoil"] > 1,
+            "nonfinite": had["Spoil"] > (self.chaos.recipe.batch is None),  # a batch that fails is tried once more
             "failed": had["shard"] > 0 or had["FullDisk"] > 0 or had["Kill"] >= LOST_IN_A_ROW,
         }
         if not excused[end.status]:

@@ -1,0 +1,126 @@
+"""The invariants where a method looks at whole batches (Sandblaster): its pushes are sums of portions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from squall.protocol.core import (
+    AddPortions,
+    CalculateVectors,
+    EvaluateModel,
+    Node,
+    Transmit,
+    UseWeights,
+)
+from squall.protocol.messages import Calculation, Exchanged, PortionsTaken, PushPortions
+from squall.protocol.sandblaster.coordinator import BatchCoordinator
+from squall.sim.batch_phantoms import WIDTH, BatchFile, BatchStage, Kept, entry_of, example
+from squall.sim.invariants import Broken
+from squall.sim.phantoms import folded_with
+from squall.strategies.base import Recipe
+
+NEAR = 1e-3  # of the minimum
+
+
+class _Log:
+    """What one shard has applied."""
+
+    def __init__(self, fold: int) -> None:
+        self.fold = fold
+        self.sent: list[Calculation] = []  # to it, and not carried out yet
+        self.evaluation = 0
+        self.opened = 0  # calculation that opened it
+        self.sum: dict[tuple[int, int], int] = {}  # portion (start, stop) -> computation, in the sum
+
+
+class BatchAuditor:
+    """Watches the lives of one run. `watch` is a world's trace; it raises `Broken`."""
+
+    def __init__(self, recipe: Recipe, examples: int) -> None:
+        self.recipe = recipe
+        self.examples = examples
+
+    def begin(self, stage: BatchStage, coordinator: BatchCoordinator, files: Sequence[BatchFile] | None) -> None:
+        shards = range(self.recipe.shards)
+        self.stage, self.coordinator = stage, coordinator
+        self._logs = [_Log(files[shard].written.fold if files else 0) for shard in shards]
+        self._pushes: dict[Node, tuple[PushPortions, list[Kept]]] = {}  # the last one
+        self._answered: dict[Node, dict[int, int]] = {}  # fold of what each shard's last answer brought
+
+    def watch(self, now: float, node: Node, what: object) -> None:
+        match what:
+            case Transmit(again=False):
+                self._on_sent(node, what.to, what.frame.message)
+            case CalculateVectors(calculation):
+                self._on_calculation(node.index, calculation)
+            case AddPortions(slot):
+                self._on_push(node.index, slot)
+            case UseWeights(buffer) | EvaluateModel(buffer):
+                for shard, found in enumerate(self.stage.weights[node.index, buffer]):
+                    if found.fold != self._answered[node][shard]:
+                        raise Broken("I6", f"{node} has of shard {shard} what the log does not explain")
+
+    def _on_sent(self, node: Node, to: Node, message: object) -> None:
+        match message:
+            case Calculation():
+                self._logs[to.index].sent.append(message)
+                self._check_whole(message)
+            case PushPortions():
+                self._pushes[node] = (message, self.stage.kept[node.index])
+            case Exchanged():
+                self._answered.setdefault(to, {})[node.index] = self._logs[node.index].fold
+            case PortionsTaken(evaluation, portions) if evaluation == self._logs[node.index].evaluation:
+                ranges = self.coordinator.portions.ranges if self.coordinator.portions is not None else []
+                if self.coordinator.evaluation != evaluation:
+                    return  # the shard is behind: its sum is not of interest any more
+                for start, stop in ((ranges[p].start, ranges[p].stop) for p in portions if p < len(ranges)):
+                    if (start, stop) not in self._logs[node.index].sum:
+                        raise Broken("I1", f"{node} acknowledges examples {start} to {stop}, and has not added them")
+
+    def _check_whole(self, asked: Calculation) -> None:
+        """The sum is used: it must be of the whole batch."""
+        names = {name for combine in asked.combine for name, _ in combine.terms} | {*asked.rows, *asked.columns}
+        portions = sorted(self._logs[0].sum)
+        if "sum" not in names:
+            return
+        expected = self.recipe.batch.examples if self.recipe.batch is not None else None
+        for shard, log in enumerate(self._logs):
+            examples = sum(stop - start for start, stop in log.sum)
+            if examples != (expected or self.examples) or sorted(log.sum) != portions:
+                raise Broken("I4", f"the gradient is used, and shard {shard} has {examples} examples of it")
+
+    def _on_calculation(self, shard: int, calculation: Calculation) -> None:
+        log = self._logs[shard]
+        if not log.sent or log.sent[0] != calculation:
+            raise Broken("I6", f"shard {shard} carries out calculation {calculation.number} out of turn")
+        log.sent.pop(0)
+        log.fold = folded_with(log.fold, (calculation.number,))
+        if calculation.opens is not None:
+            log.evaluation, log.opened = calculation.opens, calculation.number
+            log.sum.clear()
+
+    def _on_push(self, shard: int, slot: int) -> None:
+        log = self._logs[shard]
+        there = self.stage.kept[slot]
+        push = next((p for node, p in self._pushes.items() if node.index == slot and p[1] == there), None)
+        if push is None:
+            raise Broken("I6", f"shard {shard} adds what slot {slot} has not pushed")
+        for kept in there:
+            gradient = kept.gradient
+            portion = (gradient.start, gradient.stop)
+            if portion in log.sum:
+                raise Broken("I2", f"shard {shard} adds examples {portion[0]} to {portion[1]} twice")
+            if gradient.basis[shard] != log.opened:
+                raise Broken("I3", f"shard {shard} adds examples {portion[0]} to {portion[1]} of other trial weights")
+            log.sum[portion] = gradient.number
+        log.fold = folded_with(log.fold, entry_of(there))
+
+    def finished(self, spoilt: bool) -> None:
+        """The run says that it has found the minimum, or that all data is trained."""
+        if self.recipe.batch is None or self.recipe.batch.examples is not None or spoilt:
+            return
+        for shard, store in enumerate(self.stage.stores):
+            for i, found in enumerate(store.vectors["weights"]):
+                least = sum(example(number, WIDTH * shard + i) for number in range(self.examples)) / self.examples
+                if abs(found - least) > NEAR:
+                    raise Broken("I6", f"element {i} of shard {shard} is {found:.6f}, and the minimum is at {least:.6f}")

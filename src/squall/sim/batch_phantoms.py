@@ -1,0 +1,155 @@
+"""Hosts for Sandblaster's machines: vectors of two numbers on each shard, and a loss whose minimum is known.
+
+The loss of an example x is sum_j a_j (w_j - x_j)^2 / 2, so the mean over the examples is least at their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from squall.protocol import core
+from squall.protocol.core import Effect, Event, Node, Payload
+from squall.protocol.messages import Calculation
+from squall.sim.phantoms import Gradient, Phantom, Stage, Written, folded_with
+from squall.strategies.base import Recipe
+
+WIDTH = 2  # elements of a shard
+
+Vector = tuple[float, ...]
+
+
+class Kept(NamedTuple):
+    """A portion's gradient in a gradient buffer."""
+
+    gradient: Gradient  # its basis: the calculations that each shard had carried out
+    weight: float
+    vector: Vector  # [WIDTH x shards], weighted
+
+
+class BatchFile(NamedTuple):
+    """A shard's part of a snapshot."""
+
+    vectors: dict[str, Vector]
+    written: Written
+
+
+def example(number: int, element: int) -> float:
+    return (number * 7 + element * 5) % 11 / 11 - 0.4
+
+
+def steepness(element: int) -> float:
+    return 1.0 + 3.0 * element
+
+
+class BatchStage(Stage):
+    """The buffers of a run of Sandblaster."""
+
+    def __init__(self, recipe: Recipe, now: Callable[[], float], first: int = 0) -> None:
+        super().__init__(recipe, now, first)
+        slots = range(self.recipe.replicas + 1)
+        self.trial: dict[int, list[Vector]] = {slot: [(0.0,) * WIDTH] * self.recipe.shards for slot in slots}
+        self.kept: dict[int, list[Kept]] = {slot: [] for slot in slots}
+        self.stores: list[VectorPhantom] = []
+
+    def host(self, node: Node, file: object = None) -> Phantom:
+        match node.role:
+            case "shard":
+                assert file is None or isinstance(file, BatchFile)
+                self.stores.append(VectorPhantom(self, node, file))
+                return self.stores[-1]
+            case "replica":
+                self.in_use.pop(node.index, None)
+                return PortionPhantom(self, node)
+        return super().host(node)
+
+
+class PortionPhantom(Phantom):
+    stage: BatchStage
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case core.Compute(epoch, start, stop):
+                return self._compute(epoch, start, stop)
+            case core.Keep(_, weight, accumulate):
+                gradient, vector = self._last
+                kept = Kept(gradient, weight, tuple(weight * value for value in vector))
+                self.stage.kept[self.node.index] = [*(self.stage.kept[self.node.index] if accumulate else ()), kept]
+        return None
+
+    def _compute(self, epoch: int, start: int, stop: int) -> Event:
+        stage, slot = self.stage, self.node.index
+        stage.computed += 1
+        finite = not stage.poison(stage.computed, (epoch, start, stop))
+        seconds = stage.compute_s(self.node)
+        stage.in_use[slot] = (0, stage.now() + seconds)
+        weights = [value for of_shard in stage.trial[slot] for value in of_shard]
+        away = [[w - example(i, j) for j, w in enumerate(weights)] for i in range(start, stop)]
+        loss = sum(steepness(j) * d * d / 2 for of in away for j, d in enumerate(of)) / (stop - start)
+        vector = tuple(
+            sum(steepness(j) * of[j] for of in away) / (stop - start) for j in range(len(weights))
+        )  # fmt: skip
+        basis = tuple(written.version for written in stage.weights[slot, 0])
+        self._last = Gradient(stage.computed, epoch, start, stop, basis), vector
+        return core.GradientComputed(loss if finite else float("nan"), finite, seconds)
+
+
+class VectorPhantom(Phantom):
+    stage: BatchStage
+
+    def __init__(self, stage: BatchStage, node: Node, file: BatchFile | None) -> None:
+        super().__init__(stage, node)
+        self.vectors: dict[str, Vector] = {name: (0.0,) * WIDTH for name in ("weights", "trial", "sum", "direction")}
+        self.version, self.fold = 0, 0  # the last calculation; of calculations and pushes
+        if file is not None:
+            self.vectors |= file.vectors
+            self.fold = file.written.fold
+        self.files: dict[int, BatchFile] = {}
+
+    def attach(self, payload: Payload) -> None:
+        stage, slot = self.stage, payload.slot
+        buffer, until = stage.in_use.get(slot, (-1, 0.0))
+        assert buffer != payload.buffer or stage.now() >= until, f"slot {slot}: weights written while in use"
+        stage.weights[slot, payload.buffer][self.node.index] = Written(self.version, self.fold)
+        stage.trial[slot][self.node.index] = self.vectors[payload.kind]
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case core.CalculateVectors(calculation):
+                self.version, self.fold = calculation.number, folded_with(self.fold, (calculation.number,))
+                return core.VectorsCalculated(calculation.number, self._calculate(calculation))
+            case core.AddPortions(slot):
+                self._add(self.stage.kept[slot])
+            case core.WriteSnapshot(number, version):
+                kept = {name: vector for name, vector in self.vectors.items() if name not in ("trial", "sum")}
+                self.files[number] = BatchFile(kept, Written(version, self.fold))
+                return core.SnapshotWritten(number, self.stage.disk(number))
+        return None
+
+    def _add(self, portions: list[Kept]) -> None:
+        first = WIDTH * self.node.index
+        for kept in portions:
+            self.vectors["sum"] = tuple(
+                value + kept.vector[first + i] for i, value in enumerate(self.vectors["sum"])
+            )  # fmt: skip
+        self.fold = folded_with(self.fold, entry_of(portions))
+
+    def _calculate(self, asked: Calculation) -> tuple[float, ...]:
+        for combine in asked.combine:
+            terms = [(value, self.vectors[name]) for name, value in combine.terms]
+            self.vectors[combine.target] = tuple(
+                sum(value * vector[i] for value, vector in terms) for i in range(WIDTH)
+            )  # fmt: skip
+        if asked.opens is not None:
+            self.vectors["sum"] = (0.0,) * WIDTH
+        dots = [
+            sum(a * b for a, b in zip(self.vectors[row], self.vectors[column]))
+            for row in asked.rows
+            for column in asked.columns
+        ]
+        return (*dots, *(max(map(abs, self.vectors[name])) for name in asked.largest))
+
+
+def entry_of(portions: list[Kept]) -> tuple[float, ...]:
+    """What stands for a push in a fold."""
+    return tuple(value for kept in portions for value in (kept.gradient.number, kept.weight))

@@ -1,0 +1,174 @@
+"""World after world, until one breaks an invariant; that one is shrunk to the least that still breaks it.
+
+    python -m squall.sim.soak --count 1000 [--first SEED] [--processes N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.pool import AsyncResult
+
+from squall.sim.chaos import Chaos, chaos, smaller
+from squall.sim.invariants import Broken
+from squall.sim.story import line
+from squall.sim.trial import Sight, Trial
+
+CHUNK = 20  # worlds that a process takes at a time
+SHRINKS_AT_MOST = 2000  # worlds tried
+SHOWN = 80  # last lines of a trace
+SIZES = ("replicas", "shards", "examples", "epochs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What became of a world."""
+
+    chaos: Chaos
+    events: int
+    faults: dict[str, int]  # that happened, by kind
+    error: str = ""  # what was broken; empty: nothing
+    invariant: str = ""  # "I1" to "I6"; of another error its type
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items())) or "no faults"
+        if not self.error:
+            return f"{self.chaos}\nheld: {self.events} events, {faults}"
+        return f"{self.chaos}\nBROKEN at event {self.events}: {self.error}"
+
+
+def verdict(world: Chaos, watch: Callable[[Sight], None] | None = None) -> Verdict:
+    """Run a world to its end, or to the first thing that is wrong."""
+    trial = Trial(world, watch)
+    try:
+        trial.go()
+    except Broken as broken:
+        return Verdict(world, trial.events, dict(trial.happened), str(broken), broken.invariant)
+    except Exception as error:  # a machine was brought where it knows no further: that is as broken
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Verdict(world, trial.events, dict(trial.happened), text, type(error).__name__)
+    return Verdict(world, trial.events, dict(trial.happened))
+
+
+def story(world: Chaos) -> list[str]:
+    """The world step by step, to its end or to what is wrong."""
+    sights: list[Sight] = []
+    found = verdict(world, sights.append)
+    return [*map(line, sights), *([f"BROKEN: {found.error}"] if found.error else [])]
+
+
+def shrink(found: Verdict) -> Verdict:
+    """The smallest world with the same invariant broken that leaving out one thing after the other leads to."""
+    tried = 0
+    while True:
+        for candidate in _earlier_end(found.chaos, found.events):
+            tried += 1
+            attempt = verdict(candidate)
+            if attempt.invariant == found.invariant:
+                found = attempt
+                break
+        else:
+            return found
+        if tried >= SHRINKS_AT_MOST:
+            return found
+
+
+def _earlier_end(world: Chaos, events: int) -> Iterator[Chaos]:
+    """What never came to happen goes first, all at once."""
+    happened = tuple(fault for fault in world.faults if fault.at <= events)
+    if len(happened) < len(world.faults):
+        yield dataclasses.replace(world, faults=happened)
+    yield from smaller(world)
+
+
+def rebuilt(seed: int, faults: Sequence[int] | None = None, **changes: int | bool | float | None) -> Chaos:
+    """World `seed` with some of its faults alone (by their numbers), and other sizes."""
+    world = chaos(seed)
+    if faults is not None:
+        world = dataclasses.replace(world, faults=tuple(world.faults[i] for i in faults))
+    return dataclasses.replace(world, **changes)  # type: ignore[arg-type]
+
+
+def soak(count: int | None = None, first: int = 0, processes: int = 1) -> Iterator[Verdict]:
+    """Verdicts of worlds `first`, `first` + 1 ..., in order; without a count for ever."""
+    seeds = itertools.count(first) if count is None else iter(range(first, first + count))
+    worlds = (chaos(seed) for seed in seeds)
+    if processes == 1:
+        yield from map(verdict, worlds)
+        return
+    context = multiprocessing.get_context("spawn")  # torch and fork do not go together
+    with context.Pool(processes) as pool:
+        pending: deque[AsyncResult[list[Verdict]]] = deque()
+        while chunk := list(itertools.islice(worlds, CHUNK)):
+            pending.append(pool.apply_async(_verdicts, (chunk,)))
+            if len(pending) > 2 * processes:
+                yield from pending.popleft().get()
+        for result in pending:
+            yield from result.get()
+
+
+def _verdicts(worlds: Sequence[Chaos]) -> list[Verdict]:
+    return [verdict(world) for world in worlds]
+
+
+def report(found: Verdict) -> str:
+    """A world that broke, the least of it that does so still, and how to see it again."""
+    least = shrink(found)
+    return "\n".join([
+        str(found), "", "the least of it that breaks the same:", str(least), "",
+        *story(least.chaos)[-SHOWN:], "", f"see it with: squall simulate {flags(least.chaos)} --trace",
+    ])  # fmt: skip
+
+
+def flags(world: Chaos) -> str:
+    """What `squall simulate` needs to make this world from its seed."""
+    whole = chaos(world.seed)
+    found = [f"--seed {world.seed}"]
+    if world.faults != whole.faults:
+        found.append(f"--faults {','.join(str(whole.faults.index(fault)) for fault in world.faults) or 'none'}")
+    for name in SIZES:
+        if getattr(world, name) != getattr(whole, name):
+            found.append(f"--{name} {getattr(world, name)}")
+    found += ["--no-evaluator"] if whole.evaluate and not world.evaluate else []
+    found += ["--no-snapshots"] if whole.snapshot_every_s is not None and world.snapshot_every_s is None else []
+    return " ".join(found)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m squall.sim.soak", description=__doc__.partition("\n")[0])
+    parser.add_argument("--count", type=int, help="worlds (default: until Ctrl-C)")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first (default: 0)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each core")
+    options = parser.parse_args(arguments)
+    began, worlds, events, faults = time.monotonic(), 0, 0, Counter[str]()
+    status = 0
+    try:
+        for found in soak(options.count, options.first, options.processes):
+            worlds, events = worlds + 1, events + found.events
+            faults.update(found.faults)
+            if found.error:
+                status = 1
+                print(report(found), flush=True)
+                break
+            if worlds % 1000 == 0:
+                print(_so_far(worlds, events, faults, time.monotonic() - began), flush=True)
+    except KeyboardInterrupt:
+        pass
+    print(_so_far(worlds, events, faults, time.monotonic() - began))
+    return status
+
+
+def _so_far(worlds: int, events: int, faults: Counter[str], seconds: float) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(faults.items()))
+    return f"{worlds} worlds, {events} events, {worlds / max(seconds, 1e-9):.0f} worlds/s; faults: {kinds}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
