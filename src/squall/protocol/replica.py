@@ -108,6 +108,7 @@ class Replica:
         self._fetching = -1  # weights buffer that the exchange under way fills; -1: it fetches nothing
         self._versions = [0] * shards  # of the active weights
         self._arriving = [0] * shards  # of the weights being fetched
+        self._told = [0] * shards  # the clock that each of them has it at
         self._awaited: dict[Node, None] = {}  # shards that have not answered
         self._basis = self._versions  # of the oldest batch in the gradient buffer
         self._stopping = False
@@ -312,6 +313,7 @@ class Replica:
         assert self.clock is not None
         self.clock = max(self.clock, message.clock)  # a newcomer learns where the others are
         self._arriving[shard.index] = message.version
+        self._told[shard.index] = message.clock
         if message.staleness >= 0:
             self._tally.stale(message.staleness)
         self._dropped |= message.dropped
@@ -323,6 +325,10 @@ class Replica:
             self._active = self._fetching
             self._fetching = -1
             effects.append(UseWeights(self._active))
+        if min(self._told) < self.clock:  # shards have let it in at different clocks: some of the weights are older
+            self._exchange(now, effects, push=False, fetch=True)
+            self._tally = Tally()
+            return
         if self._dropped:
             effects.extend(Send(COORDINATOR, Dropped(lease)) for lease in self._pushed)
             self._work = deque(batch for batch in self._work if batch.lease not in self._pushed)

@@ -129,7 +129,7 @@ class Shard:
                 taken = self._snapshots.pop(number)
                 effects.append(Send(COORDINATOR, SnapshotTaken(number, taken.version, taken.progress, error)))
             case TimePassed():
-                self._close_rounds(now, effects)
+                self._settle(now, effects)
             case Started():
                 pass
             case _:
@@ -161,7 +161,7 @@ class Shard:
             self._answer(sender, exchange, effects)  # an evaluator only looks
             return
         if exchange.gradient < 0:
-            self._answer(sender, exchange, effects)
+            self._fetch(replica, exchange, now, effects)
             return
         assert exchange.clock > replica.clock, f"{sender} pushed clock {exchange.clock} after {replica.clock}"
         if self.rules.gather == "mean":
@@ -174,6 +174,25 @@ class Shard:
             else:
                 self._waiting.setdefault(exchange.clock, {})[sender] = exchange
             self._release(effects)
+
+    def _fetch(self, replica: _Replica, exchange: Exchange, now: float, effects: list[Effect]) -> None:
+        """Weights alone: a newcomer's first, or for a batch that is tried again.
+
+        A newcomer begins where the others are, also when another shard knows them to be further. Where there are
+        rounds, it waits for those that it is behind: its first push is on the weights that the others have.
+        """
+        if exchange.clock > replica.clock:
+            self._move(replica, exchange.clock)
+        if self.rules.gather == "mean":
+            self._waiting.setdefault(replica.clock, {})[replica.node] = exchange
+        else:
+            self._answer(replica.node, exchange, effects)
+        self._settle(now, effects)
+
+    def _settle(self, now: float, effects: list[Effect]) -> None:
+        """Somebody's clock has moved, or the members have changed."""
+        self._close_rounds(now, effects)
+        self._release(effects)
 
     def _move(self, replica: _Replica, clock: int) -> None:
         self._clocks.move(replica.clock, clock)
@@ -192,9 +211,10 @@ class Shard:
 
     def _release(self, effects: list[Effect]) -> None:
         """Answer the fetches that the bound now allows, the oldest clocks first, then in slot order."""
+        ahead = 0 if self.rules.gather == "mean" else self.rules.max_delay or 0
+        reached = max(self._clocks.slowest() + ahead, self._closed)
         for clock in sorted(self._waiting):
-            assert self.rules.max_delay is not None
-            if clock > self._clocks.slowest() + self.rules.max_delay:
+            if clock > reached:
                 return
             for node, exchange in sorted(self._waiting.pop(clock).items()):
                 self._answer(node, exchange, effects)
@@ -208,7 +228,7 @@ class Shard:
             return
         self._move(replica, self._closed + 1 if late else exchange.clock)
         self._rounds.setdefault(replica.clock, {})[replica.node] = exchange
-        self._close_rounds(now, effects)
+        self._settle(now, effects)
 
     def _close_rounds(self, now: float, effects: list[Effect]) -> None:
         """Apply every round that is complete, oldest first."""
@@ -293,8 +313,7 @@ class Shard:
             self._drop(node)
             effects.append(Forget(node))
         effects.append(Send(COORDINATOR, ViewSeen(view.number, tuple(departed))))
-        self._close_rounds(now, effects)
-        self._release(effects)
+        self._settle(now, effects)
 
     def _drop(self, node: Node) -> None:
         """Nothing of this replica is applied any more: its slot will be another's."""
