@@ -31,6 +31,9 @@ Make = Callable[[int, int], Strategy]
 STRATEGIES: dict[str, Make] = {
     "downpour": lambda n, k: Downpour(replicas=n, shards=k),
     "downpour, push 4, fetch 2": lambda n, k: Downpour(replicas=n, shards=k, push_every=4, fetch_every=2),
+    "downpour, push 4, fetch 2, delay 0": lambda n, k: Downpour(
+        replicas=n, shards=k, push_every=4, fetch_every=2, max_delay=0
+    ),
     "downpour, push 1, fetch 3": lambda n, k: Downpour(replicas=n, shards=k, push_every=1, fetch_every=3),
     "downpour, overlap": lambda n, k: Downpour(replicas=n, shards=k, overlap=True),
     "downpour, warm start": lambda n, k: Downpour(replicas=n, shards=k, warm_start=8),
@@ -55,7 +58,8 @@ STRATEGIES: dict[str, Make] = {
     "sandblaster, sampled": lambda n, k: Sandblaster(replicas=n, shards=k, batch=20, push_every=1),
 }
 FAULTS_AT_MOST = 6
-ROLES = ("coordinator", "shard", "replica", "evaluator")
+FOLLOWED = 0.4  # of the cuts and pauses, by the death of who is cut off or stands still
+MORTAL = ("replica", "evaluator")  # others start in their place
 
 
 @dataclass(frozen=True)
@@ -121,30 +125,43 @@ def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> t
         Part("coordinator"), *(Part("shard", i) for i in range(shards)), *(Part("replica", i) for i in range(replicas)),
         Part("evaluator"),
     ]  # fmt: skip
-    found = [_fault(chance, events, parts) for _ in range(chance.randint(0, FAULTS_AT_MOST))]
+    found: list[Fault] = []
+    count = chance.randint(0, FAULTS_AT_MOST)
+    while len(found) < count:
+        fault = _fault(chance, events, parts)
+        found.append(fault)
+        if chance.random() < FOLLOWED:
+            found += _death_in(fault, chance)
     return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _death_in(fault: Fault, chance: random.Random) -> list[Fault]:
+    """Who dies while it is cut off, or stands still, leaves things half done."""
+    ends = (fault.sender, fault.receiver) if isinstance(fault, Cut) else ()
+    ends = (fault.part,) if isinstance(fault, Pause) else ends
+    return [Kill(fault.at + chance.randint(1, 40), part) for part in ends if part.role in MORTAL]
 
 
 def _fault(chance: random.Random, events: int, parts: list[Part]) -> Fault:
     at = chance.randrange(events)
-    mortal = [part for part in parts if part.role in ("replica", "evaluator")]
-    match chance.randrange(12):
+    mortal = [part for part in parts if part.role in MORTAL]
+    match chance.randrange(14):
         case 0 | 1:
             loss, duplication = chance.choice((0.0, 0.05, 0.3)), chance.choice((0.0, 0.1, 0.5))
             return Weather(at, chance.uniform(0.05, 2.0), loss, duplication, chance.choice((0.001, 0.02, 0.2)))
-        case 2 | 3:
+        case 2 | 3 | 4:
             sender, receiver = chance.sample(parts, 2)
             return Cut(at, chance.uniform(0.01, 2.0), sender, receiver, chance.random() < 0.5)
-        case 4:
+        case 5:
             return Pause(at, chance.choice((0.01, 0.1, 1.5)) * chance.uniform(0.5, 1.0), chance.choice(parts))
-        case 5 | 6 | 7:
+        case 6 | 7 | 8:
             return Kill(at, chance.choice(mortal), chance.choice((0.0, 0.003, 0.05)))
-        case 8:
-            return Kill(at, chance.choice(parts), chance.choice((0.0, 0.05)))
         case 9:
-            return Skew(chance.choice(parts), chance.choice((0.5, 0.9, 1.1, 2.0)), chance.uniform(0.0, 1000.0))
+            return Kill(at, chance.choice(parts), chance.choice((0.0, 0.05)))
         case 10:
-            return chance.choice((Spoil(at), FullDisk(at)))
+            return Skew(chance.choice(parts), chance.choice((0.5, 0.9, 1.1, 2.0)), chance.uniform(0.0, 1000.0))
+        case 11 | 12:
+            return chance.choice((Spoil(at), Spoil(at), FullDisk(at)))
     return Stop(at)
 
 

@@ -44,9 +44,9 @@ class Verdict:
         return f"{self.chaos}\nBROKEN at event {self.events}: {self.error}"
 
 
-def verdict(world: Chaos, watch: Callable[[Sight], None] | None = None) -> Verdict:
+def verdict(world: Chaos, watch: Callable[[Sight], None] | None = None, self_checks: bool = True) -> Verdict:
     """Run a world to its end, or to the first thing that is wrong."""
-    trial = Trial(world, watch)
+    trial = Trial(world, watch, self_checks)
     try:
         trial.go()
     except Broken as broken:

@@ -1,0 +1,247 @@
+"""It bites: each of these mistakes, put into a machine, is caught within so many worlds.
+
+The machines' own checks (`protocol.check`) are off here: the auditor has to see it from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from squall.protocol.coordinator import Coordinator
+from squall.protocol.core import Apply, Effect, Event, MessageArrived, Node, Send, Term
+from squall.protocol.leases import Leases
+from squall.protocol.leasing import LeaseCoordinator
+from squall.protocol.link import Linked
+from squall.protocol.membership import Membership
+from squall.protocol.messages import Exchange, Frame, ViewSeen
+from squall.protocol.replica import Replica
+from squall.protocol.sandblaster.coordinator import BatchCoordinator
+from squall.protocol.sandblaster.portions import Portions
+from squall.protocol.shard import Shard
+from squall.sim.chaos import chaos
+from squall.sim.soak import verdict
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+class Planted(NamedTuple):
+    plant: Patch
+    within: int  # worlds, from seed 0 on
+    caught_by: tuple[str, ...]  # invariants, or the error that a machine raises; nothing: whatever comes first
+
+
+def both(*patches: Patch) -> Patch:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        for each in patches:
+            each(patch)
+
+    return plant
+
+
+def wrapped(owner: type, name: str, around: Callable[..., Any]) -> Patch:
+    """`around(original, self, *arguments)` in the place of a method."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        original = getattr(owner, name)
+        patch.setattr(owner, name, lambda self, *given, **named: around(original, self, *given, **named))
+
+    return plant
+
+
+# ---------------------------------------------------------------- links
+
+
+def every_copy(original: Any, link: Linked, sender: Node, frame: Frame, now: float, effects: list[Effect]) -> None:
+    if frame.message is not None and frame.number <= link._link(sender).seen:
+        link._hand_over(MessageArrived(sender, frame.message), now, effects)
+    original(link, sender, frame, now, effects)
+
+
+def as_they_come(original: Any, link: Linked, sender: Node, frame: Frame, now: float, effects: list[Effect]) -> None:
+    """Once each, but in the order of arrival."""
+    original(link, sender, Frame(0, frame.seen), now, effects)
+    if frame.message is None:
+        return
+    given = link.__dict__.setdefault("given", {})
+    state = link._link(sender)
+    link._owe_ack(state, now)
+    if (sender, frame.number) in given:
+        return
+    given[sender, frame.number] = None
+    while (sender, state.seen + 1) in given:
+        state.seen += 1
+    link._hand_over(MessageArrived(sender, frame.message), now, effects)
+
+
+def acknowledgements_alone(original: Any, link: Linked, now: float, effects: list[Effect]) -> None:
+    for each in link._links.values():
+        each.resend_due = None
+    original(link, now, effects)
+
+
+def never_forgotten(original: Any, link: Linked, node: Node, effects: list[Effect]) -> None:
+    """The link itself drops what a process of an older view still has on its way."""
+
+
+# ---------------------------------------------------------------- shards
+
+
+def acknowledged_before_applied(original: Any, shard: Shard, event: Event, now: float) -> list[Effect]:
+    """An update is carried out with the next event."""
+    effects = original(shard, event, now)
+    put_off = shard.__dict__.setdefault("put_off", [])
+    now_due, put_off[:] = list(put_off), [effect for effect in effects if isinstance(effect, Apply)]
+    return [*now_due, *(effect for effect in effects if not isinstance(effect, Apply))]
+
+
+def weights_before_apply(original: Any, shard: Shard, event: Event, now: float) -> list[Effect]:
+    return sorted(original(shard, event, now), key=lambda effect: isinstance(effect, Apply))
+
+
+def one_more(original: Any, shard: Shard, index: int, rules: Any, *rest: Any) -> None:
+    bound = rules.max_delay
+    original(shard, index, msgspec.structs.replace(rules, max_delay=None if bound is None else bound + 1), *rest)
+
+
+def strangers_welcome(
+    original: Any, shard: Shard, sender: Node, exchange: Exchange, now: float, effects: list[Effect]
+) -> None:
+    if sender in shard._replicas or sender.role != "replica" or exchange.gradient < 0 or not exchange.examples:
+        original(shard, sender, exchange, now, effects)
+        return
+    effects.append(Apply((Term(sender.index, exchange.gradient, 1.0),), 1.0, exchange.clock))
+    shard.version += 1
+
+
+def nothing_known_of_the_departed(original: Any, shard: Shard, view: Any, now: float, effects: list[Effect]) -> None:
+    original(shard, view, now, effects)
+    for i, effect in enumerate(effects):
+        if isinstance(effect, Send) and isinstance(effect.message, ViewSeen):
+            gone = tuple(msgspec.structs.replace(departed, covers=()) for departed in effect.message.departed)
+            effects[i] = msgspec.structs.replace(effect, message=ViewSeen(effect.message.number, gone))
+
+
+def one_early(original: Any, shard: Shard, clock: int, now: float) -> bool:
+    return len(shard._rounds[clock]) >= max(1, len(shard._replicas) - 1) or original(shard, clock, now)
+
+
+def at_once(original: Any, shard: Shard, replica: Any, exchange: Exchange, now: float, effects: list[Effect]) -> None:
+    if exchange.clock > replica.clock:
+        shard._move(replica, exchange.clock)
+    shard._answer(replica.node, exchange, effects)
+    shard._settle(now, effects)
+
+
+# ---------------------------------------------------------------- the coordinator
+
+
+def leases_forgotten(original: Any, leases: Leases, ended: Any) -> None:
+    pass
+
+
+def leases_back_at_once(original: Any, coordinator: LeaseCoordinator, node: Node, effects: list[Effect]) -> Any:
+    if node in coordinator.members.live:
+        for ended in coordinator.leases.give_back(node):
+            coordinator._close(ended, effects)
+    return original(coordinator, node, effects)
+
+
+def welcome_at_once(original: Any, members: Membership) -> list[tuple[Node, int]]:
+    """Whether or not every shard knows that the one before is gone."""
+    seen, members._seen = members._seen, [members.number] * members.shards
+    ready: list[tuple[Node, int]] = original(members)
+    members._seen = seen
+    return ready
+
+
+def ledger_of_the_end(original: Any, coordinator: Coordinator, *given: Any) -> None:
+    coordinator._snapshots._ledger = coordinator._ledger()
+    original(coordinator, *given)
+
+
+def twice_told(original: Any, leases: Leases, lease: int, upto: int, holder: Node) -> Any:
+    return original(leases, lease, upto + leases.batch_size, holder)
+
+
+# ---------------------------------------------------------------- replicas
+
+
+def one_buffer(original: Any, replica: Replica, *given: Any, **named: Any) -> None:
+    original(replica, *given, **named)
+    replica._gradient = 0
+
+
+def rhythm_lost(original: Any, replica: Replica, *given: Any, fetch: bool, **named: Any) -> None:
+    original(replica, *given, fetch=fetch, **named)
+    if fetch:
+        replica._since_fetch = 0
+
+
+def told_after_one_shard(original: Any, replica: Replica, shard: Node, message: Any, now: float, effects: Any) -> None:
+    if replica._pushed and not message.dropped:
+        replica._unreported |= replica._pushed
+        replica._report(now, effects, at_once=True)
+    original(replica, shard, message, now, effects)
+
+
+# ---------------------------------------------------------------- Sandblaster
+
+
+def every_answer_counts(original: Any, portions: Portions, *given: Any) -> bool:
+    original(portions, *given)
+    return True
+
+
+def spoilt_sums_used(original: Any, coordinator: BatchCoordinator, node: Node, applied: Any, effects: Any) -> None:
+    if coordinator.portions is not None:
+        coordinator.portions.lose(node)
+
+
+PLANTED: dict[str, Planted] = {
+    "duplicates are delivered": Planted(wrapped(Linked, "_receive", every_copy), 50, ()),
+    "frames are delivered as they come": Planted(wrapped(Linked, "_receive", as_they_come), 50, ()),
+    "nothing is sent again": Planted(wrapped(Linked, "_check", acknowledgements_alone), 50, ("I5",)),
+    "a push is acknowledged before it is applied": Planted(
+        wrapped(Shard, "on", acknowledged_before_applied), 50, ()),
+    "weights are sent before the update that they count": Planted(
+        wrapped(Shard, "on", weights_before_apply), 50, ()),
+    "the delay bound is one too wide": Planted(wrapped(Shard, "__init__", one_more), 500, ("I3",)),
+    "a push of a replica that is not in the view is applied": Planted(
+        both(wrapped(Shard, "_on_exchange", strangers_welcome), wrapped(Linked, "_forget", never_forgotten)), 500, ()),
+    "covers are forgotten on departure": Planted(
+        wrapped(Shard, "_on_view", nothing_known_of_the_departed), 500, ("I4",)),
+    "a round closes one replica early": Planted(wrapped(Shard, "_complete", one_early), 500, ()),
+    "a newcomer's first weights do not wait for its round": Planted(wrapped(Shard, "_fetch", at_once), 2000, ("I3",)),
+    "a lease is forgotten on death": Planted(wrapped(Leases, "_return", leases_forgotten), 500, ()),
+    "leases are dealt again before the shards' view": Planted(
+        wrapped(LeaseCoordinator, "_depart", leases_back_at_once), 500, ()),
+    "a slot is used again before the shards' view": Planted(
+        wrapped(Membership, "take_joined", welcome_at_once), 500, ()),
+    "a snapshot's ledger is taken after the shards": Planted(
+        wrapped(Coordinator, "_on_snapshot_taken", ledger_of_the_end), 500, ("I1",)),
+    "a batch more than reported counts as trained": Planted(wrapped(Leases, "done", twice_told), 500, ("I1",)),
+    "a gradient buffer is used again too early": Planted(wrapped(Replica, "_exchange", one_buffer), 500, ("I6",)),
+    "a batch that is tried again shifts the fetches": Planted(
+        wrapped(Replica, "_exchange", rhythm_lost), 5000, ("I3",)),
+    "a push counts when one shard has it": Planted(
+        wrapped(Replica, "_on_exchanged", told_after_one_shard), 500, ("I1",)),
+    "a portion counts as often as it is computed": Planted(wrapped(Portions, "done", every_answer_counts), 500, ()),
+    "a sum that misses a dead replica's portions is used": Planted(
+        wrapped(BatchCoordinator, "_take_back", spoilt_sums_used), 500, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = PLANTED[name]
+    planted.plant(monkeypatch)
+    for seed in range(planted.within):
+        found = verdict(chaos(seed), self_checks=False)
+        if found.error:
+            assert not planted.caught_by or found.invariant in planted.caught_by, found.error
+            return
+    pytest.fail(f"{planted.within} worlds, and nobody has noticed")
