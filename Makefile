@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test check bench docs clean
+.PHONY: train test check soak bench docs clean
 
 train: $(READY)  ## train the digits example: 2 replicas, 1 shard, in separate processes
 	$(BIN)/squall train examples/digits.py
@@ -16,6 +16,9 @@ check: $(READY)  ## lint and types alone
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+soak: $(READY)  ## chaotic worlds, COUNT of them or until Ctrl-C; a failing one is shrunk and shown
+	$(BIN)/python -m squall.sim.soak $(if $(COUNT),--count $(COUNT)) $(if $(FIRST),--first $(FIRST))
 
 bench: $(READY)  ## measure against the floor and the peers; writes benchmarks/RESULTS.md
 	$(BIN)/pip install -q -c constraints.txt -e '.[ray]'

@@ -14,9 +14,9 @@ from squall.protocol.core import (
 )
 from squall.protocol.messages import Calculation, Exchanged, PortionsTaken, PushPortions
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
-from squall.sim.batch_phantoms import WIDTH, BatchFile, BatchStage, Kept, entry_of, example
+from squall.sim.batch_phantoms import WIDTH, BatchStage, Kept, entry_of, example
 from squall.sim.invariants import Broken
-from squall.sim.phantoms import folded_with
+from squall.sim.phantoms import File, folded_with
 from squall.strategies.base import Recipe
 
 NEAR = 1e-3  # of the minimum
@@ -40,10 +40,10 @@ class BatchAuditor:
         self.recipe = recipe
         self.examples = examples
 
-    def begin(self, stage: BatchStage, coordinator: BatchCoordinator, files: Sequence[BatchFile] | None) -> None:
+    def begin(self, stage: BatchStage, coordinator: BatchCoordinator, files: Sequence[File] | None) -> None:
         shards = range(self.recipe.shards)
         self.stage, self.coordinator = stage, coordinator
-        self._logs = [_Log(files[shard].written.fold if files else 0) for shard in shards]
+        self._logs = [_Log(files[shard].fold if files else 0) for shard in shards]
         self._pushes: dict[Node, tuple[PushPortions, list[Kept]]] = {}  # the last one
         self._answered: dict[Node, dict[int, int]] = {}  # fold of what each shard's last answer brought
 
@@ -123,4 +123,6 @@ class BatchAuditor:
             for i, found in enumerate(store.vectors["weights"]):
                 least = sum(example(number, WIDTH * shard + i) for number in range(self.examples)) / self.examples
                 if abs(found - least) > NEAR:
-                    raise Broken("I6", f"element {i} of shard {shard} is {found:.6f}, and the minimum is at {least:.6f}")
+                    raise Broken(
+                        "I6", f"element {i} of shard {shard} is {found:.6f}, and the minimum is at {least:.6f}"
+                    )

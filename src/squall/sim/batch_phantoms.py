@@ -11,7 +11,7 @@ from typing import NamedTuple
 from squall.protocol import core
 from squall.protocol.core import Effect, Event, Node, Payload
 from squall.protocol.messages import Calculation
-from squall.sim.phantoms import Gradient, Phantom, Stage, Written, folded_with
+from squall.sim.phantoms import File, Gradient, Phantom, Stage, Written, folded_with
 from squall.strategies.base import Recipe
 
 WIDTH = 2  # elements of a shard
@@ -25,13 +25,6 @@ class Kept(NamedTuple):
     gradient: Gradient  # its basis: the calculations that each shard had carried out
     weight: float
     vector: Vector  # [WIDTH x shards], weighted
-
-
-class BatchFile(NamedTuple):
-    """A shard's part of a snapshot."""
-
-    vectors: dict[str, Vector]
-    written: Written
 
 
 def example(number: int, element: int) -> float:
@@ -52,10 +45,12 @@ class BatchStage(Stage):
         self.kept: dict[int, list[Kept]] = {slot: [] for slot in slots}
         self.stores: list[VectorPhantom] = []
 
-    def host(self, node: Node, file: object = None) -> Phantom:
+    def files(self, number: int) -> list[File]:
+        return [store.files[number] for store in self.stores]
+
+    def host(self, node: Node, version: int = 0, file: File | None = None) -> Phantom:
         match node.role:
             case "shard":
-                assert file is None or isinstance(file, BatchFile)
                 self.stores.append(VectorPhantom(self, node, file))
                 return self.stores[-1]
             case "replica":
@@ -97,14 +92,15 @@ class PortionPhantom(Phantom):
 class VectorPhantom(Phantom):
     stage: BatchStage
 
-    def __init__(self, stage: BatchStage, node: Node, file: BatchFile | None) -> None:
+    def __init__(self, stage: BatchStage, node: Node, file: File | None) -> None:
         super().__init__(stage, node)
-        self.vectors: dict[str, Vector] = {name: (0.0,) * WIDTH for name in ("weights", "trial", "sum", "direction")}
+        names = ("weights", "trial", "sum", "direction")
+        self.vectors: dict[str, Vector] = dict.fromkeys(names, (0.0,) * WIDTH)
         self.version, self.fold = 0, 0  # the last calculation; of calculations and pushes
         if file is not None:
             self.vectors |= file.vectors
-            self.fold = file.written.fold
-        self.files: dict[int, BatchFile] = {}
+            self.fold = file.fold
+        self.files: dict[int, File] = {}
 
     def attach(self, payload: Payload) -> None:
         stage, slot = self.stage, payload.slot
@@ -120,9 +116,9 @@ class VectorPhantom(Phantom):
                 return core.VectorsCalculated(calculation.number, self._calculate(calculation))
             case core.AddPortions(slot):
                 self._add(self.stage.kept[slot])
-            case core.WriteSnapshot(number, version):
+            case core.WriteSnapshot(number):
                 kept = {name: vector for name, vector in self.vectors.items() if name not in ("trial", "sum")}
-                self.files[number] = BatchFile(kept, Written(version, self.fold))
+                self.files[number] = File(self.fold, vectors=kept)
                 return core.SnapshotWritten(number, self.stage.disk(number))
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,10 +22,10 @@ from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 from squall.sim.batch_invariants import BatchAuditor
-from squall.sim.batch_phantoms import BatchFile, BatchStage
+from squall.sim.batch_phantoms import BatchStage
 from squall.sim.chaos import Chaos
 from squall.sim.invariants import Auditor, restored
-from squall.sim.phantoms import File, Phantom, Stage, Written
+from squall.sim.phantoms import File, Phantom, Stage
 
 
 class Saved(NamedTuple):
@@ -38,116 +39,127 @@ class Saved(NamedTuple):
         return max(self.manifest.versions)
 
 
-class BatchSaved(NamedTuple):
-    """A published snapshot of Sandblaster."""
-
-    manifest: PublishSnapshot
-    files: Sequence[BatchFile]  # by shard
-
-
-class LeaseCast:
-    """A run that trains batch by batch."""
+class Cast(ABC):
+    """Everybody in a world. `begin` is called once for each life."""
 
     stage: Stage
 
     def __init__(self, chaos: Chaos) -> None:
         self.chaos = chaos
         self.recipe = chaos.recipe
-        self.limits = Limits(epochs=chaos.epochs)
-        self.auditor = Auditor(self.recipe, chaos.examples, chaos.batch_size, self.limits)
-        self._computed = 0  # in earlier lives
+        self.saved: Saved | None = None  # what this life goes on from
+        self.computed = 0  # in earlier lives
 
-    def begin(self, now: Callable[[], float], saved: Saved | None) -> None:
-        chaos, self._saved = self.chaos, saved
-        self.stage = Stage(self.recipe, now, self._computed)
-        if saved is None:
-            leases, number = Leases(chaos.examples, chaos.batch_size, self.limits), 0
-            self.auditor.begin(self.stage)
-        else:
-            leases, number = restored(saved.manifest, chaos.batch_size, self.limits), saved.manifest.number
-            self.auditor.begin(self.stage, saved.files, leases)
-        self.coordinator = LeaseCoordinator(policy_of(chaos), self.recipe.dealing(), leases, number)
+    @abstractmethod
+    def begin(self, now: Callable[[], float]) -> None: ...
+
+    @abstractmethod
+    def watch(self, now: float, node: Node, what: object) -> None:
+        """Raise `Broken` where an invariant does not hold."""
+
+    @abstractmethod
+    def finished(self, lives: int, spoilt: bool) -> None:
+        """The run has ended well. Raise `Broken` where that is not so."""
+
+    @abstractmethod
+    def _machine(self, node: Node) -> Machine: ...
 
     def member(self, node: Node) -> tuple[Linked, Phantom]:
-        file = self._saved.files[node.index] if self._saved is not None and node.role == "shard" else None
-        return Linked(self._machine(node)), self.stage.host(node, file)
+        """A process."""
+        file = self.saved.files[node.index] if self.saved is not None and node.role == "shard" else None
+        return Linked(self._machine(node)), self.stage.host(node, self._version, file)
+
+    def over(self) -> None:
+        """A life is over: the next goes on from its newest snapshot."""
+        self.computed = self.stage.computed
+        if self.stage.published:
+            manifest = self.stage.published[-1]
+            self.saved = Saved(manifest, self.stage.files(manifest.number))
+
+    @property
+    def _policy(self) -> Policy:
+        chaos = self.chaos
+        return Policy(
+            chaos.replicas, self.recipe.shards, evaluate=chaos.evaluate, snapshot_every_s=chaos.snapshot_every_s
+        )  # fmt: skip
+
+    @property
+    def _version(self) -> int:
+        return self.saved.version if self.saved is not None else 0
+
+
+class LeaseCast(Cast):
+    """A run that trains batch by batch."""
+
+    def __init__(self, chaos: Chaos) -> None:
+        super().__init__(chaos)
+        self._limits = Limits(epochs=chaos.epochs)
+        self._auditor = Auditor(self.recipe, chaos.examples, chaos.batch_size, self._limits)
+
+    def watch(self, now: float, node: Node, what: object) -> None:
+        self._auditor.watch(now, node, what)
+
+    def begin(self, now: Callable[[], float]) -> None:
+        chaos, saved = self.chaos, self.saved
+        self.stage = Stage(self.recipe, now, self.computed)
+        if saved is None:
+            leases, number = Leases(chaos.examples, chaos.batch_size, self._limits), 0
+            self._auditor.begin(self.stage)
+        else:
+            leases, number = restored(saved.manifest, chaos.batch_size, self._limits), saved.manifest.number
+            self._auditor.begin(self.stage, saved.version, saved.files, leases)
+        self._coordinator = LeaseCoordinator(self._policy, self.recipe.dealing(), leases, number)
 
     def _machine(self, node: Node) -> Machine:
         recipe = self.recipe
         match node.role:
             case "coordinator":
-                return self.coordinator
+                return self._coordinator
             case "shard":
-                return Shard(node.index, recipe.rules(), self._saved.version if self._saved is not None else 0)
+                return Shard(node.index, recipe.rules(), self._version)
             case "replica":
                 return Replica(node, recipe.shards, self.chaos.batch_size, recipe.cadence())
         return Evaluator(node, recipe.shards)
 
-    def over(self) -> Saved | None:
-        """A life is over: what the next goes on from."""
-        self._computed = self.stage.computed
-        if not self.stage.published:
-            return self._saved
-        manifest = self.stage.published[-1]
-        version, files = max(manifest.versions), [shard.files[manifest.number] for shard in self.stage.shards]
-        return Saved(manifest, [File(file.applied, Written(version, file.written.fold)) for file in files])
-
     def finished(self, lives: int, spoilt: bool) -> None:
-        self.auditor.finished(lives, self.coordinator.trained)
+        self._auditor.finished(lives, self._coordinator.trained)
 
 
-class BatchCast:
+class BatchCast(Cast):
     """A run of a method that looks at whole batches."""
 
-    stage: BatchStage
-
     def __init__(self, chaos: Chaos) -> None:
-        self.chaos = chaos
-        self.recipe = chaos.recipe
-        self.auditor = BatchAuditor(self.recipe, chaos.examples)
-        self._computed = 0  # in earlier lives
+        super().__init__(chaos)
+        self._auditor = BatchAuditor(self.recipe, chaos.examples)
 
-    def begin(self, now: Callable[[], float], saved: BatchSaved | None) -> None:
-        chaos, method, self._saved = self.chaos, self.recipe.batch, saved
+    def begin(self, now: Callable[[], float]) -> None:
+        chaos, saved, method = self.chaos, self.saved, self.recipe.batch
         assert method is not None
-        self.stage = BatchStage(self.recipe, now, self._computed)
+        stage = self.stage = BatchStage(self.recipe, now, self.computed)
         balance = Balance(chaos.batch_size, method.push_every, method.backup)
         limits = Limits(epochs=chaos.epochs if method.rules.sampled else None)
-        given = (policy_of(chaos), method.rules, balance, Batches(chaos.examples, method.examples), limits)
-        self.coordinator = BatchCoordinator(*given)
+        state, trained, number = State(), 0, 0
         if saved is not None:
-            ledger = saved.manifest.ledger
+            ledger, number = saved.manifest.ledger, saved.manifest.number
             state, trained = msgspec.convert(ledger["method"], State), msgspec.convert(ledger["trained"], int)
-            self.coordinator = BatchCoordinator(*given, state, trained, saved.manifest.number)
-        self.auditor.begin(self.stage, self.coordinator, saved.files if saved is not None else None)
+        self._coordinator = BatchCoordinator(
+            self._policy, method.rules, balance, Batches(chaos.examples, method.examples), limits, state, trained,
+            number,
+        )  # fmt: skip
+        self._auditor.begin(stage, self._coordinator, saved.files if saved is not None else None)
 
-    def member(self, node: Node) -> tuple[Linked, Phantom]:
-        file = self._saved.files[node.index] if self._saved is not None and node.role == "shard" else None
-        return Linked(self._machine(node)), self.stage.host(node, file)
+    def watch(self, now: float, node: Node, what: object) -> None:
+        self._auditor.watch(now, node, what)
 
     def _machine(self, node: Node) -> Machine:
         match node.role:
             case "coordinator":
-                return self.coordinator
+                return self._coordinator
             case "shard":
-                return BatchShard(node.index, max(self._saved.manifest.versions) if self._saved is not None else 0)
+                return BatchShard(node.index, self._version)
             case "replica":
                 return BatchReplica(node, self.recipe.shards)
         return Evaluator(node, self.recipe.shards)
 
-    def over(self) -> BatchSaved | None:
-        """A life is over: what the next goes on from."""
-        self._computed = self.stage.computed
-        if not self.stage.published:
-            return self._saved
-        manifest = self.stage.published[-1]
-        return BatchSaved(manifest, [store.files[manifest.number] for store in self.stage.stores])
-
     def finished(self, lives: int, spoilt: bool) -> None:
-        self.auditor.finished(spoilt)
-
-
-def policy_of(chaos: Chaos) -> Policy:
-    return Policy(
-        chaos.replicas, chaos.recipe.shards, evaluate=chaos.evaluate, snapshot_every_s=chaos.snapshot_every_s
-    )  # fmt: skip
+        self._auditor.finished(spoilt)

@@ -137,8 +137,13 @@ def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> t
 
 def _death_in(fault: Fault, chance: random.Random) -> list[Fault]:
     """Who dies while it is cut off, or stands still, leaves things half done."""
-    ends = (fault.sender, fault.receiver) if isinstance(fault, Cut) else ()
-    ends = (fault.part,) if isinstance(fault, Pause) else ends
+    match fault:
+        case Cut(_, _, sender, receiver):
+            ends = [sender, receiver]
+        case Pause(_, _, part):
+            ends = [part]
+        case _:
+            return []
     return [Kill(fault.at + chance.randint(1, 40), part) for part in ends if part.role in MORTAL]
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from squall.protocol.core import Node, Transmit
+from squall.protocol.core import Node, Send, Transmit
 from squall.sim.world import Network
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """A role's process, whatever its incarnation. There is one coordinator and one evaluator."""
 
     role: str
@@ -148,7 +148,7 @@ class FaultyWire:
         else:
             self._cuts.append((now + fault.seconds, fault))
 
-    def arrivals(self, sender: Node, effect: Transmit, now: float, chance: random.Random) -> Sequence[float]:
+    def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
         if not self._weather and not self._cuts:
             return self._network.arrivals(sender, effect, now, chance)
         self._weather = [(until, weather) for until, weather in self._weather if until > now]

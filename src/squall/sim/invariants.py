@@ -78,20 +78,20 @@ class Auditor:
         self.again: Counter[Batch] = Counter()  # of these, what a resumed run trains again though all shards have it
         self._bound = _bound(recipe)
 
-    def begin(self, stage: Stage, files: Sequence[File] | None = None, left: Leases | None = None) -> None:
+    def begin(
+        self, stage: Stage, version: int = 0, files: Sequence[File] = (), left: Leases | None = None
+    ) -> None:  # fmt: skip
         """A life begins, from the files of a snapshot where there is one; `left` is its data position."""
         shards = range(self.recipe.shards)
         self.stage = stage
-        versions = [max(file.written.version for file in files)] * len(shards) if files else [0] * len(shards)
-        written = [Written(v, files[s].written.fold if files else 0) for s, v in enumerate(versions)]
-        self._logs = [_Log(each) for each in written]
+        self._logs = [_Log(Written(version, files[shard].fold if files else 0)) for shard in shards]
         self._applied: list[dict[Batch, list[int]]] = [{} for _ in shards]  # computations, by shard
         self._shards_with: Counter[int] = Counter()  # of a computation
         self._whole: Counter[Batch] = Counter()  # computations that all shards have
         self._pushes: dict[tuple[int, int], _Push] = {}  # by slot and buffer
         self._under_way: dict[Node, _Push | None] = {}  # of replicas: the last push sent
         self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
-        for shard, file in enumerate(files or ()):
+        for shard, file in enumerate(files):
             for applied in file.applied:
                 for gradient in applied.gradients:
                     self._have(shard, gradient)
@@ -165,7 +165,9 @@ class Auditor:
             if shard in push.staleness:
                 raise Broken("I1", f"shard {shard} calls a push of {to} dropped that it has applied")
         elif shard not in push.staleness:
-            raise Broken("I1", f"shard {shard} acknowledges clock {push.exchange.clock} of {to}, and has not applied it")
+            raise Broken(
+                "I1", f"shard {shard} acknowledges clock {push.exchange.clock} of {to}, and has not applied it"
+            )
         elif answer.staleness != push.staleness[shard]:
             raise Broken("I3", f"shard {shard} reports {answer.staleness} to {to} for {push.staleness[shard]}")
 
@@ -305,5 +307,3 @@ def _text(batch: Batch) -> str:
 
 def _numbers(gradients: Sequence[Gradient]) -> str:
     return f"computations {[gradient.number for gradient in gradients]}"
-
-

@@ -8,7 +8,7 @@ run, so a buffer that is used too early shows as a gradient applied twice, or as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from squall.protocol import core
@@ -53,13 +53,16 @@ class Written(NamedTuple):
 class File(NamedTuple):
     """A shard's part of a snapshot."""
 
-    applied: tuple[Applied, ...]
-    written: Written
+    fold: int
+    applied: tuple[Applied, ...] = ()
+    vectors: Mapping[str, tuple[float, ...]] = {}  # of Sandblaster's
 
 
 def folded(fold: int, terms: Iterable[tuple[tuple[Gradient, ...], float]]) -> int:
     """The fold after one more update: another one for other gradients, weights, or another order of updates."""
-    return folded_with(fold, tuple((*(gradient.number for gradient in gradients), weight) for gradients, weight in terms))
+    return folded_with(
+        fold, tuple((*(gradient.number for gradient in gradients), weight) for gradients, weight in terms)
+    )
 
 
 def folded_with(fold: int, entry: tuple[object, ...]) -> int:
@@ -95,15 +98,19 @@ class Stage:
                 return COMPUTE_S
         return 0.0
 
-    def host(self, node: Node, file: File | None = None) -> Phantom:
-        """A host for a new process. `file`: what a shard goes on from."""
+    def files(self, number: int) -> list[File]:
+        """A snapshot, by shard."""
+        return [shard.files[number] for shard in self.shards]
+
+    def host(self, node: Node, version: int = 0, file: File | None = None) -> Phantom:
+        """A host for a new process. `version`, `file`: what a shard goes on from."""
         if node.role != "shard":
             self.in_use.pop(node.index, None)  # whoever had the slot is gone
         match node.role:
             case "coordinator":
                 return CoordinatorPhantom(self, node)
             case "shard":
-                self.shards.append(ShardPhantom(self, node, file))
+                self.shards.append(ShardPhantom(self, node, version, file))
                 return self.shards[-1]
             case "replica":
                 return ReplicaPhantom(self, node)
@@ -151,10 +158,10 @@ class ReplicaPhantom(Phantom):
 
 
 class ShardPhantom(Phantom):
-    def __init__(self, stage: Stage, node: Node, file: File | None) -> None:
+    def __init__(self, stage: Stage, node: Node, version: int, file: File | None) -> None:
         super().__init__(stage, node)
-        self.applied: list[Applied] = list(file.applied) if file is not None else []
-        self.version, self.fold = file.written if file is not None else (0, 0)
+        self.applied = list(file.applied) if file is not None else []
+        self.version, self.fold = version, file.fold if file is not None else 0
         self.files: dict[int, File] = {}  # by the snapshot's number
 
     def attach(self, payload: Payload) -> None:
@@ -173,7 +180,7 @@ class ShardPhantom(Phantom):
                 self.fold = folded(self.fold, found)
                 self.version += 1
             case core.WriteSnapshot(number):
-                self.files[number] = File(tuple(self.applied), Written(self.version, self.fold))
+                self.files[number] = File(self.fold, tuple(self.applied))
                 return core.SnapshotWritten(number, self.stage.disk(number))
         return None
 

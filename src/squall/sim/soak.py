@@ -1,6 +1,6 @@
 """World after world, until one breaks an invariant; that one is shrunk to the least that still breaks it.
 
-    python -m squall.sim.soak --count 1000 [--first SEED] [--processes N]
+python -m squall.sim.soak --count 1000 [--first SEED] [--processes N]
 """
 
 from __future__ import annotations
@@ -155,14 +155,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             faults.update(found.faults)
             if found.error:
                 status = 1
-                print(report(found), flush=True)
+                _say(report(found))
                 break
             if worlds % 1000 == 0:
-                print(_so_far(worlds, events, faults, time.monotonic() - began), flush=True)
+                _say(_so_far(worlds, events, faults, time.monotonic() - began))
     except KeyboardInterrupt:
         pass
-    print(_so_far(worlds, events, faults, time.monotonic() - began))
+    _say(_so_far(worlds, events, faults, time.monotonic() - began))
     return status
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _so_far(worlds: int, events: int, faults: Counter[str], seconds: float) -> str:

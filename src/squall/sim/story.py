@@ -39,7 +39,7 @@ def _plain(what: object) -> str:
     shown = []
     for field in msgspec.structs.fields(type(what)):
         value = getattr(what, field.name)
-        if field.default is msgspec.NODEFAULT or value != field.default:
+        if field.required or (value != field.default and value not in ({}, ())):
             shown.append(f"{field.name}={_value(value)}")
     return f"{type(what).__name__}({', '.join(shown)})"
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
 
 from squall.protocol.check import check
 from squall.protocol.coordinator import LOST_IN_A_ROW
 from squall.protocol.core import COORDINATOR, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
-from squall.sim.cast import BatchCast, LeaseCast, Saved
+from squall.sim.cast import BatchCast, Cast, LeaseCast
 from squall.sim.chaos import Chaos
 from squall.sim.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
 from squall.sim.invariants import Broken
@@ -41,8 +40,8 @@ class Trial:
         self._self_checks = self_checks
         self.events = 0
         self.lives = 0
-        self.happened: Counter[str] = Counter()  # faults, by kind
-        self.cast: Any = LeaseCast(chaos) if chaos.recipe.batch is None else BatchCast(chaos)
+        self.happened = Counter("Skew" for fault in chaos.faults if isinstance(fault, Skew))  # faults, by kind
+        self.cast: Cast = LeaseCast(chaos) if chaos.recipe.batch is None else BatchCast(chaos)
         self._watch = watch
         self._clocks = {f.part: Clock(f.rate, f.offset_s) for f in chaos.faults if isinstance(f, Skew)}
         self._to_come = deque(fault for fault in chaos.faults if not isinstance(fault, Skew))
@@ -51,20 +50,19 @@ class Trial:
 
     def go(self) -> Trial:
         """Run to the end. Raises `Broken`, or whatever a machine raises."""
-        saved = None
         while True:
-            self._begin(saved)
+            self._begin()
             end = self._live()
             if end is not None and end.status == "finished":
                 self.cast.finished(self.lives, spoilt=self.happened["Spoil"] > 0)
                 return self
-            saved = self.cast.over()
+            self.cast.over()
             self._lived_s += self.world.now
 
     # ------------------------------------------------------------ a life
 
-    def _begin(self, saved: Saved | None) -> None:
-        chaos = self.chaos
+    def _begin(self) -> None:
+        chaos, saved = self.chaos, self.cast.saved
         self.lives += 1
         self._wire = FaultyWire(chaos.network)
         self.world = World(
@@ -72,7 +70,7 @@ class Trial:
             notice_s=chaos.notice_s, clock=lambda node: self._clocks.get(Part.of(node)),
         )  # fmt: skip
         self.world.trace = self._trace
-        self.cast.begin(lambda: self.world.now, saved)
+        self.cast.begin(lambda: self.world.now)
         stage = self.cast.stage
         stage.compute_s = lambda node: chaos.paces[node.index]
         stage.poison, stage.disk = self._poison, self._disk
@@ -185,7 +183,7 @@ class Trial:
         self._touched = node
         if self._watch is not None:
             self._watch((self._lived_s + now, node, what))
-        self.cast.auditor.watch(now, node, what)
+        self.cast.watch(now, node, what)
 
     def _note(self, what: object) -> None:
         if self._watch is not None:

@@ -1,0 +1,68 @@
+"""`squall simulate`: what it is asked, and what it prints. Without a file: one chaotic world, by its seed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from squall.sim.chaos import Chaos
+
+_ABOUT = (
+    "Without FILE: run chaotic world SEED (docs/design.md, Proof), with messages lost, late and doubled, and processes"
+    " paused and killed, and say whether every invariant held. Nothing is computed, and no process is started."
+)
+
+
+def add_simulate(commands: Any) -> None:
+    """`commands` is what `add_subparsers` returns."""
+    parser = commands.add_parser("simulate", help="rehearse a run in virtual time", description=_ABOUT)
+    parser.set_defaults(run=_simulate)
+    parser.add_argument("file", metavar="FILE[:function]", nargs="?", help="as of `squall train`")
+    parser.add_argument("--seed", type=int, default=0, help="of the world (default: 0)")
+    world = parser.add_argument_group("a chaotic world")
+    world.add_argument("--trace", action="store_true", help="show the world step by step; faults are marked with !!")
+    world.add_argument(
+        "--faults", type=_numbers, metavar="I,J,...", help="only these of the world's faults, by their numbers, or none"
+    )
+    for name in ("replicas", "shards", "examples", "epochs"):
+        world.add_argument(f"--{name}", type=int, help="in place of what the seed says")
+    world.add_argument("--no-evaluator", action="store_true", help="without evaluations")
+    world.add_argument("--no-snapshots", action="store_true", help="without a snapshot before the end")
+
+
+def _numbers(text: str) -> list[int]:
+    """'1,4', or 'none'"""
+    return [] if text == "none" else [int(number) for number in text.split(",")]
+
+
+def _simulate(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
+    if options.file is not None:
+        raise ValueError(f"{options.file}: only worlds without a file can be simulated yet; leave it out")
+    from squall.sim.soak import story, verdict
+
+    world = _world(options)
+    found = verdict(world)
+    steps = "\n".join([*story(world), "", ""]) if options.trace else ""
+    return (1 if found.error else 0), f"{steps}{found}\n"
+
+
+def _world(options: argparse.Namespace) -> Chaos:
+    from squall.sim.chaos import chaos
+    from squall.sim.soak import SIZES, rebuilt
+
+    if options.seed < 0:
+        raise ValueError(f"--seed is {options.seed}: worlds are numbered from 0 on")
+    changes: dict[str, Any] = {n: getattr(options, n) for n in SIZES if getattr(options, n) is not None}
+    for name, value in changes.items():
+        if value < 1:
+            raise ValueError(f"--{name} is {value}: it must be at least 1")
+    if options.no_evaluator:
+        changes["evaluate"] = False
+    if options.no_snapshots:
+        changes["snapshot_every_s"] = None
+    count = len(chaos(options.seed).faults)
+    wrong = [number for number in options.faults or () if not 0 <= number < count]
+    if wrong:
+        raise ValueError(f"--faults has {wrong[0]}: world {options.seed} has {count} faults, numbered from 0 on")
+    return rebuilt(options.seed, options.faults, **changes)
