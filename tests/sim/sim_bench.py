@@ -1,93 +1,75 @@
-"""A whole run in virtual time with fake hosts, with actions (kills, stops) before given events."""
+"""A whole run in virtual time with phantoms as hosts, with actions (kills, stops) before given events."""
 
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sim_hosts import COMPUTE_S, Batch, CoordinatorHost, EvaluatorHost, Gradient, ReplicaHost, ShardHost
-
 from squall.protocol import core
 from squall.protocol.check import check
 from squall.protocol.coordinator import Policy
-from squall.protocol.core import COORDINATOR, End, Node, Note, PublishSnapshot
+from squall.protocol.core import COORDINATOR, End, Node
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.replica import Replica
 from squall.protocol.shard import Shard
+from squall.sim.invariants import Auditor
+from squall.sim.phantoms import Batch, Phantom, Stage
 from squall.sim.world import Network, World
 from squall.strategies import Recipe
 
 HANG_S = 120.0  # of virtual time; the runs here take some seconds
 
 
-class Bench:
-    """A run of a recipe; `go` runs it to its end, with actions before given events."""
+class Bench(Stage):
+    """A run of a recipe; `go` runs it to its end, with actions before given events, and audits all of it."""
 
     def __init__(
         self, recipe: Recipe, *, network: Network | None = None, seed: int = 0, examples: int = 22, batch_size: int = 4,
         limits: Limits | None = None, notice_s: float = 0.0, keep_trace: bool = False, **policy: Any,
     ) -> None:  # fmt: skip
-        self.recipe, self.batch_size, self.seed = recipe, batch_size, seed
+        super().__init__(recipe, lambda: self.world.now)
+        self.batch_size, self.seed = batch_size, seed
         self.limits = limits or Limits(epochs=2)
         self.leases = Leases(examples, batch_size, self.limits)
         self.coordinator = LeaseCoordinator(
             Policy(recipe.replicas, recipe.shards, **policy), recipe.dealing(), self.leases
         )
-        self.notes: list[Note] = []
-        self.published: list[PublishSnapshot] = []
-        self.computed = 0
-        self.gradients: dict[tuple[int, int], list[Gradient]] = {}
-        slots = [(slot, buffer) for slot in range(recipe.replicas + 1) for buffer in range(2)]
-        self.weights = {key: [0] * recipe.shards for key in slots}
-        self.in_use: dict[int, tuple[int, float]] = {}  # slot -> weights buffer, until when
-        self.poison: Callable[[int, Batch], bool] = lambda number, batch: False
-        self.disk: Callable[[int], str] = lambda number: ""
-        self.metrics: Callable[[], dict[str, float]] = lambda: {"loss": 1.0}
+        self.auditor = Auditor(recipe, examples, batch_size, self.limits)
+        self.auditor.begin(self)
         self.story: deque[tuple[float, Node, object]] = deque(maxlen=60)
         self.digest = hashlib.sha256() if keep_trace else None
         self.steps = 0
         self._touched: Node = COORDINATOR
-        self.world = World(network=network, seed=seed, duration=self._duration, spawn=self._member, notice_s=notice_s)
+        self.world = World(network=network, seed=seed, duration=self.duration, spawn=self._member, notice_s=notice_s)
         self.world.trace = self._trace
-        self.shards: list[ShardHost] = []
         nodes = [COORDINATOR, *(Node("shard", i) for i in range(recipe.shards))]
         nodes += [Node("replica", i) for i in range(recipe.replicas)]
         for node in [*nodes, Node("evaluator", recipe.replicas)] if self.coordinator.policy.evaluate else nodes:
             self.world.add(node, *self._member(node))
 
-    def _member(self, node: Node) -> tuple[Linked, Any]:
+    def _member(self, node: Node) -> tuple[Linked, Phantom]:
+        return Linked(self._machine(node)), self.host(node)
+
+    def _machine(self, node: Node) -> core.Machine:
         recipe = self.recipe
-        self.in_use.pop(node.index, None)
         match node.role:
             case "coordinator":
-                return Linked(self.coordinator), CoordinatorHost(self, node)
+                return self.coordinator
             case "shard":
-                self.shards.append(ShardHost(self, node))
-                return Linked(Shard(node.index, recipe.rules())), self.shards[-1]
+                return Shard(node.index, recipe.rules())
             case "replica":
-                return Linked(Replica(node, recipe.shards, self.batch_size, recipe.cadence())), ReplicaHost(self, node)
-            case _:
-                return Linked(Evaluator(node, recipe.shards)), EvaluatorHost(self, node)
-
-    def compute_s(self, node: Node) -> float:
-        return COMPUTE_S * (1 + 0.37 * node.index)
-
-    def _duration(self, node: Node, effect: Any, now: float) -> float:
-        match effect:
-            case core.Compute():
-                return self.compute_s(node)
-            case core.EvaluateModel() | core.WriteSnapshot():
-                return COMPUTE_S
-        return 0.0
+                return Replica(node, recipe.shards, self.batch_size, recipe.cadence())
+        return Evaluator(node, recipe.shards)
 
     def _trace(self, now: float, node: Node, what: Any) -> None:
         self._touched = node
         self.story.append((now, node, what))
         if self.digest is not None:
             self.digest.update(f"{now!r} {node} {what!r}\n".encode())
+        self.auditor.watch(now, node, what)
 
     # ------------------------------------------------------------ running
 
@@ -157,6 +139,6 @@ class Bench:
             dealt |= {(left.epoch, i) for i in range(left.cursor)}
             trained = dealt - {(e, i) for e, start, stop in left.returned for i in range(start, stop)}
             for shard in self.shards:
-                gradients = [g for applied in shard.files[manifest.number] for g in applied.gradients]
+                gradients = [g for applied in shard.files[manifest.number].applied for g in applied.gradients]
                 missing = trained - {(g.epoch, i) for g in gradients for i in range(g.start, g.stop)}
                 assert not missing, f"snapshot {manifest.number} of {shard.node} lacks {sorted(missing)[:5]}"

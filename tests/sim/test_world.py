@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from sim_bench import Bench
-from sim_hosts import COMPUTE_S
 
 from squall.protocol.core import (
     COORDINATOR,
@@ -28,6 +27,7 @@ from squall.protocol.core import (
 )
 from squall.protocol.link import RESEND_AFTER_S, Linked
 from squall.protocol.messages import Join, Stop
+from squall.sim.phantoms import COMPUTE_S
 from squall.sim.world import Network, World
 from squall.strategies import Downpour, Synchronous
 
