@@ -8,6 +8,7 @@ from squall.protocol.core import (
     End,
     EvaluateModel,
     Event,
+    Forget,
     MessageArrived,
     ModelEvaluated,
     Node,
@@ -18,6 +19,14 @@ from squall.protocol.core import (
 from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop
 
 BUFFER = 0
+
+
+def predecessors(evaluator: Node, known: int) -> list[Effect]:
+    """For a shard that hears from this evaluator, and has known incarnation `known`: those before it are dead.
+
+    What they asked for and comes late would be written over weights that are being evaluated.
+    """
+    return [Forget(Node("evaluator", evaluator.index, older)) for older in range(known, evaluator.incarnation)]
 
 
 class Evaluator:

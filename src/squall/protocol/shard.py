@@ -37,6 +37,7 @@ from squall.protocol.core import (
     TimePassed,
     WriteSnapshot,
 )
+from squall.protocol.evaluator import predecessors
 from squall.protocol.messages import (
     Cover,
     Departed,
@@ -117,6 +118,7 @@ class Shard:
         self.wake_at: float | None = None  # when the grace of the open round ends
         self._clocks = Clocks()  # of the replicas
         self._waiting: dict[int, dict[Node, Exchange]] = {}  # clock -> fetches held back by the bound
+        self._evaluator = 0  # incarnation of the newest that was heard of
         self._staleness: dict[Node, int] = {}  # of pushes whose answer is held back
         self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
 
@@ -158,6 +160,8 @@ class Shard:
         if replica is None:
             if sender.role == "replica":
                 return  # not in the newest view: it is gone, and its slot may be another's by now
+            effects.extend(predecessors(sender, self._evaluator))
+            self._evaluator = max(self._evaluator, sender.incarnation)
             self._answer(sender, exchange, effects)  # an evaluator only looks
             return
         if exchange.gradient < 0:

@@ -80,7 +80,8 @@ class Cast(ABC):
     def _policy(self) -> Policy:
         chaos = self.chaos
         return Policy(
-            chaos.replicas, self.recipe.shards, evaluate=chaos.evaluate, snapshot_every_s=chaos.snapshot_every_s
+            chaos.replicas, self.recipe.shards, evaluate=chaos.evaluate, evaluate_every_s=chaos.evaluate_every_s,
+            snapshot_every_s=chaos.snapshot_every_s,
         )  # fmt: skip
 
     @property

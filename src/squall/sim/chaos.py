@@ -58,7 +58,8 @@ STRATEGIES: dict[str, Make] = {
     "sandblaster, sampled": lambda n, k: Sandblaster(replicas=n, shards=k, batch=20, push_every=1),
 }
 FAULTS_AT_MOST = 6
-FOLLOWED = 0.4  # of the cuts and pauses, by the death of who is cut off or stands still
+LONG = 0.03  # of the worlds have many batches, soon computed
+FOLLOWED = 0.4  # of the cuts, pauses and storms are followed by the death of somebody who is in them
 MORTAL = ("replica", "evaluator")  # others start in their place
 
 
@@ -78,6 +79,7 @@ class Chaos:
     notice_s: float  # until the coordinator hears that a process died
     snapshot_every_s: float | None
     evaluate: bool
+    evaluate_every_s: float | None  # beside the evaluation after each epoch
     faults: tuple[Fault, ...]
 
     @property
@@ -108,14 +110,17 @@ def chaos(seed: int) -> Chaos:
     examples = batches * batch_size - chance.randrange(batch_size)
     if strategy == "sandblaster, sampled":
         examples += 20
-    slow = chance.choice((1.0, 1.0, 3.0, 8.0))
-    paces = tuple(0.01 * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
-    events = 40 + 4 * batches * epochs * (shards + 2)  # about as many as the run will have
+    slow, pace_s = chance.choice((1.0, 1.0, 3.0, 8.0)), 0.01
+    if chance.random() < LONG:  # as many leases as a replica does not report at once, and more than shards remember
+        examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
+    paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
+    events = 40 + 4 * (examples // batch_size) * epochs * (shards + 2)  # about as many as the run will have
     return Chaos(
         seed, strategy, replicas, shards, examples, batch_size, epochs,
         network=Network(latency_s=0.001, jitter_s=chance.choice((0.0, 0.001, 0.004))),
         paces=paces, notice_s=chance.choice((0.0, 0.002, 0.02)),
         snapshot_every_s=chance.choice((None, 0.02, 0.05)), evaluate=chance.random() < 0.7,
+        evaluate_every_s=chance.choice((None, None, 0.03)),
         faults=_faults(chance, events, replicas, shards),
     )  # fmt: skip
 
@@ -131,17 +136,19 @@ def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> t
         fault = _fault(chance, events, parts)
         found.append(fault)
         if chance.random() < FOLLOWED:
-            found += _death_in(fault, chance)
+            found += _death_in(fault, chance, parts)
     return tuple(sorted(found, key=lambda fault: fault.at))
 
 
-def _death_in(fault: Fault, chance: random.Random) -> list[Fault]:
-    """Who dies while it is cut off, or stands still, leaves things half done."""
+def _death_in(fault: Fault, chance: random.Random, parts: list[Part]) -> list[Fault]:
+    """Who dies while its messages are late or cut off, or while it stands still, leaves things half done."""
     match fault:
         case Cut(_, _, sender, receiver):
             ends = [sender, receiver]
         case Pause(_, _, part):
             ends = [part]
+        case Weather():
+            ends = [chance.choice(parts), Part("evaluator")]
         case _:
             return []
     return [Kill(fault.at + chance.randint(1, 40), part) for part in ends if part.role in MORTAL]

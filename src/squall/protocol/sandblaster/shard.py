@@ -20,6 +20,7 @@ from squall.protocol.core import (
     VectorsCalculated,
     WriteSnapshot,
 )
+from squall.protocol.evaluator import predecessors
 from squall.protocol.messages import (
     Calculated,
     Calculation,
@@ -44,6 +45,7 @@ class BatchShard:
         self.version = version  # steps accepted
         self.evaluation = 0  # whose portions are taken
         self.view = View(0, ())
+        self._evaluator = 0  # incarnation of the newest that was heard of
         self._taken: dict[Node, dict[int, int]] = {}  # live replica -> portion -> evaluation, in the sum
 
     @property
@@ -74,6 +76,9 @@ class BatchShard:
             case Exchange(clock):
                 if sender.role == "replica" and sender not in self._taken:
                     return  # not in the newest view: its slot may be another's by now
+                if sender.role == "evaluator":
+                    effects.extend(predecessors(sender, self._evaluator))
+                    self._evaluator = max(self._evaluator, sender.incarnation)
                 kind = "trial" if sender.role == "replica" else "weights"
                 payload = Payload(kind, sender.index, message.weights)
                 effects.append(Send(sender, Exchanged(clock, self.version), payload))
