@@ -19,10 +19,10 @@ from squall.protocol.core import Node, Send
 from squall.protocol.messages import Stop as StopMessage
 from squall.protocol.replica import Replica
 from squall.sim import soak
-from squall.sim.chaos import STRATEGIES, Chaos, chaos
+from squall.sim.chaos import STRATEGIES, chaos
 from squall.sim.faults import Cut, FaultyWire, Kill, Part, Weather
 from squall.sim.invariants import INVARIANTS, Broken
-from squall.sim.soak import flags, rebuilt, report, shrink, story, verdict
+from squall.sim.soak import flags, report, shrink, story, verdict
 from squall.sim.trial import Sight, Trial
 from squall.sim.world import Network
 from squall.strategies import STRATEGIES as ALL
@@ -55,23 +55,6 @@ def test_they_are_of_every_strategy_and_every_fault(found: list[soak.Verdict]) -
     assert min(happened.values()) > 20
     killed = {fault.part.role for each in found for fault in each.chaos.faults if isinstance(fault, Kill)}
     assert killed == {"coordinator", "shard", "replica", "evaluator"}
-
-
-# Worlds that found something wrong in the protocol, made as small as they go. Each is caught again when the mistake is
-# made again: see test_planted_faults.py.
-SEEDS: dict[str, Chaos] = {
-    "a batch that was tried again shifted the fetches, and pushes went beyond the delay bound": rebuilt(
-        1160, faults=[0], epochs=2),
-    "a newcomer's first weights were older than the round before its first": rebuilt(
-        114, faults=[0, 2, 4], evaluate=False),
-    "shards that let a newcomer in at different rounds gave it weights of different rounds": rebuilt(
-        3667, faults=[0, 1], epochs=1),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", SEEDS)
-def test_what_was_wrong_once(what: str) -> None:
-    assert verdict(SEEDS[what]).error == ""
 
 
 def test_the_invariants_are_those_of_the_design() -> None:
@@ -179,7 +162,7 @@ def test_a_failing_world_is_shrunk_and_can_be_seen_again(
     least = shrink(mistaken)
     assert least.invariant == mistaken.invariant
     assert len(least.chaos.faults) < len(mistaken.chaos.faults)
-    assert least.events <= mistaken.events
+    assert least.events < 200
     assert flags(least.chaos) in report(mistaken)
     assert main(["simulate", *flags(least.chaos).split()]) == 1
     assert capsys.readouterr().out.strip() == str(least)

@@ -65,19 +65,23 @@ def story(world: Chaos) -> list[str]:
 
 
 def shrink(found: Verdict) -> Verdict:
-    """The smallest world with the same invariant broken that leaving out one thing after the other leads to."""
+    """The same broken with as few faults as possible, then as soon as possible; leaving out one thing at a time."""
     tried = 0
     while True:
         for candidate in _earlier_end(found.chaos, found.events):
             tried += 1
             attempt = verdict(candidate)
-            if attempt.invariant == found.invariant:
+            if attempt.invariant == found.invariant and _length(attempt) < _length(found):
                 found = attempt
                 break
         else:
             return found
         if tried >= SHRINKS_AT_MOST:
             return found
+
+
+def _length(found: Verdict) -> tuple[int, int]:
+    return len(found.chaos.faults), found.events
 
 
 def _earlier_end(world: Chaos, events: int) -> Iterator[Chaos]:
