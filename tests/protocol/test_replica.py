@@ -8,6 +8,7 @@ from squall.protocol.core import (
     COORDINATOR,
     Compute,
     Expect,
+    Node,
     StopRequested,
     TimePassed,
     UseWeights,
@@ -15,6 +16,7 @@ from squall.protocol.core import (
 from squall.protocol.messages import (
     Cover,
     Exchange,
+    Exchanged,
     Join,
     LeaseRequest,
     Progress,
@@ -30,6 +32,14 @@ def test_it_joins_fetches_and_asks_for_work() -> None:
     assert (desk.exchange.clock, desk.exchange.gradient, desk.exchange.weights) == (5, -1, 0)
     assert only(desk.effects, UseWeights) == UseWeights(0)
     assert sent(desk.effects, LeaseRequest) == [(COORDINATOR, LeaseRequest(6))]
+
+
+def test_weights_of_shards_that_know_it_at_another_clock_are_fetched_again() -> None:
+    desk = Desk().welcome(answered=False)
+    tell(desk.replica, Node("shard", 0), Exchanged(3, 7))
+    effects = tell(desk.replica, Node("shard", 1), Exchanged(4, 9))
+    assert [(e.clock, e.gradient, e.weights) for _, e in sent(effects, Exchange)] == [(4, -1, 0)] * 2
+    assert not sent(effects, LeaseRequest)
 
 
 def test_a_lease_is_announced_and_computed_batch_by_batch() -> None:

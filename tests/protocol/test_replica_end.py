@@ -83,3 +83,10 @@ def test_stop_at_every_stage_ends_with_left(cadence: dict[str, object], bad: int
         assert trained == good - dropped
         most = max(most, trained)
     assert most >= 7
+
+
+def test_what_a_batch_is_tried_again_on_is_beside_the_rhythm_of_pushes_and_fetches() -> None:
+    desk = Desk(push_every=2, fetch_every=2).welcome().grant(4).computed()
+    desk.computed(finite=False).answer().computed()
+    assert desk.exchange is not None
+    assert (desk.exchange.gradient, desk.exchange.weights, desk.exchange.batches) == (0, 0, 2)

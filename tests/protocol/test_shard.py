@@ -198,3 +198,44 @@ def test_it_ends_when_told_to_and_knows_nothing_else() -> None:
         shard.on(StopRequested("no"), 0.0)
     with pytest.raises(AssertionError, match="does not know"):
         tell(shard, COORDINATOR, Welcome(1))
+
+
+def test_once_a_new_evaluator_has_asked_nothing_is_heard_of_those_before_it() -> None:
+    shard, again = shard_of(R0), Node("evaluator", 3, 1)
+    assert kinds(tell(shard, EVALUATOR, Exchange(0, weights=0))) == ["Exchanged"]
+    assert kinds(tell(shard, again, Exchange(0, weights=0))) == ["Forget", "Exchanged"]
+    assert kinds(tell(shard, again, Exchange(0, weights=0))) == ["Exchanged"]
+
+
+# ---------------------------------------------------------------- newcomers
+
+
+WITH_R2 = View(2, (Member(0, 0, 0), Member(1, 0, 0), Member(2, 0, 1)))  # which enters at clock 1
+
+
+def test_a_newcomers_first_weights_wait_for_the_round_before_its_first() -> None:
+    shard = shard_of(R0, R1, gather="mean", max_delay=0)
+    tell(shard, R0, push(1))
+    tell(shard, COORDINATOR, WITH_R2)
+    assert tell(shard, R2, Exchange(1, weights=0)) == []
+    effects = tell(shard, R1, push(1))
+    assert kinds(effects) == ["Apply", "Exchanged", "Exchanged", "Exchanged"]
+    assert answers(effects)[R2] == Exchanged(1, 1)
+
+
+def test_a_newcomers_first_weights_come_when_who_is_waited_for_is_gone() -> None:
+    shard = shard_of(R0, R1, gather="mean", max_delay=0)
+    tell(shard, R0, push(1))
+    tell(shard, COORDINATOR, WITH_R2)
+    tell(shard, R2, Exchange(1, weights=0))
+    assert set(answers(view(shard, 3, R0, R2))) == {R0, R2}
+
+
+@pytest.mark.parametrize("gather", ["each", "mean"])
+def test_a_newcomer_that_another_shard_knows_to_be_further_is_further(gather: str) -> None:
+    shard = shard_of(R0, R1, gather=gather)
+    effects = tell(shard, R1, Exchange(2, weights=0))
+    for clock in (1, 2):
+        effects += tell(shard, R0, push(clock))
+    assert answers(effects)[R1].clock == 2
+    assert answers(effects)[R1].version == (0 if gather == "each" else 2)
