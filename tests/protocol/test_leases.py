@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from squall.protocol.check import check
 from squall.protocol.core import Node
-from squall.protocol.leases import Leases, Limits
+from squall.protocol.leases import Leases, Limits, Range
 from squall.protocol.messages import Lease
 
 A, B, C = HOLDERS = [Node("replica", i) for i in range(3)]
@@ -212,3 +212,47 @@ def test_a_limit_may_be_raised_when_a_run_is_resumed() -> None:
     longer = Leases.restore(leases.state(), [], 10, Limits(epochs=3))
     assert [lease.epoch for lease in drain(longer)] == [1, 2]
     assert longer.trained == 60
+
+
+# ---------------------------------------------------------------- what happens while a snapshot is taken
+
+
+def test_what_is_granted_and_trained_while_a_snapshot_is_taken_is_not_dealt_again() -> None:
+    leases = Leases(20, 4, Limits(epochs=3))
+    first = leases.take(A, 2, 0.0)  # [0, 8)
+    assert first is not None
+    state = leases.state()
+    later = [leases.take(B, 4, 0.0) for _ in range(2)]  # [8, 20), and [0, 16) of the next epoch
+    assert [lease.stop for lease in later if lease is not None] == [20, 16]
+    progress = {str(first.id): 4, "1": 16, "2": 4}
+    extended = leases.extended(state, progress)
+    again = Leases.restore(extended, [(int(lease), upto) for lease, upto in progress.items()], 4, Limits(epochs=3))
+    check(again)
+    assert again.trained == 4 + 8 + 4
+    assert again.returned == [Range(0, 4, 8), Range(0, 16, 20), Range(1, 4, 16)]
+    assert (again.epoch, again.cursor) == (1, 16)
+    fresh = [again.take(A, 5, 0.0) for _ in range(4)]
+    assert fresh[-1] is not None
+    assert (fresh[-1].id, fresh[-1].epoch, fresh[-1].start) == (6, 1, 16)
+
+
+def test_what_came_back_and_was_granted_again_while_a_snapshot_is_taken_counts_once() -> None:
+    leases = Leases(16, 4, Limits(epochs=1))
+    leases.take(A, 4, 0.0)
+    state = leases.state()
+    leases.done(0, 4, A)  # what it had trained when it died, as the shards say
+    leases.give_back(A)
+    leases.take(B, 2, 0.0)  # [4, 12)
+    progress = {"0": 4, "1": 8}
+    extended = leases.extended(state, progress)
+    again = Leases.restore(extended, [(0, 4), (1, 8)], 4, Limits(epochs=1))
+    check(again)
+    assert (again.trained, again.returned) == (8, [Range(0, 8, 16)])
+
+
+def test_a_ledger_that_no_later_lease_concerns_stays_as_it_was() -> None:
+    leases = Leases(16, 4, Limits(epochs=1))
+    leases.take(A, 2, 0.0)
+    state = leases.state()
+    leases.take(B, 2, 0.0)
+    assert leases.extended(state, {"0": 4}) is state

@@ -239,3 +239,12 @@ def test_a_newcomer_that_another_shard_knows_to_be_further_is_further(gather: st
         effects += tell(shard, R0, push(clock))
     assert answers(effects)[R1].clock == 2
     assert answers(effects)[R1].version == (0 if gather == "each" else 2)
+
+
+def test_a_snapshot_tells_of_replicas_that_have_departed() -> None:
+    shard = shard_of(R0, R1)
+    tell(shard, R1, push(1, covers=(Cover(5, 40),)))
+    view(shard, 2, R0)
+    tell(shard, COORDINATOR, TakeSnapshot(1))
+    (_, taken), *_ = sent(give(shard, SnapshotWritten(1)), SnapshotTaken)
+    assert taken == SnapshotTaken(1, 1, (Cover(5, 40),))

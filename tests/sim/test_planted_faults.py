@@ -170,6 +170,15 @@ def ledger_of_the_end(original: Any, coordinator: Coordinator, *given: Any) -> N
     original(coordinator, *given)
 
 
+def leases_since_unknown(original: Any, leases: Leases, state: dict[str, object], progress: Any) -> dict[str, object]:
+    return state
+
+
+def departed_unknown(original: Any, shard: Shard, *given: Any) -> None:
+    original(shard, *given)
+    shard._gone.clear()
+
+
 def twice_told(original: Any, leases: Leases, lease: int, upto: int, holder: Node) -> Any:
     return original(leases, lease, upto + leases.batch_size, holder)
 
@@ -240,6 +249,10 @@ PLANTED: dict[str, Planted] = {
         wrapped(Membership, "take_joined", welcome_at_once), 200, ""),
     "a snapshot's ledger is taken after the shards": Planted(
         wrapped(Coordinator, "_on_snapshot_taken", ledger_of_the_end), 50, "I1"),
+    "a snapshot does not know of leases granted while it is taken": Planted(
+        wrapped(Leases, "extended", leases_since_unknown), 1000, "I4"),
+    "a snapshot does not know of what the departed had trained": Planted(
+        wrapped(Shard, "_on_view", departed_unknown), 50, "I4"),
     "a batch more than reported counts as trained": Planted(wrapped(Leases, "done", twice_told), 20, "I1"),
     "a gradient buffer is used again too early": Planted(wrapped(Replica, "_exchange", one_buffer), 20, "I6"),
     "a batch that is tried again shifts the fetches": Planted(
@@ -289,6 +302,11 @@ FOUND: dict[str, tuple[Chaos, Patch]] = {
     "shards that let a newcomer in at different rounds gave it weights of different rounds": (
         rebuilt(792, faults=[0, 2, 3], examples=21),
         PLANTED["a newcomer makes do with what shards sent for different rounds"].plant),
+    "a resumed run trained again what was granted and trained while its snapshot was taken": (
+        rebuilt(447), PLANTED["a snapshot does not know of leases granted while it is taken"].plant),
+    "a resumed run trained again what a replica had trained that died while its snapshot was taken": (
+        rebuilt(8, faults=[1, 3], evaluate=False),
+        PLANTED["a snapshot does not know of what the departed had trained"].plant),
     "what a dead evaluator had asked for was written over its successor's weights": (
         dataclasses.replace(
             chaos(2234), faults=(STORM, Kill(31, Part("evaluator")), Kill(56, Part("evaluator"))), epochs=1, examples=8,

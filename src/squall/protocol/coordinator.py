@@ -132,6 +132,10 @@ class Coordinator(ABC):
     def _ledger(self) -> dict[str, object]:
         """The position of the work as plain values, for a snapshot."""
 
+    def _extended(self, ledger: dict[str, object], progress: dict[str, int]) -> dict[str, object]:
+        """An earlier ledger, with what the shards have of work that was given since."""
+        return ledger
+
     # ------------------------------------------------------------ events
 
     @property
@@ -305,7 +309,7 @@ class Coordinator(ABC):
         return bool(why)
 
     def _on_snapshot_taken(self, shard: Node, message: SnapshotTaken, now: float, effects: list[Effect]) -> None:
-        if not self._snapshots.answered(shard, message, self._last_snapshot, effects):
+        if not self._snapshots.answered(shard, message, self._last_snapshot, self._extended, effects):
             return
         if self._last_snapshot:
             if self._snapshots.failure and not self.error:

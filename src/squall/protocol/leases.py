@@ -7,7 +7,7 @@ so every example of an epoch is trained, and only what was lost between a replic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -67,6 +67,7 @@ class Leases:
         self._held_of: dict[int, int] = {}  # epoch -> leases held
         self.trained = 0  # examples applied by all shards, repeats counted once
         self._next_id = 0
+        self._since: dict[int, _Held] | None = None  # leases granted since `state`, until `extended`
         self._steps_dealt = 0  # fresh batches; what comes back is not counted twice
 
     # ------------------------------------------------------------ dealing
@@ -86,7 +87,9 @@ class Leases:
             return None
         lease = Lease(self._next_id, *span)
         self._next_id += 1
-        self.held[lease.id] = _Held(lease, holder, now)
+        held = self.held[lease.id] = _Held(lease, holder, now)
+        if self._since is not None:
+            self._since[lease.id] = held
         self._held_of[lease.epoch] = self._held_of.get(lease.epoch, 0) + 1
         return lease
 
@@ -195,6 +198,7 @@ class Leases:
 
     def state(self) -> dict[str, object]:
         """The data position as plain values: `remaining` is what was dealt but not trained."""
+        self._since = {}
         remaining = [
             *self.returned,
             *(Range(h.lease.epoch, h.done, h.lease.stop) for h in self.held.values() if h.done < h.lease.stop),
@@ -209,6 +213,18 @@ class Leases:
             "remaining": [list(r) for r in sorted(remaining)],
             "held": {str(h.lease.id): _held_state(h) for h in self.held.values()},
         }
+
+    def extended(self, state: dict[str, object], progress: Mapping[str, int]) -> dict[str, object]:
+        """`state()` of a moment ago, with those leases granted since of which a snapshot's files hold something."""
+        since = {}
+        for lease, held in (self._since or {}).items():
+            if str(lease) in progress:
+                epoch, start, _, stop, replica = _held_state(held)
+                since[str(lease)] = [epoch, start, start, stop, replica]  # nothing of it was trained then
+        self._since = None
+        if not since:
+            return state
+        return {**state, "since": since, "dealt": [self.epoch, self.cursor, self._steps_dealt, self._next_id]}
 
     @classmethod
     def restore(
@@ -229,8 +245,24 @@ class Leases:
             leases.trained += min(upto, stop) - done
             if upto < stop:
                 remaining.append(Range(epoch, upto, stop))
+        if kept.since:
+            leases._add_since(kept, dict(progress), remaining)
         leases.returned = sorted(remaining)
         return leases
+
+    def _add_since(self, kept: _StateFields, progress: dict[int, int], remaining: list[Range]) -> None:
+        """Go on from where dealing had come, and have all of that dealt again but what the files hold."""
+        last, cursor, self._steps_dealt, self._next_id = kept.dealt
+        while (self.epoch, self.cursor) < (last, cursor):
+            stop = cursor if self.epoch == last else self.examples
+            if self.cursor < stop:
+                remaining.append(Range(self.epoch, self.cursor, stop))
+            self.epoch, self.cursor = (last, cursor) if self.epoch == last else (self.epoch + 1, 0)
+        for name, (epoch, start, _, stop, _) in kept.since.items():
+            trained = Range(epoch, start, min(stop, progress.get(int(name), start)))
+            left = [part for span in remaining for part in _without(span, trained)]
+            self.trained += sum(map(_size, remaining)) - sum(map(_size, left))
+            remaining[:] = left
 
 
 class _StateFields(msgspec.Struct):
@@ -242,6 +274,23 @@ class _StateFields(msgspec.Struct):
     next_id: int
     remaining: list[list[int]]
     held: dict[str, list[int]]  # lease -> epoch, start, done, stop, replica
+    since: dict[str, list[int]] = {}  # alike: granted later, and partly in the files
+    dealt: list[int] = []  # with `since`: epoch, cursor, steps and next_id at the end
+
+
+def _size(span: Range) -> int:
+    return span.stop - span.start
+
+
+def _without(span: Range, gone: Range) -> list[Range]:
+    """What is left of a range."""
+    if span.epoch != gone.epoch:
+        return [span]
+    parts = (
+        Range(span.epoch, span.start, min(span.stop, gone.start)),
+        Range(span.epoch, max(span.start, gone.stop), span.stop),
+    )  # fmt: skip
+    return [part for part in parts if part.start < part.stop] if gone.start < gone.stop else [span]
 
 
 def _held_state(held: _Held) -> list[int]:

@@ -84,6 +84,9 @@ class LeaseCoordinator(Coordinator):
     def _ledger(self) -> dict[str, object]:
         return self.leases.state()
 
+    def _extended(self, ledger: dict[str, object], progress: dict[str, int]) -> dict[str, object]:
+        return self.leases.extended(ledger, progress)
+
     # ------------------------------------------------------------ leases
 
     def _may_grant(self) -> bool:

@@ -118,6 +118,7 @@ class Shard:
         self.wake_at: float | None = None  # when the grace of the open round ends
         self._clocks = Clocks()  # of the replicas
         self._waiting: dict[int, dict[Node, Exchange]] = {}  # clock -> fetches held back by the bound
+        self._gone: dict[int, int] = {}  # lease -> upto, applied of replicas that have departed lately
         self._evaluator = 0  # incarnation of the newest that was heard of
         self._staleness: dict[Node, int] = {}  # of pushes whose answer is held back
         self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
@@ -145,7 +146,8 @@ class Shard:
             case View():
                 self._on_view(message, now, effects)
             case TakeSnapshot(number):
-                progress = tuple(Cover(*item) for replica in self._replicas.values() for item in replica.covers.items())
+                known = [self._gone, *(replica.covers for replica in self._replicas.values())]
+                progress = tuple(Cover(*item) for covers in known for item in covers.items())
                 self._snapshots[number] = SnapshotTaken(number, self.version, progress)
                 effects.append(WriteSnapshot(number, self.version))
             case Stop():
@@ -314,8 +316,11 @@ class Shard:
             departed.append(
                 Departed(node.index, node.incarnation, tuple(Cover(*item) for item in replica.covers.items()))
             )
+            self._gone |= replica.covers
             self._drop(node)
             effects.append(Forget(node))
+        while len(self._gone) > LEASES_KEPT:
+            del self._gone[next(iter(self._gone))]
         effects.append(Send(COORDINATOR, ViewSeen(view.number, tuple(departed))))
         self._settle(now, effects)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from squall.protocol.core import Effect, Node, Note, PublishSnapshot, Send
 from squall.protocol.messages import Evaluate, Evaluated, SnapshotTaken, TakeSnapshot
+
+Extend = Callable[[dict[str, object], dict[str, int]], dict[str, object]]
 
 
 class Evaluations:
@@ -56,8 +60,8 @@ class Snapshots:
     """Asks every shard for its part; when all are on disk the snapshot is published with the ledger of the asking.
 
     The ledger is taken before the shards are asked, so everything that it calls trained is in their files; what was
-    trained in between is told by the shards themselves (`progress`). Nothing is lost, and as little as possible
-    repeats.
+    trained in between is told by the shards themselves (`progress`), of leases that the ledger is `extended` by where
+    they were granted later. Nothing is lost, and nothing repeats that all files have.
     """
 
     def __init__(self, shards: list[Node], newest: int) -> None:
@@ -79,8 +83,13 @@ class Snapshots:
         self._ledger = ledger
         effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in self._shards)
 
-    def answered(self, shard: Node, message: SnapshotTaken, final: bool, effects: list[Effect]) -> bool:
-        """True when this was the last answer; the snapshot is then published, or its failure noted."""
+    def answered(
+        self, shard: Node, message: SnapshotTaken, final: bool, extended: Extend, effects: list[Effect]
+    ) -> bool:
+        """True when this was the last answer; the snapshot is then published, or its failure noted.
+
+        `extended` adds to the ledger what only the shards' progress tells of.
+        """
         if self._answers is None or message.number != self.newest:
             return False
         self._answers[shard] = message
@@ -93,7 +102,9 @@ class Snapshots:
             effects.append(Note("error", f"snapshot {self.newest} could not be written: {self.failure}"))
         else:
             versions = tuple(answer.version for answer in answers)
-            effects.append(PublishSnapshot(self.newest, self._ledger, versions, _common(answers), final))
+            progress = _common(answers)
+            ledger = extended(self._ledger, progress)
+            effects.append(PublishSnapshot(self.newest, ledger, versions, progress, final))
         return True
 
 

@@ -64,7 +64,7 @@ class CoordinatorHost:
         ledger = msgspec.convert(manifest.ledger, _Ledger)
         self._record.rewind(manifest.asked_s, ledger.next_id, [int(lease) for lease in ledger.held])
         at = manifest.trained_s
-        for name, (epoch, start, done, stop, replica) in ledger.held.items():
+        for name, (epoch, start, done, stop, replica) in ledger.leases.items():
             upto = max(done, manifest.progress.get(name, done))
             if upto > start:
                 self._record.add(Lease(int(name), epoch, start, stop, replica, 0, at, at, upto))
@@ -73,7 +73,7 @@ class CoordinatorHost:
 
     def _book(self, ledger: dict[str, object], progress: dict[str, int], at: float) -> None:
         """What a snapshot holds beyond its ledger was reported later, if at all."""
-        for name, (_, _, done, _, replica) in msgspec.convert(ledger, _Ledger).held.items():
+        for name, (_, _, done, _, replica) in msgspec.convert(ledger, _Ledger).leases.items():
             more = progress.get(name, done) - done
             if more > 0:
                 batches = -(-more // self._job.task.batch_size)
@@ -247,3 +247,8 @@ class _Ledger(msgspec.Struct):
 
     next_id: int = 0
     held: dict[str, tuple[int, int, int, int, int]] = {}  # lease -> epoch, start, done, stop, replica
+    since: dict[str, tuple[int, int, int, int, int]] = {}  # alike, of leases granted later
+
+    @property
+    def leases(self) -> dict[str, tuple[int, int, int, int, int]]:
+        return self.held | self.since

@@ -75,7 +75,6 @@ class Auditor:
         self.recipe = recipe
         self.examples, self.batch_size, self.limits = examples, batch_size, limits
         self.allowed: Counter[Batch] = Counter()  # repeats that the audit names: what was given back by its holder
-        self.again: Counter[Batch] = Counter()  # of these, what a resumed run trains again though all shards have it
         self._bound = _bound(recipe)
 
     def begin(
@@ -103,7 +102,6 @@ class Auditor:
         trained = _trained(left, self.batch_size)
         for batch in sorted({batch for applied in self._applied for batch in applied} - trained):
             self.allowed[batch] += 1
-            self.again[batch] += self._whole[batch] > 0
 
     # ------------------------------------------------------------ what is seen
 
@@ -205,7 +203,7 @@ class Auditor:
     def _check_repeats(self, shard: int, batch: Batch) -> None:
         if len(self._applied[shard][batch]) > 1 + self.allowed[batch]:
             raise Broken("I4", f"shard {shard} applies {_text(batch)} again, and no lease on it was given back")
-        if self._whole[batch] > 1 + self.again[batch]:
+        if self._whole[batch] > 1:
             raise Broken("I4", f"all shards have {_text(batch)} twice")
 
     def _check_staleness(self, shard: int, push: _Push, apply: Apply) -> None:
@@ -248,15 +246,21 @@ class Auditor:
         return [(epoch, at, min(at + size, stop)) for at in range(start, stop, size)]
 
     def _on_published(self, manifest: PublishSnapshot) -> None:
-        """What a run that goes on from it would not train again is in every shard's file."""
+        """A run that goes on from it trains exactly what is not in every shard's file."""
         left = restored(manifest, self.batch_size, self.limits)
         trained = _trained(left, self.batch_size)
-        for shard in self.stage.shards:
-            there = {g.batch for applied in shard.files[manifest.number].applied for g in applied.gradients}
-            missing = sorted(trained - there)
+        files = [
+            [g for applied in file.applied for g in applied.gradients] for file in self.stage.files(manifest.number)
+        ]
+        for shard, gradients in enumerate(files):
+            missing = sorted(trained - {gradient.batch for gradient in gradients})
             if missing:
-                number = manifest.number
-                raise Broken("I1", f"snapshot {number} calls {_text(missing[0])} trained: not so {shard.node}'s file")
+                where = f"snapshot {manifest.number} of shard {shard}"
+                raise Broken("I1", f"the ledger calls {_text(missing[0])} trained, and {where} lacks it")
+        common = set.intersection(*({gradient.number for gradient in gradients} for gradients in files))
+        again = sorted({gradient.batch for gradient in files[0] if gradient.number in common} - trained)
+        if again:
+            raise Broken("I4", f"all files of snapshot {manifest.number} have {_text(again[0])}, which is dealt again")
 
     def finished(self, lives: int, trained: int) -> None:
         """The run says that all data is trained."""
