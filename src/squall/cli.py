@@ -289,7 +289,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     report.add_argument("--audit", action="store_true", help="prove which examples were trained, and how often")
 
     add_measure(commands)
-    add_simulate(commands)
+    add_simulate(commands, arguments)
 
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do about what is found")
     doctor.set_defaults(run=_doctor)

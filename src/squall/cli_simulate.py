@@ -1,34 +1,52 @@
-"""`squall simulate`: what it is asked, and what it prints. Without a file: one chaotic world, by its seed."""
+"""`squall simulate`: a file's task on a cluster; without a file, one chaotic world by its seed."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from squall.cli_forecast import add_cluster_flags, simulate_file
 
 if TYPE_CHECKING:
     from squall.sim.chaos import Chaos
 
 _ABOUT = (
-    "Without FILE: run chaotic world SEED (docs/design.md, Proof), with messages lost, late and doubled, and processes"
-    " paused and killed, and say whether every invariant held. Nothing is computed, and no process is started."
+    "With FILE and --cluster: train the task on a modelled cluster in virtual time, or only plan it"
+    " (docs/simulation.md; `squall simulate FILE --help` has the flags). Without FILE: run chaotic world SEED"
+    " (docs/design.md, Proof), with messages lost, late and doubled, and processes paused and killed, and say whether"
+    " every invariant held."
 )
 
 
-def add_simulate(commands: Any) -> None:
-    """`commands` is what `add_subparsers` returns."""
+def add_simulate(commands: Any, arguments: Sequence[str]) -> None:
+    """`commands` is what `add_subparsers` returns. Which flags there are depends on whether a file is given."""
     parser = commands.add_parser("simulate", help="rehearse a run in virtual time", description=_ABOUT)
     parser.set_defaults(run=_simulate)
     parser.add_argument("file", metavar="FILE[:function]", nargs="?", help="as of `squall train`")
+    if _has_file(arguments):
+        add_cluster_flags(parser, arguments)
+    else:
+        _add_world_flags(parser)
+
+
+def _has_file(arguments: Sequence[str]) -> bool:
+    """Whether a cluster is meant; the strategies' flags, which it has, would have the others wait for torch."""
+    rest = arguments[1:] if arguments[:1] == ["simulate"] else []
+    cluster = any(argument.partition("=")[0] == "--cluster" for argument in rest)
+    return cluster or any(argument.partition(":")[0].endswith(".py") for argument in rest)
+
+
+def _add_world_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the world (default: 0)")
-    world = parser.add_argument_group("a chaotic world")
-    world.add_argument("--trace", action="store_true", help="show the world step by step; faults are marked with !!")
-    world.add_argument(
+    parser.add_argument("--trace", action="store_true", help="show the world step by step; faults are marked with !!")
+    parser.add_argument(
         "--faults", type=_numbers, metavar="I,J,...", help="only these of the world's faults, by their numbers, or none"
     )
     for name in ("replicas", "shards", "examples", "epochs"):
-        world.add_argument(f"--{name}", type=int, help="in place of what the seed says")
-    world.add_argument("--no-evaluator", action="store_true", help="without evaluations")
-    world.add_argument("--no-snapshots", action="store_true", help="without a snapshot before the end")
+        parser.add_argument(f"--{name}", type=int, help="in place of what the seed says")
+    parser.add_argument("--no-evaluator", action="store_true", help="without evaluations")
+    parser.add_argument("--no-snapshots", action="store_true", help="without a snapshot before the end")
 
 
 def _numbers(text: str) -> list[int]:
@@ -37,8 +55,10 @@ def _numbers(text: str) -> list[int]:
 
 
 def _simulate(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
+    if hasattr(options, "cluster"):
+        return simulate_file(options)
     if options.file is not None:
-        raise ValueError(f"{options.file}: only worlds without a file can be simulated yet; leave it out")
+        raise ValueError(f"{options.file} is no Python file: give FILE.py or FILE.py:function, and --cluster")
     from squall.sim.soak import story, verdict
 
     world = _world(options)

@@ -217,6 +217,8 @@ class Shard:
 
     def _release(self, effects: list[Effect]) -> None:
         """Answer the fetches that the bound now allows, the oldest clocks first, then in slot order."""
+        if not self._waiting:
+            return
         ahead = 0 if self.rules.gather == "mean" else self.rules.max_delay or 0
         reached = max(self._clocks.slowest() + ahead, self._closed)
         for clock in sorted(self._waiting):

@@ -54,7 +54,7 @@ class Forecast:
 
     def lines(self) -> list[tuple[str, str]]:
         """What each number is called, and the number, as people read it."""
-        found = [("strategy", f"{self.strategy}, {self.replicas} replicas, {self.shards} shards")]
+        found = [("strategy", f"{self.strategy}, {_count(self.replicas, 'replica')}, {_count(self.shards, 'shard')}")]
         found += [("ended", f"{self.status}: {self.reason}")]
         found += [(name, number(value)) for name, value in self.metrics.items()]
         found += [
@@ -68,7 +68,7 @@ class Forecast:
         ]
         if self.staleness_mean is not None:
             found.append(("staleness", f"{self.staleness_mean:.2f} mean, {self.staleness_max} max"))
-        lost = f"; {self.lost} processes lost, {self.restarts} restarts" if self.lost or self.restarts else ""
+        lost = f"; processes lost: {self.lost}, restarts: {self.restarts}" if self.lost or self.restarts else ""
         found.append(("goodput", percent(self.goodput, 1) + lost))
         rate = self.messages / self.wall_s if self.wall_s else 0.0
         found.append(("simulated in", f"{clock(self.wall_s)}, {number(rate)} messages/s"))
@@ -83,6 +83,10 @@ class Forecast:
         text = io.StringIO()
         Console(file=text, width=80, color_system=None, force_terminal=False, markup=False).print(table)
         return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 @dataclass
