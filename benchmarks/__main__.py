@@ -3,12 +3,23 @@
 import sys
 from typing import Any
 
-from benchmarks import exchange, family, forecast, overhead, sandblaster, small, startup, straggler, throughput
+from benchmarks import (
+    exchange,
+    family,
+    forecast,
+    overhead,
+    sandblaster,
+    simulation,
+    small,
+    startup,
+    straggler,
+    throughput,
+)
 from benchmarks.results import FILE, write
 
 BENCHMARKS: dict[str, Any] = {
     "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
-    "startup": startup, "family": family, "sandblaster": sandblaster, "forecast": forecast,
+    "startup": startup, "family": family, "sandblaster": sandblaster, "simulation": simulation, "forecast": forecast,
 }  # fmt: skip
 
 for name in sys.argv[1:] or BENCHMARKS:

@@ -46,6 +46,9 @@ class Section:
     def below(self, what: str, figure: str, value: float, bound: float, unit: str) -> None:
         self.rows.append(Row(what, figure, "", "", f"<= {bound:g} {unit}", value <= bound))
 
+    def rate(self, what: str, value: float, bound: float, unit: str) -> None:
+        self.rows.append(Row(what, f"{value:,.0f} {unit}", "", "", f">= {bound:,.0f} {unit}", value >= bound))
+
     def within(self, what: str, figure: str, against: str, ratio: float, part: float) -> None:
         self.rows.append(Row(what, figure, against, f"{ratio:.2f} x", f"within {part:.0%}", abs(ratio - 1) <= part))
 
