@@ -17,6 +17,7 @@ from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.recorder import CoordinatorHost
+from squall.runtime.recording import recorded
 from squall.transports.host import HostTransport
 
 
@@ -81,10 +82,10 @@ def make_host(job: Job, node: Node, line: Line | None) -> Host:
             assert line is not None
             return CoordinatorHost(job, NurseryChannel(line))
         case "shard":
-            return shard_host(job, node.index)
+            return recorded(shard_host(job, node.index), job, node)
         case "replica":
             host, ratio = replica_host(job, node.index), job.slowness(node)
-            return SlowedHost(host, ratio) if ratio > 1 else host
+            return recorded(SlowedHost(host, ratio) if ratio > 1 else host, job, node)
         case _:
             return EvaluatorHost(job)
 

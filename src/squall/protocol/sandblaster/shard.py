@@ -75,7 +75,7 @@ class BatchShard:
                 if sender.role == "replica" and sender not in self._taken:
                     return  # not in the newest view: its slot may be another's by now
                 kind = "trial" if sender.role == "replica" else "weights"
-                payload = Payload(kind, sender.index, message.weights)
+                payload = Payload(kind, sender, message.weights, clock)
                 effects.append(Send(sender, Exchanged(clock, self.version), payload))
             case View():
                 self._on_view(message, effects)
