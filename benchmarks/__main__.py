@@ -3,12 +3,12 @@
 import sys
 from typing import Any
 
-from benchmarks import exchange, family, overhead, sandblaster, small, startup, straggler, throughput
+from benchmarks import exchange, family, overhead, recording, sandblaster, small, startup, straggler, throughput
 from benchmarks.results import FILE, write
 
 BENCHMARKS: dict[str, Any] = {
     "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
-    "startup": startup, "family": family, "sandblaster": sandblaster,
+    "startup": startup, "family": family, "sandblaster": sandblaster, "recording": recording,
 }  # fmt: skip
 
 for name in sys.argv[1:] or BENCHMARKS:

@@ -17,7 +17,7 @@ from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.recorder import CoordinatorHost
-from squall.runtime.recording import recorded
+from squall.runtime.recording import RecordedShard, recorded
 from squall.transports.host import HostTransport
 
 
@@ -61,7 +61,12 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
         os.nice(10)  # training goes first
     transport = transport_of(job, node, sockets, line)
     try:
-        Driver(machine(job, node), transport, make_host(job, node, line)).run()
+        host = make_host(job, node, line)
+        if isinstance(host, RecordedShard):
+            driver = Driver(machine(job, node), transport, host, idle=host.write)
+        else:
+            driver = Driver(machine(job, node), transport, host)
+        driver.run()
     finally:
         transport.close()
 

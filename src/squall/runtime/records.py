@@ -1,19 +1,26 @@
 """What the records of a schedule say, and how they are put into few bytes.
 
-    APPLIED    fingerprint, share, rate, clock - clock of the first term, then per term: who, buffer, clock, weight
+A record is a flat list of entries, each a tag and what belongs to it:
+
+    APPLIED    fingerprint, share, rate, n, n times (who, buffer, clock, weight), clock - clock of the first term
     DELIVERED  who, buffer
     SAVED      snapshot, version
-    COMPUTED   flags, epoch, start, length, count: so many batches of this length, one behind the other
-    CONTINUED  flags, count: of the length as before, beginning where those before ended
-    PUSHED     clock, buffer, 1 if what is pushed was prepared first
+    COMPUTED   flags, count, epoch, start, length: so many batches of this length, one behind the other
+    SKIPPED    flags, count, examples: of the length as before, so many examples behind those before
+    CONTINUED  flags, count: the same, with none left out
+    PUSHED     clock, buffer
+    PREPARED   clock, buffer: of a push that was prepared by an optimizer of the replica's own
     USED       buffer
+    ENDED
 
-`who` is slot + replicas x incarnation. A float that is 1/n for an integer n (a share, a rate) is written as n.
+`who` is slot + replicas x incarnation. A float that is 1/n for an integer n (a share, a rate) is written as n. Flags
+leave out whether a gradient is added to what the buffer holds: it is, unless it is the first behind a push.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +35,10 @@ from squall.runtime.schedule import (
     CONTINUED,
     DELIVERED,
     ENDED,
+    PREPARED,
     PUSHED,
     SAVED,
+    SKIPPED,
     USED,
     Damaged,
     read,
@@ -113,50 +122,52 @@ def _long(value: float) -> float:
 
 
 def flags(batch: Compute, finite: bool) -> int:
-    return finite | batch.accumulate << 1 | batch.local_step << 2 | (batch.buffer + 1) << 3
+    return finite | batch.local_step << 1 | (batch.buffer + 1) << 2
 
 
 def records(path: Path, replicas: int) -> Iterator[Record]:
     """What a file says, in order. Raises `Damaged` behind the last good record."""
     batches = _Batches()
     for number, raw in enumerate(read(path)):
+        entries = iter(raw)
         try:
-            tag, *rest = raw
-            if tag in (COMPUTED, CONTINUED):
-                yield from batches.of(tag == CONTINUED, rest)
-            else:
-                yield _record(tag, rest, replicas)
-        except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+            for tag in entries:
+                if tag in (COMPUTED, SKIPPED, CONTINUED):
+                    yield from batches.next(tag, entries)
+                    continue
+                record = _record(tag, entries, replicas)
+                if isinstance(record, Pushed):
+                    batches.held = 0
+                yield record
+        except (ValueError, TypeError, StopIteration, RuntimeError, ZeroDivisionError) as error:
             raise Damaged(f"{path} is damaged at record {number}: {raw!r} says nothing") from error
 
 
-def _record(tag: int, rest: list[Any], replicas: int) -> Record:
-    if tag == APPLIED and len(rest) >= 8 and len(rest) % 4 == 0:
-        return _applied(rest, replicas)
+def _record(tag: int, entries: Iterator[Any], replicas: int) -> Record:
+    """One that is no batch, taken from the entries behind its tag."""
+    if tag == APPLIED:
+        return _applied(entries, replicas)
     if tag == DELIVERED:
-        who, buffer = rest
-        return Delivered(_node(who, replicas), buffer)
+        return Delivered(_node(next(entries), replicas), next(entries))
     if tag == SAVED:
-        number, version = rest
-        return Saved(number, version)
-    if tag == PUSHED:
-        clock, buffer, *prepared = rest
-        return Pushed(clock, buffer, bool(prepared))
+        return Saved(next(entries), next(entries))
+    if tag in (PUSHED, PREPARED):
+        return Pushed(next(entries), next(entries), tag == PREPARED)
     if tag == USED:
-        (buffer,) = rest
-        return Used(buffer)
+        return Used(next(entries))
     if tag == ENDED:
         return Ended()
     raise ValueError(f"unknown tag {tag}")
 
 
-def _applied(rest: list[Any], replicas: int) -> Applied:
-    fingerprint, share, rate, later, *flat = rest
+def _applied(entries: Iterator[Any], replicas: int) -> Applied:
+    fingerprint, share, rate, count = islice(entries, 4)
     terms = []
-    for at in range(0, len(flat), 4):
-        who, buffer, clock, weight = flat[at : at + 4]
+    for _ in range(count):
+        who, buffer, clock, weight = islice(entries, 4)
         terms.append(Term(_node(who, replicas), buffer, _long(weight), clock))
-    return Applied(Apply(tuple(terms), _long(share), terms[0].clock + later, _long(rate)), fingerprint)
+    clock = terms[0].clock + next(entries)
+    return Applied(Apply(tuple(terms), _long(share), clock, _long(rate)), fingerprint)
 
 
 def _node(who: int, replicas: int) -> Node:
@@ -165,17 +176,21 @@ def _node(who: int, replicas: int) -> Node:
 
 
 class _Batches:
-    """Where the last batch of a file ended."""
+    """Where the last batch of a file ended, and what the gradient buffer holds."""
 
     def __init__(self) -> None:
         self._epoch = self._at = self._length = 0
+        self.held = 0  # batches since the last push
 
-    def of(self, continued: bool, rest: list[Any]) -> Iterator[Computed]:
-        if continued:
-            bits, count = rest
-        else:
-            bits, self._epoch, self._at, self._length, count = rest
+    def next(self, tag: int, entries: Iterator[Any]) -> Iterator[Computed]:
+        bits, count = islice(entries, 2)
+        if tag == COMPUTED:
+            self._epoch, self._at, self._length = islice(entries, 3)
+        elif tag == SKIPPED:
+            self._at += next(entries)
+        buffer, finite = (bits >> 2) - 1, bool(bits & 1)
         for _ in range(count):
             start, self._at = self._at, self._at + self._length
-            batch = Compute(self._epoch, start, self._at, (bits >> 3) - 1, bool(bits & 2), bool(bits & 4))
-            yield Computed(batch, bool(bits & 1))
+            accumulate = self.held > 0 and buffer >= 0
+            self.held += finite
+            yield Computed(Compute(self._epoch, start, self._at, buffer, accumulate, bool(bits & 2)), finite)

@@ -6,10 +6,10 @@
                replica-1.1    of the process that replaced it
 
 A file is `MAGIC`, then records: one byte of length (0: the end; 255: four bytes of length follow behind the checksum),
-two bytes of a checksum that runs on over all records, and a msgpack tuple whose first member is its tag. It is written
-through a mapping, so a record costs no system call and survives the death of its process; the length is stored last,
-so a record is there as a whole or not at all. Room is reserved in steps, and what is not used is cut off at an orderly
-end. Readers take zeros for the end.
+two bytes of a checksum that runs on over all records, and a msgpack list (`runtime.records` knows of what). It is
+written through a mapping, so a record costs no system call and survives the death of its process; the length is stored
+last, so a record is there as a whole or not at all. Room is reserved in steps, and what is not used is cut off at an
+orderly end. Readers take zeros for the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEAD = 3  # bytes before a record: length, checksum
 ESCAPE = 255
 FIRST_BYTES, AT_MOST_BYTES = 1 << 16, 1 << 22  # by which a file grows; the step doubles from the first on
 
-APPLIED, DELIVERED, SAVED, COMPUTED, CONTINUED, PUSHED, USED, ENDED = range(8)
+APPLIED, DELIVERED, SAVED, COMPUTED, SKIPPED, CONTINUED, PUSHED, PREPARED, USED, ENDED = range(10)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
@@ -59,7 +59,7 @@ class Log:
             assert self._memory is not None
             self._memory[: len(MAGIC)] = MAGIC
 
-    def add(self, record: tuple[object, ...]) -> None:
+    def add(self, record: list[object]) -> None:
         data = _encoder.encode(record)
         size, at = len(data), self._at
         if at + HEAD + 4 + size >= self._size:
@@ -84,7 +84,7 @@ class Log:
         """An orderly end."""
         if self._memory is None:
             return
-        self.add((ENDED,))
+        self.add([ENDED])
         self._release()
 
     def _grow(self, needed: int) -> None:
@@ -114,7 +114,7 @@ class Log:
         self._size = 0
 
 
-def read(path: Path) -> Iterator[tuple[Any, ...]]:
+def read(path: Path) -> Iterator[list[Any]]:
     """The records of a file, as they were given to `Log.add`. Raises `Damaged` behind the last that is good."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -126,7 +126,7 @@ def read(path: Path) -> Iterator[tuple[Any, ...]]:
             yield from _records(memory, size, path)
 
 
-def _records(memory: mmap.mmap, size: int, path: Path) -> Iterator[tuple[Any, ...]]:
+def _records(memory: mmap.mmap, size: int, path: Path) -> Iterator[list[Any]]:
     at, check, count = len(MAGIC), 0, 0
     while at < size and (length := memory[at]):
         here = f"{path} is damaged at record {count} (byte {at})"
@@ -142,9 +142,9 @@ def _records(memory: mmap.mmap, size: int, path: Path) -> Iterator[tuple[Any, ..
             record = _decoder.decode(data)
         except msgspec.DecodeError:
             raise Damaged(here) from None
-        if not isinstance(record, list) or not record or not isinstance(record[0], int):
+        if not isinstance(record, list):
             raise Damaged(here)
-        yield tuple(record)
+        yield record
         at, count = begin + length, count + 1
     if at < size and any(memory[at:size].lstrip(b"\0")):
         raise Damaged(f"{path} is damaged at record {count} (byte {at})")
