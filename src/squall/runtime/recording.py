@@ -8,6 +8,7 @@ from squall.protocol.core import (
     Effect,
     End,
     Event,
+    GradientComputed,
     Node,
     Payload,
     PreparePush,
@@ -17,7 +18,7 @@ from squall.protocol.core import (
 from squall.runtime.driver import Host
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job
-from squall.runtime.records import Fingerprint, flags, short
+from squall.runtime.records import Fingerprint, short
 from squall.runtime.schedule import APPLIED, COMPUTED, CONTINUED, DELIVERED, PREPARED, PUSHED, SAVED, SKIPPED, USED, Log
 
 
@@ -89,72 +90,89 @@ class RecordedReplica:
     """What a replica did is written before it pushes: without a push it has changed nothing that lasts."""
 
     def __init__(self, host: Host, log: Log) -> None:
-        self._host = host
         self._log = log
-        self._record: list[object] = []  # not written yet
+        self._done: list[Effect] = []  # batches and fetches, not written yet
         self._clock = 0  # of the last push; the first is 1
         self._push = PUSHED  # the next one's tag
-        self._count = 0  # batches not in the record yet: alike, one behind the other
-        self._flags = self._epoch = self._start = self._length = 0
-        self._stop = -1  # where the last batch ended
-        self._known = (-1, 0, 0)  # epoch, length and end of the last batch in the record
-        self.poll = host.poll
+        self._epoch, self._stop, self._length = -1, 0, 0  # of the last batch that is written
+        self._perform, self.poll = host.perform, host.poll
 
     def perform(self, effect: Effect, now: float) -> Event | None:
-        event = self._host.perform(effect, now)
+        event = self._perform(effect, now)
         kind = type(effect)
-        if kind is Compute:
-            self._computed(effect, event.finite)  # type: ignore[arg-type,union-attr]
-        elif kind is UseWeights:
-            self._close_batches()
-            self._record += (USED, effect.buffer)  # type: ignore[attr-defined]
+        if kind is Compute or kind is UseWeights:
+            self._done.append(effect)
+            if type(event) is GradientComputed and not event.finite:
+                self._spoilt()
         elif kind is PreparePush:
             self._push = PREPARED
         elif kind is End:
-            self._write()
+            self._log.add(self._taken())
             self._log.close()
         return event
 
     def attach(self, payload: Payload) -> None:
-        """Called for each shard; the push is one."""
-        self._host.attach(payload)
-        clock = payload.clock
-        if clock != self._clock:
-            self._clock = clock
-            self._close_batches()
-            self._record += (self._push, clock, payload.buffer)
+        """Called for each shard; the push is one, and a replica's own host has nothing to do for it."""
+        if payload.clock != self._clock:
+            self._clock = payload.clock
+            record = self._taken()
+            record += (self._push, payload.clock, payload.buffer)
             self._push = PUSHED
-            self._write()
+            self._log.add(record)
 
-    def _computed(self, batch: Compute, finite: bool) -> None:
-        bits, start, epoch = flags(batch, finite), batch.start, batch.epoch
-        length = batch.stop - start
-        alike = bits == self._flags and start == self._stop and epoch == self._epoch and length == self._length
-        if not (alike and self._count):
-            self._close_batches()
-            self._flags, self._epoch, self._start, self._length = bits, epoch, start, length
-        self._stop = batch.stop
-        self._count += 1
-        if not finite:
-            self._write()
+    def _spoilt(self) -> None:
+        """The batch done last gave a NaN: that is written at once, because the run may end with it."""
+        batch = self._done.pop()
+        assert isinstance(batch, Compute)
+        record = self._taken()
+        self._batches(record, batch, 1, finite=False)
+        self._log.add(record)
 
-    def _close_batches(self) -> None:
-        count = self._count
-        if not count:
-            return
-        self._count = 0
-        epoch, length, stop = self._known
-        skipped = self._start - stop
-        if epoch != self._epoch or length != self._length or skipped < 0:
-            self._record += (COMPUTED, self._flags, count, self._epoch, self._start, self._length)
+    def _taken(self) -> list[object]:
+        """What was done, as it is written."""
+        record: list[object] = []
+        first: Compute | None = None  # of batches that are alike, one behind the other
+        last, count = first, 0
+        for effect in self._done:
+            if type(effect) is Compute:
+                if last is not None and first is not None and _follows(effect, last, first):
+                    count += 1
+                else:
+                    if first is not None:
+                        self._batches(record, first, count)
+                    first, count = effect, 1
+                last = effect
+            else:
+                if first is not None:
+                    self._batches(record, first, count)
+                    first = None
+                record += (USED, effect.buffer)  # type: ignore[attr-defined]
+        if first is not None:
+            self._batches(record, first, count)
+        self._done.clear()
+        return record
+
+    def _batches(self, record: list[object], first: Compute, count: int, finite: bool = True) -> None:
+        start = first.start
+        length = first.stop - start
+        bits = finite | first.local_step << 1 | first.buffer + 1 << 2
+        skipped = start - self._stop
+        if first.epoch != self._epoch or length != self._length or skipped < 0:
+            record += (COMPUTED, bits, count, first.epoch, start, length)
+            self._epoch, self._length = first.epoch, length
         elif skipped:
-            self._record += (SKIPPED, self._flags, count, skipped)
+            record += (SKIPPED, bits, count, skipped)
         else:
-            self._record += (CONTINUED, self._flags, count)
-        self._known = (self._epoch, self._length, self._stop)
+            record += (CONTINUED, bits, count)
+        self._stop = start + count * length
 
-    def _write(self) -> None:
-        self._close_batches()
-        if self._record:
-            self._log.add(self._record)
-            self._record = []
+
+def _follows(batch: Compute, last: Compute, first: Compute) -> bool:
+    """The decoder will find it from those before it."""
+    return (
+        batch.start == last.stop
+        and batch.stop - batch.start == first.stop - first.start
+        and batch.epoch == first.epoch
+        and batch.local_step == first.local_step
+        and batch.buffer == first.buffer
+    )

@@ -121,10 +121,6 @@ def _long(value: float) -> float:
     return 1 / value if isinstance(value, int) else value
 
 
-def flags(batch: Compute, finite: bool) -> int:
-    return finite | batch.local_step << 1 | (batch.buffer + 1) << 2
-
-
 def records(path: Path, replicas: int) -> Iterator[Record]:
     """What a file says, in order. Raises `Damaged` behind the last good record."""
     batches = _Batches()

@@ -77,7 +77,9 @@ class Log:
             data = size.to_bytes(4, "little") + data
             size = ESCAPE
         end = self._at = at + HEAD + len(data)
-        memory[at + 1 : end] = (check & 0xFFFF).to_bytes(2, "little") + data
+        memory[at + 1] = check & 0xFF
+        memory[at + 2] = check >> 8 & 0xFF
+        memory[at + HEAD : end] = data
         memory[at] = size
 
     def close(self) -> None:
