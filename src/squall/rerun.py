@@ -160,11 +160,11 @@ class _Rerun:
             replay.run()
         self._fingerprints += observer.fingerprints
         self._snapshots |= dict.fromkeys(observer.compared)
-        if replay.why:
-            self._notes.append(replay.why)
         self._base = None
         if keep is not None and len(observer.kept) == len(replay.shards):
-            self._base = _restored(keep, job, replay, observer)
+            self._base = _restored(keep, job, replay, observer)  # what came behind it was thrown away
+        elif replay.why:
+            self._notes.append(replay.why)
 
     def _make_job(self, path: Path, start: Start) -> Job:
         code = _code(path)
@@ -212,6 +212,8 @@ def _attempts(directory: Path) -> list[Path]:
     if found:
         return found
     code = load_code(directory)
+    if code["strategy"].recipe().batch is not None:
+        raise ValueError(f"{directory} is a run of L-BFGS, whose schedule is not kept: only the one loop is replayed")
     if "script" in code:
         raise ValueError(f"{directory} is the run of a script, whose loop is its own: only runs of a task are replayed")
     raise ValueError(

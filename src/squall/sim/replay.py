@@ -177,20 +177,20 @@ class Replay:
         if self._stopped:
             return ""
         damages = [side.damage for side in sides if side.damage]
-        if damages:
-            return "; ".join(damages)
-        waiting = next((side for side in sides if side.record is not None), None)
-        return self._missing(waiting) if waiting is not None else ""
+        waiting = [self._missing(side) for side in sides if side.record is not None]
+        return "; ".join(damages or waiting[:1])
 
     def _missing(self, side: Side) -> str:
-        what = f"{side.path} cannot be followed beyond {side.record}"
-        match side.record:
-            case Applied(update):
-                for term in update.terms:
-                    owner = self.replicas.get(term.owner)
-                    if owner is None or owner.clock < term.clock:
-                        return f"{what}: the schedule of {term.owner} has no push {term.clock}, it was cut off"
-        return f"{what}: the schedule of another process was cut off"
+        """Why this node could not go on, though its own schedule does."""
+        if isinstance(side.record, Applied):
+            for term in side.record.update.terms:
+                owner = self.replicas.get(term.owner)
+                if owner is None or (owner.record is None and owner.clock < term.clock):
+                    return f"{side.path.parent / str(term.owner)} is cut off: it lacks push {term.clock}"
+        short = [str(shard.path) for shard in self.shards if shard.record is None and not shard.ended]
+        if short:
+            return f"{', '.join(short)} is cut off: its process did not end in good order"
+        return f"the schedules in {side.path.parent} do not fit together: {side.path.name} waits at {side.record}"
 
     # ------------------------------------------------------------ replicas
 
