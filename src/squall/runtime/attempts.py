@@ -75,6 +75,7 @@ def begin(job: Job) -> Job:
     try:
         path = home / str(max(numbers(job.directory), default=-1) + 1)
         path.mkdir(mode=0o700, parents=True)
+        (path / "start.json").touch(mode=0o600)
         (path / "start.json").write_bytes(msgspec.json.format(msgspec.json.encode(start)))
         _keep(job.directory / "code.pickle", path / "code.pickle")
     except OSError as error:
