@@ -315,10 +315,13 @@ def test_single_process_is_replayed_with_until_and_check(inline: Fit) -> None:
     assert squall.replay(run.directory, until=7).updates == 7
 
 
-def test_l_bfgs_is_refused_with_the_reason(inline: Fit) -> None:
-    run = inline(regression(), squall.Sandblaster(replicas=2), steps=2)
-    with pytest.raises(ValueError, match="L-BFGS, whose schedule is not kept"):
-        squall.replay(run.directory)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_l_bfgs_is_replayed_with_backup_portions_and_a_replica_that_dies(shards: int, tmp_path: Path) -> None:
+    strategy = squall.Sandblaster(replicas=3, shards=shards, portions=8, push_every=2)
+    run = rehearse(tmp_path / "run", strategy, regression(), epochs=40, kill_at={60: 1})
+    assert (run.directory / "schedule" / "0" / "replica-1.1").exists(), "the dead one was replaced"
+    replayed = assert_replays(run)
+    assert squall.replay(run.directory, until=replayed.updates // 2).updates == replayed.updates // 2
 
 
 def test_the_command_says_what_was_compared_and_its_status_whether_it_differs(

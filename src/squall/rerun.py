@@ -212,8 +212,6 @@ def _attempts(directory: Path) -> list[Path]:
     if found:
         return found
     code = load_code(directory)
-    if code["strategy"].recipe().batch is not None:
-        raise ValueError(f"{directory} is a run of L-BFGS, whose schedule is not kept: only the one loop is replayed")
     if "script" in code:
         raise ValueError(f"{directory} is the run of a script, whose loop is its own: only runs of a task are replayed")
     raise ValueError(

@@ -241,10 +241,11 @@ class CalculateVectors(Effect, frozen=True, gc=False):
 
 
 class AddPortions(Effect, frozen=True, gc=False):
-    """Add what a slot's gradient buffer holds to the sum of the evaluation (Sandblaster)."""
+    """Add what a replica's gradient buffer holds to the sum of the evaluation (Sandblaster)."""
 
-    slot: int
+    owner: Node
     buffer: int
+    clock: int  # of the push
 
 
 class WriteSnapshot(Effect, frozen=True, gc=False):

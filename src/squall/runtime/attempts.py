@@ -64,8 +64,6 @@ def begin(job: Job) -> Job:
 
     The run's code lies beside the schedule, because a resume may change the strategy.
     """
-    if job.recipe.batch is not None:
-        return job
     home = job.directory / "schedule"
     restored = job.restored
     start = Start(

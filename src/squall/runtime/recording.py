@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from squall.protocol.core import (
+    AddPortions,
     Apply,
+    CalculateVectors,
     Compute,
     Effect,
     End,
     Event,
     GradientComputed,
+    Keep,
     Node,
     Payload,
     PreparePush,
@@ -19,7 +22,22 @@ from squall.runtime.driver import Host
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job
 from squall.runtime.records import Fingerprint, short
-from squall.runtime.schedule import APPLIED, COMPUTED, CONTINUED, DELIVERED, PREPARED, PUSHED, SAVED, SKIPPED, USED, Log
+from squall.runtime.schedule import (
+    ADDED,
+    APPLIED,
+    CALCULATED,
+    COMPUTED,
+    CONTINUED,
+    DELIVERED,
+    KEPT,
+    PREPARED,
+    PUSHED,
+    SAVED,
+    SKIPPED,
+    USED,
+    Log,
+)
+from squall.runtime.vectors import VectorHost
 
 
 def recorded(host: Host, job: Job, node: Node) -> Host:
@@ -29,7 +47,7 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     log = Log(job.schedule / str(node))
     if node.role == "replica":
         return RecordedReplica(host, log)
-    assert isinstance(host, ShardHost)
+    assert isinstance(host, ShardHost | VectorHost)
     return RecordedShard(host, log, job.recipe.replicas)
 
 
@@ -39,7 +57,7 @@ class RecordedShard:
     Should it be killed before that, nobody goes on from what is missing: without a shard a run ends.
     """
 
-    def __init__(self, host: ShardHost, log: Log, replicas: int) -> None:
+    def __init__(self, host: ShardHost | VectorHost, log: Log, replicas: int) -> None:
         self._host = host
         self._log = log
         self._replicas = replicas
@@ -53,6 +71,10 @@ class RecordedShard:
         event = self._host.perform(effect, now)
         if type(effect) is Apply:
             self._update = effect
+        elif type(effect) is CalculateVectors:
+            self._log.add([CALCULATED, self._fingerprint(), effect.calculation])
+        elif type(effect) is AddPortions:
+            self._log.add([ADDED, self._who(effect.owner), effect.buffer, effect.clock])
         elif type(effect) is WriteSnapshot:
             self._log.add([SAVED, effect.number, effect.version])
         elif type(effect) is End:
@@ -100,7 +122,7 @@ class RecordedReplica:
     def perform(self, effect: Effect, now: float) -> Event | None:
         event = self._perform(effect, now)
         kind = type(effect)
-        if kind is Compute or kind is UseWeights:
+        if kind is Compute or kind is UseWeights or kind is Keep:
             self._done.append(effect)
             if type(event) is GradientComputed and not event.finite:
                 self._spoilt()
@@ -146,7 +168,7 @@ class RecordedReplica:
                 if first is not None:
                     self._batches(record, first, count)
                     first = None
-                record += (USED, effect.buffer)  # type: ignore[attr-defined]
+                record += _brief(effect)
         if first is not None:
             self._batches(record, first, count)
         self._done.clear()
@@ -165,6 +187,13 @@ class RecordedReplica:
         else:
             record += (CONTINUED, bits, count)
         self._stop = start + count * length
+
+
+def _brief(effect: Effect) -> tuple[object, ...]:
+    if type(effect) is UseWeights:
+        return (USED, effect.buffer)
+    assert type(effect) is Keep
+    return (KEPT, effect.buffer, short(effect.weight), effect.accumulate)
 
 
 def _follows(batch: Compute, last: Compute, first: Compute) -> bool:

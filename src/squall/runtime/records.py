@@ -12,6 +12,9 @@ A record is a flat list of entries, each a tag and what belongs to it:
     PREPARED   clock, buffer: of a push that was prepared by an optimizer of the replica's own
     USED       buffer
     ENDED
+    CALCULATED fingerprint, calculation
+    ADDED      who, buffer, clock: portions pushed, into the sum
+    KEPT       buffer, weight, whether it is added to what the buffer holds: the gradient computed last
 
 `who` is slot + replicas x incarnation. A float that is 1/n for an integer n (a share, a rate) is written as n. Flags
 leave out whether a gradient is added to what the buffer holds: it is, unless it is the first behind a push.
@@ -28,13 +31,17 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
-from squall.protocol.core import Apply, Compute, Node, Term
+from squall.protocol.core import Apply, Compute, Keep, Node, Term
+from squall.protocol.messages import Calculation
 from squall.runtime.schedule import (
+    ADDED,
     APPLIED,
+    CALCULATED,
     COMPUTED,
     CONTINUED,
     DELIVERED,
     ENDED,
+    KEPT,
     PREPARED,
     PUSHED,
     SAVED,
@@ -59,6 +66,21 @@ class Delivered(msgspec.Struct, frozen=True):
 
     to: Node
     buffer: int
+
+
+class Calculated(msgspec.Struct, frozen=True):
+    """A shard's vectors were combined and multiplied, and the fingerprint of its weights behind that."""
+
+    calculation: Calculation
+    fingerprint: int
+
+
+class Added(msgspec.Struct, frozen=True):
+    """A push of portions went into a shard's sum."""
+
+    owner: Node
+    buffer: int
+    clock: int
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -87,11 +109,17 @@ class Used(msgspec.Struct, frozen=True):
     buffer: int
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """The gradient computed last went into the buffer."""
+
+    effect: Keep
+
+
 class Ended(msgspec.Struct, frozen=True):
     """The process ended in good order."""
 
 
-Record = Applied | Delivered | Saved | Computed | Pushed | Used | Ended
+Record = Applied | Delivered | Saved | Computed | Pushed | Used | Ended | Calculated | Added | Kept
 
 
 class Fingerprint:
@@ -153,6 +181,13 @@ def _record(tag: int, entries: Iterator[Any], replicas: int) -> Record:
         return Used(next(entries))
     if tag == ENDED:
         return Ended()
+    if tag == CALCULATED:
+        fingerprint, calculation = islice(entries, 2)
+        return Calculated(msgspec.convert(calculation, Calculation), fingerprint)
+    if tag == ADDED:
+        return Added(_node(next(entries), replicas), next(entries), next(entries))
+    if tag == KEPT:
+        return Kept(Keep(next(entries), _long(next(entries)), next(entries)))
     raise ValueError(f"unknown tag {tag}")
 
 

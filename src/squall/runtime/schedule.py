@@ -31,6 +31,7 @@ ESCAPE = 255
 FIRST_BYTES, AT_MOST_BYTES = 1 << 16, 1 << 22  # by which a file grows; the step doubles from the first on
 
 APPLIED, DELIVERED, SAVED, COMPUTED, SKIPPED, CONTINUED, PUSHED, PREPARED, USED, ENDED = range(10)
+CALCULATED, ADDED, KEPT = range(10, 13)  # Sandblaster's
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()

@@ -24,6 +24,8 @@ from typing import Protocol
 import torch
 
 from squall.protocol.core import (
+    AddPortions,
+    CalculateVectors,
     Compute,
     Effect,
     End,
@@ -36,14 +38,18 @@ from squall.protocol.core import (
     UseWeights,
 )
 from squall.runtime.driver import Host
-from squall.runtime.hosts import ReplicaHost, ShardHost
+from squall.runtime.hosts import ReplicaHost, ShardHost, replica_host, shard_host
 from squall.runtime.job import Job, own_model
+from squall.runtime.portions import PortionHost
 from squall.runtime.records import (
+    Added,
     Applied,
+    Calculated,
     Computed,
     Delivered,
     Ended,
     Fingerprint,
+    Kept,
     Pushed,
     Record,
     Saved,
@@ -52,20 +58,25 @@ from squall.runtime.records import (
 )
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
+from squall.runtime.store import Store
+from squall.runtime.vectors import VectorHost
 
 PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
+
+
+Replica = ReplicaHost | PortionHost | LoneHost
 
 
 class Witness(Protocol):
     """Sees what the replay does. Whatever returns True ends it."""
 
-    def computing(self, node: Node, batch: Computed, host: ReplicaHost | LoneHost) -> bool:
+    def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
         """Before the batch is computed."""
 
     def computed(self, node: Node, batch: Computed, found: GradientComputed) -> bool: ...
 
-    def updated(self, shard: ShardSide, applied: Applied) -> bool:
-        """After the update was made."""
+    def updated(self, shard: ShardSide, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
+        """After an update was made of these pushes (who, clock), with the fingerprint that it had in the run."""
 
     def saved(self, shard: ShardSide, snapshot: Saved) -> bool: ...
 
@@ -102,7 +113,7 @@ class Side:
 class ReplicaSide(Side):
     def __init__(self, node: Node, path: Path, replicas: int) -> None:
         super().__init__(node, path, replicas)
-        self.host: ReplicaHost | LoneHost | None = None  # None: not begun, or over
+        self.host: Replica | None = None  # None: not begun, or over
         self.begun = False
         self.clock = 0  # of its last push
         self.pushed: dict[int, int] = {}  # gradient buffer -> clock of the last push from it
@@ -112,7 +123,7 @@ class ReplicaSide(Side):
 
 
 class ShardSide(Side):
-    def __init__(self, node: Node, path: Path, replicas: int, host: ShardHost, version: int) -> None:
+    def __init__(self, node: Node, path: Path, replicas: int, host: ShardHost | VectorHost, version: int) -> None:
         super().__init__(node, path, replicas)
         self.host = host
         self.version = version  # updates, with those before this attempt
@@ -121,10 +132,13 @@ class ShardSide(Side):
         self.deliveries: dict[Node, int] = {}  # to each replica, in all
         self.applied: dict[Node, int] = {}  # of those, so far
         self.delivered: dict[Node, int] = {}
+        self.added: list[tuple[Node, int]] = []  # pushes in the sum since the last calculation
         for record in self.all():
             if isinstance(record, Applied):
                 for term in record.update.terms:
                     self.clocks.setdefault(term.owner, array("q")).append(term.clock)
+            elif isinstance(record, Added):
+                self.clocks.setdefault(record.owner, array("q")).append(record.clock)
             elif isinstance(record, Delivered):
                 self.deliveries[record.to] = self.deliveries.get(record.to, 0) + 1
 
@@ -145,11 +159,12 @@ class Replay:
         self._job = job
         self._witness = witness
         self._lone = job.strategy.in_process
+        self._fetched = "weights" if job.recipe.batch is None else "trial"
         self._stopped = False
         self._threads = 0
         replicas, version = job.recipe.replicas, job.restored.updates if job.restored is not None else 0
         self.shards = [
-            ShardSide(Node("shard", i), schedule / str(Node("shard", i)), replicas, ShardHost(job, i), version)
+            ShardSide(Node("shard", i), schedule / str(Node("shard", i)), replicas, shard_host(job, i), version)
             for i in range(job.recipe.shards)
         ]
         nodes = sorted(Node.parse(path.name) for path in schedule.glob("replica-*"))
@@ -215,6 +230,10 @@ class Replay:
                 replica.behind[clock], replica.batches = replica.batches, []
                 while len(replica.behind) > PUSHES_KEPT:
                     del replica.behind[next(iter(replica.behind))]
+            case Kept(effect):
+                if self._in_use(replica, effect.buffer):
+                    return False
+                self._perform(replica, effect)
             case Used(buffer):
                 if any(shard.delivered.get(replica.node, 0) <= replica.used for shard in self.shards):
                     return False
@@ -233,7 +252,12 @@ class Replay:
                 return False
         replica.begun = True
         job = own_model(self._job)
-        replica.host = LoneHost(job, self.shards[0].host.store) if self._lone else ReplicaHost(job, slot)
+        if self._lone:
+            store = self.shards[0].host.store
+            assert isinstance(store, Store)
+            replica.host = LoneHost(job, store)
+        else:
+            replica.host = replica_host(job, slot)
         if self._job.task.loader.get("num_workers", 0):
             self._announce(replica)
         return True
@@ -282,12 +306,21 @@ class Replay:
             case Applied(update) as applied:
                 if not all(self._has_pushed(term.owner, term.clock) for term in update.terms):
                     return False
-                self._use_threads(self._job.plan.threads if self._job.plan.launcher == "inline" or self._lone else 1)
+                self._use_threads(self._shard_threads)
                 shard.host.perform(update, 0.0)
                 shard.version += 1
                 for term in update.terms:
                     shard.applied[term.owner] = shard.applied.get(term.owner, 0) + 1
-                self._stopped |= self._witness.updated(shard, applied)
+                pushes = [(term.owner, term.clock) for term in update.terms]
+                self._stopped |= self._witness.updated(shard, pushes, applied.fingerprint)
+            case Calculated() as calculated:
+                self._calculate(shard, calculated)
+            case Added(node, buffer, clock):
+                if not self._has_pushed(node, clock):
+                    return False
+                shard.host.perform(AddPortions(node, buffer, clock), 0.0)
+                shard.applied[node] = shard.applied.get(node, 0) + 1
+                shard.added.append((node, clock))
             case Delivered(node, buffer):
                 if not self._deliver(shard, node, buffer):
                     return False
@@ -300,6 +333,19 @@ class Replay:
         shard.advance()
         return True
 
+    @property
+    def _shard_threads(self) -> int:
+        """A shard's process has one thread."""
+        return self._job.plan.threads if self._job.plan.launcher == "inline" or self._lone else 1
+
+    def _calculate(self, shard: ShardSide, calculated: Calculated) -> None:
+        """An update if it moves the weights. In either case it is compared."""
+        self._use_threads(self._shard_threads)
+        shard.host.perform(CalculateVectors(calculated.calculation), 0.0)
+        shard.version += any(combine.target == "weights" for combine in calculated.calculation.combine)
+        pushes, shard.added = shard.added, []
+        self._stopped |= self._witness.updated(shard, pushes, calculated.fingerprint)
+
     def _has_pushed(self, node: Node, clock: int) -> bool:
         replica = self.replicas.get(node)
         return replica is not None and replica.clock >= clock
@@ -310,7 +356,7 @@ class Replay:
         if replica is not None and replica.record is not None:
             if not (replica.begun and isinstance(replica.record, Used) and replica.used == count):
                 return False
-            shard.host.attach(Payload("weights", node, buffer, replica.clock))
+            shard.host.attach(Payload(self._fetched, node, buffer, replica.clock))
         shard.delivered[node] = count + 1
         return True
 

@@ -14,11 +14,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from squall.protocol.core import Compute, GradientComputed, Node
-from squall.runtime.hosts import ReplicaHost
-from squall.runtime.records import Applied, Computed, Saved
+from squall.runtime.records import Computed, Saved
 from squall.runtime.sequential import LoneHost
 from squall.runtime.snapshot import Snapshots
-from squall.sim.replay import Replay, ShardSide
+from squall.sim.replay import Replay, Replica, ShardSide
 from squall.task import Batch
 
 
@@ -111,7 +110,7 @@ class Observer:
         self._snapshots = Snapshots(directory).directory
         self.until = until
         self._check, self._around_nan, self._keep = check, around_nan, keep
-        self._last: dict[Node, Applied] = {}
+        self._last: dict[Node, list[tuple[Node, int]]] = {}  # pushes of each shard's last update
         self.weights: dict[Node, Tensor] = {}  # of the moment that `until` names
         self.kept: dict[Node, dict[str, Tensor]] = {}  # state of the shards in the snapshot
         self.saved_at: dict[Node, int] = {}  # versions in it
@@ -142,7 +141,7 @@ class Observer:
             self._look(shard)
         return self.over
 
-    def computing(self, node: Node, batch: Computed, host: ReplicaHost | LoneHost) -> bool:
+    def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
         if self._around_nan and not batch.finite:
             self.nan = examine(node, batch.batch, host)
         return self.over
@@ -155,11 +154,11 @@ class Observer:
             self.difference = Difference(update, None, (_push(node, [batch.batch]),), what)
         return self.over
 
-    def updated(self, shard: ShardSide, applied: Applied) -> bool:
-        self._last[shard.node] = applied
+    def updated(self, shard: ShardSide, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
+        self._last[shard.node] = pushes
         if self._check:
             self.fingerprints += 1
-            if shard.fingerprint() != applied.fingerprint:
+            if shard.fingerprint() != fingerprint:
                 self._differs(shard, "the weights behind it are others")
         self._look(shard)
         return self.over
@@ -182,9 +181,8 @@ class Observer:
             self.weights[shard.node] = shard.host.store.weights.clone()
 
     def _differs(self, shard: ShardSide, what: str) -> None:
-        applied = self._last.get(shard.node)
-        terms = applied.update.terms if applied is not None else ()
-        pushes = [_push(term.owner, self.replay.replicas[term.owner].behind.get(term.clock, [])) for term in terms]
+        last, replicas = self._last.get(shard.node, []), self.replay.replicas
+        pushes = [_push(node, replicas[node].behind.get(clock, [])) for node, clock in last]
         self.difference = Difference(shard.version, shard.node.index, tuple(pushes), what)
 
 
@@ -212,7 +210,7 @@ def different(path: Path, state: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def examine(node: Node, effect: Compute, host: ReplicaHost | LoneHost) -> NonFiniteBatch:
+def examine(node: Node, effect: Compute, host: Replica) -> NonFiniteBatch:
     """Compute a batch once more, and see where what is not finite comes from."""
     backward = host.training.backward
     if isinstance(host, LoneHost):
