@@ -23,6 +23,7 @@ from squall.run import Run, load_code, write_plan
 from squall.runtime.schedule import FORMAT, HEAD, MAGIC
 from squall.runtime.seeds import epoch_order, seed_everything
 from squall.runtime.snapshot import Snapshots
+from squall.script import script_code
 from tests.rehearsal import NOISY, assert_replays, normalized, rehearse, same
 from tests.tasks import Noisy, mean_square, numbers, regression
 
@@ -225,6 +226,25 @@ def test_another_version_and_no_schedule_at_all_are_refused_with_the_reason(tmp_
         squall.replay(run.directory)
     with pytest.raises(ValueError, match="holds no run"):
         squall.replay(tmp_path / "nowhere")
+
+
+def test_a_scripts_run_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    code = script_code(
+        tmp_path / "train.py", [], FAMILY["downpour"], squall.Settings(), optimizer_chosen=True, seed=0, device="cpu",
+        until=None,
+    )  # fmt: skip
+    write_plan(tmp_path, code)
+    with pytest.raises(ValueError, match="is the run of a script, whose loop is its own"):
+        squall.replay(tmp_path)
+
+
+def test_a_run_that_died_before_its_first_snapshot_is_begun_anew_in_the_replay_too(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    rehearse(path, FAMILY["downpour"], epochs=1)
+    shutil.rmtree(path / "snapshots")
+    run = rehearse(path, FAMILY["downpour"], epochs=2, seed=1, again=True)
+    assert_replays(run)
 
 
 def test_a_damaged_later_attempt_is_said_and_those_before_it_are_replayed(tmp_path: Path) -> None:

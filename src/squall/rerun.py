@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,7 +155,10 @@ class _Rerun:
         if after is not None and until is not None and until > after.updates:
             until = None
         keep = after.snapshot if after is not None and until is None else None
-        self._observer = observer = Observer(self._directory, until, self._check, self._around_nan, keep)
+        self._observer = observer = Observer(
+            self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep,
+            newest=(after.snapshot or 0) if after is not None else math.inf,
+        )  # fmt: skip
         observer.replay = replay = Replay(job, path, observer)
         if not observer.begin():
             replay.run()

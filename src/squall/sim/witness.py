@@ -103,13 +103,17 @@ class Observer:
     """Watches one attempt.
 
     `until` stops each shard's weights at that update; `check` compares; `around_nan` stops at such a batch; `keep` is a
-    snapshot whose state is wanted, because the next attempt goes on from it.
+    snapshot whose state is wanted, because the next attempt goes on from it. Snapshots above `newest` are not this
+    attempt's: a later one has given their numbers again.
     """
 
-    def __init__(self, directory: Path, until: int | None, check: bool, around_nan: bool, keep: int | None) -> None:
+    def __init__(
+        self, directory: Path, *, until: int | None, check: bool, around_nan: bool, keep: int | None,
+        newest: float = math.inf,
+    ) -> None:  # fmt: skip
         self._snapshots = Snapshots(directory).directory
         self.until = until
-        self._check, self._around_nan, self._keep = check, around_nan, keep
+        self._check, self._around_nan, self._keep, self._newest = check, around_nan, keep, newest
         self._last: dict[Node, list[tuple[Node, int]]] = {}  # pushes of each shard's last update
         self.weights: dict[Node, Tensor] = {}  # of the moment that `until` names
         self.kept: dict[Node, dict[str, Tensor]] = {}  # state of the shards in the snapshot
@@ -169,7 +173,7 @@ class Observer:
             self.kept[shard.node] = {name: value.clone() for name, value in shard.host.store.state().items()}
         path = self._snapshots / f"{snapshot.number:06d}"
         path /= f"shard-{shard.node.index}-of-{len(self.replay.shards)}.safetensors"
-        if self._check and path.exists():
+        if self._check and snapshot.number <= self._newest and path.exists():
             if snapshot.number not in self.compared:
                 self.compared.append(snapshot.number)
             if what := different(path, shard.host.store.state()):
