@@ -157,7 +157,7 @@ class _Rerun:
         keep = after.snapshot if after is not None and until is None else None
         self._observer = observer = Observer(
             self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep,
-            newest=(after.snapshot or 0) if after is not None else math.inf,
+            newest=self._newest(path, after),
         )  # fmt: skip
         observer.replay = replay = Replay(job, path, observer)
         if not observer.begin():
@@ -169,6 +169,12 @@ class _Rerun:
             self._base = _restored(keep, job, replay, observer)  # what came behind it was thrown away
         elif replay.why:
             self._notes.append(replay.why)
+
+    def _newest(self, path: Path, after: Start | None) -> float:
+        """The last snapshot of an attempt; a later attempt gives the numbers above it again."""
+        if path == self._attempts[-1]:
+            return math.inf
+        return (after.snapshot or 0) if after is not None else 0
 
     def _make_job(self, path: Path, start: Start) -> Job:
         code = _code(path)

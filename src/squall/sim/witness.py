@@ -17,7 +17,8 @@ from squall.protocol.core import Compute, GradientComputed, Node
 from squall.runtime.records import Computed, Saved
 from squall.runtime.sequential import LoneHost
 from squall.runtime.snapshot import Snapshots
-from squall.sim.replay import Replay, Replica, ShardSide
+from squall.sim.replay import Replay
+from squall.sim.sides import Replica, ShardSide
 from squall.task import Batch
 
 
@@ -52,7 +53,8 @@ class Difference:
 
     def __str__(self) -> str:
         where = f"update {self.update} of shard {self.shard}" if self.shard is not None else f"update {self.update}"
-        return f"{where}, from {'; '.join(map(str, self.pushes))}: {self.what}"
+        made = f", from {'; '.join(map(str, self.pushes))}" if self.pushes else ""
+        return f"{where}{made}: {self.what}"
 
 
 @dataclass(frozen=True)
