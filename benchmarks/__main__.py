@@ -8,6 +8,7 @@ from benchmarks import (
     family,
     forecast,
     overhead,
+    recording,
     sandblaster,
     simulation,
     small,
@@ -20,6 +21,7 @@ from benchmarks.results import FILE, write
 BENCHMARKS: dict[str, Any] = {
     "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
     "startup": startup, "family": family, "sandblaster": sandblaster, "simulation": simulation, "forecast": forecast,
+    "recording": recording,
 }  # fmt: skip
 
 for name in sys.argv[1:] or BENCHMARKS:

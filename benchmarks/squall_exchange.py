@@ -25,11 +25,13 @@ from squall.launchers.line import Line
 from squall.launchers.roles import SPIN_S, run_role
 from squall.plan import make_plan
 from squall.protocol.core import COORDINATOR, Compute, Effect, Event, GradientComputed, Node, Payload
+from squall.runtime import attempts
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import machine
 from squall.runtime.processes import die_with_parent
+from squall.runtime.recording import recorded
 from squall.transports.host import HostTransport
 from squall.vector import Layout
 
@@ -80,16 +82,17 @@ def _job(elements: int, optimizer: OptimizerName, repeats: int, directory: Path)
     )  # fmt: skip
 
 
-def exchange_seconds(elements: int, optimizer: OptimizerName, repeats: int) -> float:
-    """Median seconds of one exchange with a real shard process."""
+def exchange_seconds(elements: int, optimizer: OptimizerName, repeats: int, scheduled: bool = False) -> float:
+    """Median seconds of one exchange with a real shard process; `scheduled`: with the schedule of both ends kept."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
         job = _job(elements, optimizer, repeats, Path(folder))
+        job = attempts.begin(job) if scheduled else job
         children = [_fork(job, node) for node in (COORDINATOR, SHARD)]
         host = _ReadyGradient()
         transport = HostTransport(REPLICA, Path(folder), peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
         try:
-            Driver(machine(job, REPLICA), transport, host).run()
+            Driver(machine(job, REPLICA), transport, recorded(host, job, REPLICA)).run()
         finally:
             transport.close()
             for child in children:

@@ -13,9 +13,10 @@ import squall
 
 PUBLIC = {
     "AsynchronousSGD", "Averaging", "Batches", "BoundedDelay", "DelayedProximal", "DiLoCo", "Downpour",
-    "ElasticAveraging", "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Run", "Sandblaster", "Session",
-    "Settings", "SingleProcess", "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task", "TaskError",
-    "__version__", "fit", "join", "resume",
+    "ElasticAveraging", "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Replayed", "Run", "Sandblaster",
+    "Session", "Settings", "SingleProcess", "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task",
+    "TaskError",
+    "__version__", "fit", "join", "replay", "resume",
 }  # fmt: skip
 
 

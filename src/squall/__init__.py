@@ -8,6 +8,7 @@ from squall.version import __version__
 if TYPE_CHECKING:
     from squall.errors import Interrupted, NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
     from squall.plan import Settings
+    from squall.rerun import Replayed, replay
     from squall.run import Run
     from squall.session import Batches, Session, join
     from squall.strategies import (
@@ -30,6 +31,7 @@ _HOMES = {
     "errors": ("Interrupted", "NotFinite", "PeerFault", "ProcessLost", "SnapshotMismatch", "SquallError", "TaskError"),
     "train": ("fit", "resume"),
     "plan": ("Settings",),
+    "rerun": ("Replayed", "replay"),
     "run": ("Run",),
     "session": ("Batches", "Session", "join"),
     "strategies": (
@@ -62,6 +64,7 @@ __all__ = [
     "NotFinite",
     "PeerFault",
     "ProcessLost",
+    "Replayed",
     "Run",
     "Sandblaster",
     "Session",
@@ -76,6 +79,7 @@ __all__ = [
     "__version__",
     "fit",
     "join",
+    "replay",
     "resume",
 ]
 

@@ -20,6 +20,7 @@ from squall.protocol.core import End
 from squall.record import settle
 from squall.report import Progress, Reader, prepare_report
 from squall.run import Code, Run, TaskFunction, hold, load_code, new_directory, write_plan
+from squall.runtime import attempts
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import private_job
@@ -163,6 +164,7 @@ class Launch:
     def _run_here(self, task: Task, layout: Layout, path: Path, snapshot: int | None) -> None:
         restored = Snapshots(path).restore(snapshot, layout) if snapshot is not None else None
         job = private_job(self.plan, self._strategy, task, layout, path, self._commanded_at, restored)
+        job = attempts.begin(job)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.plan.threads)
         try:

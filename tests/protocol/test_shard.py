@@ -41,8 +41,8 @@ def test_each_push_is_an_update_and_is_answered_with_the_weights_after_it() -> N
     shard = shard_of(R0, R1)
     effects = tell(shard, R1, Exchange(1, 1, 1, 0, 8))
     assert effects == [
-        Apply((Term(1, 1, 1.0),), 0.5, 1),
-        Send(R1, Exchanged(1, 1, 0), Payload("weights", 1, 1)),
+        Apply((Term(R1, 1, 1.0, 1),), 0.5, 1),
+        Send(R1, Exchanged(1, 1, 0), Payload("weights", R1, 1, 1)),
     ]
 
 
@@ -55,13 +55,13 @@ def test_staleness_counts_the_updates_since_the_gradients_weights() -> None:
 
 def test_a_push_without_examples_moves_nothing_but_the_clock() -> None:
     shard = shard_of(R0)
-    assert tell(shard, R0, push(1, examples=0)) == [Send(R0, Exchanged(1, 0, -1), Payload("weights", 0, 0))]
+    assert tell(shard, R0, push(1, examples=0)) == [Send(R0, Exchanged(1, 0, -1), Payload("weights", R0, 0, 1))]
     assert answers(tell(shard, R0, push(2))) == {R0: Exchanged(2, 1, 0)}
 
 
 def test_a_fetch_alone_is_answered_at_once_and_a_push_alone_gets_no_weights() -> None:
     shard = shard_of(R0, R1, max_delay=0)
-    assert tell(shard, R0, Exchange(0, -1, 0)) == [Send(R0, Exchanged(0, 0, -1), Payload("weights", 0, 0))]
+    assert tell(shard, R0, Exchange(0, -1, 0)) == [Send(R0, Exchanged(0, 0, -1), Payload("weights", R0, 0, 0))]
     assert kinds(tell(shard, R0, push(1))) == ["Apply"]  # held: replica 1 has not pushed
     assert tell(shard, R1, push(1, weights=-1))[1] == Send(R1, Exchanged(1, 2, 1))
 
@@ -89,7 +89,7 @@ def test_a_round_is_one_update_weighed_by_examples_in_slot_order() -> None:
     assert tell(shard, R2, push(1, examples=8)) == []
     assert tell(shard, R0, push(1, examples=6)) == []
     effects = tell(shard, R1, push(1, examples=2))
-    assert effects[0] == Apply((Term(0, 0, 6 / 16), Term(1, 0, 2 / 16), Term(2, 0, 8 / 16)), 1.0, 1)
+    assert effects[0] == Apply((Term(R0, 0, 6 / 16, 1), Term(R1, 0, 2 / 16, 1), Term(R2, 0, 8 / 16, 1)), 1.0, 1)
     assert answers(effects[1:]) == {node: Exchanged(1, 1, 0) for node in (R0, R1, R2)}
     assert [effect.to for effect in effects[1:]] == [R0, R1, R2]
 
@@ -98,7 +98,7 @@ def test_who_has_no_batch_takes_part_without_weight_and_an_empty_round_is_no_upd
     shard = shard_of(R0, R1, gather="mean", max_delay=0)
     tell(shard, R0, push(1, examples=0))
     effects = tell(shard, R1, push(1))
-    assert effects[0] == Apply((Term(1, 0, 1.0),), 1.0, 1)
+    assert effects[0] == Apply((Term(R1, 0, 1.0, 1),), 1.0, 1)
     assert answers(effects) == {R0: Exchanged(1, 1, -1), R1: Exchanged(1, 1, 0)}
     tell(shard, R0, push(2, basis=1, examples=0))
     effects = tell(shard, R1, push(2, basis=1, examples=0))
@@ -112,9 +112,9 @@ def test_a_view_without_the_missing_one_closes_a_round_and_leaves_its_push_out()
     tell(shard, R1, push(1))
     effects = view(shard, 2, R0, R2)  # replica 1 had pushed, replica 2 has not
     assert kinds(effects) == ["Forget", "ViewSeen"]
-    assert only(tell(shard, R2, push(1)), Apply) == Apply((Term(0, 0, 0.5), Term(2, 0, 0.5)), 1.0, 1)
+    assert only(tell(shard, R2, push(1)), Apply) == Apply((Term(R0, 0, 0.5, 1), Term(R2, 0, 0.5, 1)), 1.0, 1)
     tell(shard, R0, push(2, basis=1))
-    assert only(view(shard, 3, R0), Apply) == Apply((Term(0, 0, 1.0),), 1.0, 2)
+    assert only(view(shard, 3, R0), Apply) == Apply((Term(R0, 0, 1.0, 2),), 1.0, 2)
 
 
 def test_a_newcomer_does_not_belong_to_the_rounds_before_its_entry() -> None:
@@ -123,7 +123,7 @@ def test_a_newcomer_does_not_belong_to_the_rounds_before_its_entry() -> None:
     assert kinds(tell(shard, R0, push(1))) == ["Apply", "Exchanged"]
     assert kinds(tell(shard, R0, push(2, basis=1))) == ["Apply", "Exchanged"]
     assert tell(shard, R0, push(3, basis=2)) == []
-    assert only(tell(shard, R1_AGAIN, push(3, basis=2)), Apply).terms[1].slot == 1
+    assert only(tell(shard, R1_AGAIN, push(3, basis=2)), Apply).terms[1].owner == R1_AGAIN
 
 
 # ---------------------------------------------------------------- members and snapshots
@@ -168,7 +168,7 @@ def test_an_older_view_is_ignored() -> None:
 def test_an_evaluator_only_looks() -> None:
     shard = shard_of(R0, max_delay=0, version=7)
     look = tell(shard, EVALUATOR, Exchange(0, weights=0))
-    assert look == [Send(EVALUATOR, Exchanged(0, 7, -1), Payload("weights", 3, 0))]
+    assert look == [Send(EVALUATOR, Exchanged(0, 7, -1), Payload("weights", EVALUATOR, 0, 0))]
 
 
 def test_a_round_that_is_cut_short_is_that_much_less_of_a_step() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 import squall
-from squall.protocol.core import Term
+from squall.protocol.core import Node, Term
 from squall.run import TaskFunction
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.job import initial_vector
@@ -76,7 +76,7 @@ class Shards:
             self.arena.gradient(0, 0).copy_(torch.randn(self.layout.length, generator=generator))
             self.number += 1
             for store in self.stores:
-                store.apply((Term(0, 0, 1.0),), 1.0)
+                store.apply((Term(Node("replica"), 0, 1.0, 1),), 1.0)
                 store.deliver(0, 0)
         return self.arena.weights(0, 0).clone()
 
@@ -213,5 +213,5 @@ def test_a_users_own_step_is_called_whole() -> None:
         arena,
         initial_vector(layout, task),
     )
-    store.apply((Term(0, 0, 1.0),), 1.0)
+    store.apply((Term(Node("replica"), 0, 1.0, 1),), 1.0)
     assert store.weights[: layout.tail].max() == 0.0

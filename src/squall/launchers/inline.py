@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import time
 from collections.abc import Callable
 
@@ -12,11 +10,11 @@ from squall.protocol.link import Linked
 from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost, replica_host, shard_host
 from squall.runtime.interrupts import collected_interrupts
-from squall.runtime.job import Job
+from squall.runtime.job import Job, own_model
 from squall.runtime.machines import machine, nodes
 from squall.runtime.recorder import CoordinatorHost
+from squall.runtime.recording import recorded
 from squall.sim.world import World
-from squall.task import Task
 
 STEP_S = 0.01  # virtual seconds that every gradient takes
 
@@ -64,7 +62,15 @@ class InlineRun:
             coordinator = self.world.places[COORDINATOR].host
             coordinator.perform(End("failed", f"{type(error).__name__}: {error}"), self.world.now)
             raise
+        finally:
+            self._end_shards()
         return self.channel.ended
+
+    def _end_shards(self) -> None:
+        """The world stands still when its coordinator has ended; what the others still had to do is to close files."""
+        for node, place in self.world.places.items():
+            if node.role == "shard" and place.end is None:
+                place.host.perform(End("finished"), self.world.now)
 
     def _member(self, node: Node) -> tuple[Linked, Host]:
         return machine(self._job, node), self._host(node)
@@ -78,16 +84,13 @@ class InlineRun:
     def _host(self, node: Node) -> Host:
         if node.role == "coordinator":
             return CoordinatorHost(self._job, self.channel, time.monotonic if self._step_s is None else None)
-        return own_host(self._job, node)
+        host = own_host(self._job, node)
+        return recorded(host, self._job, node) if node.role in ("shard", "replica") else host
 
 
 def own_host(job: Job, node: Node) -> Host:
     """Of a shard, a replica or the evaluator, with a model of its own."""
     if node.role == "shard":
         return shard_host(job, node.index)
-    job = dataclasses.replace(job, task=_own_model(job))
+    job = own_model(job)
     return replica_host(job, node.index) if node.role == "replica" else EvaluatorHost(job)
-
-
-def _own_model(job: Job) -> Task:
-    return dataclasses.replace(job.task, model=copy.deepcopy(job.task.model))

@@ -37,6 +37,7 @@ from squall.errors import TaskError
 from squall.launchers.line import Line
 from squall.launchers.roles import run_role
 from squall.protocol.core import COORDINATOR, Node
+from squall.runtime import attempts
 from squall.runtime.arena import Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import nodes
@@ -286,5 +287,5 @@ def _serve(launcher: Line, message: dict[str, Any], sockets: Path) -> None:
         return
     directory = Path(order["directory"])
     setproctitle(f"squall nursery of {directory.name}")
-    job = build_job(message, task, directory, order["snapshot"])
+    job = attempts.begin(build_job(message, task, directory, order["snapshot"]))
     Nursery(launcher, job, sockets).run()

@@ -17,6 +17,7 @@ from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.recorder import CoordinatorHost
+from squall.runtime.recording import RecordedShard, recorded
 from squall.transports.host import HostTransport
 
 
@@ -60,7 +61,12 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
         os.nice(10)  # training goes first
     transport = transport_of(job, node, sockets, line)
     try:
-        Driver(machine(job, node), transport, make_host(job, node, line)).run()
+        host = make_host(job, node, line)
+        if isinstance(host, RecordedShard):
+            driver = Driver(machine(job, node), transport, host, idle=host.write)
+        else:
+            driver = Driver(machine(job, node), transport, host)
+        driver.run()
     finally:
         transport.close()
 
@@ -81,10 +87,10 @@ def make_host(job: Job, node: Node, line: Line | None) -> Host:
             assert line is not None
             return CoordinatorHost(job, NurseryChannel(line))
         case "shard":
-            return shard_host(job, node.index)
+            return recorded(shard_host(job, node.index), job, node)
         case "replica":
             host, ratio = replica_host(job, node.index), job.slowness(node)
-            return SlowedHost(host, ratio) if ratio > 1 else host
+            return recorded(SlowedHost(host, ratio) if ratio > 1 else host, job, node)
         case _:
             return EvaluatorHost(job)
 

@@ -131,11 +131,16 @@ class Effect(msgspec.Struct, frozen=True, gc=False):
 
 
 class Payload(msgspec.Struct, frozen=True, gc=False):
-    """A reference to numbers that belong to a message: a range of one of a slot's buffers."""
+    """A reference to numbers that belong to a message: a range of one of the buffers of a replica or the evaluator."""
 
     kind: str  # "gradient" | "weights" | "trial"
-    slot: int
+    owner: Node
     buffer: int
+    clock: int  # the owner's, of the exchange
+
+    @property
+    def slot(self) -> int:
+        return self.owner.index
 
 
 class Send(Effect, frozen=True, gc=False):
@@ -204,11 +209,16 @@ class UseWeights(Effect, frozen=True, gc=False):
 
 
 class Term(msgspec.Struct, frozen=True, gc=False):
-    """One pushed gradient in an update."""
+    """One pushed gradient in an update. Who pushed it and when tells it from all others of a run."""
 
-    slot: int
+    owner: Node
     buffer: int
     weight: float  # share of the update's sum; the weights of a mean add up to 1
+    clock: int  # as the owner sent it; that of its round may be a later one
+
+    @property
+    def slot(self) -> int:
+        return self.owner.index
 
 
 class Apply(Effect, frozen=True, gc=False):
@@ -231,10 +241,11 @@ class CalculateVectors(Effect, frozen=True, gc=False):
 
 
 class AddPortions(Effect, frozen=True, gc=False):
-    """Add what a slot's gradient buffer holds to the sum of the evaluation (Sandblaster)."""
+    """Add what a replica's gradient buffer holds to the sum of the evaluation (Sandblaster)."""
 
-    slot: int
+    owner: Node
     buffer: int
+    clock: int  # of the push
 
 
 class WriteSnapshot(Effect, frozen=True, gc=False):

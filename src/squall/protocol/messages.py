@@ -270,6 +270,7 @@ class PushPortions(_Message, frozen=True, tag="portions", array_like=True, gc=Fa
     evaluation: Count
     buffer: Count
     portions: tuple[Count, ...]
+    clock: Count  # pushes of the sender, with this one
 
 
 class PortionsTaken(_Message, frozen=True, tag="portions!", array_like=True, gc=False):

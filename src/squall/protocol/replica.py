@@ -290,7 +290,7 @@ class Replica:
         gradient = self._gradient if push else -1
         if self.cadence.local and push and self._since_push:
             effects.append(PreparePush(gradient))
-        payload = Payload("gradient", self.node.index, gradient) if push else None
+        payload = Payload("gradient", self.node, gradient, self.clock) if push else None
         covers = tuple(Cover(*item) for item in self._pushed.items()) if push else ()
         for shard, basis in zip(self.shards, self._basis):
             examples, batches = (self._examples, self._since_push) if push else (0, 0)

@@ -207,7 +207,7 @@ class Shard:
     def _apply_each(self, replica: _Replica, exchange: Exchange, effects: list[Effect]) -> None:
         staleness = self._staleness[replica.node] = self.version - exchange.basis
         if exchange.examples:
-            term = Term(replica.node.index, exchange.gradient, 1.0)
+            term = Term(replica.node, exchange.gradient, 1.0, exchange.clock)
             rate = 1 / staleness if self.rules.scaled and staleness else 1.0
             effects.append(Apply((term,), 1 / len(self._replicas), exchange.clock, rate))
             self.version += 1
@@ -270,7 +270,7 @@ class Shard:
         stale = self.version
         if examples:
             terms = tuple(
-                Term(node.index, exchange.gradient, exchange.examples / examples)
+                Term(node, exchange.gradient, exchange.examples / examples, exchange.clock)
                 for node, exchange in ordered
                 if exchange.examples
             )
@@ -293,7 +293,7 @@ class Shard:
             del replica.covers[next(iter(replica.covers))]
 
     def _answer(self, node: Node, exchange: Exchange, effects: list[Effect], dropped: bool = False) -> None:
-        payload = Payload("weights", node.index, exchange.weights) if exchange.weights >= 0 else None
+        payload = Payload("weights", node, exchange.weights, exchange.clock) if exchange.weights >= 0 else None
         staleness = self._staleness.pop(node, -1)
         known = self._replicas.get(node)
         clock = known.clock if known is not None else exchange.clock

@@ -49,15 +49,20 @@ class Host(Protocol):
 
 
 class Driver:
-    """One node's loop. `run` returns when the machine has ended and its peers know all it had to say."""
+    """One node's loop. `run` returns when the machine has ended and its peers know all it had to say.
+
+    `idle` is called before the node waits: what it does keeps nobody waiting.
+    """
 
     def __init__(
-        self, linked: Linked, transport: Transport, host: Host, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, linked: Linked, transport: Transport, host: Host, clock: Callable[[], float] = time.monotonic,
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._linked = linked
         self._transport = transport
         self._host = host
         self._clock = clock
+        self._idle = idle
         self._events: deque[Event] = deque()
         self.end: End | None = None
 
@@ -94,6 +99,7 @@ class Driver:
         if wake_at is not None and wake_at <= now:
             self._handle(TimePassed())
             return
+        self._idle()
         latest = until if wake_at is None else min(wake_at, until)
         self._receive(None if latest == math.inf else max(0.0, latest - now))
 

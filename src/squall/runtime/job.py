@@ -31,6 +31,7 @@ class Job:
     directory: Path  # of the run
     commanded_at: float  # when the user gave the command, seconds since 1970
     restored: Restored | None = None  # the snapshot that the run goes on from
+    schedule: Path | None = None  # where hosts keep their schedules; None: there will be no replay
 
     @property
     def recipe(self) -> Recipe:
@@ -59,6 +60,11 @@ def private_job(
         arena=Arena.private(arena_shape(layout, strategy.recipe())), initial=initial_vector(layout, task),
         directory=directory, commanded_at=commanded_at, restored=restored,
     )  # fmt: skip
+
+
+def own_model(job: Job) -> Job:
+    """The job of one of several replicas within this process."""
+    return dataclasses.replace(job, task=dataclasses.replace(job.task, model=copy.deepcopy(job.task.model)))
 
 
 def arena_shape(layout: Layout, recipe: Recipe) -> Shape:

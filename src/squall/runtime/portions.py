@@ -52,7 +52,7 @@ class PortionHost:
             pin(weights)
             pin(summed)
         backward = Backward(job.task, job.layout, [weights], job.plan.seed, device)
-        self.gradients = PortionGradients(backward, summed)
+        self.training = PortionGradients(backward, summed)
 
     def attach(self, payload: Payload) -> None:
         pass
@@ -63,13 +63,13 @@ class PortionHost:
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case Compute():
-                return self.gradients.compute(effect)
+                return self.training.compute(effect)
             case Keep():
-                self.gradients.keep(effect)
+                self.training.keep(effect)
             case UseWeights(buffer):
-                self.gradients.backward.on_vector.use(buffer)
+                self.training.backward.on_vector.use(buffer)
             case End():
-                self.gradients.backward.batches.close()
+                self.training.backward.batches.close()
             case _:
                 raise AssertionError(f"a replica cannot {effect!r}")
         return None

@@ -10,20 +10,67 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from squall.protocol.coordinator import reached
-from squall.protocol.core import Compute, End, Node, Note, PublishSnapshot, Term
+from squall.protocol.core import (
+    Apply,
+    Compute,
+    Effect,
+    End,
+    Event,
+    GradientComputed,
+    Node,
+    Note,
+    Payload,
+    PublishSnapshot,
+    SnapshotWritten,
+    Term,
+    WriteSnapshot,
+)
 from squall.protocol.messages import Lease, Stats
 from squall.runtime.backward import resolve_device
 from squall.runtime.compute import Gradients
 from squall.runtime.evaluate import evaluate
+from squall.runtime.hosts import ShardHost
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job
 from squall.runtime.machines import lease_coordinator
 from squall.runtime.recorder import Channel, CoordinatorHost
-from squall.runtime.snapshot import Snapshots
+from squall.runtime.recording import recorded
 from squall.runtime.store import Store
 
 REPORT_EVERY_S = 0.25
-_REPLICA = Node("replica", 0)
+_REPLICA, _SHARD = Node("replica", 0), Node("shard", 0)
+
+
+class LoneHost:
+    """A replica that computes on the very weights of the shard."""
+
+    def __init__(self, job: Job, store: Store) -> None:
+        self.training = Gradients(
+            job.task, job.layout, [store.weights], [job.arena.gradient(0, 0)], [job.arena.rates(0, 0)],
+            job.plan.seed, resolve_device(job.plan.device),
+        )  # fmt: skip
+        self._behind = True  # the model shows something else than the weights
+
+    def attach(self, payload: Payload) -> None:
+        pass
+
+    def poll(self) -> Event | None:
+        return None
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case Compute():
+                if self._behind:
+                    self.training.use(0)
+                answer = self.training.compute(effect)
+                # A forward pass may have put a NaN into BatchNorm's statistics; a GPU computes on a copy.
+                self._behind = not answer.finite or self.training.device.type != "cpu"
+                return answer
+            case End():
+                self.training.batches.close()
+            case _:
+                raise AssertionError(f"a lone replica cannot {effect!r}")
+        return None
 
 
 class Sequential:
@@ -36,16 +83,11 @@ class Sequential:
         state = lease_coordinator(job)
         self._leases, self._policy = state.leases, state.policy
         self._snapshots = job.restored.manifest.number if job.restored is not None else 0
-        self._store = Store(job.task, job.recipe, job.layout, 0, job.arena, job.initial)
-        self._updates = 0
-        if job.restored is not None:
-            self._store.restore(job.restored.tensors, job.restored.updates)
-            self._updates = job.restored.updates
-        arena = job.arena
-        self._gradients = Gradients(
-            job.task, job.layout, [self._store.weights], [arena.gradient(0, 0)], [arena.rates(0, 0)],
-            job.plan.seed, resolve_device(job.plan.device),
-        )  # fmt: skip
+        shard = ShardHost(job, 0)
+        self._updates = job.restored.updates if job.restored is not None else 0
+        lone = LoneHost(job, shard.store)
+        self._gradients = lone.training
+        self._shard, self._replica = recorded(shard, job, _SHARD), recorded(lone, job, _REPLICA)
         self._tally = Stats()
         self._reported_at = 0.0
         self._evaluations = 0
@@ -65,6 +107,8 @@ class Sequential:
         if error and end.status in ("finished", "interrupted"):
             end = End("failed", error)
         self._host.perform(end, self._clock())
+        for host in (self._replica, self._shard):
+            host.perform(end, 0.0)
         return end
 
     def _train(self) -> End:
@@ -97,20 +141,18 @@ class Sequential:
     def _step(self, lease: Lease) -> str:
         """One update; the reason if the batch gave a NaN twice."""
         effect = Compute(lease.epoch, lease.start, lease.stop, 0, accumulate=False, local_step=False)
-        answer = self._gradients.compute(effect)
+        answer = self._compute(effect)
         if not answer.finite:
             batch = f"examples {lease.start} to {lease.stop} of epoch {lease.epoch} (lease {lease.id})"
             text = f"NaN or Inf in the loss or gradient of {batch}"
             self._note("nonfinite", f"{text}; not applied, tried again")
-            self._gradients.use(0)  # the forward pass may have put the NaN into BatchNorm's statistics
-            answer = self._gradients.compute(effect)
+            answer = self._compute(effect)
             if not answer.finite:
                 self._note("nonfinite", f"{text}, twice")
                 return f"{text}, and again when it was tried a second time; the weights before it are kept"
-        self._store.apply((Term(0, 0, 1.0),), 1.0)
-        if self._job.task.schedule is not None or self._gradients.device.type != "cpu":
-            self._gradients.use(0)
         self._updates += 1
+        self._replica.attach(Payload("gradient", _REPLICA, 0, self._updates))
+        self._shard.perform(Apply((Term(_REPLICA, 0, 1.0, self._updates),), 1.0, self._updates), 0.0)
         ended = self._leases.done(lease.id, lease.stop, _REPLICA)
         assert ended is not None
         self._note("lease", values={
@@ -123,6 +165,11 @@ class Sequential:
             tally.compute_s + answer.seconds, pushes=tally.pushes + 1, staleness={0: tally.pushes + 1},
         )  # fmt: skip
         return ""
+
+    def _compute(self, effect: Compute) -> GradientComputed:
+        answer = self._replica.perform(effect, 0.0)
+        assert isinstance(answer, GradientComputed)
+        return answer
 
     def _report(self, now: float) -> None:
         self._host.perform(Note("stats", node=_REPLICA, stats=self._tally), now)
@@ -138,6 +185,7 @@ class Sequential:
         self._evaluations += 1
         self._note("evaluating", values={"number": number, "trained": self._leases.trained})
         with self._pause():
+            self._gradients.use(0)
             values = evaluate(task, task.model, self._gradients.device)
         for name, value in values.items():
             marks = {"number": float(number), "updates": float(self._updates), "value": value}
@@ -150,9 +198,10 @@ class Sequential:
         self._report(self._clock())  # so that the record tells what the snapshot holds
         self._note("asked")
         with self._pause():
-            error = Snapshots(self._job.directory).write_shard(self._snapshots, 0, 1, self._store)
-        if error:
-            error = f"snapshot {self._snapshots} could not be written: {error}"
+            written = self._shard.perform(WriteSnapshot(self._snapshots, self._updates), 0.0)
+        assert isinstance(written, SnapshotWritten)
+        if written.error:
+            error = f"snapshot {self._snapshots} could not be written: {written.error}"
             self._note("error", error)
             return error
         ledger = self._leases.state()

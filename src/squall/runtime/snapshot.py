@@ -141,7 +141,7 @@ class Snapshots:
     def restore(self, number: int, layout: Layout) -> Restored:
         """Read a snapshot for a model with this layout. Raises `SnapshotMismatch`."""
         manifest = self.check(number, layout)
-        tensors: dict[str, Tensor] = {"weights": torch.zeros(layout.length)}
+        tensors: dict[str, Tensor] = {}
         for path in self._files(manifest):
             _read_shard(path, layout.length, tensors)
         return Restored(manifest, tensors)
@@ -177,16 +177,21 @@ def _unreadable(path: Path, error: Exception) -> SnapshotMismatch:
 def _read_shard(path: Path, length: int, tensors: dict[str, Tensor]) -> None:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
-        tensors["weights"][int(metadata["start"]) : int(metadata["stop"])] = file.get_tensor("weights")
-        for name in file.keys():  # noqa: SIM118  # not a dict
-            if name == "weights":
-                continue
-            group, start, stop, key = name.split(":", 3)
-            value = file.get_tensor(name)
-            whole = f"{group}:{key}"
-            if value.ndim == 0:
-                tensors[whole] = value
-            else:
-                if whole not in tensors:
-                    tensors[whole] = torch.zeros(length, dtype=value.dtype)
-                tensors[whole][int(start) : int(stop)] = value
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+    put_together(state, int(metadata["start"]), int(metadata["stop"]), length, tensors)
+
+
+def put_together(state: Mapping[str, Tensor], first: int, last: int, length: int, tensors: dict[str, Tensor]) -> None:
+    """Put what the shard of elements [first, last) holds into tensors of the whole vector, which has `length`."""
+    tensors.setdefault("weights", torch.zeros(length))[first:last] = state["weights"]
+    for name, value in state.items():
+        if name == "weights":
+            continue
+        group, start, stop, key = name.split(":", 3)
+        whole = f"{group}:{key}"
+        if value.ndim == 0:
+            tensors[whole] = value
+        else:
+            if whole not in tensors:
+                tensors[whole] = torch.zeros(length, dtype=value.dtype)
+            tensors[whole][int(start) : int(stop)] = value

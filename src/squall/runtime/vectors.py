@@ -146,8 +146,8 @@ class VectorHost:
         match effect:
             case CalculateVectors(calculation):
                 return VectorsCalculated(calculation.number, self.store.calculate(calculation))
-            case AddPortions(slot, buffer):
-                self.store.add(slot, buffer)
+            case AddPortions(owner, buffer):
+                self.store.add(owner.index, buffer)
             case WriteSnapshot(number):
                 error = self._snapshots.write_shard(number, self._index, self._shards, self.store)
                 return SnapshotWritten(number, error)

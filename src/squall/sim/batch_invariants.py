@@ -53,8 +53,8 @@ class BatchAuditor:
                 self._on_sent(node, what.to, what.frame.message)
             case CalculateVectors(calculation):
                 self._on_calculation(node.index, calculation)
-            case AddPortions(slot):
-                self._on_push(node.index, slot)
+            case AddPortions(owner):
+                self._on_push(node.index, owner.index)
             case UseWeights(buffer) | EvaluateModel(buffer):
                 for shard, found in enumerate(self.stage.weights[node.index, buffer]):
                     if found.fold != self._answered[node][shard]:

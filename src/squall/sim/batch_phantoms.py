@@ -114,8 +114,8 @@ class VectorPhantom(Phantom):
             case core.CalculateVectors(calculation):
                 self.version, self.fold = calculation.number, folded_with(self.fold, (calculation.number,))
                 return core.VectorsCalculated(calculation.number, self._calculate(calculation))
-            case core.AddPortions(slot):
-                self._add(self.stage.kept[slot])
+            case core.AddPortions(owner):
+                self._add(self.stage.kept[owner.index])
             case core.WriteSnapshot(number):
                 kept = {name: vector for name, vector in self.vectors.items() if name not in ("trial", "sum")}
                 self.files[number] = File(self.fold, vectors=kept)

@@ -14,6 +14,7 @@ from squall.protocol.core import (
     Keep,
     MessageArrived,
     Node,
+    Payload,
     Send,
     Started,
     TimePassed,
@@ -54,7 +55,8 @@ class BatchReplica:
         self._fetching: dict[Node, None] = {}  # shards that have not sent the trial weights
         self._pushing: dict[Node, None] = {}  # shards that have not taken the buffer
         self._kept: list[int] = []  # portions in the buffer
-        self._clock = 0
+        self._clock = 0  # fetches
+        self._pushes = 0
         self._stopping = False
         self._ended = False
         self._tally = Tally()
@@ -155,10 +157,12 @@ class BatchReplica:
     # ------------------------------------------------------------ pushes
 
     def _push(self, effects: list[Effect]) -> None:
-        message = PushPortions(self._evaluation, BUFFER, tuple(self._kept))
+        self._pushes += 1
+        message = PushPortions(self._evaluation, BUFFER, tuple(self._kept), self._pushes)
+        payload = Payload("gradient", self.node, BUFFER, self._pushes)
         self._kept.clear()
         self._pushing = dict.fromkeys(self.shards)
-        effects.extend(Send(shard, message) for shard in self.shards)
+        effects.extend(Send(shard, message, payload) for shard in self.shards)
         self._tally.pushes += 1
         self._tally.exchanges += 1
 

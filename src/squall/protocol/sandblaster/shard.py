@@ -71,8 +71,8 @@ class BatchShard:
         match message:
             case Calculation():
                 self._on_calculation(message, effects)
-            case PushPortions(evaluation, buffer, portions):
-                self._on_push(sender, evaluation, buffer, portions, effects)
+            case PushPortions():
+                self._on_push(sender, message, effects)
             case Exchange(clock):
                 if sender.role == "replica" and sender not in self._taken:
                     return  # not in the newest view: its slot may be another's by now
@@ -80,7 +80,7 @@ class BatchShard:
                     effects.extend(predecessors(sender, self._evaluator))
                     self._evaluator = max(self._evaluator, sender.incarnation)
                 kind = "trial" if sender.role == "replica" else "weights"
-                payload = Payload(kind, sender.index, message.weights)
+                payload = Payload(kind, sender, message.weights, clock)
                 effects.append(Send(sender, Exchanged(clock, self.version), payload))
             case View():
                 self._on_view(message, effects)
@@ -99,18 +99,17 @@ class BatchShard:
         self.version += any(combine.target == "weights" for combine in message.combine)
         effects.append(CalculateVectors(message))
 
-    def _on_push(
-        self, sender: Node, evaluation: int, buffer: int, portions: tuple[int, ...], effects: list[Effect]
-    ) -> None:
+    def _on_push(self, sender: Node, push: PushPortions, effects: list[Effect]) -> None:
         taken = self._taken.get(sender)
         if taken is None:
             return
-        if evaluation == self.evaluation:
-            effects.append(AddPortions(sender.index, buffer))
-            taken.update(dict.fromkeys(portions, evaluation))
+        answer = PortionsTaken(push.evaluation, push.portions)
+        if push.evaluation == self.evaluation:
+            effects.append(AddPortions(sender, push.buffer, push.clock))
+            taken.update(dict.fromkeys(push.portions, push.evaluation))
             # To the coordinator as well: the replica may be busy with a portion for long.
-            effects.append(Send(COORDINATOR, PortionsTaken(evaluation, portions)))
-        effects.append(Send(sender, PortionsTaken(evaluation, portions)))
+            effects.append(Send(COORDINATOR, answer))
+        effects.append(Send(sender, answer))
 
     def _on_view(self, view: View, effects: list[Effect]) -> None:
         if view.number <= self.view.number:

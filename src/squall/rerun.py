@@ -1,0 +1,272 @@
+"""Replaying a run: from its seed and its schedule to the same weights, in one process."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from squall.errors import SnapshotMismatch
+from squall.run import Code, load_code
+from squall.runtime.attempts import Start, numbers, read_start, surroundings
+from squall.runtime.backward import resolve_device
+from squall.runtime.job import Job, private_job
+from squall.runtime.schedule import Damaged
+from squall.runtime.seeds import seed_everything
+from squall.runtime.snapshot import Manifest, Restored, Snapshots, put_together
+from squall.sim.replay import Replay
+from squall.sim.witness import Difference, NonFiniteBatch, Observer
+from squall.task import Task
+from squall.vector import Layout
+
+
+@dataclass
+class Replayed:
+    """What came of a replay; `str()` is for people, `to_json_dict()` for programs.
+
+    Attributes:
+        directory: of the run.
+        model: with the weights that were reached, on the CPU, in evaluation mode; with `around_nan`, as the replica
+            had it.
+        updates: that these weights are behind (of the slowest shard, if the schedule broke off).
+        versions: the same, by shard.
+        elsewhere: what is different here from where the run was recorded: the bits of the results may be, too.
+        stopped: why the replay ends before the run did; empty if it does not.
+        fingerprints: updates compared with the record.
+        snapshots: numbers of those compared, bit for bit.
+        difference: the first, if one was found.
+        nan: the first batch whose gradient was not finite, if that was asked for and there was one.
+        seconds: that the replay took.
+    """
+
+    directory: Path
+    model: nn.Module = field(repr=False)
+    updates: int
+    versions: tuple[int, ...]
+    elsewhere: tuple[str, ...]
+    stopped: str
+    fingerprints: int
+    snapshots: tuple[int, ...]
+    difference: Difference | None
+    nan: NonFiniteBatch | None
+    seconds: float
+    checked: bool
+
+    def __str__(self) -> str:
+        lines = [f"{self.directory}: {self.updates} updates replayed in {self.seconds:.1f} s"]
+        lines += [
+            f"elsewhere: {difference}; the results may differ in their last bits" for difference in self.elsewhere
+        ]
+        if self.stopped:
+            lines.append(f"stopped: {self.stopped}")
+        if self.nan is not None:
+            lines.append(str(self.nan))
+        if self.difference is not None:
+            lines.append(f"first difference: {self.difference}")
+        elif self.checked:
+            which = f"snapshot {', '.join(map(str, self.snapshots))}" if self.snapshots else "no snapshot"
+            lines.append(f"the same, bit for bit: {self.fingerprints} updates and {which} compared")
+        return "\n".join(lines)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Plain values, without the model."""
+        nan = None
+        if self.nan is not None:
+            names = ("replica", "epoch", "start", "stop", "loss", "parameters", "module", "inputs_finite")
+            nan = {name: getattr(self.nan, name) for name in names}
+        document = {
+            "run_directory": self.directory, "updates": self.updates, "versions": self.versions,
+            "elsewhere": self.elsewhere, "stopped": self.stopped, "fingerprints": self.fingerprints,
+            "snapshots": self.snapshots, "difference": self.difference, "nan": nan, "seconds": self.seconds,
+        }  # fmt: skip
+        plain: dict[str, Any] = json.loads(msgspec.json.encode(document, enc_hook=str))
+        return plain
+
+
+def replay(run_dir: str | Path, *, until: int | None = None, check: bool = False, around_nan: bool = False) -> Replayed:
+    """Recompute a run in this process, to the same weights bit for bit.
+
+    That needs the same machine, torch version and number of threads; elsewhere the result says what differs, and the
+    last bits may.
+
+    Args:
+        run_dir: of a run of `squall.fit` or `squall train`.
+        until: stop when every shard has made so many updates.
+        check: compare every update with the record, and the snapshots that are still there in whole; stop at the
+            first difference.
+        around_nan: stop at the first batch whose gradient was not finite.
+
+    Raises:
+        ValueError: there is nothing to replay in this directory; it says why.
+    """
+    path, began = Path(run_dir), time.monotonic()
+    if until is not None and until < 0:
+        raise ValueError(f"until is {until}: it must be 0 or more updates")
+    threads = torch.get_num_threads()
+    try:
+        rerun = _Rerun(path, until, check, around_nan)
+        rerun.run()
+    finally:
+        torch.set_num_threads(threads)
+    return rerun.result(time.monotonic() - began)
+
+
+class _Rerun:
+    """All attempts of a run in turn, each from the snapshot that it went on from."""
+
+    def __init__(self, directory: Path, until: int | None, check: bool, around_nan: bool) -> None:
+        self._directory = directory
+        self._until, self._check, self._around_nan = until, check, around_nan
+        self._attempts = _attempts(directory)
+        self._base: Restored | None = None  # of the next attempt, as the one before has computed it
+        self._notes: list[str] = []  # why the replay is not of the whole run
+        self._elsewhere: dict[str, None] = {}
+        self._snapshots: dict[int, None] = {}
+        self._fingerprints = 0
+        self._job: Job
+        self._observer: Observer | None = None  # of the attempt that was replayed last
+
+    def run(self) -> None:
+        try:
+            starts = _starts(self._attempts, self._notes)
+            for path, start, after in zip(self._attempts, starts, [*starts[1:], None]):
+                self._attempt(path, start, after)
+                assert self._observer is not None
+                if self._observer.found or self._observer.reached:
+                    return
+        except (Damaged, SnapshotMismatch) as error:
+            self._notes.append(str(error))
+            if self._observer is None:
+                raise ValueError(f"{self._directory} cannot be replayed: {error}") from None
+        if self._until is not None:
+            self._notes.append(f"the run did not come to update {self._until}")
+
+    def _attempt(self, path: Path, start: Start, after: Start | None) -> None:
+        """Replay one attempt; `after` is the next one, which throws away what this did behind its snapshot."""
+        self._job = job = self._make_job(path, start)
+        until = self._until
+        if after is not None and until is not None and until > after.updates:
+            until = None
+        keep = after.snapshot if after is not None and until is None else None
+        self._observer = observer = Observer(
+            self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep,
+            newest=self._newest(path, after),
+        )  # fmt: skip
+        observer.replay = replay = Replay(job, path, observer)
+        if not observer.begin():
+            replay.run()
+        self._fingerprints += observer.fingerprints
+        self._snapshots |= dict.fromkeys(observer.compared)
+        self._base = None
+        if keep is not None and len(observer.kept) == len(replay.shards):
+            self._base = _restored(keep, job, replay, observer)  # what came behind it was thrown away
+        elif replay.why:
+            self._notes.append(replay.why)
+
+    def _newest(self, path: Path, after: Start | None) -> float:
+        """The last snapshot of an attempt; a later attempt gives the numbers above it again."""
+        if path == self._attempts[-1]:
+            return math.inf
+        return (after.snapshot or 0) if after is not None else 0
+
+    def _make_job(self, path: Path, start: Start) -> Job:
+        code = _code(path)
+        plan = code["plan"]
+        here = surroundings(plan.threads)
+        for name, there in start.where.items():
+            if here.get(name) != there:
+                self._elsewhere[f"{name} is {here.get(name)} here and was {there}"] = None
+        try:
+            resolve_device(plan.device)
+        except ValueError as error:
+            self._elsewhere[f"the run was on {plan.device}, and is replayed on the CPU ({error})"] = None
+            plan = msgspec.structs.replace(plan, device="cpu")
+        strategy = code["strategy"]
+        task = _task(code, one_thread=not (strategy.in_process or plan.launcher == "inline"))
+        layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+        restored = None
+        if start.snapshot is not None:
+            restored = self._base or Snapshots(self._directory).restore(start.snapshot, layout)
+        torch.set_num_threads(plan.threads)
+        return private_job(plan, strategy, task, layout, self._directory, 0.0, restored)
+
+    def result(self, seconds: float) -> Replayed:
+        observer, job = self._observer, self._job
+        assert observer is not None
+        shards = observer.replay.shards
+        model, vector = job.task.model, torch.zeros(job.layout.length)
+        for shard in shards:
+            store = shard.host.store
+            vector[store.start : store.stop] = observer.weights.get(shard.node, store.weights)
+        job.layout.read_model(vector, model)
+        versions = tuple(
+            shard.version if observer.until is None or not observer.reached else observer.until for shard in shards
+        )
+        return Replayed(
+            directory=self._directory, model=observer.nan.model if observer.nan is not None else model.eval(),
+            updates=min(versions), versions=versions, elsewhere=tuple(self._elsewhere),
+            stopped="; ".join(self._notes), fingerprints=self._fingerprints, snapshots=tuple(self._snapshots),
+            difference=observer.difference, nan=observer.nan, seconds=seconds, checked=self._check,
+        )  # fmt: skip
+
+
+def _attempts(directory: Path) -> list[Path]:
+    found = [directory / "schedule" / str(number) for number in numbers(directory)]
+    if found:
+        return found
+    code = load_code(directory)
+    if "script" in code:
+        raise ValueError(f"{directory} is the run of a script, whose loop is its own: only runs of a task are replayed")
+    raise ValueError(
+        f"{directory} has no schedule: it was recorded by an older version, or its disk was full. Runs that begin now"
+        " keep one"
+    )
+
+
+def _starts(attempts: list[Path], notes: list[str]) -> list[Start]:
+    """Up to the first that cannot be read; raises `Damaged` if none can."""
+    starts: list[Start] = []
+    for path in attempts:
+        try:
+            starts.append(read_start(path))
+        except Damaged as damaged:
+            if not starts:
+                raise
+            notes.append(str(damaged))
+            break
+    return starts
+
+
+def _code(path: Path) -> Code:
+    code = load_code(path)
+    assert "script" not in code
+    return code
+
+
+def _task(code: Code, one_thread: bool) -> Task:
+    """Built as the run has built it: the nursery has one thread, and some initial weights depend on that."""
+    if one_thread:
+        torch.set_num_threads(1)
+    seed_everything(code["plan"].seed)
+    return code["task"]()
+
+
+def _restored(number: int, job: Job, replay: Replay, observer: Observer) -> Restored:
+    """The snapshot that the replay has come by, for the next attempt; the file may have been removed since."""
+    tensors: dict[str, Tensor] = {}
+    for shard in replay.shards:
+        store = shard.host.store
+        put_together(observer.kept[shard.node], store.start, store.stop, job.layout.length, tensors)
+    versions = tuple(observer.saved_at[shard.node] for shard in replay.shards)
+    manifest = Manifest(
+        number=number, layout=job.layout, versions=versions, ledger={}, progress={}, asked_s=0.0, trained_s=0.0,
+        optimizer="",
+    )  # fmt: skip
+    return Restored(manifest, tensors)

@@ -1,0 +1,101 @@
+"""The attempts of a run, each with a schedule of its own: the fresh start, and every resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from squall.runtime.job import Job
+from squall.runtime.schedule import FORMAT, Damaged
+from squall.version import __version__
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What an attempt began from, and where it ran."""
+
+    format: int
+    snapshot: int | None  # that it went on from
+    updates: int  # in that snapshot
+    where: dict[str, str]  # what the bits of a result depend on, beside the code
+
+
+def read_start(path: Path) -> Start:
+    """Of an attempt's directory. Raises `Damaged` for one of another version, too."""
+    try:
+        data = (path / "start.json").read_bytes()
+        version = msgspec.json.decode(data)["format"]
+        if version != FORMAT:
+            raise Damaged(f"{path} is a schedule of format {version}, and this version of Squall reads format {FORMAT}")
+        return msgspec.json.decode(data, type=Start)
+    except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
+        raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
+
+
+def surroundings(threads: int) -> dict[str, str]:
+    """What decides about the last bits of a result here."""
+    found = {
+        "torch": str(torch.__version__),
+        "squall": __version__,
+        "numpy": np.__version__,
+        "CPU": _cpu(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(threads),
+    }
+    return found
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def begin(job: Job) -> Job:
+    """The job with a directory for its schedule. Where that cannot be, the run goes on without, with a warning.
+
+    The run's code lies beside the schedule, because a resume may change the strategy.
+    """
+    home = job.directory / "schedule"
+    restored = job.restored
+    start = Start(
+        FORMAT, restored.manifest.number if restored is not None else None,
+        restored.updates if restored is not None else 0, surroundings(job.plan.threads),
+    )  # fmt: skip
+    try:
+        path = home / str(max(numbers(job.directory), default=-1) + 1)
+        path.mkdir(mode=0o700, parents=True)
+        (path / "start.json").touch(mode=0o600)
+        (path / "start.json").write_bytes(msgspec.json.format(msgspec.json.encode(start)))
+        _keep(job.directory / "code.pickle", path / "code.pickle")
+    except OSError as error:
+        sys.stderr.write(f"squall: warning: {home} cannot be written ({error.strerror}): there will be no replay\n")
+        return job
+    return dataclasses.replace(job, schedule=path)
+
+
+def _keep(code: Path, beside: Path) -> None:
+    """A second name costs nothing, and a resume puts a new file in the place of the old one."""
+    if not code.exists():
+        return  # only benchmarks and tests
+    try:
+        os.link(code, beside)
+    except OSError:
+        shutil.copy(code, beside)  # a file system without links
+        os.chmod(beside, 0o600)
+
+
+def numbers(directory: Path) -> list[int]:
+    """The attempts that a run has a schedule of, oldest first."""
+    home = directory / "schedule"
+    if not home.is_dir():
+        return []
+    return sorted(int(path.name) for path in home.iterdir() if path.name.isdecimal())

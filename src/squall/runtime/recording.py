@@ -1,0 +1,207 @@
+"""Hosts that keep a schedule of what they carry out. See `runtime.schedule` for the file."""
+
+from __future__ import annotations
+
+from squall.protocol.core import (
+    AddPortions,
+    Apply,
+    CalculateVectors,
+    Compute,
+    Effect,
+    End,
+    Event,
+    GradientComputed,
+    Keep,
+    Node,
+    Payload,
+    PreparePush,
+    UseWeights,
+    WriteSnapshot,
+)
+from squall.runtime.driver import Host
+from squall.runtime.hosts import ShardHost
+from squall.runtime.job import Job
+from squall.runtime.records import Fingerprint, short
+from squall.runtime.schedule import (
+    ADDED,
+    APPLIED,
+    CALCULATED,
+    COMPUTED,
+    CONTINUED,
+    DELIVERED,
+    KEPT,
+    PREPARED,
+    PUSHED,
+    SAVED,
+    SKIPPED,
+    USED,
+    Log,
+)
+from squall.runtime.vectors import VectorHost
+
+
+def recorded(host: Host, job: Job, node: Node) -> Host:
+    """The host, with its schedule kept, where the run keeps one."""
+    if job.schedule is None:
+        return host
+    log = Log(job.schedule / str(node))
+    if node.role == "replica":
+        return RecordedReplica(host, log)
+    assert isinstance(host, ShardHost | VectorHost)
+    return RecordedShard(host, log, job.recipe.replicas)
+
+
+class RecordedShard:
+    """What a shard did is written when its answer has left and it would only wait (`write`), or before its next update.
+
+    Should it be killed before that, nobody goes on from what is missing: without a shard a run ends.
+    """
+
+    def __init__(self, host: ShardHost | VectorHost, log: Log, replicas: int) -> None:
+        self._host = host
+        self._log = log
+        self._replicas = replicas
+        self._fingerprint = Fingerprint(host.store.weights)
+        self._update: Apply | None = None  # not written yet
+        self._sent: list[Payload] = []  # since then
+        self.poll = host.poll
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        self.write()
+        event = self._host.perform(effect, now)
+        if type(effect) is Apply:
+            self._update = effect
+        elif type(effect) is CalculateVectors:
+            self._log.add([CALCULATED, self._fingerprint(), effect.calculation])
+        elif type(effect) is AddPortions:
+            self._log.add([ADDED, self._who(effect.owner), effect.buffer, effect.clock])
+        elif type(effect) is WriteSnapshot:
+            self._log.add([SAVED, effect.number, effect.version])
+        elif type(effect) is End:
+            self._log.close()
+        return event
+
+    def attach(self, payload: Payload) -> None:
+        self._host.attach(payload)
+        self._sent.append(payload)
+
+    def write(self) -> None:
+        """Bring the schedule up to date."""
+        update, sent = self._update, self._sent
+        record: list[object] = []
+        if update is not None:
+            self._update = None
+            terms, clock = update.terms, update.terms[0].clock
+            record += (APPLIED, self._fingerprint(), short(update.share), short(update.rate), len(terms))
+            for term in terms:
+                record += (self._who(term.owner), term.buffer, term.clock, short(term.weight))
+            record.append(update.clock - clock)
+        if sent:
+            self._sent = []
+            for payload in sent:
+                if payload.owner.role == "replica":  # an evaluator only looks
+                    record += (DELIVERED, self._who(payload.owner), payload.buffer)
+        if record:
+            self._log.add(record)
+
+    def _who(self, node: Node) -> int:
+        return node.index + self._replicas * node.incarnation
+
+
+class RecordedReplica:
+    """What a replica did is written before it pushes: without a push it has changed nothing that lasts."""
+
+    def __init__(self, host: Host, log: Log) -> None:
+        self._log = log
+        self._done: list[Effect] = []  # batches and fetches, not written yet
+        self._clock = 0  # of the last push; the first is 1
+        self._push = PUSHED  # the next one's tag
+        self._epoch, self._stop, self._length = -1, 0, 0  # of the last batch that is written
+        self._perform, self.poll = host.perform, host.poll
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        event = self._perform(effect, now)
+        kind = type(effect)
+        if kind is Compute or kind is UseWeights or kind is Keep:
+            self._done.append(effect)
+            if type(event) is GradientComputed and not event.finite:
+                self._spoilt()
+        elif kind is PreparePush:
+            self._push = PREPARED
+        elif kind is End:
+            self._log.add(self._taken())
+            self._log.close()
+        return event
+
+    def attach(self, payload: Payload) -> None:
+        """Called for each shard; the push is one, and a replica's own host has nothing to do for it."""
+        if payload.clock != self._clock:
+            self._clock = payload.clock
+            record = self._taken()
+            record += (self._push, payload.clock, payload.buffer)
+            self._push = PUSHED
+            self._log.add(record)
+
+    def _spoilt(self) -> None:
+        """The batch done last gave a NaN: that is written at once, because the run may end with it."""
+        batch = self._done.pop()
+        assert isinstance(batch, Compute)
+        record = self._taken()
+        self._batches(record, batch, 1, finite=False)
+        self._log.add(record)
+
+    def _taken(self) -> list[object]:
+        """What was done, as it is written."""
+        record: list[object] = []
+        first: Compute | None = None  # of batches that are alike, one behind the other
+        last, count = first, 0
+        for effect in self._done:
+            if type(effect) is Compute:
+                if last is not None and first is not None and _follows(effect, last, first):
+                    count += 1
+                else:
+                    if first is not None:
+                        self._batches(record, first, count)
+                    first, count = effect, 1
+                last = effect
+            else:
+                if first is not None:
+                    self._batches(record, first, count)
+                    first = None
+                record += _brief(effect)
+        if first is not None:
+            self._batches(record, first, count)
+        self._done.clear()
+        return record
+
+    def _batches(self, record: list[object], first: Compute, count: int, finite: bool = True) -> None:
+        start = first.start
+        length = first.stop - start
+        bits = finite | first.local_step << 1 | first.buffer + 1 << 2
+        skipped = start - self._stop
+        if first.epoch != self._epoch or length != self._length or skipped < 0:
+            record += (COMPUTED, bits, count, first.epoch, start, length)
+            self._epoch, self._length = first.epoch, length
+        elif skipped:
+            record += (SKIPPED, bits, count, skipped)
+        else:
+            record += (CONTINUED, bits, count)
+        self._stop = start + count * length
+
+
+def _brief(effect: Effect) -> tuple[object, ...]:
+    if type(effect) is UseWeights:
+        return (USED, effect.buffer)
+    assert type(effect) is Keep
+    return (KEPT, effect.buffer, short(effect.weight), effect.accumulate)
+
+
+def _follows(batch: Compute, last: Compute, first: Compute) -> bool:
+    """The decoder will find it from those before it."""
+    return (
+        batch.start == last.stop
+        and batch.stop - batch.start == first.stop - first.start
+        and batch.epoch == first.epoch
+        and batch.local_step == first.local_step
+        and batch.buffer == first.buffer
+    )

@@ -1,0 +1,227 @@
+"""What the records of a schedule say, and how they are put into few bytes.
+
+A record is a flat list of entries, each a tag and what belongs to it:
+
+    APPLIED    fingerprint, share, rate, n, n times (who, buffer, clock, weight), clock - clock of the first term
+    DELIVERED  who, buffer
+    SAVED      snapshot, version
+    COMPUTED   flags, count, epoch, start, length: so many batches of this length, one behind the other
+    SKIPPED    flags, count, examples: of the length as before, so many examples behind those before
+    CONTINUED  flags, count: the same, with none left out
+    PUSHED     clock, buffer
+    PREPARED   clock, buffer: of a push that was prepared by an optimizer of the replica's own
+    USED       buffer
+    ENDED
+    CALCULATED fingerprint, calculation
+    ADDED      who, buffer, clock: portions pushed, into the sum
+    KEPT       buffer, weight, whether it is added to what the buffer holds: the gradient computed last
+
+`who` is slot + replicas x incarnation. A float that is 1/n for an integer n (a share, a rate) is written as n. Flags
+leave out whether a gradient is added to what the buffer holds: it is, unless it is the first behind a push.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from torch import Tensor
+
+from squall.protocol.core import Apply, Compute, Keep, Node, Term
+from squall.protocol.messages import Calculation
+from squall.runtime.schedule import (
+    ADDED,
+    APPLIED,
+    CALCULATED,
+    COMPUTED,
+    CONTINUED,
+    DELIVERED,
+    ENDED,
+    KEPT,
+    PREPARED,
+    PUSHED,
+    SAVED,
+    SKIPPED,
+    USED,
+    Damaged,
+    read,
+)
+
+SAMPLED = 64  # elements of a fingerprint
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """A shard's update, and the fingerprint of its weights behind it."""
+
+    update: Apply
+    fingerprint: int
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """A shard's weights were written into a replica's buffer."""
+
+    to: Node
+    buffer: int
+
+
+class Calculated(msgspec.Struct, frozen=True):
+    """A shard's vectors were combined and multiplied, and the fingerprint of its weights behind that."""
+
+    calculation: Calculation
+    fingerprint: int
+
+
+class Added(msgspec.Struct, frozen=True):
+    """A push of portions went into a shard's sum."""
+
+    owner: Node
+    buffer: int
+    clock: int
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A shard's part of a snapshot was written."""
+
+    number: int
+    version: int
+
+
+class Computed(msgspec.Struct, frozen=True):
+    batch: Compute
+    finite: bool
+
+
+class Pushed(msgspec.Struct, frozen=True):
+    """The gradient buffer was offered to the shards."""
+
+    clock: int
+    buffer: int
+    prepared: bool  # what an optimizer of the replica's own has done was first brought into it
+
+
+class Used(msgspec.Struct, frozen=True):
+    """All shards had written this weights buffer, and the replica took it into use."""
+
+    buffer: int
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The gradient computed last went into the buffer."""
+
+    effect: Keep
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The process ended in good order."""
+
+
+Record = Applied | Delivered | Saved | Computed | Pushed | Used | Ended | Calculated | Added | Kept
+
+
+class Fingerprint:
+    """The exclusive or of the bits of some weights: others after every update, spread over the whole range."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self._bits = weights.numpy().view(np.uint32)
+        self._stride = -(-len(self._bits) // SAMPLED)
+        self._updates = 0
+
+    def __call__(self) -> int:
+        """Of the weights after the next update."""
+        first = self._updates * 2654435761 % self._stride  # a multiplier that visits every place before it repeats one
+        self._updates += 1
+        return int(np.bitwise_xor.reduce(self._bits[first :: self._stride]))
+
+
+def short(value: float) -> float:
+    """As it is written."""
+    if value == 1.0:
+        return 1
+    whole = round(1 / value) if value > 0 else 0
+    return whole if whole and 1 / whole == value else value
+
+
+def _long(value: float) -> float:
+    return 1 / value if isinstance(value, int) else value
+
+
+def records(path: Path, replicas: int) -> Iterator[Record]:
+    """What a file says, in order. Raises `Damaged` behind the last good record."""
+    batches = _Batches()
+    for number, raw in enumerate(read(path)):
+        entries = iter(raw)
+        try:
+            for tag in entries:
+                if tag in (COMPUTED, SKIPPED, CONTINUED):
+                    yield from batches.next(tag, entries)
+                    continue
+                record = _record(tag, entries, replicas)
+                if isinstance(record, Pushed):
+                    batches.held = 0
+                yield record
+        except (ValueError, TypeError, StopIteration, RuntimeError, ZeroDivisionError) as error:
+            raise Damaged(f"{path} is damaged at record {number}: {raw!r} says nothing") from error
+
+
+def _record(tag: int, entries: Iterator[Any], replicas: int) -> Record:
+    """One that is no batch, taken from the entries behind its tag."""
+    if tag == APPLIED:
+        return _applied(entries, replicas)
+    if tag == DELIVERED:
+        return Delivered(_node(next(entries), replicas), next(entries))
+    if tag == SAVED:
+        return Saved(next(entries), next(entries))
+    if tag in (PUSHED, PREPARED):
+        return Pushed(next(entries), next(entries), tag == PREPARED)
+    if tag == USED:
+        return Used(next(entries))
+    if tag == ENDED:
+        return Ended()
+    if tag == CALCULATED:
+        fingerprint, calculation = islice(entries, 2)
+        return Calculated(msgspec.convert(calculation, Calculation), fingerprint)
+    if tag == ADDED:
+        return Added(_node(next(entries), replicas), next(entries), next(entries))
+    if tag == KEPT:
+        return Kept(Keep(next(entries), _long(next(entries)), next(entries)))
+    raise ValueError(f"unknown tag {tag}")
+
+
+def _applied(entries: Iterator[Any], replicas: int) -> Applied:
+    fingerprint, share, rate, count = islice(entries, 4)
+    terms = []
+    for _ in range(count):
+        who, buffer, clock, weight = islice(entries, 4)
+        terms.append(Term(_node(who, replicas), buffer, _long(weight), clock))
+    clock = terms[0].clock + next(entries)
+    return Applied(Apply(tuple(terms), _long(share), clock, _long(rate)), fingerprint)
+
+
+def _node(who: int, replicas: int) -> Node:
+    incarnation, slot = divmod(who, replicas)
+    return Node("replica", slot, incarnation)
+
+
+class _Batches:
+    """Where the last batch of a file ended, and what the gradient buffer holds."""
+
+    def __init__(self) -> None:
+        self._epoch = self._at = self._length = 0
+        self.held = 0  # batches since the last push
+
+    def next(self, tag: int, entries: Iterator[Any]) -> Iterator[Computed]:
+        bits, count = islice(entries, 2)
+        if tag == COMPUTED:
+            self._epoch, self._at, self._length = islice(entries, 3)
+        elif tag == SKIPPED:
+            self._at += next(entries)
+        buffer, finite = (bits >> 2) - 1, bool(bits & 1)
+        for _ in range(count):
+            start, self._at = self._at, self._at + self._length
+            accumulate = self.held > 0 and buffer >= 0
+            self.held += finite
+            yield Computed(Compute(self._epoch, start, self._at, buffer, accumulate, bool(bits & 2)), finite)

@@ -1,0 +1,284 @@
+"""A recorded training carried out again, in one process: the schedules of its nodes on the hosts that trained it.
+
+Every node's records are performed in their order. What orders them between nodes is what ordered them in the run:
+
+- an update waits until its pushes were made (`Pushed`);
+- a gradient buffer is written again only when no shard has still to apply what was pushed from it;
+- weights are delivered for the k-th time to a replica when that is about to take the k-th fetch into use (`Used`), and
+  taken into use when all shards have delivered them;
+- a replacement begins when no shard has still to do with its predecessor.
+
+All of these held in the run, so some node can always go on, and which one goes first makes no difference: the hosts
+share nothing but buffers, and no two of them touch one at the same time. With overlap a replica computes while its
+fetch is answered; here it computes first, which it could have done in the run as well, since that takes nothing that
+the exchange brings.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from squall.protocol.core import (
+    AddPortions,
+    CalculateVectors,
+    Effect,
+    End,
+    Event,
+    Expect,
+    GradientComputed,
+    Node,
+    Payload,
+    PreparePush,
+    UseWeights,
+)
+from squall.runtime.driver import Host
+from squall.runtime.hosts import replica_host, shard_host
+from squall.runtime.job import Job, own_model
+from squall.runtime.records import (
+    Added,
+    Applied,
+    Calculated,
+    Computed,
+    Delivered,
+    Kept,
+    Pushed,
+    Saved,
+    Used,
+)
+from squall.runtime.schedule import Damaged
+from squall.runtime.sequential import LoneHost
+from squall.runtime.store import Store
+from squall.sim.sides import Replica, ReplicaSide, ShardSide, Side
+
+PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
+
+
+class Witness(Protocol):
+    """Sees what the replay does. Whatever returns True ends it."""
+
+    def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
+        """Before the batch is computed."""
+
+    def computed(self, node: Node, batch: Computed, found: GradientComputed) -> bool: ...
+
+    def updated(self, shard: ShardSide, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
+        """After an update was made of these pushes (who, clock), with the fingerprint that it had in the run."""
+
+    def saved(self, shard: ShardSide, snapshot: Saved) -> bool: ...
+
+
+class Replay:
+    """One attempt. `run` goes as far as the schedule leads, or the witness lets it."""
+
+    def __init__(self, job: Job, schedule: Path, witness: Witness) -> None:
+        self._job = job
+        self._witness = witness
+        self._lone = job.strategy.in_process
+        self._fetched = "weights" if job.recipe.batch is None else "trial"
+        self._stopped = False
+        self._threads = 0
+        replicas, version = job.recipe.replicas, job.restored.updates if job.restored is not None else 0
+        self.shards = [
+            ShardSide(Node("shard", i), schedule / str(Node("shard", i)), replicas, shard_host(job, i), version)
+            for i in range(job.recipe.shards)
+        ]
+        nodes = sorted(Node.parse(path.name) for path in schedule.glob("replica-*"))
+        self.replicas = {node: ReplicaSide(node, schedule / str(node), replicas) for node in nodes}
+
+    def run(self) -> None:
+        try:
+            moved = True
+            while moved and not self._stopped:
+                moved = False
+                for replica in self.replicas.values():
+                    while not self._stopped and self._replica_moves(replica):
+                        moved = True
+                for shard in self.shards:
+                    while not self._stopped and self._shard_moves(shard):
+                        moved = True
+        finally:
+            for replica in self.replicas.values():
+                self._close(replica)
+
+    @property
+    def why(self) -> str:
+        """What kept the replay from going on to the end; empty if nothing did."""
+        sides: list[Side] = [*self.shards, *self.replicas.values()]
+        if self._stopped:
+            return ""
+        damages = [side.damage for side in sides if side.damage]
+        waiting = [self._missing(side) for side in sides if side.record is not None]
+        return "; ".join(damages or waiting[:1])
+
+    def _missing(self, side: Side) -> str:
+        """Why this node could not go on, though its own schedule does."""
+        if isinstance(side.record, Applied):
+            for term in side.record.update.terms:
+                owner = self.replicas.get(term.owner)
+                if owner is None or (owner.record is None and owner.clock < term.clock):
+                    return f"{side.path.parent / str(term.owner)} is cut off: it lacks push {term.clock}"
+        short = [str(shard.path) for shard in self.shards if shard.record is None and not shard.ended]
+        if short:
+            return f"{', '.join(short)} is cut off: its process did not end in good order"
+        return f"the schedules in {side.path.parent} do not fit together: {side.path.name} waits at {side.record}"
+
+    # ------------------------------------------------------------ replicas
+
+    def _replica_moves(self, replica: ReplicaSide) -> bool:
+        """Perform the next record, if it can be."""
+        if replica.record is None:
+            self._close(replica)
+            return False
+        if not replica.begun and not self._begins(replica):
+            return False
+        match replica.record:
+            case Computed() as computed:
+                if self._in_use(replica, computed.batch.buffer):
+                    return False
+                self._compute(replica, computed)
+            case Pushed(clock, buffer, prepared):
+                if prepared and self._in_use(replica, buffer):
+                    return False
+                if prepared:
+                    self._perform(replica, PreparePush(buffer))
+                replica.clock = replica.pushed[buffer] = clock
+                replica.behind[clock], replica.batches = replica.batches, []
+                while len(replica.behind) > PUSHES_KEPT:
+                    del replica.behind[next(iter(replica.behind))]
+            case Kept(effect):
+                if self._in_use(replica, effect.buffer):
+                    return False
+                self._perform(replica, effect)
+            case Used(buffer):
+                if any(shard.delivered.get(replica.node, 0) <= replica.used for shard in self.shards):
+                    return False
+                self._perform(replica, UseWeights(buffer))
+                replica.used += 1
+            case _:
+                raise Damaged(f"{replica.path}: {replica.record} is no record of a replica")
+        replica.advance()
+        return True
+
+    def _begins(self, replica: ReplicaSide) -> bool:
+        slot, incarnation = replica.node.index, replica.node.incarnation
+        for other in self.replicas.values():
+            before = other.node.index == slot and other.node.incarnation < incarnation
+            if before and not (other.record is None and all(shard.done_with(other.node) for shard in self.shards)):
+                return False
+        replica.begun = True
+        job = own_model(self._job)
+        if self._lone:
+            store = self.shards[0].host.store
+            assert isinstance(store, Store)
+            replica.host = LoneHost(job, store)
+        else:
+            replica.host = replica_host(job, slot)
+        if self._job.task.loader.get("num_workers", 0):
+            self._announce(replica)
+        return True
+
+    def _announce(self, replica: ReplicaSide) -> None:
+        """Let the data loader's workers begin with all that is to come; they keep a few batches ahead."""
+        last = None
+        for record in replica.all():
+            if isinstance(record, Computed):
+                key = (record.batch.epoch, record.batch.start, record.batch.stop)
+                if key != last:  # tried a second time it is not loaded again
+                    self._perform(replica, Expect(*key))
+                last = key
+
+    def _in_use(self, replica: ReplicaSide, buffer: int) -> bool:
+        """A shard has still to apply what was pushed from the buffer."""
+        clock = replica.pushed.get(buffer)
+        return clock is not None and any(shard.has_yet_to_apply(replica.node, clock) for shard in self.shards)
+
+    def _compute(self, replica: ReplicaSide, computed: Computed) -> None:
+        assert replica.host is not None
+        if self._witness.computing(replica.node, computed, replica.host):
+            self._stopped = True
+            return
+        found = self._perform(replica, computed.batch)
+        assert isinstance(found, GradientComputed)
+        if computed.finite:
+            replica.batches.append(computed.batch)
+        self._stopped |= self._witness.computed(replica.node, computed, found)
+
+    def _perform(self, replica: ReplicaSide, effect: Effect) -> Event | None:
+        host: Host | None = replica.host
+        assert host is not None
+        self._use_threads(self._job.plan.threads)
+        return host.perform(effect, 0.0)
+
+    def _close(self, replica: ReplicaSide) -> None:
+        if replica.host is not None:
+            replica.host.perform(End("finished"), 0.0)
+            replica.host = None
+
+    # ------------------------------------------------------------ shards
+
+    def _shard_moves(self, shard: ShardSide) -> bool:
+        match shard.record:
+            case Applied(update) as applied:
+                if not all(self._has_pushed(term.owner, term.clock) for term in update.terms):
+                    return False
+                self._use_threads(self._shard_threads)
+                shard.host.perform(update, 0.0)
+                shard.version += 1
+                for term in update.terms:
+                    shard.applied[term.owner] = shard.applied.get(term.owner, 0) + 1
+                pushes = [(term.owner, term.clock) for term in update.terms]
+                self._stopped |= self._witness.updated(shard, pushes, applied.fingerprint)
+            case Calculated() as calculated:
+                self._calculate(shard, calculated)
+            case Added(node, buffer, clock):
+                if not self._has_pushed(node, clock):
+                    return False
+                shard.host.perform(AddPortions(node, buffer, clock), 0.0)
+                shard.applied[node] = shard.applied.get(node, 0) + 1
+                shard.added.append((node, clock))
+            case Delivered(node, buffer):
+                if not self._deliver(shard, node, buffer):
+                    return False
+            case Saved() as saved:
+                self._stopped |= self._witness.saved(shard, saved)
+            case None:
+                return False
+            case _:
+                raise Damaged(f"{shard.path}: {shard.record} is no record of a shard")
+        shard.advance()
+        return True
+
+    @property
+    def _shard_threads(self) -> int:
+        """A shard's process has one thread."""
+        return self._job.plan.threads if self._job.plan.launcher == "inline" or self._lone else 1
+
+    def _calculate(self, shard: ShardSide, calculated: Calculated) -> None:
+        """An update if it moves the weights. In either case it is compared."""
+        self._use_threads(self._shard_threads)
+        shard.host.perform(CalculateVectors(calculated.calculation), 0.0)
+        shard.version += any(combine.target == "weights" for combine in calculated.calculation.combine)
+        pushes, shard.added = shard.added, []
+        self._stopped |= self._witness.updated(shard, pushes, calculated.fingerprint)
+
+    def _has_pushed(self, node: Node, clock: int) -> bool:
+        replica = self.replicas.get(node)
+        return replica is not None and replica.clock >= clock
+
+    def _deliver(self, shard: ShardSide, node: Node, buffer: int) -> bool:
+        """False while the replica may still look at what lies in the buffer; one that has died looks at nothing."""
+        replica, count = self.replicas.get(node), shard.delivered.get(node, 0)
+        if replica is not None and replica.record is not None:
+            if not (replica.begun and isinstance(replica.record, Used) and replica.used == count):
+                return False
+            shard.host.attach(Payload(self._fetched, node, buffer, replica.clock))
+        shard.delivered[node] = count + 1
+        return True
+
+    def _use_threads(self, threads: int) -> None:
+        if threads != self._threads:
+            torch.set_num_threads(threads)
+            self._threads = threads

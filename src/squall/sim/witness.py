@@ -1,0 +1,267 @@
+"""What a replay is watched for: an update to stop at, the first difference from the run, a batch that made a NaN."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from squall.protocol.core import Compute, GradientComputed, Node
+from squall.runtime.records import Computed, Saved
+from squall.runtime.sequential import LoneHost
+from squall.runtime.snapshot import Snapshots
+from squall.sim.replay import Replay
+from squall.sim.sides import Replica, ShardSide
+from squall.task import Batch
+
+
+@dataclass(frozen=True)
+class Push:
+    """A push in an update, and the examples [start, stop) of an epoch's order behind it."""
+
+    replica: str
+    batches: tuple[tuple[int, int, int], ...]  # epoch, start, stop
+
+    def __str__(self) -> str:
+        shown = [f"examples {start} to {stop} of epoch {epoch}" for epoch, start, stop in self.batches[:4]]
+        more = f" and {len(self.batches) - 4} more batches" if len(self.batches) > 4 else ""
+        return f"{self.replica} ({', '.join(shown)}{more})"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a replay first is not what was recorded.
+
+    Attributes:
+        update: of the shard; the first that differs. Where only a snapshot tells, the last before it.
+        shard: its number; None where a batch differed before it was pushed.
+        pushes: that the update was made of.
+        what: differs.
+    """
+
+    update: int
+    shard: int | None
+    pushes: tuple[Push, ...]
+    what: str
+
+    def __str__(self) -> str:
+        where = f"update {self.update} of shard {self.shard}" if self.shard is not None else f"update {self.update}"
+        made = f", from {'; '.join(map(str, self.pushes))}" if self.pushes else ""
+        return f"{where}{made}: {self.what}"
+
+
+@dataclass(frozen=True)
+class NonFiniteBatch:
+    """A batch whose gradient was not finite.
+
+    Attributes:
+        replica: that computed it.
+        epoch: of the batch.
+        start: first example of the epoch's order.
+        stop: behind the last.
+        loss: of the batch.
+        parameters: name -> how many elements of its gradient are NaN or infinite, of those that have any.
+        module: the first whose output was not finite; "" if there was none.
+        inputs_finite: what that module was given was finite.
+        batch: as the loss got it.
+        model: with the weights that the replica had, in training mode.
+    """
+
+    replica: str
+    epoch: int
+    start: int
+    stop: int
+    loss: float
+    parameters: dict[str, int]
+    module: str
+    inputs_finite: bool
+    batch: Batch = field(repr=False)
+    model: nn.Module = field(repr=False)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.replica} computed a gradient that is not finite on examples {self.start} to {self.stop}"
+            f" of epoch {self.epoch}; the loss is {self.loss:g}"
+        ]
+        if self.module:
+            given = "finite inputs" if self.inputs_finite else "inputs that are not finite either"
+            lines.append(f"first output that is not finite: of {self.module}, on {given}")
+        elif math.isfinite(self.loss):
+            lines.append("the outputs of all modules and the loss are finite")
+        else:
+            lines.append("the outputs of all modules are finite: the NaN or Inf is made in Task.loss")
+        lines += [f"gradient of {name}: {count} elements" for name, count in self.parameters.items()]
+        return "\n".join(lines)
+
+
+class Observer:
+    """Watches one attempt.
+
+    `until` stops each shard's weights at that update; `check` compares; `around_nan` stops at such a batch; `keep` is a
+    snapshot whose state is wanted, because the next attempt goes on from it. Snapshots above `newest` are not this
+    attempt's: a later one has given their numbers again.
+    """
+
+    def __init__(
+        self, directory: Path, *, until: int | None, check: bool, around_nan: bool, keep: int | None,
+        newest: float = math.inf,
+    ) -> None:  # fmt: skip
+        self._snapshots = Snapshots(directory).directory
+        self.until = until
+        self._check, self._around_nan, self._keep, self._newest = check, around_nan, keep, newest
+        self._last: dict[Node, list[tuple[Node, int]]] = {}  # pushes of each shard's last update
+        self.weights: dict[Node, Tensor] = {}  # of the moment that `until` names
+        self.kept: dict[Node, dict[str, Tensor]] = {}  # state of the shards in the snapshot
+        self.saved_at: dict[Node, int] = {}  # versions in it
+        self.compared: list[int] = []  # snapshots
+        self.fingerprints = 0  # compared
+        self.difference: Difference | None = None
+        self.nan: NonFiniteBatch | None = None
+        self.replay: Replay  # set before that begins
+
+    @property
+    def found(self) -> bool:
+        """What the replay was to look for."""
+        return self.difference is not None or self.nan is not None
+
+    @property
+    def reached(self) -> bool:
+        """The moment that `until` names."""
+        return self.until is not None and len(self.weights) == len(self.replay.shards)
+
+    @property
+    def over(self) -> bool:
+        """All that was asked for is there."""
+        kept = self._keep is not None and len(self.kept) == len(self.replay.shards)
+        return self.found or self.reached or (kept and not (self._check or self._around_nan))
+
+    def begin(self) -> bool:
+        for shard in self.replay.shards:
+            self._look(shard)
+        return self.over
+
+    def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
+        if self._around_nan and not batch.finite:
+            self.nan = examine(node, batch.batch, host)
+        return self.over
+
+    def computed(self, node: Node, batch: Computed, found: GradientComputed) -> bool:
+        if found.finite != batch.finite:
+            words = {True: "finite", False: "not finite"}
+            what = f"the gradient was {words[batch.finite]} in the run, and is {words[found.finite]} here"
+            update = max(shard.version for shard in self.replay.shards)
+            self.difference = Difference(update, None, (_push(node, [batch.batch]),), what)
+        return self.over
+
+    def updated(self, shard: ShardSide, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
+        self._last[shard.node] = pushes
+        if self._check:
+            self.fingerprints += 1
+            if shard.fingerprint() != fingerprint:
+                self._differs(shard, "the weights behind it are others")
+        self._look(shard)
+        return self.over
+
+    def saved(self, shard: ShardSide, snapshot: Saved) -> bool:
+        if snapshot.number == self._keep:
+            self.saved_at[shard.node] = snapshot.version
+            self.kept[shard.node] = {name: value.clone() for name, value in shard.host.store.state().items()}
+        path = self._snapshots / f"{snapshot.number:06d}"
+        path /= f"shard-{shard.node.index}-of-{len(self.replay.shards)}.safetensors"
+        if self._check and snapshot.number <= self._newest and path.exists():
+            if snapshot.number not in self.compared:
+                self.compared.append(snapshot.number)
+            if what := different(path, shard.host.store.state()):
+                self._differs(shard, f"snapshot {snapshot.number} holds something else: {what}")
+        return self.over
+
+    def _look(self, shard: ShardSide) -> None:
+        if shard.version == self.until:
+            self.weights[shard.node] = shard.host.store.weights.clone()
+
+    def _differs(self, shard: ShardSide, what: str) -> None:
+        last, replicas = self._last.get(shard.node, []), self.replay.replicas
+        pushes = [_push(node, replicas[node].behind.get(clock, [])) for node, clock in last]
+        self.difference = Difference(shard.version, shard.node.index, tuple(pushes), what)
+
+
+def _push(node: Node, batches: list[Compute]) -> Push:
+    return Push(str(node), tuple((batch.epoch, batch.start, batch.stop) for batch in batches))
+
+
+def different(path: Path, state: Mapping[str, Tensor]) -> str:
+    """What in a shard's file of a snapshot are other bits than here; nothing if none are."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            if names != set(state):
+                return f"{', '.join(sorted(names ^ set(state)))} on one side alone"
+            for name, mine in state.items():
+                theirs = file.get_tensor(name)
+                if theirs.dtype != mine.dtype or theirs.shape != mine.shape:
+                    return f"{name} is {list(theirs.shape)} there, {list(mine.shape)} here"
+                a, b = (tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in (mine, theirs))
+                if not torch.equal(a, b):
+                    count = int((a != b).view(-1, mine.element_size()).any(1).sum())
+                    return f"{name} in {count} of {mine.numel()} elements"
+    except (OSError, SafetensorError) as error:
+        return f"{path} cannot be read ({error})"
+    return ""
+
+
+def examine(node: Node, effect: Compute, host: Replica) -> NonFiniteBatch:
+    """Compute a batch once more, and see where what is not finite comes from."""
+    backward = host.training.backward
+    if isinstance(host, LoneHost):
+        host.training.use(0)
+    batch = backward.load(effect)
+    model = backward.on_vector.model
+    as_it_was = copy.deepcopy(model)
+    found: list[tuple[str, bool]] = []
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, given: Any, output: Any) -> None:
+            if not found and not _finite(output):
+                found.append((name, _finite(given)))
+
+        return hook
+
+    hooks = [
+        module.register_forward_hook(watch(f"{name} ({type(module).__name__})" if name else type(module).__name__))
+        for name, module in model.named_modules()
+    ]
+    try:
+        loss = backward.differentiate(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    gradients = zip(backward.layout.parameters, backward.on_vector.parameters)
+    spoilt = {span.name: _spoilt(p.grad) for span, p in gradients if p.grad is not None}
+    module, inputs_finite = found[0] if found else ("", True)
+    return NonFiniteBatch(
+        str(node), effect.epoch, effect.start, effect.stop, loss, {n: count for n, count in spoilt.items() if count},
+        module, inputs_finite, batch, as_it_was,
+    )  # fmt: skip
+
+
+def _spoilt(gradient: Tensor) -> int:
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return int((~dense.isfinite()).sum())
+
+
+def _finite(value: Any) -> bool:
+    """Of all floating tensors in a nested value."""
+    if isinstance(value, Tensor):
+        return not value.is_floating_point() or bool(value.isfinite().all())
+    if isinstance(value, Mapping):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_finite, value))
+    return True

@@ -1,0 +1,269 @@
+"""The file of a schedule, and what a replica's and a shard's hosts write into it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from squall.protocol.core import (
+    Apply,
+    Compute,
+    End,
+    GradientComputed,
+    Node,
+    Payload,
+    PreparePush,
+    Term,
+    UseWeights,
+    WriteSnapshot,
+)
+from squall.runtime import schedule
+from squall.runtime.recording import RecordedReplica, RecordedShard
+from squall.runtime.records import (
+    Applied,
+    Computed,
+    Delivered,
+    Ended,
+    Fingerprint,
+    Pushed,
+    Saved,
+    Used,
+    records,
+    short,
+)
+from squall.runtime.schedule import Damaged, Log, read
+
+R0, R1_AGAIN = Node("replica", 0), Node("replica", 1, 2)
+
+
+class Still:
+    """A host that does nothing; `finite` is what its next gradients are."""
+
+    def __init__(self) -> None:
+        self.finite = True
+        self.store = SimpleNamespace(weights=torch.arange(1000.0))
+
+    def attach(self, payload: Payload) -> None:
+        pass
+
+    def poll(self) -> None:
+        return None
+
+    def perform(self, effect: Any, now: float) -> Any:
+        return GradientComputed(0.0, self.finite, 0.0) if isinstance(effect, Compute) else None
+
+
+# ---------------------------------------------------------------- the file
+
+
+@pytest.mark.parametrize("count", [0, 1, 5000])  # more than the first reserve holds
+def test_what_was_added_is_read_also_without_an_orderly_end(count: int, tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    added = [[number, "x" * (number % 700)] for number in range(count)]  # some are longer than a byte can say
+    for record in added:
+        log.add(record)
+    assert list(read(tmp_path / "log")) == added
+    log.close()
+    log.close()
+    assert list(read(tmp_path / "log")) == [*added, [schedule.ENDED]]
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "log").read_bytes()[-1:] != b"\0"
+
+
+def test_a_record_is_there_when_its_process_is_killed_behind_it(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        log = Log(tmp_path / "log")
+        log.add([1, 2, 3])
+        os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    assert list(read(tmp_path / "log")) == [[1, 2, 3]]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)  # one change in 65,536 would pass
+def test_any_byte_that_changed_ends_the_reading_at_its_record(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    log, added = Log(path), [[number, number * 1000] for number in range(20)]
+    for record in added:
+        log.add(record)
+    log.close()
+    whole = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(whole)
+    found, damage = up_to_the_damage(read(path))
+    assert damage.startswith(f"{path} is")
+    assert found == [*added, [schedule.ENDED]][: len(found)]
+
+
+def up_to_the_damage(reading: Iterator[Any]) -> tuple[list[Any], str]:
+    """What can be read, and why no more."""
+    found: list[Any] = []
+    with pytest.raises(Damaged) as caught:
+        found.extend(reading)
+    return found, str(caught.value)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_full_disk_ends_the_schedule_and_not_the_training(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reserved = 0
+    real = os.posix_fallocate
+
+    def full(handle: int, offset: int, size: int) -> None:
+        nonlocal reserved
+        reserved += 1
+        if reserved > at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    log = Log(tmp_path / "log")
+    for number in range(20_000):
+        log.add([number, "x" * 50])
+    log.close()
+    warning = capfd.readouterr().err
+    assert warning.count("warning") == 1
+    assert "No space left on device" in warning
+    if at:
+        kept = list(read(tmp_path / "log"))
+        assert kept == [[number, "x" * 50] for number in range(len(kept))]
+        assert len(kept) > 1000
+
+
+# ---------------------------------------------------------------- a replica
+
+
+EFFECTS = st.one_of(
+    st.tuples(st.just("batch"), st.integers(0, 2), st.integers(0, 40), st.sampled_from([16, 16, 10]), st.booleans()),
+    st.tuples(st.just("next"), st.booleans()),
+    st.tuples(st.just("push"), st.booleans()),
+    st.tuples(st.just("use"), st.integers(0, 1)),
+    st.tuples(st.just("nan")),
+)
+
+
+@given(st.lists(EFFECTS, max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_a_replicas_schedule_says_what_its_host_was_told(
+    tmp_path_factory: pytest.TempPathFactory, story: list[tuple[Any, ...]]
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    still, said = Still(), []
+    host = RecordedReplica(still, Log(path))  # type: ignore[arg-type]
+    clock = held = buffer = 0
+    epoch, start, stop = 0, 0, 16
+
+    def compute(local_step: bool, finite: bool = True) -> None:
+        nonlocal held
+        batch = Compute(epoch, start, stop, buffer, held > 0, local_step)
+        held += finite
+        still.finite = finite
+        host.perform(batch, 0.0)
+        said.append(Computed(batch, finite))
+
+    for what, *more in story:
+        match what:
+            case "batch":
+                epoch, start = more[0], more[1] * 16
+                stop = start + more[2]
+                compute(more[3])
+            case "next":
+                start, stop = stop, stop + (stop - start)
+                compute(more[0])
+            case "nan":
+                compute(False, finite=False)
+            case "push":
+                clock += 1
+                if more[0]:
+                    host.perform(PreparePush(buffer), 0.0)
+                for _ in range(3):  # to three shards
+                    host.attach(Payload("gradient", R0, buffer, clock))
+                said.append(Pushed(clock, buffer, more[0]))
+                held, buffer = 0, 1 - buffer
+            case "use":
+                host.perform(UseWeights(more[0]), 0.0)
+                said.append(Used(more[0]))
+    host.perform(End("finished"), 0.0)
+    assert list(records(path, 4)) == [*said, Ended()]
+
+
+def test_many_batches_behind_a_push_take_few_bytes(tmp_path: Path) -> None:
+    host = RecordedReplica(Still(), Log(tmp_path / "log"))  # type: ignore[arg-type]
+    for number in range(500):
+        host.perform(Compute(0, 64 * number, 64 * number + 64, 0, number > 0, number < 499), 0.0)
+    host.attach(Payload("gradient", R0, 0, 1))
+    host.perform(End("finished"), 0.0)
+    assert (tmp_path / "log").stat().st_size < 50
+
+
+# ---------------------------------------------------------------- a shard
+
+
+def test_a_shards_schedule_says_what_it_applied_delivered_and_saved(tmp_path: Path) -> None:
+    still = Still()
+    host = RecordedShard(still, Log(tmp_path / "log"), 4)  # type: ignore[arg-type]
+    one = Apply((Term(R0, 1, 1.0, 70_000),), 1 / 3, 70_000, 1 / 7)
+    round_ = Apply((Term(R0, 0, 0.4, 3), Term(R1_AGAIN, 1, 0.6, 2)), 1.0, 3, 0.55)
+    fingerprint = Fingerprint(still.store.weights)
+    expected = []
+    for update in (one, round_):
+        host.perform(update, 0.0)
+        host.attach(Payload("weights", R1_AGAIN, 1, 5))
+        host.attach(Payload("weights", Node("evaluator", 4), 0, 0))
+        expected += [Applied(update, fingerprint()), Delivered(R1_AGAIN, 1)]
+    host.perform(WriteSnapshot(2, 71), 0.0)
+    host.perform(End("finished"), 0.0)
+    assert list(records(tmp_path / "log", 4)) == [*expected, Saved(2, 71), Ended()]
+
+
+def test_a_shard_writes_when_it_would_wait(tmp_path: Path) -> None:
+    host = RecordedShard(Still(), Log(tmp_path / "log"), 4)  # type: ignore[arg-type]
+    host.perform(Apply((Term(R0, 0, 1.0, 1),), 1.0, 1), 0.0)
+    assert list(records(tmp_path / "log", 4)) == []
+    host.write()
+    assert len(list(records(tmp_path / "log", 4))) == 1
+
+
+@pytest.mark.parametrize("elements", [1, 63, 64, 65, 1000])
+def test_every_element_is_in_a_fingerprint_before_long(elements: int) -> None:
+    weights = torch.ones(elements)
+    rounds = -(-elements // 64)
+    for element in range(elements):
+        other = weights.clone()
+        other[element] += 1e-6
+        before, after = Fingerprint(weights), Fingerprint(other)
+        assert [before() for _ in range(rounds)] != [after() for _ in range(rounds)]
+
+
+@given(st.floats(1e-6, 1.0))
+def test_a_share_is_written_short_only_where_it_comes_back_as_it_was(value: float) -> None:
+    written = short(value)
+    assert (1 / written if isinstance(written, int) else written) == value
+
+
+def test_one_over_n_is_written_as_n() -> None:
+    assert [short(1 / n) for n in range(1, 2000)] == list(range(1, 2000))
+
+
+@pytest.mark.parametrize("raw", [[99], [schedule.PUSHED, 1], [schedule.APPLIED, 1, 1, 1, 2, 0], ["x"], [schedule.USED]])
+def test_a_record_that_says_nothing_is_damage(raw: list[Any], tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    log.add([schedule.USED, 1])
+    log.add(raw)
+    found, damage = up_to_the_damage(records(tmp_path / "log", 4))
+    assert found == [Used(1)]
+    assert "is damaged at record 1: " in damage

@@ -1,0 +1,148 @@
+"""A replay arrives at the weights of the run, bit for bit, whatever the strategy and whatever happened to it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import squall
+from squall.cli import main
+from squall.run import Run
+from squall.runtime.seeds import seed_everything
+from squall.runtime.snapshot import Snapshots
+from tests.rehearsal import NOISY, assert_replays, rehearse, same
+from tests.tasks import regression
+
+Fit = Callable[..., Run]
+SGD = partial(torch.optim.SGD, lr=0.05)
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+ADAMW = partial(torch.optim.AdamW, lr=0.01)
+ADAGRAD = partial(torch.optim.Adagrad, lr=0.05)
+
+FAMILY: dict[str, squall.Strategy] = {
+    "synchronous": squall.Synchronous(replicas=3, shards=2, optimizer=MOMENTUM),
+    "backup, drop": squall.Synchronous(replicas=3, backup=1, optimizer=SGD),
+    "backup, fold": squall.Synchronous(replicas=3, backup=1, late="fold", optimizer=SGD),
+    "bounded delay": squall.BoundedDelay(replicas=3, shards=2, max_delay=2, optimizer=MOMENTUM),
+    "bounded delay, overlap": squall.BoundedDelay(replicas=3, shards=2, max_delay=1, overlap=True, optimizer=SGD),
+    "downpour": squall.Downpour(replicas=3, shards=2, optimizer=ADAGRAD),
+    "downpour, overlap": squall.Downpour(replicas=3, shards=2, overlap=True, optimizer=ADAGRAD),
+    "downpour, summing": squall.Downpour(replicas=3, shards=2, push_every=3, fetch_every=2, optimizer=ADAGRAD),
+    "downpour, all": squall.Downpour(
+        replicas=3, shards=2, push_every=2, fetch_every=3, overlap=True, warm_start=32, optimizer=ADAGRAD
+    ),
+    "scaled": squall.AsynchronousSGD(replicas=3, shards=2, optimizer=SGD),
+    "compensated": squall.AsynchronousSGD(replicas=3, shards=2, staleness="compensate", adaptive=0.9, optimizer=SGD),
+    "delayed proximal": squall.DelayedProximal(replicas=3, shards=2, blocks=3, order="random", optimizer=SGD),
+    "averaging": squall.Averaging(replicas=3, shards=2, every=4, optimizer=MOMENTUM),
+    "elastic averaging": squall.ElasticAveraging(replicas=3, shards=2, every=4, optimizer=SGD),
+    "diloco": squall.DiLoCo(replicas=3, shards=2, optimizer=ADAMW, inner_steps=3),
+    "asynchronous diloco": squall.DiLoCo(replicas=3, optimizer=ADAMW, inner_steps=3, form="asynchronous"),
+    "matched diloco": squall.DiLoCo(replicas=3, optimizer=ADAMW, inner_steps=4, form="asynchronous", matched=True),
+    "decoupled diloco": squall.DiLoCo(replicas=3, optimizer=ADAMW, inner_steps=3, form="decoupled"),
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_weights_are_the_same_with_replicas_of_changing_speed_and_one_that_dies(
+    name: str, seed: int, tmp_path: Path
+) -> None:
+    run = rehearse(tmp_path / "run", FAMILY[name], seed=seed, epochs=5, kill_at={80 + 30 * seed: 1})
+    assert (run.directory / "schedule" / "0" / "replica-1.1").exists(), "the dead one was replaced"
+    assert_replays(run)
+
+
+# ---------------------------------------------------------------- one moment
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_until_gives_the_weights_behind_that_update(shards: int, tmp_path: Path) -> None:
+    strategy = squall.Downpour(replicas=3, shards=shards, push_every=2, optimizer=ADAGRAD)
+    run = rehearse(tmp_path / "run", strategy, epochs=6, snapshots_every_s=0.2)
+    snapshots = Snapshots(run.directory)
+    manifest = snapshots.manifest(snapshots.numbers()[0])  # the last but one
+    layout, found = manifest.layout, []
+    assert manifest.versions[0] < squall.replay(run.directory).updates
+    for version in manifest.versions:  # shards need not have made the same number of updates
+        found.append(torch.zeros(layout.length))
+        replayed = squall.replay(run.directory, until=version)
+        assert replayed.versions == (version,) * shards
+        layout.write_model(replayed.model, found[-1])
+    weights = snapshots.restore(manifest.number, layout).tensors["weights"]
+    for shard in range(shards):
+        part = slice(*layout.shard_range(shard, shards))
+        assert torch.equal(found[shard][part], weights[part])
+
+
+def test_until_none_are_the_initial_weights_and_more_than_there_are_is_said(tmp_path: Path) -> None:
+    run = rehearse(tmp_path / "run", FAMILY["downpour"], epochs=1)
+    seed_everything(0)
+    initial = NOISY().model
+    assert same(squall.replay(run.directory, until=0).model, initial)
+    replayed = squall.replay(run.directory, until=1000)
+    assert "the run did not come to update 1000" in str(replayed)
+    assert same(replayed.model, run.model)
+    with pytest.raises(ValueError, match="until is -1: it must be 0 or more"):
+        squall.replay(run.directory, until=-1)
+
+
+# ---------------------------------------------------------------- resumed runs
+
+
+def test_every_attempt_is_replayed_from_its_snapshot_though_that_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    rehearse(path, squall.Downpour(replicas=3, shards=2, optimizer=ADAGRAD), epochs=2)
+    first = Snapshots(path).numbers()[-1]
+    rehearse(path, squall.Downpour(replicas=2, shards=3, optimizer=ADAGRAD), epochs=4, again=True)
+    run = rehearse(
+        path, squall.Synchronous(replicas=2, optimizer=ADAGRAD), epochs=12, again=True, snapshots_every_s=0.1
+    )
+    assert first not in Snapshots(path).numbers(), "it was removed"
+    replayed = assert_replays(run)
+    middle = replayed.updates // 2
+    assert not same(squall.replay(path, until=3).model, squall.replay(path, until=middle).model)
+    assert same(squall.replay(path, until=replayed.updates).model, run.model)
+
+
+# ---------------------------------------------------------------- beside the family, and the command
+
+
+def test_single_process_is_replayed_with_until_and_check(inline: Fit) -> None:
+    run = inline(NOISY, squall.SingleProcess(optimizer=MOMENTUM), epochs=3)
+    assert_replays(run)
+    assert squall.replay(run.directory, until=7).updates == 7
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_l_bfgs_is_replayed_with_backup_portions_and_a_replica_that_dies(shards: int, tmp_path: Path) -> None:
+    strategy = squall.Sandblaster(replicas=3, shards=shards, portions=8, push_every=2)
+    run = rehearse(tmp_path / "run", strategy, regression(), epochs=40, kill_at={60: 1})
+    assert (run.directory / "schedule" / "0" / "replica-1.1").exists(), "the dead one was replaced"
+    replayed = assert_replays(run)
+    assert squall.replay(run.directory, until=replayed.updates // 2).updates == replayed.updates // 2
+
+
+def test_the_command_says_what_was_compared_and_its_status_whether_it_differs(
+    inline: Fit, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = inline(NOISY, FAMILY["downpour"], epochs=1)
+    output = tmp_path / "model.safetensors"
+    assert main(["replay", str(run.directory), "--check", "--output", str(output)]) == 0
+    assert re.search(r"the same, bit for bit: \d+ updates and snapshot 1 compared", capsys.readouterr().out)
+    saved = load_file(output)
+    assert all(torch.equal(saved[name], value) for name, value in run.model.state_dict().items())
+    for file in (run.directory / "snapshots").glob("*/shard-0*"):
+        file.write_bytes(file.read_bytes()[:-4] + b"abcd")
+    assert main(["replay", str(run.directory), "--check", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["difference"]["shard"] == 0
+    assert main(["replay", str(tmp_path / "nothing")]) == 1
+    assert "holds no run" in capsys.readouterr().err
