@@ -46,7 +46,7 @@ class _Nothing:
     def perform(self, effect: Effect, now: float) -> Event | None:
         return self._computed if type(effect) is Compute else None
 
-    def write(self) -> None:
+    def rest(self) -> None:
         pass
 
 
@@ -104,11 +104,11 @@ def _exchange(shard: Any, replica: Any, weights: torch.Tensor, step: torch.Tenso
     began = time.perf_counter()
     replica.perform(batch, 0.0)
     replica.attach(push)
-    shard.perform(update, 0.0)
+    shard.perform(update, number * 1e-3)
     shard.attach(fetch)
     replica.perform(used, 0.0)
     answered = time.perf_counter()
-    shard.write()
+    shard.rest()
     return answered - began, time.perf_counter() - answered
 
 

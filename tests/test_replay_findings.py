@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 import squall
 from squall.run import Run, load_code, write_plan
+from squall.runtime import recording
 from squall.runtime.schedule import FORMAT, HEAD, MAGIC
 from squall.runtime.seeds import epoch_order
 from squall.script import script_code
@@ -101,7 +102,10 @@ def test_a_damaged_schedule_is_replayed_up_to_the_damage(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["replica-1.0", "shard-1.0"])
-def test_a_schedule_that_was_cut_off_or_is_gone_is_named(name: str, tmp_path: Path) -> None:
+def test_a_schedule_that_was_cut_off_or_is_gone_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "WRITTEN_TOGETHER", 1)
     run = rehearse(tmp_path / "run", FAMILY["downpour"])
     file = run.directory / "schedule" / "0" / name
     file.write_bytes(cut_to_whole_records(file, 4))

@@ -27,7 +27,7 @@ from squall.protocol.core import (
     WriteSnapshot,
 )
 from squall.runtime import schedule
-from squall.runtime.recording import RecordedReplica, RecordedShard
+from squall.runtime.recording import WRITTEN_EVERY_S, WRITTEN_TOGETHER, RecordedReplica, RecordedShard
 from squall.runtime.records import (
     Applied,
     Computed,
@@ -230,18 +230,39 @@ def test_a_shards_schedule_says_what_it_applied_delivered_and_saved(tmp_path: Pa
     assert list(records(tmp_path / "log", 4)) == [*expected, Saved(2, 71), Ended()]
 
 
-def test_a_shard_writes_when_it_would_wait(tmp_path: Path) -> None:
+def test_a_shard_writes_when_it_would_wait_and_has_some_or_has_not_for_a_while(tmp_path: Path) -> None:
     host = RecordedShard(Still(), Log(tmp_path / "log"), 4)  # type: ignore[arg-type]
-    host.perform(Apply((Term(R0, 0, 1.0, 1),), 1.0, 1), 0.0)
-    assert list(records(tmp_path / "log", 4)) == []
+
+    def written(now: float) -> int:
+        host.perform(Apply((Term(R0, 0, 1.0, 1),), 1.0, 1), now)
+        host.rest()
+        return len(list(records(tmp_path / "log", 4)))
+
+    assert written(0.01) == 0
+    assert written(0.02) == 0
+    assert written(WRITTEN_EVERY_S) == 3
+    assert {written(WRITTEN_EVERY_S) for _ in range(WRITTEN_TOGETHER - 1)} == {3}
+    assert written(WRITTEN_EVERY_S) == 3 + WRITTEN_TOGETHER
+
+
+def test_a_fingerprint_is_taken_before_the_next_update_changes_the_weights(tmp_path: Path) -> None:
+    still = Still()
+    host = RecordedShard(still, Log(tmp_path / "log"), 4)  # type: ignore[arg-type]
+    wanted, fingerprint = [], Fingerprint(still.store.weights)
+    still.perform = lambda effect, now: still.store.weights.add_(1)  # type: ignore[method-assign,assignment,return-value]
+    for _ in range(5):
+        host.perform(Apply((Term(R0, 0, 1.0, 1),), 1.0, 1), 0.0)
+        wanted.append(fingerprint())
     host.write()
-    assert len(list(records(tmp_path / "log", 4))) == 1
+    found = [record.fingerprint for record in records(tmp_path / "log", 4) if isinstance(record, Applied)]
+    assert found == wanted
+    assert len(set(found)) == 5
 
 
-@pytest.mark.parametrize("elements", [1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("elements", [1, 64, 1024, 1025, 1027, 1600])
 def test_every_element_is_in_a_fingerprint_before_long(elements: int) -> None:
     weights = torch.ones(elements)
-    rounds = -(-elements // 64)
+    rounds = 1 if elements <= 1024 else -(-(elements // 4 + 3) // 16)
     for element in range(elements):
         other = weights.clone()
         other[element] += 1e-6
@@ -250,6 +271,7 @@ def test_every_element_is_in_a_fingerprint_before_long(elements: int) -> None:
 
 
 @given(st.floats(1e-6, 1.0))
+@settings(deadline=None)
 def test_a_share_is_written_short_only_where_it_comes_back_as_it_was(value: float) -> None:
     written = short(value)
     assert (1 / written if isinstance(written, int) else written) == value

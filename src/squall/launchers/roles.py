@@ -63,7 +63,7 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     try:
         host = make_host(job, node, line)
         if isinstance(host, RecordedShard):
-            driver = Driver(machine(job, node), transport, host, idle=host.write)
+            driver = Driver(machine(job, node), transport, host, idle=host.rest)
         else:
             driver = Driver(machine(job, node), transport, host)
         driver.run()

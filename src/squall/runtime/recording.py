@@ -39,6 +39,9 @@ from squall.runtime.schedule import (
 )
 from squall.runtime.vectors import VectorHost
 
+WRITTEN_TOGETHER = 64  # updates and answers of a shard, at most
+WRITTEN_EVERY_S = 0.1  # unless they are fewer: by the node's own clock
+
 
 def recorded(host: Host, job: Job, node: Node) -> Host:
     """The host, with its schedule kept, where the run keeps one."""
@@ -52,9 +55,10 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
 
 
 class RecordedShard:
-    """What a shard did is written when its answer has left and it would only wait (`write`), or before its next update.
+    """A shard looks at an update when its answer has left and it would only wait (`rest`), or before its next one.
 
-    Should it be killed before that, nobody goes on from what is missing: without a shard a run ends.
+    Updates are written some at a time: a shard that is killed ends its run, and the schedule of its last moments tells
+    of nothing that lasts.
     """
 
     def __init__(self, host: ShardHost | VectorHost, log: Log, replicas: int) -> None:
@@ -62,47 +66,72 @@ class RecordedShard:
         self._log = log
         self._replicas = replicas
         self._fingerprint = Fingerprint(host.store.weights)
-        self._update: Apply | None = None  # not written yet
-        self._sent: list[Payload] = []  # since then
+        self._done: list[Apply | Payload] = []  # updates made and weights sent, not written yet
+        self._seen: list[int] = []  # the fingerprints behind those updates
+        self._unseen = False  # the last one's is not taken yet
+        self._now = self._written_at = 0.0
         self.poll = host.poll
 
     def perform(self, effect: Effect, now: float) -> Event | None:
-        self.write()
+        self.rest()
+        self._now = now
         event = self._host.perform(effect, now)
         if type(effect) is Apply:
-            self._update = effect
-        elif type(effect) is CalculateVectors:
-            self._log.add([CALCULATED, self._fingerprint(), effect.calculation])
-        elif type(effect) is AddPortions:
-            self._log.add([ADDED, self._who(effect.owner), effect.buffer, effect.clock])
-        elif type(effect) is WriteSnapshot:
-            self._log.add([SAVED, effect.number, effect.version])
-        elif type(effect) is End:
+            self._done.append(effect)
+            self._unseen = True
+            return event
+        self.write()
+        if type(effect) is End:
             self._log.close()
+        else:
+            self._log.add(self._entry(effect))
         return event
 
     def attach(self, payload: Payload) -> None:
         self._host.attach(payload)
-        self._sent.append(payload)
+        if payload.owner.role == "replica":  # an evaluator only looks
+            self._done.append(payload)
+
+    def rest(self) -> None:
+        """There is nothing to do for the moment."""
+        self._look()
+        if len(self._done) >= WRITTEN_TOGETHER or self._now - self._written_at >= WRITTEN_EVERY_S:
+            self.write()
+
+    def _look(self) -> None:
+        if self._unseen:
+            self._unseen = False
+            self._seen.append(self._fingerprint())
 
     def write(self) -> None:
         """Bring the schedule up to date."""
-        update, sent = self._update, self._sent
+        self._look()
+        self._written_at = self._now
         record: list[object] = []
-        if update is not None:
-            self._update = None
-            terms, clock = update.terms, update.terms[0].clock
-            record += (APPLIED, self._fingerprint(), short(update.share), short(update.rate), len(terms))
-            for term in terms:
-                record += (self._who(term.owner), term.buffer, term.clock, short(term.weight))
-            record.append(update.clock - clock)
-        if sent:
-            self._sent = []
-            for payload in sent:
-                if payload.owner.role == "replica":  # an evaluator only looks
-                    record += (DELIVERED, self._who(payload.owner), payload.buffer)
+        fingerprints = iter(self._seen)
+        for done in self._done:
+            if isinstance(done, Apply):
+                clock = done.terms[0].clock
+                record += (APPLIED, next(fingerprints), short(done.share), short(done.rate), len(done.terms))
+                for term in done.terms:
+                    record += (self._who(term.owner), term.buffer, term.clock, short(term.weight))
+                record.append(done.clock - clock)
+            else:
+                record += (DELIVERED, self._who(done.owner), done.buffer)
+        self._done.clear()
+        self._seen.clear()
         if record:
             self._log.add(record)
+
+    def _entry(self, effect: Effect) -> list[object]:
+        match effect:
+            case CalculateVectors(calculation):
+                return [CALCULATED, self._fingerprint(), calculation]
+            case AddPortions(owner, buffer, clock):
+                return [ADDED, self._who(owner), buffer, clock]
+            case WriteSnapshot(number, version):
+                return [SAVED, number, version]
+        raise AssertionError(effect)
 
     def _who(self, node: Node) -> int:
         return node.index + self._replicas * node.incarnation
