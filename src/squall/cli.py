@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squall.cli_measure import add_measure
+from squall.cli_plan import add_plan
 from squall.version import __version__
 
 if TYPE_CHECKING:
@@ -288,6 +289,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     report.add_argument("--audit", action="store_true", help="prove which examples were trained, and how often")
 
     add_measure(commands)
+    add_plan(commands)
 
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do about what is found")
     doctor.set_defaults(run=_doctor)

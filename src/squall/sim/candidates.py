@@ -120,7 +120,8 @@ def cores(cluster: Cluster, role: str | None = None) -> int:
 def counts(cluster: Cluster, budget: int) -> list[tuple[int, int]]:
     """(replicas, shards) with replicas + shards <= budget, each on cores of their own if they were alone.
 
-    Replicas are powers of two, and the most that fit; shards are powers of two up to a quarter of the replicas.
+    Replicas are powers of two, the most that fit, and those that leave out the kinds of machines at the end of the
+    file, which may be the slow ones; shards are powers of two up to a quarter of the replicas.
 
     Raises:
         ValueError: the budget or the cluster has no room for a replica and a shard.
@@ -131,13 +132,16 @@ def counts(cluster: Cluster, budget: int) -> list[tuple[int, int]]:
     for role, there in room.items():
         if not there:
             raise ValueError(f"no machine of the cluster may have a {role}: add {role!r} to the roles of one")
+    able = [kind for kind in cluster.machines if "replica" in kind.roles]
+    leaving_out = {sum(kind.count * kind.cores for kind in able[:n]) for n in range(1, len(able))}
+    leaving_out |= {sum(kind.count for kind in able[:n]) for n in range(1, len(able))}  # placed machine by machine
     found = []
     shards = 1
     while shards <= room["shard"] and shards < budget:
         most = min(budget - shards, room["replica"])
-        powers = [1 << n for n in range(most.bit_length())]
+        sizes = {1 << n for n in range(most.bit_length())} | {most} | leaving_out
         least = REPLICAS_OF_A_SHARD * shards if shards > 1 else 1
-        found += [(replicas, shards) for replicas in dict.fromkeys([*powers, most]) if replicas >= least]
+        found += [(replicas, shards) for replicas in sizes if least <= replicas <= most]
         shards *= 2
     return sorted(found)
 
