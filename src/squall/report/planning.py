@@ -53,7 +53,9 @@ def _with_target(ranking: Ranking) -> bool:
 
 def _goal(entry: Entry) -> str:
     assert entry.trial is not None
-    return clock(entry.reached_s) if entry.reached_s is not None else f"> {clock(entry.trial.training_s)}"
+    if entry.reached_s is not None:
+        return clock(entry.reached_s)
+    return "fails" if entry.failed else f"> {clock(entry.trial.training_s)}"
 
 
 def text(ranking: Ranking, width: int = 80) -> str:
@@ -72,7 +74,8 @@ def text(ranking: Ranking, width: int = 80) -> str:
     console.print(reason(ranking), highlight=False)
     hidden = len(ranking.entries) - len(rows(ranking))
     if hidden:
-        console.print(f"{hidden:,} other settings were simulated for their speed; --json has them all.")
+        others = "other setting was" if hidden == 1 else "other settings were"
+        console.print(f"{hidden:,} {others} simulated for speed; --json has all.")
     if ranking.interrupted:
         console.print("Interrupted: this is what was known by then.")
     return "\n".join(line.rstrip() for line in output.getvalue().strip("\n").splitlines())
@@ -86,8 +89,11 @@ def write_picture(ranking: Ranking, path: Path) -> Path:
     charts = [bars(ranking), speeds(ranking)]
     _replace(path, _standalone(charts))
     page = path.with_suffix(".html")
-    head = "".join(f"<th>{escape(column.replace('- ', ''))}</th>" for column in columns(ranking))
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows(ranking))
+    head = "".join(f"<th>{escape(column.replace('- ', ''))}</th>" for column in columns(ranking)[1:])
+    lines = (
+        "".join(f"<td>{escape(cell)}</td>" for cell in (f"{place}. {name}", *cells))
+        for place, name, *cells in rows(ranking)
+    )
     table = f'<table class="wide"><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
     _replace(page, page_of("plan", charts, f"<p>{escape(reason(ranking))}</p>{table}"))
     return page
@@ -108,9 +114,12 @@ def _standalone(charts: list[Chart]) -> str:
         parts.append(f'<text x="8" y="{y + 20:g}" class="title">{escape(chart.title)}</text>')
         place = f'<svg x="0" y="{y + gap:g}" width="{width:g}" height="{height:g}" '
         parts.append(chart.svg.replace("<svg ", place, 1))
-        y += gap + height + 8
+        y += gap + height + 14
+        parts.append(f'<text x="8" y="{y - 6:g}" class="note">{escape(chart.note)}</text>')
+        y += 12
     look = (
-        "text { font-family: system-ui, sans-serif; fill: var(--ink); } .title { font-size: 13px; font-weight: 600; }"
+        "text { font-family: system-ui, sans-serif; fill: var(--ink); } "
+        ".title { font-size: 13px; font-weight: 600; } .note { font-size: 9px; fill: var(--faint); }"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {y:g}" role="img" aria-label="plan">'
@@ -133,7 +142,7 @@ def bars(ranking: Ranking) -> Chart:
         color = SERIES[families.index(entry.candidate.family) % len(SERIES)]
         axes.barh(place, length, 0.62, color=color, alpha=1.0 if arrived else 0.35)
         value = _goal(entry) if timed else rate_text(entry.useful)
-        note = f" {value}, wait {percent(entry.speed.idle, 1)}"
+        note = f"  {value}, wait {percent(entry.speed.idle, 1)}"
         axes.text(length, place, note, va="center", color=INK, fontsize=8)
     recipes = [entry.candidate.recipe for entry in shown]
     names = [f"{entry.candidate.name}\n{recipe.replicas} + {recipe.shards}" for entry, recipe in zip(shown, recipes)]

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from squall.errors import SquallError
 from squall.plan import Settings, check_together, make_plan
 from squall.report.words import clock, rate_text
 from squall.run import TaskFunction, new_directory
@@ -153,16 +152,14 @@ class _Stages:
         with tempfile.TemporaryDirectory() if keep is None else nullcontext(new_directory(keep)) as directory:
             for entry in chosen:
                 limit_s = EPOCHS * self._built.examples / max(entry.useful, 1e-9) if seconds is None else seconds
+                # `seconds` begins anew with each restart of a run whose shards fail; batches do not.
+                steps = math.ceil(SLOWER * limit_s * entry.speed.examples_per_second / self._built.batch_size)
                 settings = Settings(seconds=min(limit_s, SLOWER * best_s), evaluate_every_s=every_s)
                 path = Path(directory) / re.sub(r"\W+", "-", str(entry.candidate))
-                try:
-                    trial = simulate(
-                        self._task, entry.candidate.strategy, self._cluster, until=until, seed=self._seed,
-                        run_dir=path, settings=settings,
-                    )  # fmt: skip
-                except SquallError as error:  # it has diverged: no reason not to try the others
-                    self._tell(f"{entry.candidate}: {error}")
-                    continue
+                trial = simulate(
+                    self._task, entry.candidate.strategy, self._cluster, until=until, steps=steps, seed=self._seed, run_dir=path,
+                    settings=settings,
+                )  # fmt: skip
                 trial = dataclasses.replace(trial, run_directory=None if keep is None else trial.run_directory)
                 self.entries[str(entry.candidate)] = dataclasses.replace(entry, trial=trial)
                 best_s = min(best_s, math.inf if trial.reached_s is None else trial.reached_s)
@@ -176,4 +173,6 @@ class _Stages:
 def _outcome(trial: Forecast, until: str) -> str:
     if trial.reached_s is not None:
         return f"{until} after {clock(trial.reached_s)}"
+    if trial.status != "finished":
+        return f"{trial.status}: {trial.reason}"
     return f"{until} not reached within {clock(trial.training_s)}"

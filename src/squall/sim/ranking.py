@@ -42,6 +42,11 @@ class Entry:
         """Virtual seconds to the target; None: not reached, or not tried."""
         return self.trial.reached_s if self.trial is not None else None
 
+    @property
+    def failed(self) -> bool:
+        """Its trial ended before its time, with numbers that are none, or with a process that was not replaced."""
+        return self.trial is not None and self.trial.status != "finished"
+
     def to_json_dict(self) -> dict[str, Any]:
         return {
             "name": str(self.candidate), "strategy": self.candidate.family,
@@ -84,11 +89,11 @@ class Ranking:
 def ranked(
     entries: Iterable[Entry], target: tuple[str, float] | None, budget: int, interrupted: bool = False
 ) -> Ranking:
-    """By time to the target; then those that were tried and did not get there; then by useful examples a second."""
+    """By time to the target; then what did not get there, what failed, and what was not tried, by useful examples."""
 
     def place(entry: Entry) -> tuple[int, float, float]:
         reached_s = entry.reached_s
-        tried = 1 if entry.trial is not None else 2
+        tried = 3 if entry.trial is None else 1 + entry.failed
         return (tried, math.inf, -entry.useful) if reached_s is None else (0, reached_s, -entry.useful)
 
     return Ranking(target=target, budget=budget, entries=tuple(sorted(entries, key=place)), interrupted=interrupted)
@@ -113,8 +118,10 @@ def finalists(entries: Iterable[Entry], trials: int) -> list[Entry]:
         families[entry.candidate.family].append(entry)
     orders = [_order(of_family) for of_family in families.values()]
     orders.sort(key=lambda order: -order[0].useful)
-    rounds = range(max(map(len, orders), default=0))
-    turns = [order[number] for number in rounds for order in orders if number < len(order)]
+    turns = [order[0] for order in orders]
+    for number in range(1, max(map(len, orders), default=0)):
+        turn = [order[number] for order in orders if number < len(order)]
+        turns += sorted(turn, key=lambda entry: entry.candidate.coupling)
     return turns[:trials]
 
 

@@ -14,7 +14,7 @@ def reason(ranking: Ranking) -> str:
     """One paragraph; every figure in it is in the ranking."""
     first = ranking.first
     others = _others(ranking)
-    sentences = [_first(first, ranking.target)]
+    sentences = [_first(first, ranking.target), *_with_more(ranking)]
     if first.trial is not None and first.reached_s is None:
         return f"{sentences[0]} {_none_arrived(ranking)}"
     alike = [entry for entry in others if _slower(entry, first) <= 1 + ALIKE]
@@ -49,10 +49,26 @@ def _first(first: Entry, target: tuple[str, float] | None) -> str:
     )
 
 
+def _with_more(ranking: Ranking) -> list[str]:
+    """What the first would gain or lose with the most replicas that were tried."""
+    first = ranking.first
+    same = [entry for entry in ranking.entries if entry.candidate.name == first.candidate.name]
+    most = max(same, key=lambda entry: (entry.candidate.recipe.replicas, entry.useful))
+    replicas = most.candidate.recipe.replicas
+    if replicas == first.candidate.recipe.replicas:
+        return []
+    wait = (
+        f", waiting {percent(most.speed.idle, 1)} of their time" if most.speed.idle > first.speed.idle + MARKED else ""
+    )
+    return [f"With {replicas} replicas it would train {_rate(most)} examples/s{wait}."]
+
+
 def _none_arrived(ranking: Ranking) -> str:
     assert ranking.target is not None
     name, value = ranking.target
-    tried = [entry.trial for entry in ranking.shown if entry.trial is not None]
+    tried = [entry.trial for entry in ranking.shown if entry.trial is not None and not entry.failed]
+    if not tried:
+        return f"But all of those tried fail: {ranking.shown[0].trial.reason}." if ranking.shown[0].trial else ""
     longest = max(trial.training_s for trial in tried)
     seen = [trial.metrics[name] for trial in tried if name in trial.metrics]
     last = f" (they ended between {number(min(seen))} and {number(max(seen))})" if seen else ""
@@ -82,6 +98,8 @@ def _behind(entry: Entry, first: Entry) -> str:
         return f"{entry.candidate} trains {_rate(entry)} examples/s{_because(entry, first)}."
     if entry.reached_s is None:
         assert entry.trial is not None
+        if entry.failed:
+            return f"{entry.candidate} fails ({entry.trial.reason})."
         return f"{entry.candidate} has not arrived after {clock(entry.trial.training_s)}{_because(entry, first)}."
     return f"{entry.candidate} needs {clock(entry.reached_s)}{_because(entry, first)}."
 
