@@ -157,8 +157,8 @@ class _Stages:
                 settings = Settings(seconds=min(limit_s, SLOWER * best_s), evaluate_every_s=every_s)
                 path = Path(directory) / re.sub(r"\W+", "-", str(entry.candidate))
                 trial = simulate(
-                    self._task, entry.candidate.strategy, self._cluster, until=until, steps=steps, seed=self._seed, run_dir=path,
-                    settings=settings,
+                    self._task, entry.candidate.strategy, self._cluster, until=until, steps=steps, seed=self._seed,
+                    run_dir=path, settings=settings,
                 )  # fmt: skip
                 trial = dataclasses.replace(trial, run_directory=None if keep is None else trial.run_directory)
                 self.entries[str(entry.candidate)] = dataclasses.replace(entry, trial=trial)
