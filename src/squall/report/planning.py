@@ -60,10 +60,10 @@ def _goal(entry: Entry) -> str:
 
 def text(ranking: Ranking, width: int = 80) -> str:
     """The table and the reason for its first line."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in columns(ranking):
         table.add_column(
-            column.replace(" ", "\n") if column else "", justify="left" if column == "strategy" else "right",
+            column.replace("+ ", "+").replace(" ", "\n"), justify="left" if column == "strategy" else "right",
             overflow="fold", no_wrap=column != "strategy",
         )  # fmt: skip
     for row in rows(ranking):
@@ -142,8 +142,8 @@ def bars(ranking: Ranking) -> Chart:
         color = SERIES[families.index(entry.candidate.family) % len(SERIES)]
         axes.barh(place, length, 0.62, color=color, alpha=1.0 if arrived else 0.35)
         value = _goal(entry) if timed else rate_text(entry.useful)
-        note = f"  {value}, wait {percent(entry.speed.idle, 1)}"
-        axes.text(length, place, note, va="center", color=INK, fontsize=8)
+        note = f"{value}, wait {percent(entry.speed.idle, 1)}"
+        axes.text(length + 0.02 * max(lengths), place, note, va="center", color=INK, fontsize=8)
     recipes = [entry.candidate.recipe for entry in shown]
     names = [f"{entry.candidate.name}\n{recipe.replicas} + {recipe.shards}" for entry, recipe in zip(shown, recipes)]
     axes.set_yticks(range(len(shown)), names, fontsize=7.5)
