@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squall.cli_measure import add_measure
+from squall.cli_plan import add_plan
 from squall.cli_simulate import add_simulate
 from squall.version import __version__
 
@@ -313,6 +314,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
     add_measure(commands)
     add_simulate(commands, arguments)
+    add_plan(commands)
 
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do about what is found")
     doctor.set_defaults(run=_doctor)

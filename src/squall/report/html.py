@@ -19,7 +19,7 @@ NEEDED = ("plan", "versions")  # what a page without would be poor
 TIMELINE = 300  # entries shown; of more, the last
 VALUE_LENGTH = 400  # characters shown of one setting
 
-STYLE = """
+PALETTE = """
 :root { color-scheme: light dark; --paper: #fff; --card: #f5f6f8; --ink: #1d2430; --faint: #667085;
   --grid: #d8dce3; --alert: #b54708;
   --series-0: #2563eb; --series-1: #d97706; --series-2: #059669; --series-3: #db2777;
@@ -28,6 +28,10 @@ STYLE = """
   --faint: #98a2b3; --grid: #39414d; --alert: #fdb022;
   --series-0: #6ea0ff; --series-1: #f5b14c; --series-2: #3ecf9a; --series-3: #f47fb8;
   --series-4: #b197fc; --series-5: #4dd0e1; --series-6: #ff8a80; --series-7: #a8d65c; } }
+"""
+STYLE = (
+    PALETTE
+    + """
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 62rem; font: 1rem/1.5 system-ui, sans-serif;
   background: var(--paper); color: var(--ink); overflow-wrap: anywhere; }
@@ -51,6 +55,7 @@ td:not(:last-child) { color: var(--faint); min-width: 4.5rem; width: 30%; }
 .times td:not(:last-child) { white-space: nowrap; width: 1%; }
 pre { white-space: pre-wrap; font: inherit; margin: 0; }
 """
+)
 
 
 def prepare_report() -> None:

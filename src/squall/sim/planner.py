@@ -1,0 +1,178 @@
+"""Which strategy, with how many processes, trains a task soonest on a cluster: `squall plan`.
+
+First every candidate's speed is simulated without gradients. With a target, the best of each strategy are then
+simulated with real gradients, because speed alone does not say what an example teaches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from squall.plan import Settings, check_together, make_plan
+from squall.report.words import clock, rate_text
+from squall.run import TaskFunction, new_directory
+from squall.runtime.job import private_job
+from squall.runtime.seeds import seed_everything
+from squall.runtime.store import check_optimizers
+from squall.sim.candidates import Candidate, cores, default_strategies, sweep
+from squall.sim.cluster import ROLES, Cluster
+from squall.sim.forecast import Forecast
+from squall.sim.ranking import Entry, Ranking, finalists, ranked
+from squall.sim.simulate import own_step_s, simulate
+from squall.sim.speed import speed_of
+from squall.sim.survival import survival_of
+from squall.strategies import Strategy
+from squall.task import Task, check_task
+
+EPOCHS = 50  # a trial's limit without `seconds`, until a first one has reached the target
+SLOWER = 3.0  # a trial ends when it has taken so many times as long as the best one to the target
+
+
+def plan_cluster(
+    task: TaskFunction,
+    cluster: Cluster,
+    *,
+    budget: int | None = None,
+    strategies: Mapping[str, Strategy] | None = None,
+    from_file: Sequence[Strategy] = (),
+    until: str | None = None,
+    seconds: float | None = None,
+    trials: int = 8,
+    seed: int = 0,
+    keep: str | Path | None = None,
+    progress: bool = False,
+) -> Ranking:
+    """Rank strategies and their numbers of processes on a modelled cluster.
+
+    Args:
+        task: as of `fit`.
+        cluster: as of `simulate`.
+        budget: processes that may run at once, replicas and shards; None for the cluster's cores.
+        strategies: name in the ranking -> strategy, whose replicas and shards are swept; None for `default_strategies`.
+        from_file: for those, the file's own strategies.
+        until: a metric's target, such as "accuracy=0.97", to rank by the virtual time to it.
+        seconds: virtual time that a trial may take at most.
+        trials: settings that are simulated with real gradients, with `until`.
+        seed: of all chance.
+        keep: a new directory for the runs of the trials; None: they are removed.
+        progress: tell each result on stderr.
+
+    Returns:
+        The ranking; after an interrupt, of what had been simulated.
+
+    Raises:
+        ValueError: a setting, the task or the cluster is wrong.
+    """
+    if trials < 1:
+        raise ValueError(f"trials is {trials}: it must be at least 1")
+    if seconds is not None and until is None:
+        raise ValueError("seconds limits the trials of until: give until too, or leave seconds out")
+    for role in ROLES:
+        if not cores(cluster, role):
+            raise ValueError(f"no machine of the cluster may have a {role}: add {role!r} to the roles of one")
+    budget = cores(cluster) if budget is None else budget
+    seed_everything(seed)
+    built = check_task(task())
+    if strategies is None:
+        strategies = default_strategies(from_file, batches=-(-built.examples // built.batch_size))
+    candidates = sweep(strategies, cluster, budget)
+    target = _check(candidates, built, until, seconds, seed)
+    stages = _Stages(task, built, _timed(cluster, built, candidates[0], seed), seed, progress)
+    try:
+        for candidate in candidates:
+            stages.add(candidate)
+        if until is not None:
+            stages.try_for(until, finalists(stages.entries.values(), trials), seconds, keep)
+    except KeyboardInterrupt:
+        if not stages.entries:
+            raise
+        return ranked(stages.entries.values(), target, budget, interrupted=True)
+    return ranked(stages.entries.values(), target, budget)
+
+
+def _check(
+    candidates: Sequence[Candidate], task: Task, until: str | None, seconds: float | None, seed: int
+) -> tuple[str, float] | None:
+    """All mistakes before the first simulation; the target."""
+    target = None
+    for candidate in {candidate.name: candidate for candidate in candidates}.values():
+        settings = Settings(launcher="inline", seconds=seconds)
+        plan = make_plan(
+            candidate.strategy, settings, epochs=None, steps=None, until=until, seed=seed, device="cpu"
+        )  # fmt: skip
+        check_optimizers(candidate.recipe)
+        check_together(plan, candidate.strategy, task)
+        target = plan.until
+    return target
+
+
+def _timed(cluster: Cluster, task: Task, candidate: Candidate, seed: int) -> Cluster:
+    """The cluster with step times: measured here once where it has none, so that all candidates have the same."""
+    if cluster.measured:
+        return cluster
+    settings = Settings(launcher="inline", threads=1)
+    plan = make_plan(candidate.strategy, settings, epochs=None, steps=None, until=None, seed=seed, device="cpu")
+    layout = check_together(plan, candidate.strategy, task)
+    own_s = own_step_s(private_job(plan, candidate.strategy, task, layout, Path(), time.time()))
+    machines = (dataclasses.replace(kind, step_s=cluster.step_s(kind, own_s)) for kind in cluster.machines)
+    return dataclasses.replace(cluster, machines=tuple(machines))
+
+
+class _Stages:
+    """`entries` holds what is known so far, by candidate; an interrupt leaves it whole."""
+
+    def __init__(self, task: TaskFunction, built: Task, cluster: Cluster, seed: int, progress: bool) -> None:
+        self.entries: dict[str, Entry] = {}
+        self._task = task
+        self._built = built
+        self._cluster = cluster
+        self._seed = seed
+        self._progress = progress
+
+    def add(self, candidate: Candidate) -> None:
+        """Simulate its speed."""
+        speed = speed_of(candidate, self._built, self._cluster, self._seed)
+        survival = survival_of(candidate.recipe, self._cluster, speed.round_s)
+        entry = self.entries[str(candidate)] = Entry(candidate=candidate, speed=speed, survival=survival)
+        self._tell(f"{candidate}: {rate_text(entry.useful)} examples/s")
+
+    def try_for(self, until: str, chosen: Sequence[Entry], seconds: float | None, keep: str | Path | None) -> None:
+        """Simulate with real gradients, the fastest first, so that the others need not go on for long."""
+        best_s = math.inf
+        chosen = sorted(chosen, key=lambda entry: -entry.useful)
+        every_s = self._built.examples / max(chosen[0].useful, 1e-9)
+        with tempfile.TemporaryDirectory() if keep is None else nullcontext(new_directory(keep)) as directory:
+            for entry in chosen:
+                limit_s = EPOCHS * self._built.examples / max(entry.useful, 1e-9) if seconds is None else seconds
+                # `seconds` begins anew with each restart of a run whose shards fail; batches do not.
+                steps = math.ceil(SLOWER * limit_s * entry.speed.examples_per_second / self._built.batch_size)
+                settings = Settings(seconds=min(limit_s, SLOWER * best_s), evaluate_every_s=every_s)
+                path = Path(directory) / re.sub(r"\W+", "-", str(entry.candidate))
+                trial = simulate(
+                    self._task, entry.candidate.strategy, self._cluster, until=until, steps=steps, seed=self._seed,
+                    run_dir=path, settings=settings,
+                )  # fmt: skip
+                trial = dataclasses.replace(trial, run_directory=None if keep is None else trial.run_directory)
+                self.entries[str(entry.candidate)] = dataclasses.replace(entry, trial=trial)
+                best_s = min(best_s, math.inf if trial.reached_s is None else trial.reached_s)
+                self._tell(f"{entry.candidate}: {_outcome(trial, until)}")
+
+    def _tell(self, text: str) -> None:
+        if self._progress:
+            sys.stderr.write(f"squall: {text}\n")
+
+
+def _outcome(trial: Forecast, until: str) -> str:
+    if trial.reached_s is not None:
+        return f"{until} after {clock(trial.reached_s)}"
+    if trial.status != "finished":
+        return f"{trial.status}: {trial.reason}"
+    return f"{until} not reached within {clock(trial.training_s)}"

@@ -1,0 +1,171 @@
+"""Plans from end to end: known clusters, an interrupt, the command and its mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from plan_entries import DILOCO, DOWNPOUR, SYNCHRONOUS, entry
+
+import squall
+from squall.cli import main
+from squall.plan import Settings
+from squall.report.planning import text, write_picture
+from squall.sim import planner
+from squall.sim.candidates import Candidate
+from squall.sim.cluster import Cluster, Failure, Machine
+from squall.sim.planner import plan_cluster
+from squall.sim.ranking import ranked
+from squall.sim.reasons import reason
+from squall.sim.simulate import simulate
+from squall.sim.speed import speed_of
+from squall.sim.survival import survival_of
+from tests.tasks import numbers, regression
+
+SLOW_ONE = Cluster(machines=(
+    Machine(name="old", step_s=0.1, roles=("replica",)),  # the first, so that every plan has it
+    Machine(name="worker", count=3, step_s=0.01, roles=("replica",)),
+    Machine(name="server", cores=2, step_s=0.01, roles=("shard", "coordinator", "evaluator")),
+))  # fmt: skip
+SGD = partial(torch.optim.SGD, lr=0.1)
+BOTH = {"synchronous": squall.Synchronous(optimizer=SGD), "downpour": squall.Downpour(optimizer=SGD)}
+TASK = regression(examples=640, validate=numbers(64))
+
+FILE = """
+import squall
+from tests.tasks import numbers, regression
+strategy = squall.Downpour()
+task = regression(examples=320, validate=numbers(64))
+"""
+
+
+def test_with_one_slow_machine_synchronous_is_not_first_and_the_reason_says_who_waits() -> None:
+    ranking = plan_cluster(TASK, SLOW_ONE, strategies=BOTH)
+    assert ranking.first.candidate.family == "downpour"
+    synchronous = ranking.shown[1]
+    assert synchronous.speed.idle > 0.5
+    assert "since its replicas wait" in reason(ranking)
+    assert "for the slowest" in reason(ranking)
+    # 16 examples in every 0.1 s from the slow one, in every 0.01 s from the others
+    assert ranking.first.useful == pytest.approx(160 + 3 * 1600, rel=0.05)
+    assert synchronous.useful == pytest.approx(4 * 160, rel=0.05)
+
+
+def test_a_target_ranks_by_the_time_to_it(tmp_path: Path) -> None:
+    ranking = plan_cluster(TASK, SLOW_ONE, strategies=BOTH, until="loss=0.3", trials=2, seconds=60, keep=tmp_path / "k")
+    assert [e.trial is not None for e in ranking.shown] == [True, True]
+    assert ranking.first.candidate.family == "downpour"
+    assert ranking.first.reached_s is not None
+    assert "loss 0.3 in" in reason(ranking)
+    assert len(list((tmp_path / "k").glob("*/run.sqlite"))) == 2
+
+
+def test_long_inner_loops_are_as_fast_in_short() -> None:
+    """50 batches between exchanges are simulated as fewer, longer ones: against all of them, one by one."""
+    strategy = squall.Averaging(replicas=4, every=50, optimizer=SGD)
+    speed = speed_of(Candidate("averaging", strategy), TASK(), SLOW_ONE, 0)
+    whole = simulate(
+        TASK, strategy, SLOW_ONE, gradients="none", steps=4 * 50 * 10, settings=Settings(snapshot_every_s=None)
+    )  # fmt: skip
+    assert speed.examples_per_second == pytest.approx(whole.examples_per_second, rel=0.05)
+    assert speed.idle == pytest.approx(whole.idle, abs=0.05)
+
+
+@pytest.mark.parametrize("strategy", [squall.Downpour(replicas=4), squall.Synchronous(replicas=4)])
+def test_charged_failures_agree_with_simulated_ones(strategy: squall.Strategy) -> None:
+    calm = Cluster(machines=(Machine(name="m", count=5, step_s=1.0),))
+    failing = dataclasses.replace(
+        calm, failures={"replica": Failure(every_s=120, repair_s=20), "shard": Failure(every_s=400, repair_s=20)}
+    )
+    speed = speed_of(Candidate("", strategy), TASK(), calm, 0)
+    forecast = simulate(TASK, strategy, failing, gradients="none", steps=12_000)
+    charged = survival_of(strategy.recipe(), failing, speed.round_s).left
+    assert forecast.restarts > 3
+    assert charged == pytest.approx(forecast.examples_per_second / speed.examples_per_second, abs=0.06)
+
+
+def test_an_interrupt_leaves_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+
+    def interrupted(*arguments: object) -> object:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(arguments)
+        return speed_of(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(planner, "speed_of", interrupted)
+    ranking = plan_cluster(TASK, SLOW_ONE, strategies=BOTH)
+    assert ranking.interrupted
+    assert len(ranking.entries) == 2
+    assert "Interrupted" in text(ranking)
+
+
+def test_the_picture_is_a_whole_file_with_every_name(tmp_path: Path) -> None:
+    entries = [entry(DOWNPOUR, reached_s=2), entry(SYNCHRONOUS, reached_s=0), entry(DILOCO, 900)]
+    for target in (("accuracy", 0.97), None):
+        if target is None:
+            entries = [dataclasses.replace(e, trial=None) for e in entries]
+        page = write_picture(ranked(entries, target, 9), tmp_path / "plan.svg")
+        picture = (tmp_path / "plan.svg").read_text()
+        words = " ".join(ElementTree.fromstring(picture).itertext())
+        for name in ("downpour", "synchronous", "diloco", "8 + 1", "replicas"):
+            assert name in words
+        assert "http" not in picture.replace("http://www.w3.org/", "")
+        assert reason(ranked(entries, target, 9)) in page.read_text()
+
+
+def test_the_table_fits_80_columns() -> None:
+    entries = [entry(DOWNPOUR, 1234567, name="downpour, push every 100", reached_s=2), entry(SYNCHRONOUS, reached_s=0)]
+    lines = text(ranked(entries, ("accuracy", 0.97), 9)).splitlines()
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text(FILE)
+    (tmp_path / "cluster.toml").write_text(SLOW_ONE.to_toml())
+    return tmp_path
+
+
+def test_the_command_prints_a_ranking_and_draws_it(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "job.py", "--cluster", "cluster.toml", "--budget", "3"]
+    assert main([*command, "--strategies", "synchronous,bounded_delay:max_delay=2"]) == 0
+    output = capsys.readouterr().out
+    assert "is first: it trains" in output
+    assert "bounded_delay:max_delay" in output
+    assert "to train  squall train job.py --strategy" in output
+    assert (files / "plan.svg").exists()
+    assert main([*command, "--strategies", "downpour", "--force", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["budget"] == 3
+    assert all(e["settings"]["replicas"] + e["settings"]["shards"] <= 3 for e in document["ranking"])
+    assert main(command) == 1
+    assert "plan.svg exists already: write over it with --force" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--budget", "1"], "budget is 1: it must be at least 2"),
+        (["--strategies", "newton"], "there is no strategy 'newton': use"),
+        (["--strategies", "sandblaster"], "sandblaster, which decides by what it computes"),
+        (["--strategies", "downpour:replicas=4"], "replicas and shards are swept, use --budget"),
+        (["--strategies", "downpour:speed=4"], "write field=value"),
+        (["--until", "beauty=1"], "until names the metric 'beauty', but the task has loss"),
+        (["--seconds", "5"], "give until too"),
+        (["--trials", "0"], "trials is 0"),
+        (["--output", "plan.png"], "does not end in .svg"),
+        (["--cluster", "none.toml"], "none.toml is no file: write one with `squall measure job.py`"),
+    ],
+)
+def test_mistakes_are_refused_with_a_remedy(
+    files: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert main(["plan", "job.py", "--cluster", "cluster.toml", *flags]) == 1
+    assert message in capsys.readouterr().err
