@@ -53,7 +53,8 @@ def _raise_for(subject: object, claims: Iterator[Claim]) -> None:
     broken = [text for holds, text in claims if not holds]
     if broken:
         name = str(getattr(subject, "node", type(subject).__name__))
-        state = "".join(f"\n    {key} = {value!r}" for key, value in vars(subject).items())
+        names = getattr(type(subject), "__slots__", None) or vars(subject)
+        state = "".join(f"\n    {name} = {getattr(subject, name)!r}" for name in names)
         raise AssertionError(f"{name}: {'; '.join(broken)}{state}")
 
 

@@ -11,6 +11,7 @@ where those lie: in shared memory, in a received frame, or nowhere at all in a s
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Protocol
 
 import msgspec
@@ -39,6 +40,18 @@ class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
 
 
 COORDINATOR = Node("coordinator")
+
+
+@cache
+def replica_node(slot: int, incarnation: int = 0) -> Node:
+    """One object for all who ask: looked up among thousands, the same object is found without being compared."""
+    return Node("replica", slot, incarnation)
+
+
+@cache
+def shard_nodes(count: int) -> tuple[Node, ...]:
+    """One tuple for all who ask."""
+    return tuple(Node("shard", index) for index in range(count))
 
 
 # ---------------------------------------------------------------- events: past tense, with their outcome

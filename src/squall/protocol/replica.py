@@ -7,8 +7,6 @@ next exchange instead. Between exchanges it may move its own weights by local SG
 
 from __future__ import annotations
 
-from collections import deque
-
 import msgspec
 
 from squall.protocol.core import (
@@ -28,6 +26,7 @@ from squall.protocol.core import (
     TimePassed,
     UseWeights,
     ValuesLogged,
+    shard_nodes,
 )
 from squall.protocol.messages import (
     Cover,
@@ -75,17 +74,25 @@ class _Batch(msgspec.Struct, frozen=True):
 class Replica:
     """States, told by what is set: no clock yet (joining); `_batch` (computing); `_awaited` (exchanging)."""
 
+    __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
+        "_active", "_arriving", "_asked", "_awaited", "_basis", "_batch", "_computing_since", "_covers", "_dropped",
+        "_ended", "_epoch", "_examples", "_fetch_every", "_fetching", "_gradient", "_grants", "_idle", "_poisoned",
+        "_push_every", "_pushed", "_pushed_work", "_report_at", "_retried", "_since_fetch", "_since_push",
+        "_starved", "_step_s", "_stopping", "_tally", "_told", "_unreported", "_versions", "_waiting_since", "_work",
+        "_work_done", "batch_size", "cadence", "clock", "node", "pid", "shards",
+    )  # fmt: skip
+
     wake_at: float | None = None
 
     def __init__(self, node: Node, shards: int, batch_size: int, cadence: Cadence, pid: int = 0) -> None:
         self.node = node
-        self.shards = [Node("shard", i) for i in range(shards)]
+        self.shards = shard_nodes(shards)
         self.batch_size = batch_size
         self.cadence = cadence
         self.pid = pid
         self.clock: int | None = None  # exchanges done or under way; None before Welcome
-        self._work: deque[_Batch] = deque()
-        self._grants: deque[Grant] = deque()  # rounds granted ahead
+        self._work: list[_Batch] = []
+        self._grants: list[Grant] = []  # rounds granted ahead
         self._asked = False
         self._idle = False  # the current round has no batch for this replica
         self._starved = False  # there is no work for now; the next grant will come by itself
@@ -122,8 +129,11 @@ class Replica:
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
         match event:
-            case MessageArrived(sender, message):
-                self._on_message(sender, message, now, effects)
+            case MessageArrived():
+                if type(event.message) is Exchanged:  # most are
+                    self._on_exchanged(event.sender, event.message, now, effects)
+                else:
+                    self._on_message(event.message, now, effects)
             case GradientComputed():
                 self._on_gradient(event, now, effects)
             case Started():
@@ -136,10 +146,8 @@ class Replica:
                 raise AssertionError(f"{self.node} does not know {event!r}")
         return effects
 
-    def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
+    def _on_message(self, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
-            case Exchanged():
-                self._on_exchanged(sender, message, now, effects)
             case Grant():
                 self._starved = message.lease is None and not (self.cadence.answered or self.cadence.gathered)
                 if not self._starved:
@@ -194,7 +202,7 @@ class Replica:
         """True when there is a batch to compute. Asks for the next lease while the last batch is computed."""
         round_open = self.cadence.gathered and self._since_push > 0  # the next grant is for the next round
         while not self._work and self._grants and not self._idle and not round_open:
-            grant = self._grants.popleft()
+            grant = self._grants.pop(0)
             if grant.lease is None:
                 self._idle = True
             else:
@@ -209,7 +217,7 @@ class Replica:
         return bool(self._work)
 
     def _compute(self, now: float, effects: list[Effect]) -> None:
-        self._batch = batch = self._work.popleft()
+        self._batch = batch = self._work.pop(0)
         if batch.epoch != self._epoch:  # so that an epoch's evaluation does not wait for the next report
             self._epoch = batch.epoch
             self._report_at = now
@@ -331,7 +339,7 @@ class Replica:
             return
         if self._dropped:
             effects.extend(Send(COORDINATOR, Dropped(lease)) for lease in self._pushed)
-            self._work = deque(batch for batch in self._work if batch.lease not in self._pushed)
+            self._work = [batch for batch in self._work if batch.lease not in self._pushed]
         else:
             self._unreported |= self._pushed
             self._tally.add(self._pushed_work)

@@ -36,6 +36,7 @@ from squall.protocol.core import (
     Term,
     TimePassed,
     WriteSnapshot,
+    replica_node,
 )
 from squall.protocol.evaluator import predecessors
 from squall.protocol.messages import (
@@ -126,8 +127,11 @@ class Shard:
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
         match event:
-            case MessageArrived(sender, message):
-                self._on_message(sender, message, now, effects)
+            case MessageArrived():
+                if type(event.message) is Exchange:  # most are
+                    self._on_exchange(event.sender, event.message, now, effects)
+                else:
+                    self._on_message(event.sender, event.message, now, effects)
             case SnapshotWritten(number, error):
                 taken = self._snapshots.pop(number)
                 effects.append(Send(COORDINATOR, SnapshotTaken(number, taken.version, taken.progress, error)))
@@ -141,8 +145,6 @@ class Shard:
 
     def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
-            case Exchange():
-                self._on_exchange(sender, message, now, effects)
             case View():
                 self._on_view(message, now, effects)
             case TakeSnapshot(number):
@@ -321,8 +323,8 @@ class Shard:
             self._gone |= replica.covers
             self._drop(node)
             effects.append(Forget(node))
-        while len(self._gone) > LEASES_KEPT:
-            del self._gone[next(iter(self._gone))]
+        if len(self._gone) > LEASES_KEPT:
+            self._gone = dict(list(self._gone.items())[-LEASES_KEPT:])
         effects.append(Send(COORDINATOR, ViewSeen(view.number, tuple(departed))))
         self._settle(now, effects)
 
@@ -337,4 +339,4 @@ class Shard:
 
 
 def _node(member: Member) -> Node:
-    return Node("replica", member.slot, member.incarnation)
+    return replica_node(member.slot, member.incarnation)

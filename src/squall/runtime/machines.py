@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from squall.protocol.coordinator import Policy
-from squall.protocol.core import COORDINATOR, Node
+from squall.protocol.core import COORDINATOR, Node, replica_node, shard_nodes
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases
 from squall.protocol.leasing import LeaseCoordinator
@@ -26,8 +26,8 @@ from squall.strategies.base import BatchMethod
 def nodes(job: Job) -> list[Node]:
     """The processes that a run begins with, those first that others connect to."""
     evaluators = [Node("evaluator", job.recipe.replicas)] if job.task.validate is not None else []
-    shards = [Node("shard", i) for i in range(job.recipe.shards)]
-    replicas = [Node("replica", i) for i in range(job.recipe.replicas)]
+    shards = shard_nodes(job.recipe.shards)
+    replicas = [replica_node(slot) for slot in range(job.recipe.replicas)]
     return [COORDINATOR, *shards, *replicas, *evaluators]
 
 

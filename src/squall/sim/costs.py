@@ -77,12 +77,14 @@ class Costs:
         self._pushed = [count // recipe.blocks for count in self._fetched]
         self._whole = sum(workload.elements)
         self._steps: dict[int, float] = {}  # machine kind, by id -> step time
-        self._work = [
+        work = [
             kind.exchange_s(count // recipe.blocks) - kind.doorbell_s
             for kind, count in (
                 (placement.of(Node("shard", index)).kind, count) for index, count in enumerate(workload.elements)
             )
         ]
+        self._updates = [UPDATE_SHARE * seconds for seconds in work]
+        self._copies = [(1 - UPDATE_SHARE) * seconds for seconds in work]
         self._prices: dict[type[Effect], Callable[[Node, Any, float], float]] = {
             Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
             Keep: self._keep,
@@ -105,14 +107,15 @@ class Costs:
         return seconds * self._slowest if node.index == self._recipe.replicas - 1 else seconds
 
     def _message(self, node: Node, effect: Send | Transmit, begins: float) -> float:
-        assert effect.payload is not None
-        if effect.payload.kind == "gradient":
-            return 0.0  # it lies in the buffer already
-        return self._at_shard(node, (1 - UPDATE_SHARE) * self._work[node.index], begins)
+        seconds = self.placement.of(node).occupy(begins, self._copies[node.index])
+        self.busy_s += seconds
+        return seconds
 
     def _apply(self, node: Node, effect: Apply, begins: float) -> float:
-        passes = UPDATE_SHARE + SUM_SHARE * (len(effect.terms) - 1)
-        return self._at_shard(node, passes * self._work[node.index], begins)
+        passes = 1 + (len(effect.terms) - 1) * SUM_SHARE / UPDATE_SHARE
+        seconds = self.placement.of(node).occupy(begins, passes * self._updates[node.index])
+        self.busy_s += seconds
+        return seconds
 
     def _own_weights(self, node: Node, effect: Effect, begins: float) -> float:
         return self._passes(node, 3, self._whole)
@@ -186,9 +189,9 @@ class Costs:
     def _transfer(self, source: Place, target: Place, size: int, now: float) -> float:
         """The bytes flow through both interfaces at once, as fast as the slowest of them and the link lets them."""
         begins = now if now > source.sends_until else source.sends_until
-        source.sends_until = sent = begins + size / source.kind.interface
+        source.sends_until = sent = begins + size / source.interface
         free = begins if begins > target.receives_until else target.receives_until
-        target.receives_until = received = free + size / target.kind.interface
+        target.receives_until = received = free + size / target.interface
         arrived = sent if sent > received else received
         alone = begins + size / self._between.bandwidth
         return alone if alone > arrived else arrived

@@ -12,11 +12,12 @@ from squall.strategies import Recipe
 class Place:
     """One machine: what runs on it, and until when its interface is taken."""
 
-    __slots__ = ("_running", "away_until", "kind", "number", "receives_until", "sends_until")
+    __slots__ = ("_running", "away_until", "interface", "kind", "number", "receives_until", "sends_until")
 
     def __init__(self, kind: Machine, number: int) -> None:
         self.kind = kind
         self.number = number  # among those of its kind
+        self.interface = kind.interface
         self.away_until = 0.0  # it was taken away
         self.sends_until = self.receives_until = 0.0  # its interface is full
         self._running: list[float] = []  # when the computations on it end, a heap

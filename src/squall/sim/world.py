@@ -88,8 +88,8 @@ class _Place:
         self.clock = clock  # None: the world's own
         self.busy_until = 0.0
         self.poll = host.poll if node == COORDINATOR else None  # others hear nothing from outside
-        self.inbox: deque[Event] = deque()  # what came while it was busy
-        self.called = False  # a `_Free` is in the queue
+        self.inbox: deque[Event] | None = None  # what came while it was busy
+        self.called = False  # a `_Free` is in the queue: as long as something is in the inbox
         self.woken_at = math.inf  # the earliest `TimePassed` in the queue
         self.end: End | None = None
 
@@ -194,7 +194,7 @@ class World:
             return
         if place.end is not None and place.over:
             return
-        if now < place.busy_until or place.inbox or type(event) in _CALLS:
+        if now < place.busy_until or place.called or type(event) in _CALLS:
             turn = self._turn(at, node, place, event)
             if turn is None:
                 return
@@ -236,9 +236,12 @@ class World:
                     self._put(place.busy_until, node, _FREE, first=True)
                     return None
                 place.called = False
+                assert place.inbox is not None
                 return place.inbox.popleft()
         if not busy and type(event) not in _ARRIVALS:
             return event  # the answer to what kept it busy
+        if place.inbox is None:
+            place.inbox = deque()
         place.inbox.append(event)
         if not place.called:
             self._call(node, place)
@@ -260,7 +263,8 @@ class World:
             arrived, again = FrameArrived(node, effect.frame), effect.again
         if effect.payload is not None and not again:
             place.host.attach(effect.payload)
-            self._occupy(node, place, effect)
+            if effect.payload.kind != "gradient":  # which lies where it is read
+                self._occupy(node, place, effect)
         leaves = place.busy_until if place.busy_until > self.now else self.now
         for at in self._arrivals(node, effect, leaves, self._chance):
             self._count += 1
