@@ -164,6 +164,17 @@ def test_a_lost_shard_costs_what_was_trained_since_the_last_snapshot() -> None:
     assert often.goodput > found.goodput
 
 
+@pytest.mark.parametrize("gradients", ["real", "none"])
+def test_the_time_given_is_what_passes_restarts_included(gradients: str, tmp_path: Path) -> None:
+    cluster = dataclasses.replace(workers(2), failures={"shard": Failure(every_s=1.0, repair_s=0.2)})
+    settings = Settings(snapshot_every_s=0.25, seconds=6.0)
+    found = simulate(
+        untested, squall.Downpour(replicas=2), cluster, gradients=gradients, settings=settings, run_dir=tmp_path / "run"
+    )  # fmt: skip
+    assert found.restarts > 2
+    assert found.training_s == pytest.approx(6.0, abs=1.0)
+
+
 def test_the_coordinator_may_be_lost_as_well() -> None:
     cluster = dataclasses.replace(workers(2), failures={"coordinator": Failure(every_s=3.0, repair_s=0.2)})
     found = hollow(squall.Downpour(replicas=2), cluster, epochs=5, settings=Settings(snapshot_every_s=0.5))

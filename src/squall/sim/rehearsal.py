@@ -29,7 +29,7 @@ class Rehearsal:
     """One run on a cluster. `run` goes to its end.
 
     Args:
-        members: after a start or restart, makes the machine and host of each of the run's nodes.
+        members: after a start or restart, at a virtual time, makes the machine and host of each of the run's nodes.
         nodes: that a run begins with.
         cluster: with its failures and preemptions.
         costs: of that cluster.
@@ -37,7 +37,7 @@ class Rehearsal:
     """
 
     def __init__(
-        self, members: Callable[[], Member], nodes: list[Node], cluster: Cluster, costs: Costs, seed: int
+        self, members: Callable[[float], Member], nodes: list[Node], cluster: Cluster, costs: Costs, seed: int
     ) -> None:
         self.restarts = 0
         self._members = members
@@ -66,7 +66,7 @@ class Rehearsal:
             self._world = self._start(at)
 
     def _start(self, now: float) -> World:
-        member = self._members()
+        member = self._members(now)
         world = World(
             network=self._costs, seed=self._seed, duration=self._costs.duration, spawn=member, now=now,
             notice_s=NOTICED_AFTER_S, spawn_s=lambda node: self._absence_s(node, world.now),

@@ -9,9 +9,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import torch
 
 from squall.launchers.inline import LoneChannel, own_host
@@ -136,7 +138,7 @@ class _Simulation:
         costs = Costs(self._cluster, recipe, self._workload(), placement, random.Random(job.plan.seed), job.plan.slow)
         self._hollow = Hollow(costs)
         with _calm(job, self._channel) if self._real else _no_collections():
-            rehearsal = Rehearsal(lambda: self._members(costs), nodes(job), self._cluster, costs, job.plan.seed)
+            rehearsal = Rehearsal(partial(self._members, costs), nodes(job), self._cluster, costs, job.plan.seed)
             rehearsal.run(watch)
         return self._forecast(rehearsal, costs, time.perf_counter() - began)
 
@@ -151,12 +153,13 @@ class _Simulation:
 
     # ------------------------------------------------------------ the run's nodes
 
-    def _members(self, costs: Costs) -> Member:
+    def _members(self, costs: Costs, now: float) -> Member:
         """Those of a start: from the beginning, or from the newest snapshot."""
         job = self._job
         published = self._sums.published
         if published is not None:
-            job = dataclasses.replace(job, restored=self._restored(published.number))
+            restored = self._restored(published.number)
+            job = dataclasses.replace(job, restored=restored, plan=self._rest_of_plan(now, restored))
 
         def member(node: Node) -> tuple[Linked | Direct, Host]:
             linked = machine(job, node)
@@ -165,6 +168,13 @@ class _Simulation:
             return linked if self._linked else Direct(linked.machine), self._host(job, node, costs)
 
         return member
+
+    def _rest_of_plan(self, now: float, restored: Restored) -> Plan:
+        """Here `seconds` are those that pass; in a run that is resumed, those whose training was kept."""
+        plan, began_s = self._job.plan, self._sums.began_s
+        if plan.seconds is None or began_s is None:
+            return plan
+        return msgspec.structs.replace(plan, seconds=plan.seconds - (now - began_s) + restored.manifest.trained_s)
 
     def _restored(self, number: int) -> Restored:
         if self._real:
