@@ -18,7 +18,7 @@ check: $(READY)  ## lint and types alone
 	$(BIN)/mypy
 
 soak: $(READY)  ## chaotic worlds, COUNT of them or until Ctrl-C; a failing one is shrunk and shown
-	$(BIN)/python -m squall.sim.soak $(if $(COUNT),--count $(COUNT)) $(if $(FIRST),--first $(FIRST))
+	$(BIN)/python -m squall.sim.proof.soak $(if $(COUNT),--count $(COUNT)) $(if $(FIRST),--first $(FIRST))
 
 bench: $(READY)  ## measure against the floor and the peers; writes benchmarks/RESULTS.md
 	$(BIN)/pip install -q -c constraints.txt -e '.[ray]'

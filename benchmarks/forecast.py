@@ -18,9 +18,9 @@ from benchmarks.squall_training import STEADY_AFTER_S, downpour, steady, trainin
 from benchmarks.workloads import Workload, speech_mlp
 from squall.record import Staleness
 from squall.report import Reader
-from squall.sim.cluster import Cluster
-from squall.sim.measure import measure as measure_machine
-from squall.sim.simulate import simulate
+from squall.sim.cluster.measure import measure as measure_machine
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.simulate import simulate
 
 SECONDS = 6.0
 SLOW = 0.25

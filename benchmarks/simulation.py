@@ -16,10 +16,10 @@ from torch.utils.data import TensorDataset
 
 import squall
 from benchmarks.results import Section
-from squall.sim.cluster import Cluster, Machine
-from squall.sim.forecast import Forecast
-from squall.sim.jitter import LogNormal
-from squall.sim.simulate import simulate
+from squall.sim.cluster.forecast import Forecast
+from squall.sim.cluster.jitter import LogNormal
+from squall.sim.cluster.model import Cluster, Machine
+from squall.sim.cluster.simulate import simulate
 
 BATCH = 4
 FEW, MANY = 20, 10_000  # replicas

@@ -46,8 +46,8 @@ def simulate_file(options: argparse.Namespace) -> tuple[int, str]:
     from squall.cli_options import build_strategy
     from squall.cli_task import load_task
     from squall.plan import Settings
-    from squall.sim.cluster import Cluster
-    from squall.sim.simulate import simulate
+    from squall.sim.cluster.model import Cluster
+    from squall.sim.cluster.simulate import simulate
 
     cluster = Cluster.load(options.cluster)
     loaded = load_task(options.file)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from squall.version import __version__
 
 if TYPE_CHECKING:
-    from squall.sim.measure import Measured
+    from squall.sim.cluster.measure import Measured
 
 _ABOUT = (
     "Measure a task on this machine (steps, alone and several at once; exchanges; memory), and write a cluster file"
@@ -41,7 +41,7 @@ def _measure(options: argparse.Namespace, local: object, commanded_at: float) ->
 
     torch.set_num_threads(1)  # a thread pool would not survive the forks
     from squall.cli_task import load_task
-    from squall.sim.measure import measure, write
+    from squall.sim.cluster.measure import measure, write
 
     loaded = load_task(options.file)
     strategy = loaded.strategies[0] if loaded.strategies else None
@@ -116,6 +116,6 @@ def _document(measured: Measured, path: Path, trace: Path) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> str:
-    from squall.sim.units import write_time
+    from squall.sim.cluster.units import write_time
 
     return write_time(float(f"{seconds:.3g}"))

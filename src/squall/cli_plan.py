@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from squall.cli_task import Loaded
-    from squall.sim.ranking import Ranking
+    from squall.sim.planning.ranking import Ranking
     from squall.strategies import Strategy
 
 _ABOUT = (
@@ -47,8 +47,8 @@ def _plan(options: argparse.Namespace, local: object, commanded_at: float) -> tu
     _check_output(path, options.force)
     from squall.cli_task import load_task
     from squall.report.planning import text, write_picture
-    from squall.sim.cluster import Cluster
-    from squall.sim.planner import plan_cluster
+    from squall.sim.cluster.model import Cluster
+    from squall.sim.planning.planner import plan_cluster
 
     if not Path(options.cluster).is_file():
         raise ValueError(f"--cluster {options.cluster} is no file: write one with `squall measure {options.file}`")
@@ -81,7 +81,7 @@ def _check_output(path: Path, force: bool) -> None:
 def _strategies(text: str, from_file: Sequence[Strategy]) -> dict[str, Strategy]:
     """A name alone is swept; with settings it is taken as it is."""
     from squall.cli_options import named_strategies
-    from squall.sim.candidates import LEFT_OUT, default_strategies
+    from squall.sim.planning.candidates import LEFT_OUT, default_strategies
 
     found: dict[str, Strategy] = {}
     for part in text.split(","):

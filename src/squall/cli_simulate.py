@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from squall.cli_forecast import add_cluster_flags, simulate_file
 
 if TYPE_CHECKING:
-    from squall.sim.chaos import Chaos
+    from squall.sim.proof.chaos import Chaos
 
 _ABOUT = (
     "With FILE and --cluster: train the task on a modelled cluster in virtual time, or only plan it"
@@ -59,7 +59,7 @@ def _simulate(options: argparse.Namespace, local: object, commanded_at: float) -
         return simulate_file(options)
     if options.file is not None:
         raise ValueError(f"{options.file} is no Python file: give FILE.py or FILE.py:function, and --cluster")
-    from squall.sim.soak import story, verdict
+    from squall.sim.proof.soak import story, verdict
 
     world = _world(options)
     found = verdict(world)
@@ -68,8 +68,8 @@ def _simulate(options: argparse.Namespace, local: object, commanded_at: float) -
 
 
 def _world(options: argparse.Namespace) -> Chaos:
-    from squall.sim.chaos import chaos
-    from squall.sim.soak import SIZES, rebuilt
+    from squall.sim.proof.chaos import chaos
+    from squall.sim.proof.soak import SIZES, rebuilt
 
     if options.seed < 0:
         raise ValueError(f"--seed is {options.seed}: worlds are numbered from 0 on")

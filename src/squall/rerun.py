@@ -21,8 +21,8 @@ from squall.runtime.job import Job, private_job
 from squall.runtime.schedule import Damaged
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots, put_together
-from squall.sim.replay import Replay
-from squall.sim.witness import Difference, NonFiniteBatch, Observer
+from squall.sim.replay.performance import Replay
+from squall.sim.replay.witness import Difference, NonFiniteBatch, Observer
 from squall.task import Task
 from squall.vector import Layout
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import squall
-from squall.sim.candidates import Candidate
-from squall.sim.forecast import Forecast
-from squall.sim.ranking import Entry
-from squall.sim.speed import Speed
-from squall.sim.survival import Survival
+from squall.sim.cluster.forecast import Forecast
+from squall.sim.planning.candidates import Candidate
+from squall.sim.planning.ranking import Entry
+from squall.sim.planning.speed import Speed
+from squall.sim.planning.survival import Survival
 from squall.strategies import Strategy
 
 DOWNPOUR = squall.Downpour(replicas=8)

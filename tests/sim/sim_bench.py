@@ -15,8 +15,8 @@ from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.replica import Replica
 from squall.protocol.shard import Shard
-from squall.sim.invariants import Auditor
-from squall.sim.phantoms import Batch, Phantom, Stage
+from squall.sim.proof.invariants import Auditor
+from squall.sim.proof.phantoms import Batch, Phantom, Stage
 from squall.sim.world import Network, World
 from squall.strategies import Recipe
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squall.errors import ClusterError
-from squall.sim.cluster import ROLES, Cluster, Failure, Link, Machine, Preemption
-from squall.sim.jitter import Constant, Jitter, LogNormal, Pareto, Trace
-from squall.sim.tables import Document
-from squall.sim.units import BANDWIDTH, TIME, parse, write_bandwidth, write_time
+from squall.sim.cluster.jitter import Constant, Jitter, LogNormal, Pareto, Trace
+from squall.sim.cluster.model import ROLES, Cluster, Failure, Link, Machine, Preemption
+from squall.sim.cluster.tables import Document
+from squall.sim.cluster.units import BANDWIDTH, TIME, parse, write_bandwidth, write_time
 
 EXAMPLE = """\
 # Eight workers, and one machine that keeps the parameters.

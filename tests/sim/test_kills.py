@@ -11,7 +11,7 @@ from sim_bench import Bench
 from squall.protocol.coordinator import LOST_IN_A_ROW, STOP_WITHIN_S
 from squall.protocol.core import Compute, Node
 from squall.protocol.leases import Limits
-from squall.sim.phantoms import COMPUTE_S
+from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network
 from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Recipe, Synchronous
 

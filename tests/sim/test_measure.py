@@ -23,10 +23,10 @@ import squall
 from squall.cli import main
 from squall.cli_measure import _warn_if_busy
 from squall.errors import TaskError
-from squall.sim import measure as measuring
-from squall.sim.cluster import Cluster
-from squall.sim.jitter import Trace
-from squall.sim.measure import measure, quantiles, running_counts, slowdowns, write
+from squall.sim.cluster import measure as measuring
+from squall.sim.cluster.jitter import Trace
+from squall.sim.cluster.measure import measure, quantiles, running_counts, slowdowns, write
+from squall.sim.cluster.model import Cluster
 from tests.tasks import mean_square, regression
 
 FILE = """

@@ -16,15 +16,15 @@ import squall
 from squall.cli import main
 from squall.plan import Settings
 from squall.report.planning import text, write_picture
-from squall.sim import planner
-from squall.sim.candidates import Candidate
-from squall.sim.cluster import Cluster, Failure, Machine
-from squall.sim.planner import plan_cluster
-from squall.sim.ranking import ranked
-from squall.sim.reasons import reason
-from squall.sim.simulate import simulate
-from squall.sim.speed import speed_of
-from squall.sim.survival import survival_of
+from squall.sim.cluster.model import Cluster, Failure, Machine
+from squall.sim.cluster.simulate import simulate
+from squall.sim.planning import planner
+from squall.sim.planning.candidates import Candidate
+from squall.sim.planning.planner import plan_cluster
+from squall.sim.planning.ranking import ranked
+from squall.sim.planning.reasons import reason
+from squall.sim.planning.speed import speed_of
+from squall.sim.planning.survival import survival_of
 from tests.tasks import numbers, regression
 
 SLOW_ONE = Cluster(machines=(

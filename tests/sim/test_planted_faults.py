@@ -24,10 +24,10 @@ from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.portions import Portions
 from squall.protocol.shard import Shard
-from squall.sim.chaos import Chaos, chaos
-from squall.sim.faults import Kill, Part, Weather
-from squall.sim.invariants import INVARIANTS
-from squall.sim.soak import rebuilt, verdict
+from squall.sim.proof.chaos import Chaos, chaos
+from squall.sim.proof.faults import Kill, Part, Weather
+from squall.sim.proof.invariants import INVARIANTS
+from squall.sim.proof.soak import rebuilt, verdict
 
 NOTICED = (*INVARIANTS, "AssertionError", "KeyError")  # by the auditor, or by a machine that knows no further
 

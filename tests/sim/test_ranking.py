@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from plan_entries import AVERAGING, DILOCO, DOWNPOUR, SYNCHRONOUS, entry
 
 import squall
-from squall.sim.ranking import Entry, Ranking, best_sizes, finalists, ranked
-from squall.sim.reasons import reason
+from squall.sim.planning.ranking import Entry, Ranking, best_sizes, finalists, ranked
+from squall.sim.planning.reasons import reason
 
 TARGET = ("accuracy", 0.97)
 

@@ -10,7 +10,7 @@ from sim_bench import Bench
 
 from squall.protocol.core import Compute, Effect, Event, Node, Note
 from squall.protocol.leases import Limits
-from squall.sim.phantoms import COMPUTE_S
+from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network
 from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Recipe, Synchronous
 

@@ -18,11 +18,11 @@ from squall.plan import Settings
 from squall.protocol.core import Node
 from squall.report import Reader
 from squall.runtime.snapshot import Snapshots
-from squall.sim.cluster import Cluster, Failure, Link, Machine, Preemption
-from squall.sim.forecast import Forecast
-from squall.sim.jitter import LogNormal, Pareto
-from squall.sim.placement import Placement
-from squall.sim.simulate import simulate
+from squall.sim.cluster.forecast import Forecast
+from squall.sim.cluster.jitter import LogNormal, Pareto
+from squall.sim.cluster.model import Cluster, Failure, Link, Machine, Preemption
+from squall.sim.cluster.placement import Placement
+from squall.sim.cluster.simulate import simulate
 
 STEP_S = 0.01
 NO_SNAPSHOTS = Settings(snapshot_every_s=None)

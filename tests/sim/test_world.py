@@ -27,7 +27,7 @@ from squall.protocol.core import (
 )
 from squall.protocol.link import RESEND_AFTER_S, Linked
 from squall.protocol.messages import Join, Stop
-from squall.sim.phantoms import COMPUTE_S
+from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network, World
 from squall.strategies import Downpour, Synchronous
 

@@ -17,8 +17,8 @@ from squall.report.figures import Chart
 from squall.report.html import PALETTE, page_of
 from squall.report.svg import GRID, INK, SERIES, engineering, new_figure, style, to_svg
 from squall.report.words import clock, percent, rate_text, size
-from squall.sim.ranking import Entry, Ranking, best_sizes
-from squall.sim.reasons import reason
+from squall.sim.planning.ranking import Entry, Ranking, best_sizes
+from squall.sim.planning.reasons import reason
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,13 +22,13 @@ from squall.run import TaskFunction, new_directory
 from squall.runtime.job import private_job
 from squall.runtime.seeds import seed_everything
 from squall.runtime.store import check_optimizers
-from squall.sim.candidates import Candidate, cores, default_strategies, sweep
-from squall.sim.cluster import ROLES, Cluster
-from squall.sim.forecast import Forecast
-from squall.sim.ranking import Entry, Ranking, finalists, ranked
-from squall.sim.simulate import own_step_s, simulate
-from squall.sim.speed import speed_of
-from squall.sim.survival import survival_of
+from squall.sim.cluster.forecast import Forecast
+from squall.sim.cluster.model import ROLES, Cluster
+from squall.sim.cluster.simulate import own_step_s, simulate
+from squall.sim.planning.candidates import Candidate, cores, default_strategies, sweep
+from squall.sim.planning.ranking import Entry, Ranking, finalists, ranked
+from squall.sim.planning.speed import speed_of
+from squall.sim.planning.survival import survival_of
 from squall.strategies import Strategy
 from squall.task import Task, check_task
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from squall.sim.cluster import (
+from squall.sim.cluster.jitter import Constant, Jitter, LogNormal, Pareto, Trace, read_trace
+from squall.sim.cluster.model import (
     BETWEEN,
     INTERFACE,
     MEMORY,
@@ -24,9 +25,8 @@ from squall.sim.cluster import (
     Machine,
     Preemption,
 )
-from squall.sim.jitter import Constant, Jitter, LogNormal, Pareto, Trace, read_trace
-from squall.sim.tables import Document, Table
-from squall.sim.units import BANDWIDTH, TIME, write_bandwidth, write_time
+from squall.sim.cluster.tables import Document, Table
+from squall.sim.cluster.units import BANDWIDTH, TIME, write_bandwidth, write_time
 
 LAWS = {"constant": (), "log-normal": ("sigma",), "pareto": ("alpha",), "trace": ("file",)}  # with what they need
 MOST_MACHINES, MOST_CORES, MOST_ELEMENTS, MOST_SLOWDOWN = 10**6, 4096, 10**12, 10**6

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from squall.protocol.core import Node
-from squall.sim.cluster import Cluster
-from squall.sim.placement import Placement
-from squall.sim.rehearsal import NOTICED_AFTER_S
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.placement import Placement
+from squall.sim.cluster.rehearsal import NOTICED_AFTER_S
 from squall.strategies import Recipe
 
 SNAPSHOT_EVERY_S = 60.0  # of a run with the usual settings

@@ -26,7 +26,7 @@ from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import machine
-from squall.sim.forks import answer, forked
+from squall.sim.cluster.forks import answer, forked
 from squall.strategies import Downpour
 from squall.task import OptimizerFactory, Task
 from squall.transports.host import HostTransport

@@ -14,11 +14,11 @@ from squall.protocol.check import check
 from squall.protocol.coordinator import LOST_IN_A_ROW
 from squall.protocol.core import COORDINATOR, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
-from squall.sim.cast import BatchCast, Cast, LeaseCast
-from squall.sim.chaos import Chaos
-from squall.sim.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
-from squall.sim.invariants import Broken
-from squall.sim.phantoms import Batch, Phantom
+from squall.sim.proof.cast import BatchCast, Cast, LeaseCast
+from squall.sim.proof.chaos import Chaos
+from squall.sim.proof.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
+from squall.sim.proof.invariants import Broken
+from squall.sim.proof.phantoms import Batch, Phantom
 from squall.sim.world import Clock, World
 
 ENDS_WITHIN_S = 90.0  # of virtual time, after the last fault has healed

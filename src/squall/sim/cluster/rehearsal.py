@@ -13,10 +13,10 @@ from functools import partial
 from squall.protocol.core import Node
 from squall.protocol.link import Linked
 from squall.runtime.driver import Host
-from squall.sim.cluster import Cluster, Preemption
-from squall.sim.costs import Costs
+from squall.sim.cluster.costs import Costs
+from squall.sim.cluster.model import Cluster, Preemption
+from squall.sim.cluster.placement import Place
 from squall.sim.direct import Direct
-from squall.sim.placement import Place
 from squall.sim.world import World
 
 NOTICED_AFTER_S = 1.0  # until the coordinator knows that a process on another machine is gone

@@ -51,7 +51,7 @@ from squall.runtime.records import (
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
-from squall.sim.sides import Replica, ReplicaSide, ShardSide, Side
+from squall.sim.replay.sides import Replica, ReplicaSide, ShardSide, Side
 
 PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
 

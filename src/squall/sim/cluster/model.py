@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from squall.sim.jitter import Constant, Jitter
+from squall.sim.cluster.jitter import Constant, Jitter
 
 ROLES = ("replica", "shard", "coordinator", "evaluator")
 MEMORY, INTERFACE = 10e9, 1.25e9  # bytes/s, where a file says nothing: one core's copying, and 10 Gbit/s
@@ -114,13 +114,13 @@ class Cluster:
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
         """Raises `ClusterError`: the file says something unknown or impossible, in that line."""
-        from squall.sim.cluster_file import read_cluster  # which builds this module's classes
+        from squall.sim.cluster.file import read_cluster  # which builds this module's classes
 
         return read_cluster(Path(path))
 
     def to_toml(self) -> str:
         """The text of a file that loads as this cluster; a trace's own file is not written."""
-        from squall.sim.cluster_file import cluster_text
+        from squall.sim.cluster.file import cluster_text
 
         return cluster_text(self)
 

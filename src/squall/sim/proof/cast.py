@@ -21,11 +21,11 @@ from squall.protocol.sandblaster.portions import Balance
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
-from squall.sim.batch_invariants import BatchAuditor
-from squall.sim.batch_phantoms import BatchStage
-from squall.sim.chaos import Chaos
-from squall.sim.invariants import Auditor, restored
-from squall.sim.phantoms import File, Phantom, Stage
+from squall.sim.proof.batch_invariants import BatchAuditor
+from squall.sim.proof.batch_phantoms import BatchStage
+from squall.sim.proof.chaos import Chaos
+from squall.sim.proof.invariants import Auditor, restored
+from squall.sim.proof.phantoms import File, Phantom, Stage
 
 
 class Saved(NamedTuple):

@@ -21,7 +21,7 @@ from squall.protocol.core import (
 )
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.messages import Exchange, Exchanged
-from squall.sim.phantoms import Batch, File, Gradient, Stage, Written, folded
+from squall.sim.proof.phantoms import Batch, File, Gradient, Stage, Written, folded
 from squall.strategies.base import Recipe
 
 INVARIANTS = {

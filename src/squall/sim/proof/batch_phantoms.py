@@ -11,7 +11,7 @@ from typing import NamedTuple
 from squall.protocol import core
 from squall.protocol.core import Effect, Event, Node, Payload
 from squall.protocol.messages import Calculation
-from squall.sim.phantoms import File, Gradient, Phantom, Stage, Written, folded_with
+from squall.sim.proof.phantoms import File, Gradient, Phantom, Stage, Written, folded_with
 from squall.strategies.base import Recipe
 
 WIDTH = 2  # elements of a shard

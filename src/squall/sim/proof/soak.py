@@ -1,6 +1,6 @@
 """World after world, until one breaks an invariant; that one is shrunk to the least that still breaks it.
 
-python -m squall.sim.soak --count 1000 [--first SEED] [--processes N]
+python -m squall.sim.proof.soak --count 1000 [--first SEED] [--processes N]
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.pool import AsyncResult
 
-from squall.sim.chaos import Chaos, chaos, smaller
-from squall.sim.invariants import Broken
-from squall.sim.story import line
-from squall.sim.trial import Sight, Trial
+from squall.sim.proof.chaos import Chaos, chaos, smaller
+from squall.sim.proof.invariants import Broken
+from squall.sim.proof.story import line
+from squall.sim.proof.trial import Sight, Trial
 
 CHUNK = 20  # worlds that a process takes at a time
 SHRINKS_AT_MOST = 2000  # worlds tried
@@ -146,7 +146,7 @@ def flags(world: Chaos) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m squall.sim.soak", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m squall.sim.proof.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, help="worlds (default: until Ctrl-C)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first (default: 0)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each core")

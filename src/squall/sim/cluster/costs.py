@@ -32,8 +32,8 @@ from squall.protocol.core import (
     UseWeights,
     WriteSnapshot,
 )
-from squall.sim.cluster import Cluster
-from squall.sim.placement import Place, Placement
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.placement import Place, Placement
 from squall.strategies import Recipe
 
 UPDATE_SHARE = 3 / 5  # of a shard's work on an exchange: read gradient and weights, write weights; the rest copies

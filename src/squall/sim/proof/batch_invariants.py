@@ -14,9 +14,9 @@ from squall.protocol.core import (
 )
 from squall.protocol.messages import Calculation, Exchanged, PortionsTaken, PushPortions
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
-from squall.sim.batch_phantoms import WIDTH, BatchStage, Kept, entry_of, example
-from squall.sim.invariants import Broken
-from squall.sim.phantoms import File, folded_with
+from squall.sim.proof.batch_phantoms import WIDTH, BatchStage, Kept, entry_of, example
+from squall.sim.proof.invariants import Broken
+from squall.sim.proof.phantoms import File, folded_with
 from squall.strategies.base import Recipe
 
 NEAR = 1e-3  # of the minimum

@@ -17,13 +17,13 @@ from torch.utils.data import Dataset
 
 from squall.plan import Settings
 from squall.protocol.core import Node
-from squall.sim.candidates import Candidate
-from squall.sim.cluster import Cluster, Machine
-from squall.sim.costs import UPDATE_SHARE
-from squall.sim.forecast import Forecast
-from squall.sim.jitter import Constant, Jitter, Trace
-from squall.sim.placement import Placement
-from squall.sim.simulate import simulate
+from squall.sim.cluster.costs import UPDATE_SHARE
+from squall.sim.cluster.forecast import Forecast
+from squall.sim.cluster.jitter import Constant, Jitter, Trace
+from squall.sim.cluster.model import Cluster, Machine
+from squall.sim.cluster.placement import Placement
+from squall.sim.cluster.simulate import simulate
+from squall.sim.planning.candidates import Candidate
 from squall.strategies import Recipe, Strategy
 from squall.task import Task
 

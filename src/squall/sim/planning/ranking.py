@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from squall.plan import describe
-from squall.sim.candidates import Candidate
-from squall.sim.forecast import Forecast
-from squall.sim.speed import Speed
-from squall.sim.survival import Survival
+from squall.sim.cluster.forecast import Forecast
+from squall.sim.planning.candidates import Candidate
+from squall.sim.planning.speed import Speed
+from squall.sim.planning.survival import Survival
 
 ALIKE = 0.05  # differences below this are within what a few simulated seconds can tell
 AS_FAST = 0.10  # a looser coupling has to be faster by this much to be worth what it costs
@@ -77,7 +77,7 @@ class Ranking:
         return self.shown[0]
 
     def to_json_dict(self) -> dict[str, Any]:
-        from squall.sim.reasons import reason  # which words a ranking
+        from squall.sim.planning.reasons import reason  # which words a ranking
 
         return {
             "target": None if self.target is None else f"{self.target[0]}={self.target[1]:g}",

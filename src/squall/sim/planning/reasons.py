@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from squall.report.words import clock, number, percent, rate_text
-from squall.sim.ranking import ALIKE, Entry, Ranking
+from squall.sim.planning.ranking import ALIKE, Entry, Ranking
 
 COMPARED = 3  # other strategies that the reason names
 FULL = 0.8  # of an interface or a shard: then it decides the speed

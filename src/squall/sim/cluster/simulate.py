@@ -31,13 +31,13 @@ from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
 from squall.runtime.store import check_optimizers
-from squall.sim.cluster import Cluster
-from squall.sim.costs import Costs, Workload
+from squall.sim.cluster.costs import Costs, Workload
+from squall.sim.cluster.forecast import Forecast, Sums, Watch
+from squall.sim.cluster.hollow import Hollow, Timed
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.placement import Placement
+from squall.sim.cluster.rehearsal import Member, Rehearsal
 from squall.sim.direct import Direct
-from squall.sim.forecast import Forecast, Sums, Watch
-from squall.sim.hollow import Hollow, Timed
-from squall.sim.placement import Placement
-from squall.sim.rehearsal import Member, Rehearsal
 from squall.strategies import SingleProcess, Strategy
 from squall.task import Task, check_task
 from squall.train import finish_report

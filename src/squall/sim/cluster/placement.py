@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 from squall.protocol.core import Node
-from squall.sim.cluster import Cluster, Machine
+from squall.sim.cluster.model import Cluster, Machine
 from squall.strategies import Recipe
 
 

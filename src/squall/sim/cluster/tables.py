@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from squall.errors import ClusterError
-from squall.sim import units
-from squall.sim.units import NoUnit, Units
+from squall.sim.cluster import units
+from squall.sim.cluster.units import NoUnit, Units
 
 MOST_BYTES = 1 << 16  # of a file: some thousand lines
 Place = tuple[str | int, ...]  # such as ("machines", 0, "jitter", "sigma")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from squall.sim.cluster import Cluster
+from squall.sim.cluster.model import Cluster
 from squall.strategies import STRATEGIES, Recipe, Strategy
 
 LEFT_OUT = {

@@ -6,7 +6,7 @@ import msgspec
 
 from squall.protocol.core import Event, Forget, FrameArrived, Node, Transmit
 from squall.protocol.messages import Frame
-from squall.sim.trial import Sight
+from squall.sim.proof.trial import Sight
 
 
 def line(sight: Sight) -> str:

@@ -16,7 +16,7 @@ from squall.protocol.core import (
     WriteSnapshot,
 )
 from squall.runtime.driver import Host
-from squall.sim.costs import Costs
+from squall.sim.cluster.costs import Costs
 
 
 class Hollow:

@@ -17,8 +17,8 @@ from squall.protocol.core import Compute, GradientComputed, Node
 from squall.runtime.records import Computed, Saved
 from squall.runtime.sequential import LoneHost
 from squall.runtime.snapshot import Snapshots
-from squall.sim.replay import Replay
-from squall.sim.sides import Replica, ShardSide
+from squall.sim.replay.performance import Replay
+from squall.sim.replay.sides import Replica, ShardSide
 from squall.task import Batch
 
 

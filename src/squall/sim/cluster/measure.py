@@ -28,10 +28,10 @@ from squall.runtime.job import initial_vector
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.seeds import seed_everything
 from squall.runtime.store import check_optimizers
-from squall.sim.cluster import Cluster, Machine
-from squall.sim.forks import Work, answer, forked
-from squall.sim.jitter import Trace
-from squall.sim.measure_exchange import BYTES, exchange_seconds
+from squall.sim.cluster.forks import Work, answer, forked
+from squall.sim.cluster.jitter import Trace
+from squall.sim.cluster.measure_exchange import BYTES, exchange_seconds
+from squall.sim.cluster.model import Cluster, Machine
 from squall.strategies import Downpour, Strategy
 from squall.task import OptimizerFactory, Task, check_task
 from squall.vector import Layout
