@@ -169,6 +169,12 @@ class World:
         if place is not None:
             place.busy_until = max(place.busy_until, self.now) + seconds
 
+    def prolong(self, node: Node, until: float) -> None:
+        """What the node is doing takes longer than it was thought."""
+        place = self.places.get(node)
+        if place is not None and until > place.busy_until:
+            place.busy_until = until
+
     def run(self, until: Callable[[], bool] | None = None, at_most: int | None = None) -> None:
         """Go on until the coordinator has ended, `until` holds, or `at_most` events are over."""
         for _ in repeat(None) if at_most is None else repeat(None, at_most):
@@ -238,8 +244,11 @@ class World:
                 place.called = False
                 assert place.inbox is not None
                 return place.inbox.popleft()
-        if not busy and type(event) not in _ARRIVALS:
-            return event  # the answer to what kept it busy
+        if type(event) not in _ARRIVALS:  # the answer to what kept it busy
+            if busy:
+                self._put(place.busy_until, node, event)
+                return None
+            return event
         if place.inbox is None:
             place.inbox = deque()
         place.inbox.append(event)

@@ -2,8 +2,8 @@
 
 The model, in the order of what matters:
 
-- a batch takes its machine's step time, times a factor drawn from its law, times the slowdown of as many computations
-  as run on the machine at that moment;
+- a batch takes its machine's step time, times a factor drawn from its law, and is slowed down by whatever else computes
+  on the machine for as long as that does (`cores.py`);
 - a shard works off pushes one after another. Its work on one is what the machine was measured to need for an exchange
   of so many elements beyond a doorbell: 3 of 5 passes over them are the update, 2 the copy of the weights;
 - between machines a payload takes the interfaces of both ends for as long as its bytes need there, after those that
@@ -32,6 +32,7 @@ from squall.protocol.core import (
     UseWeights,
     WriteSnapshot,
 )
+from squall.sim.cluster.cores import Prolong
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Place, Placement
 from squall.strategies import Recipe
@@ -62,6 +63,7 @@ class Costs:
         slow: float | None = None,
     ) -> None:  # fmt: skip
         self.placement = placement
+        self.prolong: Prolong = lambda node, until: None  # where the world is told of what others have put off
         self.last_s = 0.0  # duration of the effect asked for last
         self.bytes = 0  # sent from machine to machine, or put into shared memory
         self.messages = 0
@@ -103,19 +105,21 @@ class Costs:
         return seconds
 
     def _compute(self, node: Node, effect: Compute, begins: float) -> float:
-        seconds = self._step(self.placement.of(node), effect, begins)
-        return seconds * self._slowest if node.index == self._recipe.replicas - 1 else seconds
+        self.computed += effect.stop - effect.start
+        place = self.placement.of(node)
+        part = (effect.stop - effect.start) / self._workload.batch_size
+        seconds = part * self._step_s(place) * place.kind.jitter.draw(self._chance)
+        if self._recipe.local is not None:  # an optimizer step on the whole vector
+            seconds += UPDATE_SHARE * (place.kind.exchange_s(self._whole) - place.kind.doorbell_s)
+        stretch = self._slowest if node.index == self._recipe.replicas - 1 else 1.0
+        return place.cores.take(node, begins, seconds, self.prolong, stretch)
 
     def _message(self, node: Node, effect: Send | Transmit, begins: float) -> float:
-        seconds = self.placement.of(node).occupy(begins, self._copies[node.index])
-        self.busy_s += seconds
-        return seconds
+        return self._at_shard(node, self._copies[node.index], begins)
 
     def _apply(self, node: Node, effect: Apply, begins: float) -> float:
         passes = 1 + (len(effect.terms) - 1) * SUM_SHARE / UPDATE_SHARE
-        seconds = self.placement.of(node).occupy(begins, passes * self._updates[node.index])
-        self.busy_s += seconds
-        return seconds
+        return self._at_shard(node, passes * self._updates[node.index], begins)
 
     def _own_weights(self, node: Node, effect: Effect, begins: float) -> float:
         return self._passes(node, 3, self._whole)
@@ -138,14 +142,6 @@ class Costs:
     def _snapshot(self, node: Node, effect: WriteSnapshot, begins: float) -> float:
         return 4 * STATE * self._workload.elements[node.index] / DISK
 
-    def _step(self, place: Place, effect: Compute, begins: float) -> float:
-        self.computed += effect.stop - effect.start
-        part = (effect.stop - effect.start) / self._workload.batch_size
-        seconds = part * self._step_s(place) * place.kind.jitter.draw(self._chance)
-        if self._recipe.local is not None:  # an optimizer step on the whole vector
-            seconds += UPDATE_SHARE * (place.kind.exchange_s(self._whole) - place.kind.doorbell_s)
-        return place.occupy(begins, seconds)
-
     def _step_s(self, place: Place) -> float:
         found = self._steps.get(id(place.kind))
         if found is None:
@@ -153,7 +149,7 @@ class Costs:
         return found
 
     def _at_shard(self, node: Node, seconds: float, begins: float) -> float:
-        seconds = self.placement.of(node).occupy(begins, seconds)
+        seconds = self.placement.of(node).cores.take(node, begins, seconds, self.prolong)
         self.busy_s += seconds
         return seconds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 
 from squall.protocol.core import Node
+from squall.sim.cluster.cores import Cores
 from squall.sim.cluster.model import Cluster, Machine
 from squall.strategies import Recipe
 
@@ -12,25 +13,15 @@ from squall.strategies import Recipe
 class Place:
     """One machine: what runs on it, and until when its interface is taken."""
 
-    __slots__ = ("_running", "away_until", "interface", "kind", "number", "receives_until", "sends_until")
+    __slots__ = ("away_until", "cores", "interface", "kind", "number", "receives_until", "sends_until")
 
     def __init__(self, kind: Machine, number: int) -> None:
         self.kind = kind
         self.number = number  # among those of its kind
+        self.cores = Cores(kind)
         self.interface = kind.interface
         self.away_until = 0.0  # it was taken away
         self.sends_until = self.receives_until = 0.0  # its interface is full
-        self._running: list[float] = []  # when the computations on it end, a heap
-
-    def occupy(self, begins: float, seconds: float) -> float:
-        """How long a computation takes that would take so many seconds alone."""
-        running = self._running
-        while running and running[0] <= begins:
-            heapq.heappop(running)
-        if running or self.kind.slowdown:
-            seconds *= self.kind.slowdown_of(len(running) + 1)
-        heapq.heappush(running, begins + seconds)
-        return seconds
 
 
 class Placement:
@@ -57,6 +48,7 @@ class Placement:
             _, i = able[0]
             place = self._of[role, index] = self.places[i]
             if role in ("replica", "shard"):  # the others hardly compute
+                place.cores.alone = crowd[i] == 0
                 crowd[i] += 1 / place.kind.cores
             heapq.heapreplace(able, (crowd[i], i))
 

@@ -71,6 +71,7 @@ class Rehearsal:
             network=self._costs, seed=self._seed, duration=self._costs.duration, spawn=member, now=now,
             notice_s=NOTICED_AFTER_S, spawn_s=lambda node: self._absence_s(node, world.now),
         )  # fmt: skip
+        self._costs.prolong = world.prolong
         for node in self._nodes:
             world.add(node, *member(node))
             self._expect_failure(world, node.role, node.index)

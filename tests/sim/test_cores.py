@@ -1,0 +1,80 @@
+"""Cores that computations share, against a pencil."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from squall.protocol.core import Node
+from squall.sim.cluster.cores import Cores
+from squall.sim.cluster.model import Machine
+
+A, B, C = (Node("replica", index) for index in range(3))
+
+
+def shared(cores: int = 2, slowdown: tuple[float, ...] = ()) -> Cores:
+    found = Cores(Machine(name="box", cores=cores, slowdown=slowdown))
+    found.alone = False
+    return found
+
+
+class Ends(dict[Node, float]):
+    """When each node is told that it will be done."""
+
+    def take(self, cores: Cores, node: Node, begins: float, seconds: float, stretch: float = 1.0) -> None:
+        self[node] = begins + cores.take(node, begins, seconds, self.__setitem__, stretch)
+
+
+def test_what_begins_later_puts_off_what_runs_until_one_of_them_is_over() -> None:
+    ends, cores = Ends(), shared(cores=1)
+    ends.take(cores, A, 0.0, 10.0)
+    assert ends == {A: 10.0}
+    ends.take(cores, B, 5.0, 10.0)
+    assert ends == {A: 15.0, B: 20.0}
+    ends.take(cores, C, 18.0, 0.5)
+    assert ends == {A: 15.0, B: 20.5, C: 19.0}
+
+
+def test_the_measured_slowdown_counts_up_to_the_cores_and_the_rest_is_shared() -> None:
+    ends, cores = Ends(), shared(cores=2, slowdown=(1.0, 1.5))
+    for node in (A, B, C):
+        ends.take(cores, node, 0.0, 2.0)
+    assert all(end == pytest.approx(2.0 * 1.5 * 3 / 2) for end in ends.values())
+
+
+def test_one_effect_behind_another_goes_on_as_one_computation() -> None:
+    ends, cores = Ends(), shared(cores=1)
+    ends.take(cores, A, 0.0, 1.0)
+    ends.take(cores, A, 1.0, 1.0)
+    assert ends == {A: 2.0}
+    ends.take(cores, B, 1.0, 3.0)
+    assert ends == {A: 3.0, B: 5.0}
+
+
+def test_who_sleeps_afterwards_sleeps_in_proportion_and_leaves_the_core() -> None:
+    ends, cores = Ends(), shared(cores=1)
+    ends.take(cores, A, 0.0, 1.0, stretch=4.0)
+    assert ends == {A: 4.0}
+    ends.take(cores, B, 0.5, 1.0)
+    assert ends == {A: 1.5 * 4.0, B: 2.0}
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 5)), min_size=1, max_size=12),
+    st.integers(1, 4), st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4),
+)  # fmt: skip
+def test_no_work_is_lost_and_none_is_done_twice(
+    jobs: list[tuple[float, float]], cores: int, steps: list[float]
+) -> None:
+    """Wherever all begin, a single core is never idle while there is work, and nothing ends before it could."""
+    slowdown = tuple(1 + sum(steps[:k]) for k in range(cores))
+    ends, box = Ends(), shared(cores, slowdown)
+    jobs = sorted(jobs)
+    for index, (begins, seconds) in enumerate(jobs):
+        ends.take(box, Node("replica", index), begins, seconds)
+    for index, (begins, seconds) in enumerate(jobs):
+        assert ends[Node("replica", index)] >= begins + seconds - 1e-9
+    if cores == 1:
+        free = 0.0
+        for begins, seconds in jobs:
+            free = max(free, begins) + seconds
+        assert max(ends.values()) == pytest.approx(free)
