@@ -12,11 +12,10 @@ import pytest
 import squall
 
 PUBLIC = {
-    "AsynchronousSGD", "Averaging", "Batches", "BoundedDelay", "DelayedProximal", "DiLoCo", "Downpour",
-    "ElasticAveraging", "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Replayed", "Run", "Sandblaster",
-    "Session", "Settings", "SingleProcess", "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task",
-    "TaskError",
-    "__version__", "fit", "join", "replay", "resume",
+    "AsynchronousSGD", "Averaging", "Batches", "BoundedDelay", "Cluster", "DelayedProximal", "DiLoCo", "Downpour",
+    "ElasticAveraging", "Forecast", "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Replayed", "Run",
+    "Sandblaster", "Session", "Settings", "SingleProcess", "SnapshotMismatch", "SquallError", "Strategy", "Synchronous",
+    "Task", "TaskError", "__version__", "fit", "join", "replay", "resume", "simulate",
 }  # fmt: skip
 
 

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from squall.rerun import Replayed, replay
     from squall.run import Run
     from squall.session import Batches, Session, join
+    from squall.sim.cluster.forecast import Forecast
+    from squall.sim.cluster.model import Cluster
+    from squall.sim.cluster.simulate import simulate
     from squall.strategies import (
         AsynchronousSGD,
         Averaging,
@@ -34,6 +37,9 @@ _HOMES = {
     "rerun": ("Replayed", "replay"),
     "run": ("Run",),
     "session": ("Batches", "Session", "join"),
+    "sim.cluster.forecast": ("Forecast",),
+    "sim.cluster.model": ("Cluster",),
+    "sim.cluster.simulate": ("simulate",),
     "strategies": (
         "AsynchronousSGD",
         "Averaging",
@@ -56,10 +62,12 @@ __all__ = [
     "Averaging",
     "Batches",
     "BoundedDelay",
+    "Cluster",
     "DelayedProximal",
     "DiLoCo",
     "Downpour",
     "ElasticAveraging",
+    "Forecast",
     "Interrupted",
     "NotFinite",
     "PeerFault",
@@ -81,6 +89,7 @@ __all__ = [
     "join",
     "replay",
     "resume",
+    "simulate",
 ]
 
 
