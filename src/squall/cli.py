@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from squall.cli_measure import add_measure
 from squall.cli_plan import add_plan
+from squall.cli_replay import add_replay
 from squall.cli_simulate import add_simulate
 from squall.version import __version__
 
@@ -199,18 +200,6 @@ def _summarized(run: Run, as_json: bool) -> tuple[int, str]:
     return 0, f"{summary}\n report                 {run.directory / 'report.html'}\n"
 
 
-def _replay(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from squall.rerun import replay
-
-    done = replay(options.run_dir, until=options.until, check=options.check, around_nan=options.around_nan)
-    if options.output is not None:
-        from safetensors.torch import save_model
-
-        save_model(done.model, options.output)
-    output = json.dumps(done.to_json_dict()) if options.json else str(done)
-    return (1 if done.difference is not None else 0), f"{output}\n"
-
-
 def _report(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     from squall.report import Reader, audit, write_report
 
@@ -296,22 +285,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     _limits(again)
     again.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
-    same = commands.add_parser("replay", help="recompute a run from its seed and its schedule, bit for bit")
-    same.set_defaults(run=_replay)
-    same.add_argument("run_dir", metavar="RUN_DIR")
-    same.add_argument("--until", type=int, metavar="UPDATE", help="stop when every shard has made so many updates")
-    same.add_argument(
-        "--check", action="store_true", help="compare with the record and the snapshots; exit status 1 if they differ"
-    )
-    same.add_argument("--around-nan", action="store_true", help="stop at the first batch that made a NaN or Inf")
-    same.add_argument("--output", metavar="FILE", help="write the model's weights there, as safetensors")
-    same.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
-
     report = commands.add_parser("report", help="write a run's report.html anew")
     report.set_defaults(run=_report)
     report.add_argument("run_dir", metavar="RUN_DIR")
     report.add_argument("--audit", action="store_true", help="prove which examples were trained, and how often")
 
+    add_replay(commands)
     add_measure(commands)
     add_simulate(commands, arguments)
     add_plan(commands)

@@ -8,8 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from squall.report.words import clock
-
 SHOWN_EVERY_S = 1.0
 
 
@@ -72,6 +70,7 @@ def _shown(quiet: bool) -> Callable[[float], None]:
     """Keeps one line of a terminal up to date with the virtual time."""
     next_s = time.monotonic() + SHOWN_EVERY_S
     wanted = sys.stderr.isatty() and not quiet
+    from squall.report.words import clock
 
     def watch(now: float) -> None:
         nonlocal next_s

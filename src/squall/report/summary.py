@@ -1,17 +1,12 @@
 """A run in a dozen numbers."""
 
-import io
 import math
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
 from squall.report.reader import Reader
-from squall.report.words import clock, number, percent, size
+from squall.report.words import clock, number, percent, size, two_columns
 
 
 @dataclass(frozen=True)
@@ -55,15 +50,7 @@ class Summary:
         return [*found, ("share of replica", shares)] if shares else found
 
     def __str__(self) -> str:
-        table = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
-        table.add_column(style="bold")
-        table.add_column(overflow="fold")
-        for name, value in self.lines():
-            table.add_row(name, value)
-        text = io.StringIO()
-        console = Console(file=text, width=80, color_system=None, force_terminal=False, markup=False)
-        console.print(table)
-        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+        return two_columns(self.lines())
 
 
 def summarize(reader: Reader) -> Summary:

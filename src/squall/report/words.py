@@ -1,6 +1,12 @@
 """Numbers as people read them, the same in the terminal and on the page."""
 
+import io
 import math
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 LOSSES = ("loss", "objective")  # metrics that are to fall; the second is what Sandblaster minimizes
 
@@ -14,6 +20,18 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def two_columns(lines: Sequence[tuple[str, str]]) -> str:
+    """(name, value) one below the other, in 80 columns."""
+    table = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    text = io.StringIO()
+    Console(file=text, width=80, color_system=None, force_terminal=False, markup=False).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
 
 
 def number(value: float) -> str:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
 from squall.protocol.core import Effect, End, Event, Note, Payload, PublishSnapshot
-from squall.report.words import clock, number, percent, size
+from squall.report.words import clock, number, percent, size, two_columns
 from squall.runtime.driver import Host
 
 
@@ -75,14 +70,7 @@ class Forecast:
         return found
 
     def __str__(self) -> str:
-        table = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
-        table.add_column(style="bold")
-        table.add_column(overflow="fold")
-        for name, value in self.lines():
-            table.add_row(name, value)
-        text = io.StringIO()
-        Console(file=text, width=80, color_system=None, force_terminal=False, markup=False).print(table)
-        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+        return two_columns(self.lines())
 
 
 def _count(number: int, what: str) -> str:
