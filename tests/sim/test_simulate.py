@@ -234,6 +234,33 @@ def test_a_lost_shard_of_real_numbers_goes_on_from_the_snapshot(tmp_path: Path) 
     assert max(Snapshots(tmp_path / "run").numbers()) > 2
 
 
+def test_what_the_task_raises_passes_through_and_the_record_says_so(tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        if torch.equal(batch[0], points):
+            raise RuntimeError("no loss today")
+        return model(batch[0]).sum()
+
+    def broken() -> squall.Task:
+        return dataclasses.replace(untested(), loss=loss, shuffle=False)
+
+    points = untested().train[8:12][0]  # type: ignore[index]
+
+    with pytest.raises(RuntimeError, match="no loss today"):
+        simulate(broken, squall.Downpour(replicas=2), workers(2), run_dir=tmp_path / "run")
+    reader = Reader(tmp_path / "run" / "run.sqlite")
+    assert reader.state()["status"] == "failed"
+    reader.close()
+
+
+def test_a_run_that_crashes_before_its_first_snapshot_ends_in_time_as_well() -> None:
+    cluster = dataclasses.replace(workers(2), failures={"shard": Failure(every_s=0.5, repair_s=0.1)})
+    found = hollow(
+        squall.Downpour(replicas=2), cluster, epochs=None, settings=Settings(snapshot_every_s=50, seconds=4.0)
+    )
+    assert found.restarts > 2
+    assert found.training_s == pytest.approx(4.0, abs=1.0)
+
+
 def test_both_kinds_of_gradients_take_the_same_virtual_time(tmp_path: Path) -> None:
     cluster = workers(3, jitter=LogNormal(0.3))
     real = simulate(

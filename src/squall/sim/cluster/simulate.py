@@ -130,6 +130,7 @@ class _Simulation:
         self._channel = LoneChannel()
         self._hollow: Hollow | None = None
         self._coordinator: Coordinator | None = None  # of the newest start
+        self._recorder: CoordinatorHost | None = None  # alike, of real gradients
 
     def run(self, watch: Callable[[float], None]) -> Forecast:
         began = time.perf_counter()
@@ -139,7 +140,12 @@ class _Simulation:
         self._hollow = Hollow(costs)
         with _calm(job, self._channel) if self._real else _no_collections():
             rehearsal = Rehearsal(partial(self._members, costs), nodes(job), self._cluster, costs, job.plan.seed)
-            rehearsal.run(watch)
+            try:
+                rehearsal.run(watch)
+            except Exception as error:
+                if self._recorder is not None:
+                    self._recorder.perform(End("failed", f"{type(error).__name__}: {error}"), rehearsal.now)
+                raise
         return self._forecast(rehearsal, costs, time.perf_counter() - began)
 
     def _workload(self) -> Workload:
@@ -155,11 +161,9 @@ class _Simulation:
 
     def _members(self, costs: Costs, now: float) -> Member:
         """Those of a start: from the beginning, or from the newest snapshot."""
-        job = self._job
         published = self._sums.published
-        if published is not None:
-            restored = self._restored(published.number)
-            job = dataclasses.replace(job, restored=restored, plan=self._rest_of_plan(now, restored))
+        restored = self._restored(published.number) if published is not None else None
+        job = dataclasses.replace(self._job, restored=restored, plan=self._rest_of_plan(now, restored))
 
         def member(node: Node) -> tuple[Linked | Direct, Host]:
             linked = machine(job, node)
@@ -169,12 +173,13 @@ class _Simulation:
 
         return member
 
-    def _rest_of_plan(self, now: float, restored: Restored) -> Plan:
+    def _rest_of_plan(self, now: float, restored: Restored | None) -> Plan:
         """Here `seconds` are those that pass; in a run that is resumed, those whose training was kept."""
         plan, began_s = self._job.plan, self._sums.began_s
         if plan.seconds is None or began_s is None:
             return plan
-        return msgspec.structs.replace(plan, seconds=plan.seconds - (now - began_s) + restored.manifest.trained_s)
+        kept_s = restored.manifest.trained_s if restored is not None else 0.0
+        return msgspec.structs.replace(plan, seconds=plan.seconds - (now - began_s) + kept_s)
 
     def _restored(self, number: int) -> Restored:
         if self._real:
@@ -188,7 +193,8 @@ class _Simulation:
 
     def _host(self, job: Job, node: Node, costs: Costs) -> Host:
         if node == COORDINATOR:
-            return Watch(self._sums, CoordinatorHost(job, self._channel) if self._real else None)
+            self._recorder = CoordinatorHost(job, self._channel) if self._real else None
+            return Watch(self._sums, self._recorder)
         if not self._real:
             assert self._hollow is not None
             return self._hollow
