@@ -139,7 +139,7 @@ def test_another_version_and_no_schedule_at_all_are_refused_with_the_reason(tmp_
     with pytest.raises(ValueError, match=r"start.json cannot be read"):
         squall.replay(run.directory)
     shutil.rmtree(run.directory / "schedule")
-    with pytest.raises(ValueError, match="has no schedule: it was recorded by an older version"):
+    with pytest.raises(ValueError, match="has no schedule: it was simulated, recorded by an older version"):
         squall.replay(run.directory)
     with pytest.raises(ValueError, match="holds no run"):
         squall.replay(tmp_path / "nowhere")

@@ -225,8 +225,8 @@ def _attempts(directory: Path) -> list[Path]:
     if "script" in code:
         raise ValueError(f"{directory} is the run of a script, whose loop is its own: only runs of a task are replayed")
     raise ValueError(
-        f"{directory} has no schedule: it was recorded by an older version, or its disk was full. Runs that begin now"
-        " keep one"
+        f"{directory} has no schedule: it was simulated, recorded by an older version, or its disk was full."
+        " Other runs that begin now keep one"
     )
 
 
