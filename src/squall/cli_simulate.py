@@ -51,7 +51,10 @@ def _add_world_flags(parser: argparse.ArgumentParser) -> None:
 
 def _numbers(text: str) -> list[int]:
     """'1,4', or 'none'"""
-    return [] if text == "none" else [int(number) for number in text.split(",")]
+    try:
+        return [] if text == "none" else [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 0,3, nor none") from None
 
 
 def _simulate(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:

@@ -23,6 +23,7 @@ from squall.vector import Layout
 from squall.version import __version__
 
 LAUNCHERS = ("local", "inline")
+SIMULATED = "simulated"  # the launcher of a run on a cluster that is not there
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

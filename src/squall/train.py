@@ -15,7 +15,7 @@ import torch
 from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
-from squall.plan import Settings, check_together, make_plan
+from squall.plan import SIMULATED, Settings, check_together, make_plan
 from squall.protocol.core import End
 from squall.record import settle
 from squall.report import Progress, Reader, prepare_report
@@ -93,6 +93,8 @@ def resume(
 def resumed_code(code: Code, strategy: Strategy | None, settings: Settings | None, **limits: Any) -> Code:
     """What `resume` will run: the run's own code, with what is to be different put in."""
     old = code["plan"]
+    if old.launcher == SIMULATED:
+        raise ValueError("this is a simulated run, on a cluster that is not here: simulate it anew, with other limits")
     until = f"{old.until[0]}={old.until[1]}" if old.until is not None else None
     limits = {"epochs": old.epochs, "steps": old.steps, "until": until, **limits}
     strategy, settings = strategy or code["strategy"], settings or code["settings"]

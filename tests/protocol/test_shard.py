@@ -248,3 +248,19 @@ def test_a_snapshot_tells_of_replicas_that_have_departed() -> None:
     tell(shard, COORDINATOR, TakeSnapshot(1))
     (_, taken), *_ = sent(give(shard, SnapshotWritten(1)), SnapshotTaken)
     assert taken == SnapshotTaken(1, 1, (Cover(5, 40),))
+
+
+def test_a_snapshot_tells_of_all_that_departed_with_the_newest_view() -> None:
+    """However many they were: the ledger may be of before that was known."""
+    shard = shard_of(R0, R1)
+    for clock in range(1, LEASES_KEPT + 1):
+        for node, lease in ((R0, clock), (R1, 1000 + clock)):
+            tell(shard, node, push(clock, covers=(Cover(lease, 8),)))
+    view(shard, 2)
+    tell(shard, COORDINATOR, TakeSnapshot(1))
+    [(_, taken)] = sent(give(shard, SnapshotWritten(1)), SnapshotTaken)
+    assert len(taken.progress) == 2 * LEASES_KEPT
+    view(shard, 3, R2)
+    tell(shard, COORDINATOR, TakeSnapshot(2))
+    [(_, taken)] = sent(give(shard, SnapshotWritten(2)), SnapshotTaken)
+    assert taken.progress == ()

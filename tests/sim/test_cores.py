@@ -50,6 +50,17 @@ def test_one_effect_behind_another_goes_on_as_one_computation() -> None:
     assert ends == {A: 3.0, B: 5.0}
 
 
+def test_the_dead_leave_their_core_to_the_others() -> None:
+    ends, cores = Ends(), shared(cores=1)
+    ends.take(cores, A, 0.0, 100.0)
+    cores.forget(A)
+    ends.take(cores, B, 1.0, 1.0)
+    assert ends[B] == 2.0
+    cores.clear()
+    ends.take(cores, B, 1.5, 3.0)
+    assert ends[B] == 4.5
+
+
 def test_who_sleeps_afterwards_sleeps_in_proportion_and_leaves_the_core() -> None:
     ends, cores = Ends(), shared(cores=1)
     ends.take(cores, A, 0.0, 1.0, stretch=4.0)

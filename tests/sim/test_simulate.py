@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import random
 import subprocess
 import sys
 from functools import partial
@@ -15,9 +16,11 @@ from torch.utils.data import TensorDataset
 
 import squall
 from squall.plan import Settings
-from squall.protocol.core import Node
+from squall.protocol.core import Node, Payload, Send
+from squall.protocol.messages import Stop
 from squall.report import Reader
 from squall.runtime.snapshot import Snapshots
+from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import LogNormal, Pareto
 from squall.sim.cluster.model import Cluster, Failure, Link, Machine, Preemption
@@ -158,7 +161,7 @@ def test_a_lost_shard_costs_what_was_trained_since_the_last_snapshot() -> None:
     found = hollow(squall.Downpour(replicas=2), cluster, epochs=10, settings=Settings(snapshot_every_s=0.5))
     assert found.status == "finished"
     assert found.examples == 8000
-    assert found.restarts > 0
+    assert found.restarts == found.lost > 0
     assert 0.5 < found.goodput < 1.0
     often = hollow(squall.Downpour(replicas=2), cluster, epochs=10, settings=Settings(snapshot_every_s=0.1))
     assert often.goodput > found.goodput
@@ -190,6 +193,54 @@ def test_machines_that_are_taken_away_come_back() -> None:
     assert found.training_s == pytest.approx(calm.training_s + 2.0 * 3 / 4, rel=0.2)
 
 
+def test_a_restart_brings_nobody_back_whose_machine_is_gone() -> None:
+    """Three of four workers are gone for good; that a shard is lost as well makes nothing faster."""
+    gone = Preemption(at_s=0.5, machine="worker", count=3, for_s=1e6)
+    lonely = dataclasses.replace(workers(4), preemptions=(gone,))
+    crashing = dataclasses.replace(lonely, failures={"shard": Failure(every_s=5.0, repair_s=0.1)})
+    settings = Settings(snapshot_every_s=0.5, seconds=20.0)
+    calm, lost = (hollow(squall.Downpour(replicas=4), cluster, epochs=None, settings=settings)
+                  for cluster in (lonely, crashing))  # fmt: skip
+    assert lost.restarts > 0
+    assert lost.examples < calm.examples
+
+
+def test_a_machine_may_be_gone_from_the_beginning_and_go_again_and_again() -> None:
+    gone = Preemption(at_s=0.0, machine="worker", count=4, for_s=1.0, every_s=2.0)
+    found = hollow(squall.Downpour(replicas=4), dataclasses.replace(workers(4), preemptions=(gone,)), epochs=5)
+    calm = hollow(squall.Downpour(replicas=4), workers(4), epochs=5)
+    assert (found.status, found.examples) == ("finished", 4000)
+    assert found.lost >= 8
+    assert found.training_s > 1.3 * calm.training_s
+
+
+def test_of_two_absences_the_longer_counts() -> None:
+    long, short = (Preemption(at_s=at, machine="worker", count=2, for_s=s) for at, s in ((0.5, 4.0), (1.0, 0.1)))
+    cluster = dataclasses.replace(workers(2), preemptions=(long, short))
+    found = hollow(squall.Downpour(replicas=2), cluster, epochs=1)
+    calm = hollow(squall.Downpour(replicas=2), workers(2), epochs=1)
+    assert found.training_s > calm.training_s + 3.5
+
+
+def test_a_run_that_never_gets_to_a_snapshot_is_given_up() -> None:
+    cluster = dataclasses.replace(workers(2), failures={"shard": Failure(every_s=0.5, repair_s=0.1)})
+    found = hollow(squall.Downpour(replicas=2), cluster, epochs=200, settings=Settings(snapshot_every_s=60))
+    assert found.status == "failed"
+    assert "take more" in found.reason
+
+
+def test_messages_of_a_link_stay_in_order_however_large() -> None:
+    cluster = dataclasses.replace(workers(2), between=Link(latency_s=0.0, bandwidth=1000.0))
+    recipe = squall.Downpour(replicas=2).recipe()
+    workload = Workload(step_s=STEP_S, batch_size=4, elements=(1000,))
+    costs = Costs(cluster, recipe, workload, Placement(cluster, recipe), random.Random(0))
+    replica, shard = Node("replica", 0), Node("shard", 0)
+    large = Send(shard, Stop(), Payload("gradient", replica, 0, 1))
+    arrivals = [costs.arrivals(replica, effect, 0.0, random.Random(0)) for effect in (large, Send(shard, Stop()))]
+    assert arrivals[0][0] > 4.0
+    assert arrivals[1][0] >= arrivals[0][0]
+
+
 def test_lost_frames_are_sent_again() -> None:
     cluster = dataclasses.replace(workers(3), between=Link(latency_s=1e-4, jitter_s=1e-4, loss=0.02))
     found = hollow(squall.Downpour(replicas=3, shards=2), cluster)
@@ -216,6 +267,8 @@ def test_real_gradients_give_accuracy_over_virtual_time_and_a_run(tmp_path: Path
     assert summary.examples == found.examples
     reader.close()
     assert (tmp_path / "run" / "report.html").exists()
+    with pytest.raises(ValueError, match="a simulated run"):
+        squall.resume(tmp_path / "run")
     model = squall.Run(tmp_path / "run", blobs).model
     task = blobs()
     batch = task.train[:]  # type: ignore[index]

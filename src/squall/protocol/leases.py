@@ -67,7 +67,7 @@ class Leases:
         self._held_of: dict[int, int] = {}  # epoch -> leases held
         self.trained = 0  # examples applied by all shards, repeats counted once
         self._next_id = 0
-        self._since: dict[int, _Held] | None = None  # leases granted since `state`, until `extended`
+        self._since: dict[int, _Held] | None = None  # leases granted since `state`, until `extended` or the next one
         self._steps_dealt = 0  # fresh batches; what comes back is not counted twice
 
     # ------------------------------------------------------------ dealing

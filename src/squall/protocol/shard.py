@@ -15,11 +15,9 @@ The rules that tell the algorithms apart live here:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-
 import msgspec
 
+from squall.protocol.clocks import Clocks
 from squall.protocol.core import (
     COORDINATOR,
     Apply,
@@ -73,27 +71,6 @@ class Rules(msgspec.Struct, frozen=True):
         return self.backup == 0 and self.quorum is None
 
 
-class Clocks:
-    """How many replicas are at which clock: what thousands of them wait for is known without asking each."""
-
-    def __init__(self, clocks: Iterable[int] = ()) -> None:
-        self._at = dict(Counter(clocks))
-
-    def move(self, before: int, after: int) -> None:
-        at = self._at
-        at[before] -= 1
-        if not at[before]:
-            del at[before]
-        at[after] = at.get(after, 0) + 1
-
-    def slowest(self) -> int:
-        """Without replicas nobody is waited for, and 0 is as good as any."""
-        return min(self._at, default=0)
-
-    def beyond(self, clock: int) -> int:
-        return sum(count for other, count in self._at.items() if other > clock)
-
-
 class _Replica:
     """What a shard knows of a live replica."""
 
@@ -119,7 +96,9 @@ class Shard:
         self.wake_at: float | None = None  # when the grace of the open round ends
         self._clocks = Clocks()  # of the replicas
         self._waiting: dict[int, dict[Node, Exchange]] = {}  # clock -> fetches held back by the bound
-        self._gone: dict[int, int] = {}  # lease -> upto, applied of replicas that have departed lately
+        # lease -> upto, applied of those who departed with the newest view. The one before it has been seen by all, so
+        # that every ledger knows of those who departed with that.
+        self._gone: dict[int, int] = {}
         self._evaluator = 0  # incarnation of the newest that was heard of
         self._staleness: dict[Node, int] = {}  # of pushes whose answer is held back
         self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
@@ -307,6 +286,7 @@ class Shard:
         if view.number <= self.view.number:
             return
         self.view = view
+        self._gone = {}
         before, self._replicas = self._replicas, {}
         slowest = min((before[node].clock for node in map(_node, view.members) if node in before), default=0)
         slowest = max(slowest, self._closed)
@@ -323,8 +303,6 @@ class Shard:
             self._gone |= replica.covers
             self._drop(node)
             effects.append(Forget(node))
-        if len(self._gone) > LEASES_KEPT:
-            self._gone = dict(list(self._gone.items())[-LEASES_KEPT:])
         effects.append(Send(COORDINATOR, ViewSeen(view.number, tuple(departed))))
         self._settle(now, effects)
 

@@ -143,6 +143,15 @@ class World:
         self.places[node] = _Place(node, linked, host, self._clock(node))
         self.post(node, Started())
 
+    def bring(self, node: Node) -> None:
+        """Add a node that the world spawns itself, as soon as it can be there."""
+        assert self._spawn is not None
+        after_s = self._spawn_s(node)
+        if after_s > 0:  # by then its machine may be gone again, so it asks once more
+            self.at(self.now + after_s, lambda: self.bring(node))
+        else:
+            self.add(node, *self._spawn(node))
+
     def post(self, node: Node, event: Event, after_s: float = 0.0) -> None:
         self._put(self.now + after_s, node, event)
 
@@ -296,19 +305,11 @@ class World:
                 place.end = effect
                 self.ended |= node == COORDINATOR
             case StartMember(newcomer) if self._spawn is not None:
-                self._replace(newcomer, self._spawn_s(newcomer))
+                self.bring(newcomer)
             case StartMember():
                 place.host.perform(effect, self.now)
             case Forget(gone):
                 place.linked.forget(gone)
-
-    def _replace(self, newcomer: Node, after_s: float) -> None:
-        spawn = self._spawn
-        assert spawn is not None
-        if after_s > 0:
-            self.at(self.now + after_s, lambda: self.add(newcomer, *spawn(newcomer)))
-        else:
-            self.add(newcomer, *spawn(newcomer))
 
     def _occupy(self, node: Node, place: _Place, effect: Effect) -> None:
         begins = place.busy_until if place.busy_until > self.now else self.now

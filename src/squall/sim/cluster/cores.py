@@ -43,6 +43,14 @@ class Cores:
         self._foresee(node, prolong)
         return job.began + (job.until - job.began) * job.stretch - begins
 
+    def forget(self, node: Node) -> None:
+        """It is gone, and what it did with it. The others are told when the next begins: they are not slower for it."""
+        self._jobs.pop(node, None)
+
+    def clear(self) -> None:
+        """Nothing runs any more."""
+        self._jobs.clear()
+
     def _advance(self, now: float) -> None:
         while self._jobs and self._at < now:
             slowdown = self._kind.slowdown_of(len(self._jobs))

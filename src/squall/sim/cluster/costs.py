@@ -95,7 +95,10 @@ class Costs:
         }  # fmt: skip
         if recipe.local is not None:
             self._prices |= {UseWeights: self._own_weights, PreparePush: self._own_weights}
-        self._last: dict[tuple[Node, Node], float] = {}  # link -> last arrival, where jitter could reorder
+        self._last: dict[tuple[Node, Node], float] = {}  # link -> last arrival, where a message could overtake another
+        fastest = max(kind.interface for kind in cluster.machines)
+        jitter_s = cluster.between.jitter_s + cluster.within.jitter_s
+        self._overtakes = jitter_s > 0 or cluster.between.bandwidth < fastest
 
     # ------------------------------------------------------------ time of effects
 
@@ -179,6 +182,7 @@ class Costs:
             at = self._transfer(source, target, size + CONTROL_BYTES, now) + link.latency_s
         if link.jitter_s:
             at += chance.random() * link.jitter_s
+        if self._overtakes:  # and the machines on both ends count on the order
             at = self._last[sender, effect.to] = max(at, self._last.get((sender, effect.to), 0.0))
         return (at,)
 

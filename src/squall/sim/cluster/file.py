@@ -182,6 +182,8 @@ def _preemption(table: Table, machines: tuple[Machine, ...]) -> Preemption:
         )
     away = table.quantity("for", TIME)
     every = table.quantity("every", TIME) if "every" in table.values else None
+    if every is not None and every < 1:
+        table.refuse("every", "no machine comes and goes so often", "let every be 1 s or more")
     if every is not None and every < away:
         table.refuse("every", "the machines go again before they are back", "let every be at least as long as for")
     return Preemption(at_s=table.quantity("at", TIME, zero=True), machine=name, count=count, for_s=away, every_s=every)

@@ -88,7 +88,6 @@ class Sums:
     began_s: float | None = None
     stopped_s: float | None = None
     reached_s: float | None = None
-    lost: int = 0
     published: PublishSnapshot | None = None
     end: End | None = None
 
@@ -131,8 +130,6 @@ class Watch:
                 sums.began_s = now
             case "trained":
                 sums.stopped_s = now
-            case "lost":
-                sums.lost += 1
             case "reached":
                 sums.reached_s = now
             case "metric" | "logged":

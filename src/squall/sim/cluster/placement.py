@@ -58,6 +58,11 @@ class Placement:
             place = self.seats[node] = self._of[node.role, node.index]
         return place
 
+    def clear(self) -> None:
+        """Nobody is there any more."""
+        for place in self.places:
+            place.cores.clear()
+
     def on(self, place: Place) -> list[tuple[str, int]]:
         """(role, index) of what is there."""
         return [key for key, where in self._of.items() if where is place]

@@ -6,6 +6,7 @@ which begins again from its last snapshot once the process is repaired, as `squa
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,7 @@ from squall.sim.world import World
 
 NOTICED_AFTER_S = 1.0  # until the coordinator knows that a process on another machine is gone
 WATCHED_EVENTS = 1000
+NEEDED = ("coordinator", "shard")  # without any of these a run ends
 
 Member = Callable[[Node], tuple[Linked | Direct, Host]]
 
@@ -34,19 +36,25 @@ class Rehearsal:
         cluster: with its failures and preemptions.
         costs: of that cluster.
         seed: of all chance.
+        hopeful: asked before a restart: whether there is any use in it.
     """
 
     def __init__(
-        self, members: Callable[[float], Member], nodes: list[Node], cluster: Cluster, costs: Costs, seed: int
-    ) -> None:
+        self, members: Callable[[float], Member], nodes: list[Node], cluster: Cluster, costs: Costs, seed: int,
+        hopeful: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
         self.restarts = 0
+        self.lost = 0  # processes
         self._members = members
         self._nodes = nodes
         self._cluster = cluster
         self._costs = costs
         self._seed = seed
+        self._hopeful = hopeful
         self._chance = random.Random(seed + 1)  # of failures, which are then the same for every strategy
-        self._repaired_s: float | None = None  # when a run that has crashed can begin again
+        self._back_s: dict[tuple[str, int], float] = {}  # (role, index) -> when it is repaired
+        self._preempts_s = [preemption.at_s for preemption in cluster.preemptions]  # the next time of each
+        self._crashed = False
         self._world = self._start(0.0)
 
     @property
@@ -59,25 +67,45 @@ class Rehearsal:
             while self._world.lively:
                 self._world.run(at_most=WATCHED_EVENTS)
                 watch(self._world.now)
-            if self._repaired_s is None:
+            if not self._crashed or not self._hopeful():
                 return
             self.restarts += 1
-            at, self._repaired_s = self._repaired_s, None
-            self._world = self._start(at)
+            self._crashed = False
+            self._world = self._start(self._restart_s())
 
     def _start(self, now: float) -> World:
+        self._costs.placement.clear()
         member = self._members(now)
         world = World(
             network=self._costs, seed=self._seed, duration=self._costs.duration, spawn=member, now=now,
-            notice_s=NOTICED_AFTER_S, spawn_s=lambda node: self._absence_s(node, world.now),
+            notice_s=NOTICED_AFTER_S, spawn_s=lambda node: max(0.0, self._there_s(node) - world.now),
         )  # fmt: skip
         self._costs.prolong = world.prolong
         for node in self._nodes:
-            world.add(node, *member(node))
+            world.bring(node)
             self._expect_failure(world, node.role, node.index)
-        for preemption in self._cluster.preemptions:
-            self._expect_preemption(world, preemption)
+        for number in range(len(self._preempts_s)):
+            self._expect_preemption(world, number)
         return world
+
+    def _restart_s(self) -> float:
+        """When the coordinator and all shards can be there; machines may be taken away while the run is down."""
+        needed = [node for node in self._nodes if node.role in NEEDED]
+        at = self._world.now
+        while True:
+            for number, preemption in enumerate(self._cluster.preemptions):
+                while self._preempts_s[number] < at:
+                    self._take(preemption, self._preempts_s[number])
+                    self._set_next(number)
+            there = max(self._there_s(node) for node in needed)
+            if there <= at:
+                return at
+            at = there
+
+    def _there_s(self, node: Node) -> float:
+        """When a process can be there: it is repaired, and so is its machine."""
+        back_s = self._back_s.get((node.role, node.index), 0.0)
+        return max(back_s, self._costs.placement.of(node).away_until)
 
     # ------------------------------------------------------------ failures
 
@@ -88,38 +116,40 @@ class Rehearsal:
             world.at(at, partial(self._fail, world, role, index))
 
     def _fail(self, world: World, role: str, index: int) -> None:
-        self._kill(world, role, index, "its process failed")
+        repair_s = self._cluster.failures[role].repair_s
+        self._kill(world, role, index, "its process failed", world.now + repair_s)
         self._expect_failure(world, role, index)
 
-    def _kill(self, world: World, role: str, index: int, why: str) -> None:
+    def _kill(self, world: World, role: str, index: int, why: str, back_s: float) -> None:
         for node in [node for node in world.places if (node.role, node.index) == (role, index)]:
             world.kill(node, why)
-            if role in ("shard", "coordinator"):
-                again = world.now + self._absence_s(node, world.now)
-                self._repaired_s = max(again, self._repaired_s or 0.0)
-                world.ended = True
+            self.lost += 1
+            self._back_s[role, index] = back_s
+            self._costs.placement.of(node).cores.forget(node)
+            if role in NEEDED:
+                self._crashed = world.ended = True
 
-    def _absence_s(self, node: Node, now: float) -> float:
-        """Until a process that is gone can be there again."""
-        failure = self._cluster.failures.get(node.role)
-        repair_s = failure.repair_s if failure is not None else 0.0
-        return max(repair_s, self._costs.placement.of(node).away_until - now)
+    def _expect_preemption(self, world: World, number: int) -> None:
+        at = self._preempts_s[number]
+        if at < math.inf:
+            world.at(at, partial(self._preempt, world, number))
 
-    def _expect_preemption(self, world: World, preemption: Preemption) -> None:
-        at = preemption.at_s
-        while at <= world.now:
-            if preemption.every_s is None:
-                return
-            at += preemption.every_s
-        world.at(at, partial(self._preempt, world, preemption))
-
-    def _preempt(self, world: World, preemption: Preemption) -> None:
-        for place in self._taken(preemption):
-            place.away_until = world.now + preemption.for_s
+    def _preempt(self, world: World, number: int) -> None:
+        preemption = self._cluster.preemptions[number]
+        for place in self._take(preemption, world.now):
             for role, index in self._costs.placement.on(place):
-                self._kill(world, role, index, f"its machine ({preemption.machine} {place.number}) was taken away")
-        self._expect_preemption(world, preemption)
+                why = f"its machine ({preemption.machine} {place.number}) was taken away"
+                self._kill(world, role, index, why, world.now)
+        self._set_next(number)
+        self._expect_preemption(world, number)
 
-    def _taken(self, preemption: Preemption) -> list[Place]:
+    def _set_next(self, number: int) -> None:
+        every_s = self._cluster.preemptions[number].every_s
+        self._preempts_s[number] += math.inf if every_s is None else every_s
+
+    def _take(self, preemption: Preemption, at: float) -> list[Place]:
         able = [place for place in self._costs.placement.places if place.kind.name == preemption.machine]
-        return sorted(self._chance.sample(able, preemption.count), key=lambda place: place.number)
+        taken = sorted(self._chance.sample(able, preemption.count), key=lambda place: place.number)
+        for place in taken:
+            place.away_until = max(place.away_until, at + preemption.for_s)
+        return taken

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from squall.launchers.inline import LoneChannel, own_host
-from squall.plan import Plan, Settings, check_together, make_plan, strategy_name
+from squall.plan import SIMULATED, Plan, Settings, check_together, make_plan, strategy_name
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.core import COORDINATOR, Compute, End, GradientComputed, Node, UseWeights
 from squall.protocol.link import Linked
@@ -45,6 +45,7 @@ from squall.vector import Layout
 
 GRADIENTS = ("real", "none")
 TIMED_STEPS = 8
+FRUITLESS_AT_MOST = 100  # restarts from one snapshot
 
 
 def simulate(
@@ -100,6 +101,7 @@ def simulate(
     layout = check_together(plan, strategy, built)
     if not real:
         return _Simulation(_numberless(plan, strategy, built, layout), cluster, real=False).run(watch)
+    plan = msgspec.structs.replace(plan, launcher=SIMULATED)
     path = new_directory(run_dir)
     with hold(path):
         write_plan(path, Code(task=task, strategy=strategy, settings=settings, plan=plan))
@@ -128,6 +130,7 @@ class _Simulation:
         # Links repair what a wire does. Where it does nothing, they would only cost time.
         self._linked = any(link.loss for link in (cluster.between, cluster.within))
         self._channel = LoneChannel()
+        self._newest = self._fruitless = 0  # snapshot, and restarts since it was written
         self._hollow: Hollow | None = None
         self._coordinator: Coordinator | None = None  # of the newest start
         self._recorder: CoordinatorHost | None = None  # alike, of real gradients
@@ -139,7 +142,8 @@ class _Simulation:
         costs = Costs(self._cluster, recipe, self._workload(), placement, random.Random(job.plan.seed), job.plan.slow)
         self._hollow = Hollow(costs)
         with _calm(job, self._channel) if self._real else _no_collections():
-            rehearsal = Rehearsal(partial(self._members, costs), nodes(job), self._cluster, costs, job.plan.seed)
+            members = partial(self._members, costs)
+            rehearsal = Rehearsal(members, nodes(job), self._cluster, costs, job.plan.seed, self._hopeful)
             try:
                 rehearsal.run(watch)
             except Exception as error:
@@ -172,6 +176,16 @@ class _Simulation:
             return linked if self._linked else Direct(linked.machine), self._host(job, node, costs)
 
         return member
+
+    def _hopeful(self) -> bool:
+        """Whether a run that is always lost before its next snapshot shall begin once more."""
+        newest = self._sums.published.number if self._sums.published is not None else 0
+        self._fruitless = self._fruitless + 1 if newest == self._newest else 0
+        self._newest = newest
+        if self._fruitless < FRUITLESS_AT_MOST:
+            return True
+        self._sums.end = End("failed", f"lost {FRUITLESS_AT_MOST} times in a row before the next snapshot: take more")
+        return False
 
     def _rest_of_plan(self, now: float, restored: Restored | None) -> Plan:
         """Here `seconds` are those that pass; in a run that is resumed, those whose training was kept."""
@@ -222,7 +236,8 @@ class _Simulation:
             staleness_mean=stale / pushes if pushes else None, staleness_max=max(sums.staleness, default=None),
             staleness=dict(sorted(sums.staleness.items())), bytes=costs.bytes,
             bytes_per_second=costs.bytes / training_s if training_s > 0 else 0.0,
-            goodput=trained / costs.computed if costs.computed else 0.0, lost=sums.lost, restarts=rehearsal.restarts,
+            goodput=trained / costs.computed if costs.computed else 0.0,
+            lost=rehearsal.lost, restarts=rehearsal.restarts,
             metrics=sums.metrics, reached_s=None if sums.reached_s is None else sums.reached_s - (sums.began_s or 0.0),
             messages=costs.messages, wall_s=wall_s,
         )  # fmt: skip

@@ -1,0 +1,27 @@
+"""Where all replicas are: what a shard waits for, it knows without asking each of thousands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+
+class Clocks:
+    """How many replicas are at which clock."""
+
+    def __init__(self, clocks: Iterable[int] = ()) -> None:
+        self._at = dict(Counter(clocks))
+
+    def move(self, before: int, after: int) -> None:
+        at = self._at
+        at[before] -= 1
+        if not at[before]:
+            del at[before]
+        at[after] = at.get(after, 0) + 1
+
+    def slowest(self) -> int:
+        """Without replicas nobody is waited for, and 0 is as good as any."""
+        return min(self._at, default=0)
+
+    def beyond(self, clock: int) -> int:
+        return sum(count for other, count in self._at.items() if other > clock)
