@@ -139,6 +139,10 @@ def test_the_command_says_what_was_compared_and_its_status_whether_it_differs(
     assert re.search(r"the same, bit for bit: \d+ updates and snapshot 1 compared", capsys.readouterr().out)
     saved = load_file(output)
     assert all(torch.equal(saved[name], value) for name, value in run.model.state_dict().items())
+    assert main(["replay", str(run.directory), "--until", "9999"]) == 1
+    assert "the run did not come to update 9999" in capsys.readouterr().out
+    assert main(["replay", str(run.directory), "--until", "9999", "--check"]) == 1
+    assert re.search(r"the same up to update \d+: \d+ updates", capsys.readouterr().out)
     for file in (run.directory / "snapshots").glob("*/shard-0*"):
         file.write_bytes(file.read_bytes()[:-4] + b"abcd")
     assert main(["replay", str(run.directory), "--check", "--json"]) == 1

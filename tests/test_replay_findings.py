@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import squall
+from squall.cli import main
 from squall.run import Run, load_code, write_plan
 from squall.runtime import recording
 from squall.runtime.schedule import FORMAT, HEAD, MAGIC
@@ -117,6 +118,25 @@ def test_a_schedule_that_was_cut_off_or_is_gone_is_named(
     replayed = squall.replay(run.directory)
     assert name in replayed.stopped
     assert min(replayed.versions) < 10
+
+
+def test_a_check_of_a_schedule_that_breaks_off_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recording, "WRITTEN_TOGETHER", 1)
+    run = rehearse(tmp_path / "run", FAMILY["downpour"])
+    home, command = run.directory / "schedule" / "0", ["replay", str(run.directory)]
+    (home / "replica-1.0").write_bytes(cut_to_whole_records(home / "replica-1.0", 4))
+    assert main([*command, "--check"]) == 1
+    assert re.search(r"the same up to update [1-9]\d*: ", capsys.readouterr().out)
+    assert main(command) == 0, "as far as it goes is what was asked for"
+    capsys.readouterr()
+    for name in ("shard-0.0", "shard-1.0"):
+        (home / name).unlink()
+    assert main([*command, "--check"]) == 1
+    output = capsys.readouterr().out
+    assert "no update was compared" in output
+    assert "same" not in output
 
 
 def cut_to_whole_records(path: Path, count: int) -> bytes:

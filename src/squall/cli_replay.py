@@ -12,10 +12,14 @@ def add_replay(commands: Any) -> None:
     parser = commands.add_parser("replay", help="recompute a run from its seed and its schedule, bit for bit")
     parser.set_defaults(run=_replay)
     parser.add_argument("run_dir", metavar="RUN_DIR")
-    parser.add_argument("--until", type=int, metavar="UPDATE", help="stop when every shard has made so many updates")
     parser.add_argument(
-        "--check", action="store_true", help="compare with the record and the snapshots; exit status 1 if they differ"
-    )
+        "--until", type=int, metavar="UPDATE",
+        help="stop when every shard has made so many updates; exit status 1 if they are not reached",
+    )  # fmt: skip
+    parser.add_argument(
+        "--check", action="store_true",
+        help="compare with the record and the snapshots; exit status 1 if they differ or the schedule breaks off",
+    )  # fmt: skip
     parser.add_argument("--around-nan", action="store_true", help="stop at the first batch that made a NaN or Inf")
     parser.add_argument("--output", metavar="FILE", help="write the model's weights there, as safetensors")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
@@ -30,4 +34,4 @@ def _replay(options: argparse.Namespace, local: object, commanded_at: float) -> 
 
         save_model(done.model, options.output)
     output = json.dumps(done.to_json_dict()) if options.json else str(done)
-    return (1 if done.difference is not None else 0), f"{output}\n"
+    return (0 if done.as_asked else 1), f"{output}\n"
