@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -193,6 +194,42 @@ def test_a_damaged_later_attempt_is_said_and_those_before_it_are_replayed(tmp_pa
     replayed = squall.replay(path)
     assert "start.json cannot be read" in replayed.stopped
     assert same(replayed.model, before.model)
+
+
+# ---------------------------------------------------------------- a task that fails
+
+
+def open_schedules(run_dir: Path) -> list[str]:
+    paths = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            paths.append(str(link.readlink()))
+    return [path for path in paths if path.startswith(str(run_dir / "schedule"))]
+
+
+class FailsOnce:
+    """A loss whose n-th batch raises."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("a mistake in the task")
+        return mean_square(model, batch)
+
+
+@pytest.mark.parametrize("strategy", [*FAMILY.values(), squall.SingleProcess()])
+def test_a_loss_that_raises_leaves_no_schedule_open_and_what_was_done_is_replayed(
+    inline: Fit, strategy: squall.Strategy, run_dir: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="a mistake in the task"):
+        inline(regression(loss=FailsOnce(2)), strategy, epochs=1, run_dir=run_dir)
+    assert open_schedules(run_dir) == []
+    replayed = squall.replay(run_dir, check=True)
+    assert replayed.difference is None
+    assert not replayed.stopped
 
 
 # ---------------------------------------------------------------- NaN
