@@ -6,8 +6,9 @@ import contextlib
 import json
 import math
 import re
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import squall
 from squall.cli import main
 from squall.run import Run, load_code, write_plan
 from squall.runtime import recording
-from squall.runtime.schedule import FORMAT, HEAD, MAGIC
+from squall.runtime.schedule import COMPUTED, FORMAT, HEAD, MAGIC, Log
 from squall.runtime.seeds import epoch_order
 from squall.script import script_code
 from tests.rehearsal import NOISY, assert_replays, normalized, rehearse, same
@@ -194,6 +195,39 @@ def test_a_damaged_later_attempt_is_said_and_those_before_it_are_replayed(tmp_pa
     replayed = squall.replay(path)
     assert "start.json cannot be read" in replayed.stopped
     assert same(replayed.model, before.model)
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """Fifty more than are open now."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 50, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def with_incarnations(run: Run, count: int) -> None:
+    """As if replica 0 had died so often; each of its processes has computed a batch that it did not push."""
+    for incarnation in range(1, count + 1):
+        log = Log(run.directory / "schedule" / "0" / f"replica-0.{incarnation}")
+        log.add([COMPUTED, 0b101, 1, 0, 0, 16])
+        log.close()
+
+
+def test_a_replay_needs_no_more_open_files_than_processes_lived_at_once(tmp_path: Path, few_files: None) -> None:
+    run = rehearse(tmp_path / "run", FAMILY["downpour"])
+    with_incarnations(run, 60)
+    assert_replays(run)
+
+
+def test_of_many_damaged_files_one_is_named_and_the_others_are_counted(tmp_path: Path) -> None:
+    run = rehearse(tmp_path / "run", FAMILY["downpour"])
+    with_incarnations(run, 40)
+    for path in (run.directory / "schedule" / "0").glob("replica-0.[1-9]*"):
+        path.write_bytes(b"")
+    stopped = squall.replay(run.directory).stopped
+    assert "replica-0.1 is cut off: it holds 0 bytes" in stopped
+    assert "39 more files" in stopped
 
 
 # ---------------------------------------------------------------- a task that fails

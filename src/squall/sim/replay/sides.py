@@ -18,7 +18,11 @@ Replica = ReplicaHost | PortionHost | LoneHost
 
 
 class Side:
-    """A node: its records, and how far it has come."""
+    """A node: its records, and how far it has come.
+
+    Its file is opened when the first record is asked for, and is not open any more behind the last: a run may have had
+    thousands of processes, of which few lived at once.
+    """
 
     def __init__(self, node: Node, path: Path, replicas: int) -> None:
         self.node = node
@@ -26,8 +30,16 @@ class Side:
         self.damage = ""  # why the records end where they do, if they should not
         self.ended = False  # the process ended in good order
         self._replicas = replicas
-        self._records = self.all()
-        self.record: Record | None = next(self._records, None)  # the next one; None: there are no more
+        self._records: Iterator[Record] | None = None
+        self._record: Record | None = None
+
+    @property
+    def record(self) -> Record | None:
+        """The next one; None: there are no more."""
+        if self._records is None:
+            self._records = self.all()
+            self._record = next(self._records, None)
+        return self._record
 
     def all(self) -> Iterator[Record]:
         """All good records, from the first."""
@@ -43,7 +55,8 @@ class Side:
             self.damage = f"{self.path} cannot be read: {error.strerror}"
 
     def advance(self) -> None:
-        self.record = next(self._records, None)
+        assert self._records is not None
+        self._record = next(self._records, None)
 
 
 class ReplicaSide(Side):
