@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import squall
+from squall import rerun
 from squall.cli import main
 from squall.run import Run
 from squall.runtime.seeds import seed_everything
@@ -128,6 +129,29 @@ def test_l_bfgs_is_replayed_with_backup_portions_and_a_replica_that_dies(shards:
     assert (run.directory / "schedule" / "0" / "replica-1.1").exists(), "the dead one was replaced"
     replayed = assert_replays(run)
     assert squall.replay(run.directory, until=replayed.updates // 2).updates == replayed.updates // 2
+
+
+def test_where_the_weights_cannot_go_is_said_before_the_replay(
+    inline: Fit, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = inline(NOISY, FAMILY["downpour"], epochs=1)
+    older = tmp_path / "model.safetensors"
+    older.write_text("older")
+    command = ["replay", str(run.directory), "--output"]
+    with monkeypatch.context() as patched:
+        patched.setattr(rerun, "replay", None)
+        for output, message in {
+            older: "exists already: write over it with --force",
+            tmp_path / "none" / "model": "there is no directory",
+            tmp_path: "is a directory: choose another",
+        }.items():
+            assert main([*command, str(output)]) == 1
+            assert message in capsys.readouterr().err
+    assert older.read_text() == "older"
+    assert main([*command, str(older), "--force"]) == 0
+    assert load_file(older)
+    assert main([*command, "/proc/self/model"]) == 1, "it is a directory, in which nobody can make a file"
+    assert "--output /proc/self/model cannot be written" in capsys.readouterr().err
 
 
 def test_the_command_says_what_was_compared_and_its_status_whether_it_differs(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from squall.cli_output import check_output
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def add_replay(commands: Any) -> None:
@@ -22,16 +28,28 @@ def add_replay(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--around-nan", action="store_true", help="stop at the first batch that made a NaN or Inf")
     parser.add_argument("--output", metavar="FILE", help="write the model's weights there, as safetensors")
+    parser.add_argument("--force", action="store_true", help="write over an older output")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
 
 
 def _replay(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
+    output = None if options.output is None else Path(options.output)
+    if output is not None:
+        check_output(output, options.force)
     from squall.rerun import replay
 
     done = replay(options.run_dir, until=options.until, check=options.check, around_nan=options.around_nan)
-    if options.output is not None:
-        from safetensors.torch import save_model
+    if output is not None:
+        _save(done.model, output)
+    answer = json.dumps(done.to_json_dict()) if options.json else str(done)
+    return (0 if done.as_asked else 1), f"{answer}\n"
 
-        save_model(done.model, options.output)
-    output = json.dumps(done.to_json_dict()) if options.json else str(done)
-    return (0 if done.as_asked else 1), f"{output}\n"
+
+def _save(model: nn.Module, path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_model
+
+    try:
+        save_model(model, str(path))
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"--output {path} cannot be written: {error}") from None
