@@ -80,13 +80,13 @@ class Replay:
         self._fetched = "weights" if job.recipe.batch is None else "trial"
         self._stopped = False
         self._threads = 0
-        replicas, version = job.recipe.replicas, job.restored.updates if job.restored is not None else 0
+        version = job.restored.updates if job.restored is not None else 0
         self.shards = [
-            ShardSide(Node("shard", i), schedule / str(Node("shard", i)), replicas, shard_host(job, i), version)
+            ShardSide(Node("shard", i), schedule / str(Node("shard", i)), job, shard_host(job, i), version)
             for i in range(job.recipe.shards)
         ]
         nodes = sorted(Node.parse(path.name) for path in schedule.glob("replica-*"))
-        self.replicas = {node: ReplicaSide(node, schedule / str(node), replicas) for node in nodes}
+        self.replicas = {node: ReplicaSide(node, schedule / str(node), job) for node in nodes}
 
     def run(self) -> None:
         try:

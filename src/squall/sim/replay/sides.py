@@ -8,6 +8,7 @@ from pathlib import Path
 
 from squall.protocol.core import Compute, Node
 from squall.runtime.hosts import ReplicaHost, ShardHost
+from squall.runtime.job import Job
 from squall.runtime.portions import PortionHost
 from squall.runtime.records import Added, Applied, Delivered, Ended, Fingerprint, Record, records
 from squall.runtime.schedule import Damaged
@@ -24,12 +25,12 @@ class Side:
     thousands of processes, of which few lived at once.
     """
 
-    def __init__(self, node: Node, path: Path, replicas: int) -> None:
+    def __init__(self, node: Node, path: Path, job: Job) -> None:
         self.node = node
         self.path = path
         self.damage = ""  # why the records end where they do, if they should not
         self.ended = False  # the process ended in good order
-        self._replicas = replicas
+        self._job = job
         self._records: Iterator[Record] | None = None
         self._record: Record | None = None
 
@@ -44,7 +45,7 @@ class Side:
     def all(self) -> Iterator[Record]:
         """All good records, from the first."""
         try:
-            for record in records(self.path, self._replicas):
+            for record in records(self.path, self._job.recipe.replicas, self._job.task.examples):
                 if isinstance(record, Ended):
                     self.ended = True
                 else:
@@ -60,8 +61,8 @@ class Side:
 
 
 class ReplicaSide(Side):
-    def __init__(self, node: Node, path: Path, replicas: int) -> None:
-        super().__init__(node, path, replicas)
+    def __init__(self, node: Node, path: Path, job: Job) -> None:
+        super().__init__(node, path, job)
         self.host: Replica | None = None  # None: not begun, or over
         self.begun = False
         self.clock = 0  # of its last push
@@ -72,8 +73,8 @@ class ReplicaSide(Side):
 
 
 class ShardSide(Side):
-    def __init__(self, node: Node, path: Path, replicas: int, host: ShardHost | VectorHost, version: int) -> None:
-        super().__init__(node, path, replicas)
+    def __init__(self, node: Node, path: Path, job: Job, host: ShardHost | VectorHost, version: int) -> None:
+        super().__init__(node, path, job)
         self.host = host
         self.version = version  # updates, with those before this attempt
         self.fingerprint = Fingerprint(host.store.weights)
