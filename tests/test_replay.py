@@ -173,4 +173,4 @@ def test_the_command_says_what_was_compared_and_its_status_whether_it_differs(
     document = json.loads(capsys.readouterr().out)
     assert document["difference"]["shard"] == 0
     assert main(["replay", str(tmp_path / "nothing")]) == 1
-    assert "holds no run" in capsys.readouterr().err
+    assert "holds no run that can be resumed or replayed" in capsys.readouterr().err

@@ -17,7 +17,11 @@ def add_replay(commands: Any) -> None:
     """`commands` is what `add_subparsers` returns."""
     parser = commands.add_parser("replay", help="recompute a run from its seed and its schedule, bit for bit")
     parser.set_defaults(run=_replay)
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument(
+        "run_dir",
+        metavar="RUN_DIR",
+        help="only one that you trust: its code.pickle is read and run, as `squall resume` does",
+    )
     parser.add_argument(
         "--until", type=int, metavar="UPDATE",
         help="stop when every shard has made so many updates; exit status 1 if they are not reached",

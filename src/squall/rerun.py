@@ -117,7 +117,7 @@ def replay(run_dir: str | Path, *, until: int | None = None, check: bool = False
     """Recompute a run in this process, to the same weights bit for bit.
 
     That needs the same machine, torch version and number of threads; elsewhere the result says what differs, and the
-    last bits may.
+    last bits may. The run's code is unpickled, as `resume` does: only of directories that you trust.
 
     Args:
         run_dir: of a run of `squall.fit` or `squall train`.
