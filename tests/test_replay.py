@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import squall
+from squall import rerun
 from squall.cli import main
 from squall.run import Run
 from squall.runtime.seeds import seed_everything
@@ -130,6 +131,29 @@ def test_l_bfgs_is_replayed_with_backup_portions_and_a_replica_that_dies(shards:
     assert squall.replay(run.directory, until=replayed.updates // 2).updates == replayed.updates // 2
 
 
+def test_where_the_weights_cannot_go_is_said_before_the_replay(
+    inline: Fit, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = inline(NOISY, FAMILY["downpour"], epochs=1)
+    older = tmp_path / "model.safetensors"
+    older.write_text("older")
+    command = ["replay", str(run.directory), "--output"]
+    with monkeypatch.context() as patched:
+        patched.setattr(rerun, "replay", None)
+        for output, message in {
+            older: "exists already: write over it with --force",
+            tmp_path / "none" / "model": "there is no directory",
+            tmp_path: "is a directory: choose another",
+        }.items():
+            assert main([*command, str(output)]) == 1
+            assert message in capsys.readouterr().err
+    assert older.read_text() == "older"
+    assert main([*command, str(older), "--force"]) == 0
+    assert load_file(older)
+    assert main([*command, "/proc/self/model"]) == 1, "it is a directory, in which nobody can make a file"
+    assert "--output /proc/self/model cannot be written" in capsys.readouterr().err
+
+
 def test_the_command_says_what_was_compared_and_its_status_whether_it_differs(
     inline: Fit, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -139,10 +163,14 @@ def test_the_command_says_what_was_compared_and_its_status_whether_it_differs(
     assert re.search(r"the same, bit for bit: \d+ updates and snapshot 1 compared", capsys.readouterr().out)
     saved = load_file(output)
     assert all(torch.equal(saved[name], value) for name, value in run.model.state_dict().items())
+    assert main(["replay", str(run.directory), "--until", "9999"]) == 1
+    assert "the run did not come to update 9999" in capsys.readouterr().out
+    assert main(["replay", str(run.directory), "--until", "9999", "--check"]) == 1
+    assert re.search(r"the same up to update \d+: \d+ updates", capsys.readouterr().out)
     for file in (run.directory / "snapshots").glob("*/shard-0*"):
         file.write_bytes(file.read_bytes()[:-4] + b"abcd")
     assert main(["replay", str(run.directory), "--check", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["difference"]["shard"] == 0
     assert main(["replay", str(tmp_path / "nothing")]) == 1
-    assert "holds no run" in capsys.readouterr().err
+    assert "holds no run that can be resumed or replayed" in capsys.readouterr().err

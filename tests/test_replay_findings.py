@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import squall
+from squall.cli import main
 from squall.run import Run, load_code, write_plan
 from squall.runtime import recording
-from squall.runtime.schedule import FORMAT, HEAD, MAGIC
+from squall.runtime.schedule import COMPUTED, FORMAT, HEAD, MAGIC, Log
 from squall.runtime.seeds import epoch_order
 from squall.script import script_code
 from tests.rehearsal import NOISY, assert_replays, normalized, rehearse, same
@@ -119,6 +122,25 @@ def test_a_schedule_that_was_cut_off_or_is_gone_is_named(
     assert min(replayed.versions) < 10
 
 
+def test_a_check_of_a_schedule_that_breaks_off_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recording, "WRITTEN_TOGETHER", 1)
+    run = rehearse(tmp_path / "run", FAMILY["downpour"])
+    home, command = run.directory / "schedule" / "0", ["replay", str(run.directory)]
+    (home / "replica-1.0").write_bytes(cut_to_whole_records(home / "replica-1.0", 4))
+    assert main([*command, "--check"]) == 1
+    assert re.search(r"the same up to update [1-9]\d*: ", capsys.readouterr().out)
+    assert main(command) == 0, "as far as it goes is what was asked for"
+    capsys.readouterr()
+    for name in ("shard-0.0", "shard-1.0"):
+        (home / name).unlink()
+    assert main([*command, "--check"]) == 1
+    output = capsys.readouterr().out
+    assert "no update was compared" in output
+    assert "same" not in output
+
+
 def cut_to_whole_records(path: Path, count: int) -> bytes:
     data = path.read_bytes()
     at = len(MAGIC)
@@ -173,6 +195,75 @@ def test_a_damaged_later_attempt_is_said_and_those_before_it_are_replayed(tmp_pa
     replayed = squall.replay(path)
     assert "start.json cannot be read" in replayed.stopped
     assert same(replayed.model, before.model)
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """Fifty more than are open now."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 50, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def with_incarnations(run: Run, count: int) -> None:
+    """As if replica 0 had died so often; each of its processes has computed a batch that it did not push."""
+    for incarnation in range(1, count + 1):
+        log = Log(run.directory / "schedule" / "0" / f"replica-0.{incarnation}")
+        log.add([COMPUTED, 0b101, 1, 0, 0, 16])
+        log.close()
+
+
+def test_a_replay_needs_no_more_open_files_than_processes_lived_at_once(tmp_path: Path, few_files: None) -> None:
+    run = rehearse(tmp_path / "run", FAMILY["downpour"])
+    with_incarnations(run, 60)
+    assert_replays(run)
+
+
+def test_of_many_damaged_files_one_is_named_and_the_others_are_counted(tmp_path: Path) -> None:
+    run = rehearse(tmp_path / "run", FAMILY["downpour"])
+    with_incarnations(run, 40)
+    for path in (run.directory / "schedule" / "0").glob("replica-0.[1-9]*"):
+        path.write_bytes(b"")
+    stopped = squall.replay(run.directory).stopped
+    assert "replica-0.1 is cut off: it holds 0 bytes" in stopped
+    assert "39 more files" in stopped
+
+
+# ---------------------------------------------------------------- a task that fails
+
+
+def open_schedules(run_dir: Path) -> list[str]:
+    paths = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            paths.append(str(link.readlink()))
+    return [path for path in paths if path.startswith(str(run_dir / "schedule"))]
+
+
+class FailsOnce:
+    """A loss whose n-th batch raises."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("a mistake in the task")
+        return mean_square(model, batch)
+
+
+@pytest.mark.parametrize("strategy", [*FAMILY.values(), squall.SingleProcess()])
+def test_a_loss_that_raises_leaves_no_schedule_open_and_what_was_done_is_replayed(
+    inline: Fit, strategy: squall.Strategy, run_dir: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="a mistake in the task"):
+        inline(regression(loss=FailsOnce(2)), strategy, epochs=1, run_dir=run_dir)
+    assert open_schedules(run_dir) == []
+    replayed = squall.replay(run_dir, check=True)
+    assert replayed.difference is None
+    assert not replayed.stopped
 
 
 # ---------------------------------------------------------------- NaN

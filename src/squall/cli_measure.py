@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from squall.cli_output import check_output
 from squall.version import __version__
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def add_measure(commands: Any) -> None:
 def _measure(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
     path = Path(options.output)
     trace_file = f"{path.stem}.steps.txt"
-    _check_output(path, path.parent / trace_file, options.force)
+    check_output(path, options.force, beside=[path.parent / trace_file], example="cluster.toml")
     import torch
 
     torch.set_num_threads(1)  # a thread pool would not survive the forks
@@ -62,16 +63,6 @@ def _warn_if_busy(load: float, cores: int) -> None:
             f"squall: warning: other programs are busy here (load {load:.1f} on {cores} cores), and get into the step"
             " times and slowdowns: measure again when it is quiet\n"
         )
-
-
-def _check_output(path: Path, trace: Path, force: bool) -> None:
-    if path.suffix != ".toml":
-        raise ValueError(f"--output {path} does not end in .toml: name a file such as cluster.toml")
-    if not path.parent.is_dir():
-        raise ValueError(f"--output {path}: there is no directory {path.parent}: make it first")
-    for there in (path, trace):
-        if there.exists() and not force:
-            raise ValueError(f"{there} exists already: write over it with --force, or choose another --output")
 
 
 def _comment(file: str, threads: int, torch_version: str) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from squall.cli_output import check_output
+
 if TYPE_CHECKING:
     from squall.cli_task import Loaded
     from squall.sim.planning.ranking import Ranking
@@ -44,7 +46,7 @@ def add_plan(commands: Any) -> None:
 
 def _plan(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
     path = Path(options.output)
-    _check_output(path, options.force)
+    check_output(path, options.force, beside=[path.with_suffix(".html")], example="plan.svg")
     from squall.cli_task import load_task
     from squall.report.planning import text, write_picture
     from squall.sim.cluster.model import Cluster
@@ -66,16 +68,6 @@ def _plan(options: argparse.Namespace, local: object, commanded_at: float) -> tu
         return status, json.dumps({**ranking.to_json_dict(), "picture": str(path), "page": str(page)}) + "\n"
     notes = {"picture": str(path), "page": str(page), "to train": _train(options.file, ranking, loaded)}
     return status, f"{text(ranking)}\n\n" + "".join(f" {name:<9} {value}\n" for name, value in notes.items())
-
-
-def _check_output(path: Path, force: bool) -> None:
-    if path.suffix != ".svg":
-        raise ValueError(f"--output {path} does not end in .svg: name a file such as plan.svg")
-    if not path.parent.is_dir():
-        raise ValueError(f"--output {path}: there is no directory {path.parent}: make it first")
-    for there in (path, path.with_suffix(".html")):
-        if there.exists() and not force:
-            raise ValueError(f"{there} exists already: write over it with --force, or choose another --output")
 
 
 def _strategies(text: str, from_file: Sequence[Strategy]) -> dict[str, Strategy]:

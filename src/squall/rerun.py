@@ -44,6 +44,8 @@ class Replayed:
         difference: the first, if one was found.
         nan: the first batch whose gradient was not finite, if that was asked for and there was one.
         seconds: that the replay took.
+        checked: it was compared with the record.
+        until: the update that was to be reached, if one was named.
     """
 
     directory: Path
@@ -58,6 +60,7 @@ class Replayed:
     nan: NonFiniteBatch | None
     seconds: float
     checked: bool
+    until: int | None
 
     def __str__(self) -> str:
         lines = [f"{self.directory}: {self.updates} updates replayed in {self.seconds:.1f} s"]
@@ -71,9 +74,29 @@ class Replayed:
         if self.difference is not None:
             lines.append(f"first difference: {self.difference}")
         elif self.checked:
-            which = f"snapshot {', '.join(map(str, self.snapshots))}" if self.snapshots else "no snapshot"
-            lines.append(f"the same, bit for bit: {self.fingerprints} updates and {which} compared")
+            lines.append(self._compared())
         return "\n".join(lines)
+
+    @property
+    def as_asked(self) -> bool:
+        """Nothing differs, and what was to be compared or reached was."""
+        if self.difference is not None:
+            return False
+        if self.checked and not self.fingerprints:
+            return False
+        return not (self.stopped and (self.checked or self.until is not None))
+
+    def _compared(self) -> str:
+        """What a check without a difference says."""
+        which = f"snapshot {', '.join(map(str, self.snapshots))}" if self.snapshots else "no snapshot"
+        compared = f"{self.fingerprints} updates and {which} compared"
+        if not self.fingerprints:
+            return "no update was compared"
+        if not self.stopped:
+            return f"the same, bit for bit: {compared}"
+        if not self.updates:
+            return f"no update of every shard was reached: {compared}, without a difference"
+        return f"the same up to update {self.updates}: {compared}"
 
     def to_json_dict(self) -> dict[str, Any]:
         """Plain values, without the model."""
@@ -94,7 +117,7 @@ def replay(run_dir: str | Path, *, until: int | None = None, check: bool = False
     """Recompute a run in this process, to the same weights bit for bit.
 
     That needs the same machine, torch version and number of threads; elsewhere the result says what differs, and the
-    last bits may.
+    last bits may. The run's code is unpickled, as `resume` does: only of directories that you trust.
 
     Args:
         run_dir: of a run of `squall.fit` or `squall train`.
@@ -214,6 +237,7 @@ class _Rerun:
             updates=min(versions), versions=versions, elsewhere=tuple(self._elsewhere),
             stopped="; ".join(self._notes), fingerprints=self._fingerprints, snapshots=tuple(self._snapshots),
             difference=observer.difference, nan=observer.nan, seconds=seconds, checked=self._check,
+            until=self._until,
         )  # fmt: skip
 
 

@@ -145,7 +145,7 @@ def load_code(path: Path) -> Code | ScriptCode:
     try:
         code: Code | ScriptCode = cloudpickle.loads((path / "code.pickle").read_bytes())
     except FileNotFoundError:
-        raise ValueError(f"{path} holds no run that can be resumed: it has no code.pickle") from None
+        raise ValueError(f"{path} holds no run that can be resumed or replayed: it has no code.pickle") from None
     except Exception as error:
         raise ValueError(f"{path / 'code.pickle'} cannot be read ({error}): start a new run") from error
     return code

@@ -281,11 +281,28 @@ def test_one_over_n_is_written_as_n() -> None:
     assert [short(1 / n) for n in range(1, 2000)] == list(range(1, 2000))
 
 
-@pytest.mark.parametrize("raw", [[99], [schedule.PUSHED, 1], [schedule.APPLIED, 1, 1, 1, 2, 0], ["x"], [schedule.USED]])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        [99],
+        [schedule.PUSHED, 1],
+        [schedule.APPLIED, 1, 1, 1, 2, 0],
+        [schedule.APPLIED, 1, 1, 1, 0, 0],
+        ["x"],
+        [schedule.USED],
+        [schedule.COMPUTED, 5, 1 << 40, 0, 0, 16],
+        [schedule.COMPUTED, 5, 1 << 40, 0, 0, 0],
+        [schedule.COMPUTED, 5, 1, 0, -16, 16],
+        [schedule.COMPUTED, 5, 0, 0, 0, 16],
+        [schedule.COMPUTED, 5, 1, 0, 80, 16],
+        [schedule.CONTINUED, 5, 1],
+        [schedule.CALCULATED, 1, "x"],
+    ],
+)
 def test_a_record_that_says_nothing_is_damage(raw: list[Any], tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
     log.add([schedule.USED, 1])
     log.add(raw)
-    found, damage = up_to_the_damage(records(tmp_path / "log", 4))
+    found, damage = up_to_the_damage(records(tmp_path / "log", 4, examples=90))
     assert found == [Used(1)]
     assert "is damaged at record 1: " in damage

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from plan_entries import DILOCO, DOWNPOUR, SYNCHRONOUS, entry
+from torch import Tensor, nn
 
 import squall
 from squall.cli import main
 from squall.plan import Settings
 from squall.report.planning import text, write_picture
+from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import Cluster, Failure, Machine
 from squall.sim.cluster.simulate import simulate
 from squall.sim.planning import planner
@@ -25,7 +29,7 @@ from squall.sim.planning.ranking import ranked
 from squall.sim.planning.reasons import reason
 from squall.sim.planning.speed import speed_of
 from squall.sim.planning.survival import survival_of
-from tests.tasks import numbers, regression
+from tests.tasks import mean_square, numbers, regression
 
 SLOW_ONE = Cluster(machines=(
     Machine(name="old", step_s=0.1, roles=("replica",)),  # the first, so that every plan has it
@@ -105,6 +109,43 @@ def test_an_interrupt_leaves_what_is_known(monkeypatch: pytest.MonkeyPatch) -> N
     assert "Interrupted" in text(ranking)
 
 
+def test_an_interrupt_in_a_trial_ends_all_of_them_and_that_one_counts_as_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+
+    def interrupted(*arguments: Any, **options: Any) -> Forecast:
+        tried.append(options["run_dir"])
+        if len(tried) == 2:
+            sent.append(False)
+        return simulate(*arguments, **options)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        if sent == [False] and signal.getsignal(signal.SIGINT) is not before:  # the simulation has begun
+            sent[0] = True
+            signal.raise_signal(signal.SIGINT)
+        return mean_square(model, batch)
+
+    sent: list[bool] = []
+    before = signal.getsignal(signal.SIGINT)
+    task = regression(examples=640, validate=numbers(64), loss=loss)
+    monkeypatch.setattr(planner, "simulate", interrupted)
+    ranking = plan_cluster(task, SLOW_ONE, strategies=BOTH, until="loss=0.3", trials=2, seconds=60)
+    assert ranking.interrupted
+    assert len(tried) == 2
+    assert [e.trial.status for e in ranking.entries if e.trial is not None] == ["finished"]
+    assert not any(e.failed for e in ranking.entries)
+
+
+def test_a_directory_for_the_trials_is_refused_before_the_first_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "speed_of", None)
+    (tmp_path / "older").touch()
+    with pytest.raises(ValueError, match="exists already"):
+        plan_cluster(TASK, SLOW_ONE, strategies=BOTH, until="loss=0.3", keep=tmp_path)
+
+
 def test_the_picture_is_a_whole_file_with_every_name(tmp_path: Path) -> None:
     entries = [entry(DOWNPOUR, reached_s=2), entry(SYNCHRONOUS, reached_s=0), entry(DILOCO, 900)]
     for target in (("accuracy", 0.97), None):
@@ -159,6 +200,7 @@ def test_the_command_prints_a_ranking_and_draws_it(files: Path, capsys: pytest.C
         (["--strategies", "downpour:speed=4"], "write field=value"),
         (["--until", "beauty=1"], "until names the metric 'beauty', but the task has loss"),
         (["--seconds", "5"], "give until too"),
+        (["--keep", "trials"], "give until too"),
         (["--trials", "0"], "trials is 0"),
         (["--output", "plan.png"], "does not end in .svg"),
         (["--cluster", "none.toml"], "none.toml is no file: write one with `squall measure job.py`"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from squall.protocol.core import COORDINATOR, Compute, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
@@ -63,14 +64,15 @@ class InlineRun:
             coordinator.perform(End("failed", f"{type(error).__name__}: {error}"), self.world.now)
             raise
         finally:
-            self._end_shards()
+            self._end_others()
         return self.channel.ended
 
-    def _end_shards(self) -> None:
-        """The world stands still when its coordinator has ended; what the others still had to do is to close files."""
-        for node, place in self.world.places.items():
-            if node.role == "shard" and place.end is None:
-                place.host.perform(End("finished"), self.world.now)
+    def _end_others(self) -> None:
+        """The world stands still when its coordinator has ended, or somebody's code has raised; files stay open."""
+        with ExitStack() as stack:  # one that fails does not keep the others from it
+            for node, place in self.world.places.items():
+                if node != COORDINATOR and place.end is None:
+                    stack.callback(place.host.perform, End("finished"), self.world.now)
 
     def _member(self, node: Node) -> tuple[Linked, Host]:
         return machine(self._job, node), self._host(node)

@@ -22,6 +22,7 @@ leave out whether a gradient is added to what the buffer holds: it is, unless it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -161,9 +162,15 @@ def _long(value: float) -> float:
     return 1 / value if isinstance(value, int) else value
 
 
-def records(path: Path, replicas: int) -> Iterator[Record]:
-    """What a file says, in order. Raises `Damaged` behind the last good record."""
-    batches = _Batches()
+_MISTAKES = (ValueError, TypeError, StopIteration, RuntimeError, ArithmeticError, msgspec.MsgspecError)
+
+
+def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[Record]:
+    """What a file says, in order. Raises `Damaged` behind the last good record.
+
+    `examples` is how many an epoch has: a record of batches beyond them is damage, and not a loop for hours.
+    """
+    batches = _Batches(examples)
     for number, raw in enumerate(read(path)):
         entries = iter(raw)
         try:
@@ -175,7 +182,7 @@ def records(path: Path, replicas: int) -> Iterator[Record]:
                 if isinstance(record, Pushed):
                     batches.held = 0
                 yield record
-        except (ValueError, TypeError, StopIteration, RuntimeError, ZeroDivisionError) as error:
+        except _MISTAKES as error:
             raise Damaged(f"{path} is damaged at record {number}: {raw!r} says nothing") from error
 
 
@@ -205,6 +212,8 @@ def _record(tag: int, entries: Iterator[Any], replicas: int) -> Record:
 
 def _applied(entries: Iterator[Any], replicas: int) -> Applied:
     fingerprint, share, rate, count = islice(entries, 4)
+    if count < 1:
+        raise ValueError(f"an update of {count} terms")
     terms = []
     for _ in range(count):
         who, buffer, clock, weight = islice(entries, 4)
@@ -221,7 +230,8 @@ def _node(who: int, replicas: int) -> Node:
 class _Batches:
     """Where the last batch of a file ended, and what the gradient buffer holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, examples: float) -> None:
+        self._examples = examples
         self._epoch = self._at = self._length = 0
         self.held = 0  # batches since the last push
 
@@ -231,6 +241,8 @@ class _Batches:
             self._epoch, self._at, self._length = islice(entries, 3)
         elif tag == SKIPPED:
             self._at += next(entries)
+        if count < 1 or self._length < 1 or self._at < 0 or self._at + count * self._length > self._examples:
+            raise ValueError(f"{count} batches of {self._length} examples from {self._at}")
         buffer, finite = (bits >> 2) - 1, bool(bits & 1)
         for _ in range(count):
             start, self._at = self._at, self._at + self._length

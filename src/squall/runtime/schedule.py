@@ -123,10 +123,11 @@ def read(path: Path) -> Iterator[list[Any]]:
         size = os.fstat(file.fileno()).st_size
         if size < len(MAGIC):
             raise Damaged(f"{path} is cut off: it holds {size} bytes")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-            if memory[: len(MAGIC)] != MAGIC:
-                raise Damaged(f"{path} is not a schedule of format {FORMAT}")
-            yield from _records(memory, size, path)
+        memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    with memory:  # which needs the file no more
+        if memory[: len(MAGIC)] != MAGIC:
+            raise Damaged(f"{path} is not a schedule of format {FORMAT}")
+        yield from _records(memory, size, path)
 
 
 def _records(memory: mmap.mmap, size: int, path: Path) -> Iterator[list[Any]]:

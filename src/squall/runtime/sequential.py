@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from squall.protocol.coordinator import reached
 from squall.protocol.core import (
@@ -94,6 +94,14 @@ class Sequential:
         self._interrupts: list[int] = []  # signals caught
 
     def run(self) -> End:
+        try:
+            return self._run()
+        finally:
+            with ExitStack() as stack:
+                for host in (self._shard, self._replica):
+                    stack.callback(host.perform, End("finished"), 0.0)
+
+    def _run(self) -> End:
         self._gradients.use(0)
         try:
             with collected_interrupts() as self._interrupts:
@@ -107,8 +115,6 @@ class Sequential:
         if error and end.status in ("finished", "interrupted"):
             end = End("failed", error)
         self._host.perform(end, self._clock())
-        for host in (self._replica, self._shard):
-            host.perform(end, 0.0)
         return end
 
     def _train(self) -> End:

@@ -75,6 +75,8 @@ def plan_cluster(
         raise ValueError(f"trials is {trials}: it must be at least 1")
     if seconds is not None and until is None:
         raise ValueError("seconds limits the trials of until: give until too, or leave seconds out")
+    if keep is not None and until is None:
+        raise ValueError("keep is for the runs of the trials of until: give until too, or leave keep out")
     for role in ROLES:
         if not cores(cluster, role):
             raise ValueError(f"no machine of the cluster may have a {role}: add {role!r} to the roles of one")
@@ -85,12 +87,13 @@ def plan_cluster(
         strategies = default_strategies(from_file, batches=-(-built.examples // built.batch_size))
     candidates = sweep(strategies, cluster, budget)
     target = _check(candidates, built, until, seconds, seed)
+    kept = None if keep is None else new_directory(keep)
     stages = _Stages(task, built, _timed(cluster, built, candidates[0], seed), seed, progress)
     try:
         for candidate in candidates:
             stages.add(candidate)
         if until is not None:
-            stages.try_for(until, finalists(stages.entries.values(), trials), seconds, keep)
+            stages.try_for(until, finalists(stages.entries.values(), trials), seconds, kept)
     except KeyboardInterrupt:
         if not stages.entries:
             raise
@@ -144,15 +147,18 @@ class _Stages:
         entry = self.entries[str(candidate)] = Entry(candidate=candidate, speed=speed, survival=survival)
         self._tell(f"{candidate}: {rate_text(entry.useful)} examples/s")
 
-    def try_for(self, until: str, chosen: Sequence[Entry], seconds: float | None, keep: str | Path | None) -> None:
-        """Simulate with real gradients, the fastest first, so that the others need not go on for long."""
+    def try_for(self, until: str, chosen: Sequence[Entry], seconds: float | None, keep: Path | None) -> None:
+        """Simulate with real gradients, the fastest first, so that the others need not go on for long.
+
+        Raises `KeyboardInterrupt` when a trial was interrupted: nothing is known of that one.
+        """
         best_s = math.inf
         chosen = sorted(chosen, key=lambda entry: -entry.useful)
         every_s = self._built.examples / max(chosen[0].useful, 1e-9)
-        with tempfile.TemporaryDirectory() if keep is None else nullcontext(new_directory(keep)) as directory:
+        with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as directory:
             for entry in chosen:
                 limit_s = EPOCHS * self._built.examples / max(entry.useful, 1e-9) if seconds is None else seconds
-                # `seconds` begins anew with each restart of a run whose shards fail; batches do not.
+                # `seconds` ends a trial, its restarts included; batches are a bound beyond that.
                 steps = math.ceil(SLOWER * limit_s * entry.speed.examples_per_second / self._built.batch_size)
                 settings = Settings(seconds=min(limit_s, SLOWER * best_s), evaluate_every_s=every_s)
                 path = Path(directory) / re.sub(r"\W+", "-", str(entry.candidate))
@@ -160,6 +166,8 @@ class _Stages:
                     self._task, entry.candidate.strategy, self._cluster, until=until, steps=steps, seed=self._seed,
                     run_dir=path, settings=settings,
                 )  # fmt: skip
+                if trial.status == "interrupted":
+                    raise KeyboardInterrupt
                 trial = dataclasses.replace(trial, run_directory=None if keep is None else trial.run_directory)
                 self.entries[str(entry.candidate)] = dataclasses.replace(entry, trial=trial)
                 best_s = min(best_s, math.inf if trial.reached_s is None else trial.reached_s)

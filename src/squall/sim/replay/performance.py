@@ -80,13 +80,13 @@ class Replay:
         self._fetched = "weights" if job.recipe.batch is None else "trial"
         self._stopped = False
         self._threads = 0
-        replicas, version = job.recipe.replicas, job.restored.updates if job.restored is not None else 0
+        version = job.restored.updates if job.restored is not None else 0
         self.shards = [
-            ShardSide(Node("shard", i), schedule / str(Node("shard", i)), replicas, shard_host(job, i), version)
+            ShardSide(Node("shard", i), schedule / str(Node("shard", i)), job, shard_host(job, i), version)
             for i in range(job.recipe.shards)
         ]
         nodes = sorted(Node.parse(path.name) for path in schedule.glob("replica-*"))
-        self.replicas = {node: ReplicaSide(node, schedule / str(node), replicas) for node in nodes}
+        self.replicas = {node: ReplicaSide(node, schedule / str(node), job) for node in nodes}
 
     def run(self) -> None:
         try:
@@ -110,8 +110,9 @@ class Replay:
         if self._stopped:
             return ""
         damages = [side.damage for side in sides if side.damage]
-        waiting = [self._missing(side) for side in sides if side.record is not None]
-        return "; ".join(damages or waiting[:1])
+        if len(damages) > 1:
+            return f"{damages[0]}; {len(damages) - 1} more files are damaged, too"
+        return damages[0] if damages else next((self._missing(side) for side in sides if side.record is not None), "")
 
     def _missing(self, side: Side) -> str:
         """Why this node could not go on, though its own schedule does."""
@@ -129,11 +130,13 @@ class Replay:
 
     def _replica_moves(self, replica: ReplicaSide) -> bool:
         """Perform the next record, if it can be."""
+        if not replica.begun and not self._may_begin(replica):
+            return False
         if replica.record is None:
             self._close(replica)
             return False
-        if not replica.begun and not self._begins(replica):
-            return False
+        if not replica.begun:
+            self._begin(replica)
         match replica.record:
             case Computed() as computed:
                 if self._in_use(replica, computed.batch.buffer):
@@ -162,12 +165,16 @@ class Replay:
         replica.advance()
         return True
 
-    def _begins(self, replica: ReplicaSide) -> bool:
+    def _may_begin(self, replica: ReplicaSide) -> bool:
+        """Its predecessors are over."""
         slot, incarnation = replica.node.index, replica.node.incarnation
         for other in self.replicas.values():
             before = other.node.index == slot and other.node.incarnation < incarnation
             if before and not (other.record is None and all(shard.done_with(other.node) for shard in self.shards)):
                 return False
+        return True
+
+    def _begin(self, replica: ReplicaSide) -> None:
         replica.begun = True
         job = own_model(self._job)
         if self._lone:
@@ -175,10 +182,9 @@ class Replay:
             assert isinstance(store, Store)
             replica.host = LoneHost(job, store)
         else:
-            replica.host = replica_host(job, slot)
+            replica.host = replica_host(job, replica.node.index)
         if self._job.task.loader.get("num_workers", 0):
             self._announce(replica)
-        return True
 
     def _announce(self, replica: ReplicaSide) -> None:
         """Let the data loader's workers begin with all that is to come; they keep a few batches ahead."""

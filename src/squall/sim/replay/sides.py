@@ -8,6 +8,7 @@ from pathlib import Path
 
 from squall.protocol.core import Compute, Node
 from squall.runtime.hosts import ReplicaHost, ShardHost
+from squall.runtime.job import Job
 from squall.runtime.portions import PortionHost
 from squall.runtime.records import Added, Applied, Delivered, Ended, Fingerprint, Record, records
 from squall.runtime.schedule import Damaged
@@ -18,21 +19,33 @@ Replica = ReplicaHost | PortionHost | LoneHost
 
 
 class Side:
-    """A node: its records, and how far it has come."""
+    """A node: its records, and how far it has come.
 
-    def __init__(self, node: Node, path: Path, replicas: int) -> None:
+    Its file is opened when the first record is asked for, and is not open any more behind the last: a run may have had
+    thousands of processes, of which few lived at once.
+    """
+
+    def __init__(self, node: Node, path: Path, job: Job) -> None:
         self.node = node
         self.path = path
         self.damage = ""  # why the records end where they do, if they should not
         self.ended = False  # the process ended in good order
-        self._replicas = replicas
-        self._records = self.all()
-        self.record: Record | None = next(self._records, None)  # the next one; None: there are no more
+        self._job = job
+        self._records: Iterator[Record] | None = None
+        self._record: Record | None = None
+
+    @property
+    def record(self) -> Record | None:
+        """The next one; None: there are no more."""
+        if self._records is None:
+            self._records = self.all()
+            self._record = next(self._records, None)
+        return self._record
 
     def all(self) -> Iterator[Record]:
         """All good records, from the first."""
         try:
-            for record in records(self.path, self._replicas):
+            for record in records(self.path, self._job.recipe.replicas, self._job.task.examples):
                 if isinstance(record, Ended):
                     self.ended = True
                 else:
@@ -43,12 +56,13 @@ class Side:
             self.damage = f"{self.path} cannot be read: {error.strerror}"
 
     def advance(self) -> None:
-        self.record = next(self._records, None)
+        assert self._records is not None
+        self._record = next(self._records, None)
 
 
 class ReplicaSide(Side):
-    def __init__(self, node: Node, path: Path, replicas: int) -> None:
-        super().__init__(node, path, replicas)
+    def __init__(self, node: Node, path: Path, job: Job) -> None:
+        super().__init__(node, path, job)
         self.host: Replica | None = None  # None: not begun, or over
         self.begun = False
         self.clock = 0  # of its last push
@@ -59,8 +73,8 @@ class ReplicaSide(Side):
 
 
 class ShardSide(Side):
-    def __init__(self, node: Node, path: Path, replicas: int, host: ShardHost | VectorHost, version: int) -> None:
-        super().__init__(node, path, replicas)
+    def __init__(self, node: Node, path: Path, job: Job, host: ShardHost | VectorHost, version: int) -> None:
+        super().__init__(node, path, job)
         self.host = host
         self.version = version  # updates, with those before this attempt
         self.fingerprint = Fingerprint(host.store.weights)
