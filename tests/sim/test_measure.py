@@ -143,11 +143,11 @@ def test_processes_at_once() -> None:
 
 
 def test_many_times_become_few_of_the_same_mean() -> None:
-    times = [1 + (i * 7919 % 1000) / 1000 for i in range(1000)]
+    times = [1 + (i * 7919 % 1000) ** 4 / 1000 for i in range(1000 - 37)]  # some are very long
     few = quantiles(times)
     assert len(few) == measuring.MOST_TIMES
     assert list(few) == sorted(few)
-    assert statistics.fmean(few) == pytest.approx(statistics.fmean(times), rel=1e-3)
+    assert statistics.fmean(few) == pytest.approx(statistics.fmean(times), rel=1e-5)
     assert quantiles([3.0, 1.0]) == (1.0, 3.0)
 
 

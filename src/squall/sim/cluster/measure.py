@@ -210,8 +210,14 @@ def quantiles(times: Sequence[float]) -> tuple[float, ...]:
     ordered = sorted(times)
     if len(ordered) <= MOST_TIMES:
         return tuple(ordered)
-    cuts = [round(k * len(ordered) / MOST_TIMES) for k in range(MOST_TIMES + 1)]
-    return tuple(_rounded(statistics.fmean(ordered[a:b]), 6) for a, b in itertools.pairwise(cuts))
+    sums = [0.0, *itertools.accumulate(ordered)]
+    part = len(ordered) / MOST_TIMES  # a time may lie in two parts
+
+    def below(place: float) -> float:
+        whole = min(int(place), len(ordered) - 1)
+        return sums[whole] + (place - whole) * ordered[whole]
+
+    return tuple(_rounded((below((k + 1) * part) - below(k * part)) / part, 6) for k in range(MOST_TIMES))
 
 
 # ---------------------------------------------------------------- exchanges and memory
