@@ -10,6 +10,7 @@ import multiprocessing
 import resource
 import statistics
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 from torch.utils.data import TensorDataset
@@ -81,10 +82,21 @@ def _simulate(replicas: int, steps: int, line: Connection) -> None:
     settings = squall.Settings(snapshot_every_s=None)
     strategy = squall.Downpour(replicas=replicas, shards=SHARDS)
     simulate(task, squall.Downpour(), Cluster(machines=machines), gradients="none", steps=10, settings=settings)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = simulate(task, strategy, Cluster(machines=machines), gradients="none", epochs=1, settings=settings)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    line.send((found, (after - before) / replicas))
+    before = peak = _resident_kib()
+
+    def watch(now: float) -> None:
+        nonlocal peak
+        peak = max(peak, _resident_kib())
+
+    found = simulate(
+        task, strategy, Cluster(machines=machines), gradients="none", epochs=1, settings=settings, watch=watch
+    )  # fmt: skip
+    line.send((found, (peak - before) / replicas))
+
+
+def _resident_kib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1024
 
 
 if __name__ == "__main__":
