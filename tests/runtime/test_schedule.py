@@ -36,7 +36,6 @@ from squall.runtime.records import (
     Fingerprint,
     Pushed,
     Saved,
-    Used,
     records,
     short,
 )
@@ -196,7 +195,7 @@ def test_a_replicas_schedule_says_what_its_host_was_told(
                 held, buffer = 0, 1 - buffer
             case "use":
                 host.perform(UseWeights(more[0]), 0.0)
-                said.append(Used(more[0]))
+                said.append(UseWeights(more[0]))
     host.perform(End("finished"), 0.0)
     assert list(records(path, 4)) == [*said, Ended()]
 
@@ -304,5 +303,5 @@ def test_a_record_that_says_nothing_is_damage(raw: list[Any], tmp_path: Path) ->
     log.add([schedule.USED, 1])
     log.add(raw)
     found, damage = up_to_the_damage(records(tmp_path / "log", 4, examples=90))
-    assert found == [Used(1)]
+    assert found == [UseWeights(1)]
     assert "is damaged at record 1: " in damage

@@ -90,7 +90,7 @@ def acknowledgements_alone(original: Any, link: Linked, now: float, effects: lis
     original(link, now, effects)
 
 
-def never_forgotten(original: Any, link: Linked, node: Node) -> None:
+def never_forgotten(original: Any, link: Linked, node: Node, effects: list[Effect]) -> None:
     """The link itself drops what a process of an older view still has on its way."""
 
 
@@ -234,7 +234,7 @@ PLANTED: dict[str, Planted] = {
         wrapped(Shard, "on", weights_before_apply), 5, "I6"),
     "the delay bound is one too wide": Planted(wrapped(Shard, "__init__", one_more), 100, "I3"),
     "a push of a replica that is not in the view is applied": Planted(
-        both(wrapped(Shard, "_on_exchange", strangers_welcome), wrapped(Linked, "forget", never_forgotten)), 100, ""),
+        both(wrapped(Shard, "_on_exchange", strangers_welcome), wrapped(Linked, "_forget", never_forgotten)), 100, ""),
     "covers are forgotten on departure": Planted(
         wrapped(Shard, "_on_view", nothing_known_of_the_departed), 20, "I4"),
     "a round closes one replica early": Planted(wrapped(Shard, "_complete", one_early), 50, ""),

@@ -122,23 +122,17 @@ class Linked:
                     effects.append(self._send(effect, now))
                 continue
             if isinstance(effect, Forget):
-                self._acknowledge_last(effect.node, effects)
-                self.forget(effect.node)
+                self._forget(effect.node, effects)
             elif isinstance(effect, End):  # a node that leaves does not keep its peers resending
                 self._ended = True
                 for node, link in self._links.items():
                     _acknowledge(node, link, effects)
             effects.append(effect)
 
-    def _acknowledge_last(self, node: Node, effects: list[Effect]) -> None:
-        """Who left in good order waits to hear that its last words have arrived."""
-        link = self._links.get(node)
-        if link is not None:
+    def _forget(self, node: Node, effects: list[Effect]) -> None:
+        link = self._links.pop(node, None)
+        if link is not None:  # who left in good order waits to hear that its last words have arrived
             _acknowledge(node, link, effects)
-
-    def forget(self, node: Node) -> None:
-        """Nothing is resent to this node, and nothing heard of it, from now on."""
-        self._links.pop(node, None)
         self._forgotten[node] = None
 
     def _send(self, send: Send, now: float) -> Transmit:

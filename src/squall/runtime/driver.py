@@ -48,6 +48,16 @@ class Host(Protocol):
         """An event from outside the protocol (a process lost, a stop asked for), if there is one."""
 
 
+class QuietHost:
+    """What most hosts are: numbers travel without them, and nothing comes from outside."""
+
+    def attach(self, payload: Payload) -> None:
+        pass
+
+    def poll(self) -> Event | None:
+        return None
+
+
 class Driver:
     """One node's loop. `run` returns when the machine has ended and its peers know all it had to say.
 

@@ -24,6 +24,7 @@ from squall.runtime.arena import Arena
 from squall.runtime.backward import ModelOnVector, pin
 from squall.runtime.batches import Key
 from squall.runtime.compute import Gradients
+from squall.runtime.driver import QuietHost
 from squall.runtime.evaluate import evaluate
 from squall.runtime.job import Job
 from squall.runtime.local import LocalTraining
@@ -33,15 +34,7 @@ from squall.runtime.store import Store
 from squall.runtime.vectors import VectorHost
 
 
-class _Host:
-    def attach(self, payload: Payload) -> None:
-        pass
-
-    def poll(self) -> Event | None:
-        return None
-
-
-class ReplicaHost(_Host):
+class ReplicaHost(QuietHost):
     """A model, its batches, and its slot of the arena."""
 
     def __init__(self, job: Job, slot: int) -> None:
@@ -101,7 +94,7 @@ class SlowedHost:
         return event
 
 
-class ShardHost(_Host):
+class ShardHost(QuietHost):
     """A store, and where its snapshots go."""
 
     def __init__(self, job: Job, index: int) -> None:
@@ -129,7 +122,7 @@ class ShardHost(_Host):
         return None
 
 
-class EvaluatorHost(_Host):
+class EvaluatorHost(QuietHost):
     """A model on the evaluator's slot, which lies behind the replicas'."""
 
     def __init__(self, job: Job) -> None:

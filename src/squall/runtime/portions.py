@@ -8,9 +8,10 @@ import time
 import torch
 from torch import Tensor
 
-from squall.protocol.core import Compute, Effect, End, Event, GradientComputed, Keep, Payload, UseWeights
+from squall.protocol.core import Compute, Effect, End, Event, GradientComputed, Keep, UseWeights
 from squall.runtime.backward import Backward, pin
 from squall.runtime.compute import all_finite
+from squall.runtime.driver import QuietHost
 from squall.runtime.job import Job
 
 
@@ -43,7 +44,7 @@ class PortionGradients:
             torch.cuda.current_stream(self.backward.device).synchronize()
 
 
-class PortionHost:
+class PortionHost(QuietHost):
     """A replica's model, its portions, and its slot of the arena."""
 
     def __init__(self, job: Job, slot: int) -> None:
@@ -53,12 +54,6 @@ class PortionHost:
             pin(summed)
         backward = Backward(job.task, job.layout, [weights], job.plan.seed, device)
         self.training = PortionGradients(backward, summed)
-
-    def attach(self, payload: Payload) -> None:
-        pass
-
-    def poll(self) -> Event | None:
-        return None
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

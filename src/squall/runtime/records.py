@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
-from squall.protocol.core import Apply, Compute, Keep, Node, Term
+from squall.protocol.core import AddPortions, Apply, Compute, Keep, Node, Term, UseWeights
 from squall.protocol.messages import Calculation
 from squall.runtime.schedule import (
     ADDED,
@@ -76,14 +76,6 @@ class Calculated(msgspec.Struct, frozen=True):
     fingerprint: int
 
 
-class Added(msgspec.Struct, frozen=True):
-    """A push of portions went into a shard's sum."""
-
-    owner: Node
-    buffer: int
-    clock: int
-
-
 class Saved(msgspec.Struct, frozen=True):
     """A shard's part of a snapshot was written."""
 
@@ -104,23 +96,11 @@ class Pushed(msgspec.Struct, frozen=True):
     prepared: bool  # what an optimizer of the replica's own has done was first brought into it
 
 
-class Used(msgspec.Struct, frozen=True):
-    """All shards had written this weights buffer, and the replica took it into use."""
-
-    buffer: int
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """The gradient computed last went into the buffer."""
-
-    effect: Keep
-
-
 class Ended(msgspec.Struct, frozen=True):
     """The process ended in good order."""
 
 
-Record = Applied | Delivered | Saved | Computed | Pushed | Used | Ended | Calculated | Added | Kept
+Record = Applied | Delivered | Saved | Computed | Pushed | UseWeights | Ended | Calculated | AddPortions | Keep
 
 
 class Fingerprint:
@@ -197,16 +177,16 @@ def _record(tag: int, entries: Iterator[Any], replicas: int) -> Record:
     if tag in (PUSHED, PREPARED):
         return Pushed(next(entries), next(entries), tag == PREPARED)
     if tag == USED:
-        return Used(next(entries))
+        return UseWeights(next(entries))
     if tag == ENDED:
         return Ended()
     if tag == CALCULATED:
         fingerprint, calculation = islice(entries, 2)
         return Calculated(msgspec.convert(calculation, Calculation), fingerprint)
     if tag == ADDED:
-        return Added(_node(next(entries), replicas), next(entries), next(entries))
+        return AddPortions(_node(next(entries), replicas), next(entries), next(entries))
     if tag == KEPT:
-        return Kept(Keep(next(entries), _long(next(entries)), next(entries)))
+        return Keep(next(entries), _long(next(entries)), next(entries))
     raise ValueError(f"unknown tag {tag}")
 
 

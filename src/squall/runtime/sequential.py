@@ -28,6 +28,7 @@ from squall.protocol.core import (
 from squall.protocol.messages import Lease, Stats
 from squall.runtime.backward import resolve_device
 from squall.runtime.compute import Gradients
+from squall.runtime.driver import QuietHost
 from squall.runtime.evaluate import evaluate
 from squall.runtime.hosts import ShardHost
 from squall.runtime.interrupts import collected_interrupts
@@ -41,7 +42,7 @@ REPORT_EVERY_S = 0.25
 _REPLICA, _SHARD = Node("replica", 0), Node("shard", 0)
 
 
-class LoneHost:
+class LoneHost(QuietHost):
     """A replica that computes on the very weights of the shard."""
 
     def __init__(self, job: Job, store: Store) -> None:
@@ -50,12 +51,6 @@ class LoneHost:
             job.plan.seed, resolve_device(job.plan.device),
         )  # fmt: skip
         self._behind = True  # the model shows something else than the weights
-
-    def attach(self, payload: Payload) -> None:
-        pass
-
-    def poll(self) -> Event | None:
-        return None
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

@@ -308,7 +308,7 @@ class World:
                 self.bring(newcomer)
             case StartMember():
                 place.host.perform(effect, self.now)
-            case Forget(gone):
+            case Forget(gone) if isinstance(place.linked, Direct):  # links have done so themselves
                 place.linked.forget(gone)
 
     def _occupy(self, node: Node, place: _Place, effect: Effect) -> None:

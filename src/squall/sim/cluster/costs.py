@@ -89,9 +89,8 @@ class Costs:
         self._copies = [(1 - UPDATE_SHARE) * seconds for seconds in work]
         self._prices: dict[type[Effect], Callable[[Node, Any, float], float]] = {
             Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
-            Keep: self._keep,
-            AddPortions: self._add_portions, CalculateVectors: self._vectors, EvaluateModel: self._evaluate,
-            WriteSnapshot: self._snapshot,
+            Keep: self._keep, AddPortions: self._add_portions, CalculateVectors: self._vectors,
+            EvaluateModel: self._evaluate, WriteSnapshot: self._snapshot,
         }  # fmt: skip
         if recipe.local is not None:
             self._prices |= {UseWeights: self._own_weights, PreparePush: self._own_weights}

@@ -11,25 +11,18 @@ from squall.protocol.core import (
     Event,
     GradientComputed,
     ModelEvaluated,
-    Payload,
     SnapshotWritten,
     WriteSnapshot,
 )
-from squall.runtime.driver import Host
+from squall.runtime.driver import Host, QuietHost
 from squall.sim.cluster.costs import Costs
 
 
-class Hollow:
+class Hollow(QuietHost):
     """A replica, shard or evaluator. All of a run can be one, since it remembers nothing."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-
-    def attach(self, payload: Payload) -> None:
-        pass
-
-    def poll(self) -> Event | None:
-        return None
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

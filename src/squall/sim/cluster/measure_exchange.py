@@ -21,9 +21,9 @@ from torch.utils.data import TensorDataset
 from squall.launchers.line import Line
 from squall.launchers.roles import SPIN_S, run_role
 from squall.plan import Settings, make_plan
-from squall.protocol.core import COORDINATOR, Compute, Effect, Event, GradientComputed, Node, Payload
+from squall.protocol.core import COORDINATOR, Compute, Effect, Event, GradientComputed, Node
 from squall.runtime.arena import Arena
-from squall.runtime.driver import Driver
+from squall.runtime.driver import Driver, QuietHost
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import machine
 from squall.sim.cluster.forks import answer, forked
@@ -80,18 +80,12 @@ class _Enough(Exception):
     """Of exchanges."""
 
 
-class _ReadyGradient:
+class _ReadyGradient(QuietHost):
     """A replica's host whose gradient is always there; notes when each exchange began."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.began: list[float] = []
-
-    def attach(self, payload: Payload) -> None:
-        pass
-
-    def poll(self) -> Event | None:
-        return None
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if not isinstance(effect, Compute):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from squall.protocol import core
 from squall.protocol.core import Effect, Event, Node, Note, Payload, PublishSnapshot
+from squall.runtime.driver import QuietHost
 from squall.strategies.base import Recipe
 
 COMPUTE_S = 0.01
@@ -117,15 +118,9 @@ class Stage:
         return EvaluatorPhantom(self, node)
 
 
-class Phantom:
+class Phantom(QuietHost):
     def __init__(self, stage: Stage, node: Node) -> None:
         self.stage, self.node = stage, node
-
-    def attach(self, payload: Payload) -> None:
-        pass
-
-    def poll(self) -> Event | None:
-        return None
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         return None

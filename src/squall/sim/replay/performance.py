@@ -4,8 +4,8 @@ Every node's records are performed in their order. What orders them between node
 
 - an update waits until its pushes were made (`Pushed`);
 - a gradient buffer is written again only when no shard has still to apply what was pushed from it;
-- weights are delivered for the k-th time to a replica when that is about to take the k-th fetch into use (`Used`), and
-  taken into use when all shards have delivered them;
+- weights are delivered for the k-th time to a replica when that is about to take the k-th fetch into use
+  (`UseWeights`), and taken into use when all shards have delivered them;
 - a replacement begins when no shard has still to do with its predecessor.
 
 All of these held in the run, so some node can always go on, and which one goes first makes no difference: the hosts
@@ -29,6 +29,7 @@ from squall.protocol.core import (
     Event,
     Expect,
     GradientComputed,
+    Keep,
     Node,
     Payload,
     PreparePush,
@@ -38,15 +39,12 @@ from squall.runtime.driver import Host
 from squall.runtime.hosts import replica_host, shard_host
 from squall.runtime.job import Job, own_model
 from squall.runtime.records import (
-    Added,
     Applied,
     Calculated,
     Computed,
     Delivered,
-    Kept,
     Pushed,
     Saved,
-    Used,
 )
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
@@ -151,14 +149,14 @@ class Replay:
                 replica.behind[clock], replica.batches = replica.batches, []
                 while len(replica.behind) > PUSHES_KEPT:
                     del replica.behind[next(iter(replica.behind))]
-            case Kept(effect):
-                if self._in_use(replica, effect.buffer):
+            case Keep(buffer) as effect:
+                if self._in_use(replica, buffer):
                     return False
                 self._perform(replica, effect)
-            case Used(buffer):
+            case UseWeights() as effect:
                 if any(shard.delivered.get(replica.node, 0) <= replica.used for shard in self.shards):
                     return False
-                self._perform(replica, UseWeights(buffer))
+                self._perform(replica, effect)
                 replica.used += 1
             case _:
                 raise Damaged(f"{replica.path}: {replica.record} is no record of a replica")
@@ -239,10 +237,10 @@ class Replay:
                 self._stopped |= self._witness.updated(shard, pushes, applied.fingerprint)
             case Calculated() as calculated:
                 self._calculate(shard, calculated)
-            case Added(node, buffer, clock):
+            case AddPortions(node, _, clock) as effect:
                 if not self._has_pushed(node, clock):
                     return False
-                shard.host.perform(AddPortions(node, buffer, clock), 0.0)
+                shard.host.perform(effect, 0.0)
                 shard.applied[node] = shard.applied.get(node, 0) + 1
                 shard.added.append((node, clock))
             case Delivered(node, buffer):
@@ -278,7 +276,7 @@ class Replay:
         """False while the replica may still look at what lies in the buffer; one that has died looks at nothing."""
         replica, count = self.replicas.get(node), shard.delivered.get(node, 0)
         if replica is not None and replica.record is not None:
-            if not (replica.begun and isinstance(replica.record, Used) and replica.used == count):
+            if not (replica.begun and isinstance(replica.record, UseWeights) and replica.used == count):
                 return False
             shard.host.attach(Payload(self._fetched, node, buffer, replica.clock))
         shard.delivered[node] = count + 1

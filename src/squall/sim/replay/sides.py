@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from squall.protocol.core import Compute, Node
+from squall.protocol.core import AddPortions, Compute, Node
 from squall.runtime.hosts import ReplicaHost, ShardHost
 from squall.runtime.job import Job
 from squall.runtime.portions import PortionHost
-from squall.runtime.records import Added, Applied, Delivered, Ended, Fingerprint, Record, records
+from squall.runtime.records import Applied, Delivered, Ended, Fingerprint, Record, records
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
 from squall.runtime.vectors import VectorHost
@@ -87,7 +87,7 @@ class ShardSide(Side):
             if isinstance(record, Applied):
                 for term in record.update.terms:
                     self.clocks.setdefault(term.owner, array("q")).append(term.clock)
-            elif isinstance(record, Added):
+            elif isinstance(record, AddPortions):
                 self.clocks.setdefault(record.owner, array("q")).append(record.clock)
             elif isinstance(record, Delivered):
                 self.deliveries[record.to] = self.deliveries.get(record.to, 0) + 1
