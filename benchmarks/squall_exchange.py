@@ -24,10 +24,10 @@ from benchmarks.peers.common import EXCHANGE_LR, OptimizerName
 from squall.launchers.line import Line
 from squall.launchers.roles import SPIN_S, run_role
 from squall.plan import make_plan
-from squall.protocol.core import COORDINATOR, Compute, Effect, Event, GradientComputed, Node, Payload
+from squall.protocol.core import COORDINATOR, Compute, Effect, Event, GradientComputed, Node
 from squall.runtime import attempts
 from squall.runtime.arena import Arena
-from squall.runtime.driver import Driver
+from squall.runtime.driver import Driver, QuietHost
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import machine
 from squall.runtime.processes import die_with_parent
@@ -45,17 +45,11 @@ class _Vector(nn.Module):
         self.weights = nn.Parameter(torch.zeros(elements))
 
 
-class _ReadyGradient:
+class _ReadyGradient(QuietHost):
     """A replica's host whose gradient is always there; notes when each exchange began."""
 
     def __init__(self) -> None:
         self.began: list[float] = []
-
-    def attach(self, payload: Payload) -> None:
-        pass
-
-    def poll(self) -> Event | None:
-        return None
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if isinstance(effect, Compute):

@@ -1,4 +1,8 @@
-"""Squall's own side of the training benchmarks: the same workloads as the peers', through `squall.fit`."""
+"""Squall's own side of the training benchmarks: the same workloads as the peers', through `squall.fit`.
+
+What the peers do before their clocks start, the task does before replicas are forked from it: warm-up steps whose loss
+counts nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -14,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import squall
+from benchmarks.peers.common import WARM_UP_STEPS, backward
 from benchmarks.workloads import Workload
 from squall.record import Event, Progress
 from squall.report import Reader
@@ -83,6 +89,8 @@ def seconds_to_accuracy(workload: Workload, strategy: squall.Strategy, target: f
 
 def _task(workload: Workload, evaluate: bool, slow_ratio: float) -> squall.Task:
     model = workload.model()
+    for inputs, labels in islice(workload.epoch(0), WARM_UP_STEPS):
+        backward(model, inputs, labels, 0.0)
     return squall.Task(
         model=model,
         loss=_Straggler(model, slow_ratio) if slow_ratio else _loss,

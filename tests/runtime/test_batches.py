@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from setproctitle import getproctitle
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
@@ -110,18 +112,51 @@ def test_batches_that_were_announced_for_a_lost_lease_are_passed_over() -> None:
     batches.close()
 
 
+class Counted(ItemWise):
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.seen: Counter[int] = Counter()
+
+    def __getitem__(self, index: int) -> Any:
+        self.seen[index] += 1
+        return super().__getitem__(index)
+
+
 def test_the_last_batch_is_kept_for_a_second_try() -> None:
-    class Once(ItemWise):
-        seen: Counter[int] = Counter()
-
-        def __getitem__(self, index: int) -> Any:
-            self.seen[index] += 1
-            return super().__getitem__(index)
-
-    data = Once(numbers(90))
+    data = Counted(numbers(90))
     batches = Batches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), 0)
     assert batches.load(0, 0, 16) is batches.load(0, 0, 16)
     assert set(data.seen.values()) == {1}
+
+
+def test_one_batch_is_prepared_and_then_not_loaded_again() -> None:
+    data = Counted(numbers(90))
+    batches = Batches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), 0)
+    batches.prepare()
+    assert not data.seen, "nothing is announced"
+    for key in KEYS[:2]:
+        batches.expect(key)
+    for _ in range(2):
+        batches.prepare()
+    assert data.seen.total() == 16
+    for key in KEYS[:2]:
+        batches.load(*key)
+    assert data.seen.total() == 32
+
+
+@given(st.lists(st.tuples(st.sampled_from(["expect", "prepare", "load"]), st.sampled_from(KEYS)), max_size=30))
+@pytest.mark.parametrize("data", [Noisy(90), numbers(90)])
+def test_batches_are_the_same_whatever_is_announced_and_prepared(data: Any, story: list[tuple[str, Key]]) -> None:
+    reference = dict(zip(KEYS, loaded(data)))
+    batches = Batches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), seed=9)
+    for act, key in story:
+        match act:
+            case "expect":
+                batches.expect(key)
+            case "prepare":
+                batches.prepare()
+            case _:
+                assert_equal(batches.load(*key), reference[key])
 
 
 def test_any_nest_of_a_batch_is_moved() -> None:

@@ -60,6 +60,8 @@ class Nothing:
     def poll(self) -> Event | None:
         return None
 
+    def rest(self) -> None: ...
+
 
 def drive(machine: Machine, wire: Wire) -> End:
     return Driver(Linked(machine), wire, Nothing(), lambda: wire.now).run()

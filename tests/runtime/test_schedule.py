@@ -27,6 +27,7 @@ from squall.protocol.core import (
     WriteSnapshot,
 )
 from squall.runtime import schedule
+from squall.runtime.driver import QuietHost
 from squall.runtime.recording import WRITTEN_EVERY_S, WRITTEN_TOGETHER, RecordedReplica, RecordedShard
 from squall.runtime.records import (
     Applied,
@@ -44,18 +45,12 @@ from squall.runtime.schedule import Damaged, Log, read
 R0, R1_AGAIN = Node("replica", 0), Node("replica", 1, 2)
 
 
-class Still:
+class Still(QuietHost):
     """A host that does nothing; `finite` is what its next gradients are."""
 
     def __init__(self) -> None:
         self.finite = True
         self.store = SimpleNamespace(weights=torch.arange(1000.0))
-
-    def attach(self, payload: Payload) -> None:
-        pass
-
-    def poll(self) -> None:
-        return None
 
     def perform(self, effect: Any, now: float) -> Any:
         return GradientComputed(0.0, self.finite, 0.0) if isinstance(effect, Compute) else None

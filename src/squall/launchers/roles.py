@@ -15,9 +15,9 @@ from squall.runtime.driver import Driver, Host
 from squall.runtime.hosts import EvaluatorHost, SlowedHost, replica_host, shard_host
 from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
-from squall.runtime.processes import keep_freed_memory
+from squall.runtime.processes import keep_freed_memory, never_interrupt
 from squall.runtime.recorder import CoordinatorHost
-from squall.runtime.recording import RecordedShard, recorded
+from squall.runtime.recording import recorded
 from squall.transports.host import HostTransport
 
 
@@ -49,6 +49,9 @@ class NurseryChannel:
 # where it does not take the core from a replica that computes.
 SPIN_S = 1000e-6
 
+# A shard that has this many elements takes far longer for an exchange than the kernel for moving it to another core.
+UNHURRIED_ELEMENTS = 1_000_000
+
 
 def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     """Be one of the run's processes until its machine ends."""
@@ -57,16 +60,13 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     torch.set_num_threads(job.plan.threads if node.role == "replica" else 1)
     if node.role == "replica":
         keep_freed_memory()
+    elif node.role == "shard" and job.layout.length >= UNHURRIED_ELEMENTS * job.recipe.shards:
+        never_interrupt()
     elif node.role == "evaluator":
         os.nice(10)  # training goes first
     transport = transport_of(job, node, sockets, line)
     try:
-        host = make_host(job, node, line)
-        if isinstance(host, RecordedShard):
-            driver = Driver(machine(job, node), transport, host, idle=host.rest)
-        else:
-            driver = Driver(machine(job, node), transport, host)
-        driver.run()
+        Driver(machine(job, node), transport, make_host(job, node, line)).run()
     finally:
         transport.close()
 

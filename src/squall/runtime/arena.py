@@ -19,6 +19,7 @@ from torch import Tensor
 
 SHARED_MEMORY = Path("/dev/shm")
 _PAGE = 4096
+_PART = 1 << 18  # elements, 1 MiB: well inside a core's part of the cache
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,12 @@ class Arena:
         index = slot * (self.shape.weights + self.shape.gradients) + number
         start = index * self.shape.stride // 4
         return self._floats[start : start + self.shape.length]
+
+
+def newest_first(vector: Tensor) -> tuple[Tensor, ...]:
+    """Parts of a vector from its end. Whoever has just passed over it left its end in the cache, not its start."""
+    parts: tuple[Tensor, ...] = vector.split(_PART)
+    return parts[::-1]
 
 
 def _reserve(directory: Path, size: int) -> mmap.mmap:

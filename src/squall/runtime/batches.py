@@ -57,8 +57,8 @@ class _Tensors:
 class Batches:
     """The training batches of one process.
 
-    `expect` announces what will be loaded, so that the loader's worker processes work ahead; without workers it is
-    not needed. The last batch is kept, for the second try of one that gave a NaN.
+    `expect` announces what will be loaded, so that the loader's worker processes work ahead; where there are none,
+    `prepare` loads one batch ahead. The last batch is kept, for the second try of one that gave a NaN.
     """
 
     def __init__(self, task: Task, seed: int) -> None:
@@ -68,6 +68,7 @@ class Batches:
         self._orders: dict[int, torch.Tensor] = {}
         self._expected: deque[Key] = deque()  # announced, not yet asked of the loader
         self._under_way: deque[Key] = deque()  # asked of the loader
+        self._coming: dict[Key, Batch | None] = {}  # announced, where there are no workers; the first may be loaded
         self._last: tuple[Key, Batch] | None = None
         self._tensors = _Tensors(task.train) if type(task.train) is TensorDataset and not task.loader else None
         self._loader = _loader(task, self._requests)
@@ -77,11 +78,31 @@ class Batches:
     def expect(self, key: Key) -> None:
         if self._ahead:
             self._expected.append(key)
+        else:
+            self._coming[key] = None
+
+    def prepare(self) -> None:
+        """Load what is announced next, unless workers do. To be called when there is nothing else to do."""
+        key = next(iter(self._coming), None)
+        if key is not None and self._coming[key] is None:
+            self._coming[key] = self._load(key)
 
     def load(self, epoch: int, start: int, stop: int) -> Batch:
         key = Key(epoch, start, stop)
+        batch = self._announced(key) if key in self._coming else None
+        return self._load(key) if batch is None else batch
+
+    def _announced(self, key: Key) -> Batch | None:
+        """The batch, if it was prepared. What was announced before it is not wanted any more: its lease was lost."""
+        for before in list(self._coming):
+            batch = self._coming.pop(before)
+            if before == key:
+                break
+        return batch
+
+    def _load(self, key: Key) -> Batch:
         if self._tensors is not None:
-            return self._tensors.batch(self._order(epoch)[start:stop])
+            return self._tensors.batch(self._order(key.epoch)[key.start : key.stop])
         if self._last is not None and self._last[0] == key:
             return self._last[1]
         if not self._ahead:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from squall.protocol.core import Compute, GradientComputed
+from squall.runtime.arena import newest_first
 from squall.runtime.backward import Backward
 from squall.task import Task
 from squall.vector import Layout
@@ -39,6 +40,8 @@ class Gradients:
         # what this replica's predecessor in the slot has pushed.
         self._vectors = [torch.zeros_like(g, device=device) for g in gradients] if on_device else list(gradients)
         self._views = [layout.views(v) for v in self._vectors]
+        summed = [v[: layout.tail] for v in self._vectors]
+        self._summed = [(v,) if on_device else newest_first(v) for v in summed]
         self._group_of = _group_of(layout)
 
     def use(self, buffer: int) -> None:
@@ -86,7 +89,7 @@ class Gradients:
         if present:
             torch._foreach_copy_(views, present)
         # One sum shows any NaN or Inf; finite gradients would have to exceed 1e31 to overflow it.
-        return math.isfinite(self._vectors[buffer][: self.layout.tail].sum().item())
+        return math.isfinite(sum(part.sum().item() for part in self._summed[buffer]))
 
     def _local_step(self) -> None:
         """SGD on the replica's own weights until the next fetch, with the shards' current learning rates."""

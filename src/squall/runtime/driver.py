@@ -47,9 +47,12 @@ class Host(Protocol):
     def poll(self) -> Event | None:
         """An event from outside the protocol (a process lost, a stop asked for), if there is one."""
 
+    def rest(self) -> None:
+        """The node is about to wait: what is done now keeps nobody waiting."""
+
 
 class QuietHost:
-    """What most hosts are: numbers travel without them, and nothing comes from outside."""
+    """What most hosts are: numbers travel without them, nothing comes from outside, and nothing was put off."""
 
     def attach(self, payload: Payload) -> None:
         pass
@@ -57,22 +60,20 @@ class QuietHost:
     def poll(self) -> Event | None:
         return None
 
+    def rest(self) -> None:
+        pass
+
 
 class Driver:
-    """One node's loop. `run` returns when the machine has ended and its peers know all it had to say.
-
-    `idle` is called before the node waits: what it does keeps nobody waiting.
-    """
+    """One node's loop. `run` returns when the machine has ended and its peers know all it had to say."""
 
     def __init__(
-        self, linked: Linked, transport: Transport, host: Host, clock: Callable[[], float] = time.monotonic,
-        idle: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self, linked: Linked, transport: Transport, host: Host, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._linked = linked
         self._transport = transport
         self._host = host
         self._clock = clock
-        self._idle = idle
         self._events: deque[Event] = deque()
         self.end: End | None = None
 
@@ -109,7 +110,7 @@ class Driver:
         if wake_at is not None and wake_at <= now:
             self._handle(TimePassed())
             return
-        self._idle()
+        self._host.rest()
         latest = until if wake_at is None else min(wake_at, until)
         self._receive(None if latest == math.inf else max(0.0, latest - now))
 

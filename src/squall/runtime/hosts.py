@@ -70,6 +70,9 @@ class ReplicaHost(QuietHost):
                 raise AssertionError(f"a replica cannot {effect!r}")
         return None
 
+    def rest(self) -> None:
+        self.training.batches.prepare()
+
 
 def replica_host(job: Job, slot: int) -> ReplicaHost | PortionHost:
     return ReplicaHost(job, slot) if job.recipe.batch is None else PortionHost(job, slot)
@@ -85,7 +88,7 @@ class SlowedHost:
     def __init__(self, host: ReplicaHost | PortionHost, ratio: float) -> None:
         self._host = host
         self._ratio = ratio
-        self.attach, self.poll = host.attach, host.poll
+        self.attach, self.poll, self.rest = host.attach, host.poll, host.rest
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         event = self._host.perform(effect, now)

@@ -14,6 +14,7 @@ from squall.protocol.core import Effect, End, Event, Node, Note, Payload, Publis
 from squall.protocol.messages import Stats
 from squall.record import Event as EventRow
 from squall.record import Lease, Member, Metric, Progress, Record, RecordError, Staleness, State
+from squall.runtime.driver import QuietHost
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Manifest, Snapshots
 from squall.runtime.store import state_name
@@ -29,7 +30,7 @@ class Channel(Protocol):
     def poll(self) -> Event | None: ...
 
 
-class CoordinatorHost:
+class CoordinatorHost(QuietHost):
     """Turns notes into rows. The time axis is training time: it begins when the first replica is welcomed."""
 
     def __init__(self, job: Job, channel: Channel, clock: Callable[[], float] | None = None) -> None:

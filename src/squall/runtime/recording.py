@@ -93,7 +93,6 @@ class RecordedShard:
             self._done.append(payload)
 
     def rest(self) -> None:
-        """There is nothing to do for the moment."""
         self._look()
         if len(self._done) >= WRITTEN_TOGETHER or self._now - self._written_at >= WRITTEN_EVERY_S:
             self.write()
@@ -146,7 +145,7 @@ class RecordedReplica:
         self._clock = 0  # of the last push; the first is 1
         self._push = PUSHED  # the next one's tag
         self._epoch, self._stop, self._length = -1, 0, 0  # of the last batch that is written
-        self._perform, self.poll = host.perform, host.poll
+        self._perform, self.poll, self.rest = host.perform, host.poll, host.rest
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         event = self._perform(effect, now)

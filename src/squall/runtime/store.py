@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from squall.protocol.core import Term
-from squall.runtime.arena import Arena
+from squall.runtime.arena import Arena, newest_first
 from squall.runtime.compensation import Compensation
 from squall.runtime.seeds import mix
 from squall.strategies.base import Recipe
@@ -50,7 +50,7 @@ class Store:
             self._compensation = Compensation(recipe.compensation, recipe.adaptive, self.parameters)
         self._sums: list[Tensor] = []  # of several pushes, cut as the parameters are
         self._gradients: dict[tuple[int, int], list[Tensor]] = {}  # (slot, buffer) -> its part of each parameter
-        self._targets: dict[tuple[int, int], tuple[Tensor, Any]] = {}  # (slot, buffer) -> weights, rates
+        self._targets: dict[tuple[int, int], tuple[list[tuple[Tensor, Tensor]], Any]] = {}  # -> to and from, rates
 
     def _own(self, piece: Piece) -> Tensor:
         return self.weights[piece.start - self.start : piece.stop - self.start]
@@ -139,10 +139,12 @@ class Store:
         """Write the current weights and learning rates into a slot's buffer."""
         target = self._targets.get((slot, buffer))
         if target is None:
-            weights = self.arena.weights(slot, buffer)[self.start : self.stop]
-            target = self._targets[slot, buffer] = (weights, self.arena.rates(slot, buffer).numpy())
-        weights, rates = target
-        weights.copy_(self.weights)
+            whole = self.arena.weights(slot, buffer)[self.start : self.stop]
+            parts = [*zip(newest_first(whole), newest_first(self.weights))]
+            target = self._targets[slot, buffer] = (parts, self.arena.rates(slot, buffer).numpy())
+        parts, rates = target
+        for part, own in parts:
+            part.copy_(own)
         for number, group in enumerate(self.optimizer.param_groups):
             rates[number] = group.get("lr", 0.0)
 

@@ -20,6 +20,7 @@ from squall.protocol.core import (
 )
 from squall.protocol.messages import Calculation, Combine
 from squall.runtime.arena import Arena
+from squall.runtime.driver import QuietHost
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Snapshots
 from squall.vector import Layout
@@ -123,7 +124,7 @@ def _largest(vector: Tensor) -> float:
     return max(abs(low.item()), abs(high.item()))
 
 
-class VectorHost:
+class VectorHost(QuietHost):
     """A store of vectors, and where its snapshots go."""
 
     def __init__(self, job: Job, index: int) -> None:
@@ -138,9 +139,6 @@ class VectorHost:
 
     def attach(self, payload: Payload) -> None:
         self.store.deliver(payload.slot, payload.buffer, payload.kind)
-
-    def poll(self) -> Event | None:
-        return None
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

@@ -9,7 +9,7 @@ from typing import Any
 
 from squall.protocol.core import Effect, End, Event, Note, Payload, PublishSnapshot
 from squall.report.words import clock, number, percent, size, two_columns
-from squall.runtime.driver import Host
+from squall.runtime.driver import Host, QuietHost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,20 +92,18 @@ class Sums:
     end: End | None = None
 
 
-class Watch:
+class Watch(QuietHost):
     """The coordinator's host, or what stands before it: hears all that the coordinator notes."""
 
     def __init__(self, sums: Sums, host: Host | None = None) -> None:
         self._sums = sums
         self._host = host
-        self.poll = host.poll if host is not None else self._nothing
-
-    @staticmethod
-    def _nothing() -> Event | None:
-        return None
 
     def attach(self, payload: Payload) -> None:
         raise AssertionError("the coordinator never touches a parameter")
+
+    def poll(self) -> Event | None:
+        return self._host.poll() if self._host is not None else None
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         sums = self._sums

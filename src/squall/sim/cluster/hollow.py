@@ -41,7 +41,7 @@ class Timed:
     def __init__(self, host: Host, costs: Costs) -> None:
         self._host = host
         self._costs = costs
-        self.attach, self.poll = host.attach, host.poll
+        self.attach, self.poll, self.rest = host.attach, host.poll, host.rest
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         event = self._host.perform(effect, now)
