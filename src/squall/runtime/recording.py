@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from squall.protocol.core import (
     AddPortions,
     Apply,
@@ -73,7 +75,8 @@ class RecordedShard:
         self.poll = host.poll
 
     def perform(self, effect: Effect, now: float) -> Event | None:
-        self.rest()
+        if self._unseen:
+            self.rest()
         self._now = now
         event = self._host.perform(effect, now)
         if type(effect) is Apply:
@@ -141,23 +144,25 @@ class RecordedReplica:
 
     def __init__(self, host: Host, log: Log) -> None:
         self._log = log
-        self._done: list[Effect] = []  # batches and fetches, not written yet
+        self._record: list[Any] = []  # batches and fetches, not written yet
+        self._count_at = -1  # where in it stands how many batches are alike, if its last entry is of batches
         self._clock = 0  # of the last push; the first is 1
         self._push = PUSHED  # the next one's tag
-        self._epoch, self._stop, self._length = -1, 0, 0  # of the last batch that is written
+        self._last = Compute(-1, 0, 0, 0, False, False)  # batch
         self._perform, self.poll, self.rest = host.perform, host.poll, host.rest
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         event = self._perform(effect, now)
-        kind = type(effect)
-        if kind is Compute or kind is UseWeights or kind is Keep:
-            self._done.append(effect)
-            if type(event) is GradientComputed and not event.finite:
-                self._spoilt()
-        elif kind is PreparePush:
+        if type(effect) is Compute:
+            self._on_batch(effect, type(event) is not GradientComputed or event.finite)
+        elif type(effect) is UseWeights:
+            self._add(USED, effect.buffer)
+        elif type(effect) is Keep:
+            self._add(KEPT, effect.buffer, short(effect.weight), effect.accumulate)
+        elif type(effect) is PreparePush:
             self._push = PREPARED
-        elif kind is End:
-            self._log.add(self._taken())
+        elif type(effect) is End:
+            self._write()
             self._log.close()
         return event
 
@@ -165,71 +170,41 @@ class RecordedReplica:
         """Called for each shard; the push is one, and a replica's own host has nothing to do for it."""
         if payload.clock != self._clock:
             self._clock = payload.clock
-            record = self._taken()
-            record += (self._push, payload.clock, payload.buffer)
+            self._add(self._push, payload.clock, payload.buffer)
             self._push = PUSHED
-            self._log.add(record)
+            self._write()
 
-    def _spoilt(self) -> None:
-        """The batch done last gave a NaN: that is written at once, because the run may end with it."""
-        batch = self._done.pop()
-        assert isinstance(batch, Compute)
-        record = self._taken()
-        self._batches(record, batch, 1, finite=False)
-        self._log.add(record)
+    def _add(self, *entry: object) -> None:
+        self._record += entry
+        self._count_at = -1
 
-    def _taken(self) -> list[object]:
-        """What was done, as it is written."""
-        record: list[object] = []
-        first: Compute | None = None  # of batches that are alike, one behind the other
-        last, count = first, 0
-        for effect in self._done:
-            if type(effect) is Compute:
-                if last is not None and first is not None and _follows(effect, last, first):
-                    count += 1
-                else:
-                    if first is not None:
-                        self._batches(record, first, count)
-                    first, count = effect, 1
-                last = effect
-            else:
-                if first is not None:
-                    self._batches(record, first, count)
-                    first = None
-                record += _brief(effect)
-        if first is not None:
-            self._batches(record, first, count)
-        self._done.clear()
-        return record
+    def _write(self) -> None:
+        self._log.add(self._record)
+        self._record.clear()
+        self._count_at = -1
 
-    def _batches(self, record: list[object], first: Compute, count: int, finite: bool = True) -> None:
-        start = first.start
-        length = first.stop - start
-        bits = finite | first.local_step << 1 | first.buffer + 1 << 2
-        skipped = start - self._stop
-        if first.epoch != self._epoch or length != self._length or skipped < 0:
-            record += (COMPUTED, bits, count, first.epoch, start, length)
-            self._epoch, self._length = first.epoch, length
+    def _on_batch(self, batch: Compute, finite: bool) -> None:
+        """One that gave a NaN is written at once, because the run may end with it."""
+        last, self._last = self._last, batch
+        start = batch.start
+        length, skipped = batch.stop - start, start - last.stop
+        same = length == last.stop - last.start and batch.epoch == last.epoch
+        if same and not skipped and finite and self._count_at >= 0 and _alike(batch, last):
+            self._record[self._count_at] += 1
+            return
+        bits = finite | batch.local_step << 1 | batch.buffer + 1 << 2
+        if not same or skipped < 0:
+            self._add(COMPUTED, bits, 1, batch.epoch, start, length)
+            self._count_at = len(self._record) - 4
         elif skipped:
-            record += (SKIPPED, bits, count, skipped)
+            self._add(SKIPPED, bits, 1, skipped)
+            self._count_at = len(self._record) - 2
         else:
-            record += (CONTINUED, bits, count)
-        self._stop = start + count * length
+            self._add(CONTINUED, bits, 1)
+            self._count_at = len(self._record) - 1
+        if not finite:
+            self._write()
 
 
-def _brief(effect: Effect) -> tuple[object, ...]:
-    if type(effect) is UseWeights:
-        return (USED, effect.buffer)
-    assert type(effect) is Keep
-    return (KEPT, effect.buffer, short(effect.weight), effect.accumulate)
-
-
-def _follows(batch: Compute, last: Compute, first: Compute) -> bool:
-    """The decoder will find it from those before it."""
-    return (
-        batch.start == last.stop
-        and batch.stop - batch.start == first.stop - first.start
-        and batch.epoch == first.epoch
-        and batch.local_step == first.local_step
-        and batch.buffer == first.buffer
-    )
+def _alike(batch: Compute, last: Compute) -> bool:
+    return batch.local_step == last.local_step and batch.buffer == last.buffer
