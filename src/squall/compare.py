@@ -10,7 +10,7 @@ from typing import Any
 from squall.plan import Settings, check_together, make_plan
 from squall.report.comparison import Comparison, Trial
 from squall.run import Run, TaskFunction, new_directory
-from squall.runtime.seeds import seed_everything
+from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.store import check_optimizers
 from squall.strategies import Strategy
 from squall.task import check_task
@@ -19,6 +19,7 @@ from squall.train import fit
 _UNSAFE = str.maketrans(":/ ", "___")  # in a run's directory
 
 
+@chance_kept()
 def compare(
     task: TaskFunction,
     strategies: Mapping[str, Strategy],

@@ -19,7 +19,7 @@ from squall.runtime.attempts import Start, numbers, read_start, surroundings
 from squall.runtime.backward import resolve_device
 from squall.runtime.job import Job, private_job
 from squall.runtime.schedule import Damaged
-from squall.runtime.seeds import seed_everything
+from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots, put_together
 from squall.sim.replay.performance import Replay
 from squall.sim.replay.witness import Difference, NonFiniteBatch, Observer
@@ -113,6 +113,7 @@ class Replayed:
         return plain
 
 
+@chance_kept()
 def replay(run_dir: str | Path, *, until: int | None = None, check: bool = False, around_nan: bool = False) -> Replayed:
     """Recompute a run in this process, to the same weights bit for bit.
 

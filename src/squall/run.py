@@ -17,7 +17,7 @@ from torch import nn
 from squall.errors import SquallError
 from squall.plan import Plan, Settings, versions
 from squall.report import Reader, Summary, summarize, write_report
-from squall.runtime.seeds import seed_everything
+from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Snapshots
 from squall.shipping import ship
 from squall.strategies import Strategy
@@ -66,6 +66,7 @@ class Run:
             reader.close()
 
     @property
+    @chance_kept()
     def model(self) -> nn.Module:
         """The trained model, on the CPU, in evaluation mode. Raises `SquallError` where there is no snapshot."""
         if self._model is None:

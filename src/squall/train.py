@@ -24,7 +24,7 @@ from squall.runtime import attempts
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import private_job
-from squall.runtime.seeds import seed_everything
+from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.store import check_optimizers, state_name
@@ -115,6 +115,7 @@ class Launch:
             local.close()
         self._local = None if here else local or LocalRun()
 
+    @chance_kept()
     def go(self, directory: str | Path | None, again: bool = False) -> Run:
         try:
             if self._local is not None:

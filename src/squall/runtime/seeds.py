@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -36,3 +38,16 @@ def epoch_order(seed: int, epoch: int, examples: int, shuffle: bool = True) -> t
         return torch.arange(examples)
     generator = torch.Generator().manual_seed(mix(seed, epoch, examples))
     return torch.randperm(examples, generator=generator)
+
+
+@contextlib.contextmanager
+def chance_kept() -> Iterator[None]:
+    """Whatever is seeded in here, the caller's random state is afterwards what it was before."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    before = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])

@@ -26,7 +26,7 @@ from squall.runtime.batches import Batches, Key
 from squall.runtime.compute import Gradients
 from squall.runtime.job import initial_vector
 from squall.runtime.processes import keep_freed_memory
-from squall.runtime.seeds import seed_everything
+from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.store import check_optimizers
 from squall.sim.cluster.forks import Work, answer, forked
 from squall.sim.cluster.jitter import Trace
@@ -66,6 +66,7 @@ class Measured:
         return Cluster(machines=(self.machine,))
 
 
+@chance_kept()
 def measure(
     task: TaskFunction, strategy: Strategy | None = None, *, seconds: float = 10.0, threads: int = 1,
     trace_file: str = "cluster.steps.txt",

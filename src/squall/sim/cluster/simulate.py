@@ -28,7 +28,7 @@ from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, private_job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.recorder import CoordinatorHost
-from squall.runtime.seeds import seed_everything
+from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
 from squall.runtime.store import check_optimizers
 from squall.sim.cluster.costs import Costs, Workload
@@ -48,6 +48,7 @@ TIMED_STEPS = 8
 FRUITLESS_AT_MOST = 100  # restarts from one snapshot
 
 
+@chance_kept()
 def simulate(
     task: TaskFunction,
     strategy: Strategy,

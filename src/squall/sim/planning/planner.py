@@ -20,7 +20,7 @@ from squall.plan import Settings, check_together, make_plan
 from squall.report.words import clock, rate_text
 from squall.run import TaskFunction, new_directory
 from squall.runtime.job import private_job
-from squall.runtime.seeds import seed_everything
+from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.store import check_optimizers
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import ROLES, Cluster
@@ -36,6 +36,7 @@ EPOCHS = 50  # a trial's limit without `seconds`, until a first one has reached 
 SLOWER = 3.0  # a trial ends when it has taken so many times as long as the best one to the target
 
 
+@chance_kept()
 def plan_cluster(
     task: TaskFunction,
     cluster: Cluster,
