@@ -10,8 +10,8 @@ from typing import Any
 from squall.plan import Settings, check_together, make_plan
 from squall.report.comparison import Comparison, Trial
 from squall.run import Run, TaskFunction, new_directory
+from squall.runtime.optimizers import check_optimizers
 from squall.runtime.seeds import chance_kept, seed_everything
-from squall.runtime.store import check_optimizers
 from squall.strategies import Strategy
 from squall.task import check_task
 from squall.train import fit

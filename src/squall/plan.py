@@ -16,7 +16,7 @@ import torch
 from squall.protocol.coordinator import Policy
 from squall.protocol.leases import Limits
 from squall.runtime.backward import resolve_device
-from squall.runtime.store import build_optimizer
+from squall.runtime.optimizers import build_optimizer
 from squall.strategies import STRATEGIES, Recipe, Strategy
 from squall.task import Task
 from squall.vector import Layout

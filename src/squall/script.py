@@ -9,8 +9,8 @@ from squall.launchers.local import LocalRun
 from squall.plan import Settings, make_plan
 from squall.run import Run, ScriptCode, hold, new_directory, write_plan
 from squall.runtime.arena import SHARED_MEMORY
+from squall.runtime.optimizers import check_optimizers
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.store import check_optimizers
 from squall.strategies import Strategy
 from squall.train import attend, finish_report
 

@@ -18,7 +18,7 @@ from squall.protocol.core import Compute
 from squall.runtime.backward import Backward
 from squall.runtime.evaluate import evaluate
 from squall.runtime.job import initial_vector
-from squall.runtime.store import build_optimizer
+from squall.runtime.optimizers import build_optimizer
 from squall.strategies.base import default_optimizer
 from squall.task import Batch, OptimizerFactory, Task, check_data
 from squall.vector import Layout

@@ -24,10 +24,10 @@ from squall.runtime import attempts
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import private_job
+from squall.runtime.optimizers import check_optimizers, state_name
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.store import check_optimizers, state_name
 from squall.shipping import ship
 from squall.strategies import Strategy
 from squall.task import Task, check_task

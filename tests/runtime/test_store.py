@@ -18,8 +18,9 @@ from squall.protocol.core import Node, Term
 from squall.run import TaskFunction
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.job import initial_vector
+from squall.runtime.optimizers import build_optimizer
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
-from squall.runtime.store import Store, build_optimizer
+from squall.runtime.store import Store
 from squall.strategies import Recipe
 from squall.vector import Layout
 from tests.tasks import regression

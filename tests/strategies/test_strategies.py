@@ -18,7 +18,7 @@ import squall.strategies
 from squall.protocol.dealing import Dealing
 from squall.protocol.replica import Cadence
 from squall.protocol.shard import Rules
-from squall.runtime.store import check_optimizers
+from squall.runtime.optimizers import check_optimizers
 from squall.strategies import STRATEGIES, Downpour, Recipe, SingleProcess, Strategy, Synchronous
 
 ROOT = Path(__file__).parents[2]

@@ -41,10 +41,10 @@ from squall.runtime import attempts
 from squall.runtime.arena import Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import nodes
+from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import die_with_parent
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.store import check_optimizers
 from squall.task import Task
 from squall.vector import Layout
 

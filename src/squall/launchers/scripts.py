@@ -37,9 +37,9 @@ from squall.runtime.driver import Driver
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
+from squall.runtime.optimizers import state_name
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.store import state_name
 from squall.session import Side
 from squall.task import Batch, OptimizerFactory, Task
 

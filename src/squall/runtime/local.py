@@ -12,7 +12,7 @@ from torch import Tensor
 from squall.protocol.core import Compute, GradientComputed
 from squall.runtime.backward import Backward
 from squall.runtime.compute import all_finite
-from squall.runtime.store import build_optimizer
+from squall.runtime.optimizers import build_optimizer
 from squall.strategies import Recipe
 from squall.task import Task
 from squall.vector import Layout

@@ -16,8 +16,8 @@ from squall.record import Event as EventRow
 from squall.record import Lease, Member, Metric, Progress, Record, RecordError, Staleness, State
 from squall.runtime.driver import QuietHost
 from squall.runtime.job import Job
+from squall.runtime.optimizers import state_name
 from squall.runtime.snapshot import Manifest, Snapshots
-from squall.runtime.store import state_name
 
 
 class Channel(Protocol):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from squall.protocol.core import Term
 from squall.runtime.arena import Arena, newest_first
 from squall.runtime.compensation import Compensation
+from squall.runtime.optimizers import bare_step, build_optimizer
 from squall.runtime.seeds import mix
 from squall.strategies.base import Recipe
-from squall.task import OptimizerFactory, Task
+from squall.task import Task
 from squall.vector import Layout, Piece
 
 _MEAN_SQUARE = "squall.mean_square"  # of gradients, in a snapshot
@@ -43,7 +41,7 @@ class Store:
         options = [{k: v for k, v in g.items() if k != "params" and not local} for g in task.param_groups()]
         self.optimizer = build_optimizer(recipe.optimizer, self._groups(options))
         self.scheduler = task.schedule(self.optimizer) if task.schedule is not None and not local else None
-        self._step = _bare_step(self.optimizer)
+        self._step = bare_step(self.optimizer)
         self._recipe = recipe
         self._compensation: Compensation | None = None
         if recipe.staleness == "compensate":
@@ -196,116 +194,3 @@ def turn(clock: int, blocks: int, order: str) -> int:
         return place
     generator = torch.Generator().manual_seed(mix(blocks, sweep))
     return int(torch.randperm(blocks, generator=generator)[place])
-
-
-def _bare_step(optimizer: Optimizer) -> Callable[[], Any]:
-    """The step without torch's profiler record around it, which takes longer than a small fused step itself.
-
-    A step that has hooks, was patched on the instance (schedulers do that), or is not torch's own is left as it is.
-    """
-    hooks = [getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post")]
-    if any(hooks) or "step" in vars(optimizer) or not type(optimizer).__module__.startswith("torch.optim."):
-        return optimizer.step
-    return partial(inspect.unwrap(type(optimizer).step), optimizer)
-
-
-def build_optimizer(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> Optimizer:
-    """Ask for the fused kernels (up to six times faster on the CPU), and do without where torch has none."""
-    chosen = factory.keywords if isinstance(factory, partial) else {}
-    decided = any(name in chosen for name in ("fused", "foreach", "capturable", "differentiable"))
-    if not decided and _takes_fused(factory):
-        try:
-            return factory(_fresh(groups), fused=True)
-        except (RuntimeError, ValueError):
-            pass
-    return factory(_fresh(groups))
-
-
-def state_name(recipe: Recipe) -> str:
-    """Whose state a shard's snapshot holds."""
-    if recipe.batch is not None:
-        return f"L-BFGS with history={recipe.batch.rules.history}"
-    factory = recipe.optimizer
-    return type(build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(1))]}])).__qualname__
-
-
-def _fresh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [dict(group) for group in groups]  # an optimizer adds its defaults to the dicts that it is given
-
-
-def _takes_fused(factory: OptimizerFactory) -> bool:
-    try:
-        return "fused" in inspect.signature(factory).parameters
-    except (TypeError, ValueError):
-        return False
-
-
-def check_optimizers(recipe: Recipe) -> None:
-    """Raise `ValueError` for an optimizer that cannot be built, or cannot run on ranges of the vector."""
-    if recipe.local is not None:
-        _check_step(recipe.local, torch.ones(2, 4))
-    if recipe.elementwise:
-        check_elementwise(recipe.optimizer)
-    else:
-        _check_step(recipe.optimizer, torch.ones(8))
-
-
-def _check_step(factory: OptimizerFactory, weights: Tensor) -> None:
-    check_settings(factory)
-    try:
-        _optimized(factory, [weights], [torch.ones_like(weights)])
-    except _STEP_FAILURES as error:
-        raise ValueError(f"{_name(factory)} cannot step on a gradient alone: use SGD or AdamW ({error})") from error
-
-
-def check_elementwise(factory: OptimizerFactory) -> None:
-    """Raise `ValueError` unless two halves of a vector, optimized apart, end where the whole does.
-
-    A shard holds an arbitrary range of the parameters, so an optimizer that looks at a whole tensor (LBFGS, Muon,
-    Adafactor, LARS) would compute something else on every number of shards.
-    """
-    check_settings(factory)
-    name = _name(factory)
-    start = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.125, 3.0, -2.0, 1.0])
-    gradients = [torch.tensor([1.0, -2.0, 0.5, 4.0, -1.0, 0.25, 2.0, -8.0]), torch.arange(-3.0, 5.0)]
-    remedy = f"{name} is not elementwise: shards hold ranges of the vector, use for example SGD, Adagrad or AdamW"
-    try:
-        whole = _optimized(factory, [start], gradients)
-        halves = _optimized(factory, [start[:4], start[4:]], gradients)
-    except _STEP_FAILURES as error:
-        raise ValueError(f"{remedy} ({error})") from error
-    if not torch.allclose(whole, halves, rtol=1e-4):
-        raise ValueError(remedy)
-
-
-def _name(factory: OptimizerFactory) -> str:
-    inner = getattr(factory, "func", factory)
-    return str(getattr(inner, "__name__", inner))
-
-
-def check_settings(factory: OptimizerFactory) -> None:
-    """Some optimizers refuse a flat parameter (Muon): only what no parameter suits is a wrong setting."""
-    for shape in ((8,), (2, 4)):
-        try:
-            build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(shape))]}])
-            return
-        except _STEP_FAILURES as error:
-            reason = str(error)
-    raise ValueError(f"the optimizer {_name(factory)} cannot be built: {reason}")
-
-
-_STEP_FAILURES = (TypeError, RuntimeError, NotImplementedError, ValueError, IndexError)
-
-
-def _optimized(factory: OptimizerFactory, parts: list[Tensor], gradients: list[Tensor]) -> Tensor:
-    results = []
-    at = 0
-    for part in parts:
-        parameter = nn.Parameter(part.clone())
-        optimizer = build_optimizer(factory, [{"params": [parameter]}])
-        for gradient in gradients:
-            parameter.grad = gradient[at : at + len(part)].clone()
-            optimizer.step()
-        results.append(parameter.detach())
-        at += len(part)
-    return torch.cat(results)

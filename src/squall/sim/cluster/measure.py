@@ -25,9 +25,9 @@ from squall.runtime.arena import SHARED_MEMORY, Arena, Shape
 from squall.runtime.batches import Batches, Key
 from squall.runtime.compute import Gradients
 from squall.runtime.job import initial_vector
+from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.seeds import chance_kept, seed_everything
-from squall.runtime.store import check_optimizers
 from squall.sim.cluster.forks import Work, answer, forked
 from squall.sim.cluster.jitter import Trace
 from squall.sim.cluster.measure_exchange import BYTES, exchange_seconds

@@ -27,10 +27,10 @@ from squall.runtime.driver import Host
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, private_job
 from squall.runtime.machines import machine, nodes
+from squall.runtime.optimizers import check_optimizers
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
-from squall.runtime.store import check_optimizers
 from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast, Sums, Watch
 from squall.sim.cluster.hollow import Hollow, Timed

@@ -20,8 +20,8 @@ from squall.plan import Settings, check_together, make_plan
 from squall.report.words import clock, rate_text
 from squall.run import TaskFunction, new_directory
 from squall.runtime.job import private_job
+from squall.runtime.optimizers import check_optimizers
 from squall.runtime.seeds import chance_kept, seed_everything
-from squall.runtime.store import check_optimizers
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import ROLES, Cluster
 from squall.sim.cluster.simulate import own_step_s, simulate
