@@ -136,8 +136,10 @@ def test_one_batch_is_prepared_and_then_not_loaded_again() -> None:
     assert not data.seen, "nothing is announced"
     for key in KEYS[:2]:
         batches.expect(key)
+    chance = torch.get_rng_state()
     for _ in range(2):
         batches.prepare()
+    assert torch.equal(torch.get_rng_state(), chance)
     assert data.seen.total() == 16
     for key in KEYS[:2]:
         batches.load(*key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -12,7 +13,7 @@ from setproctitle import getproctitle, setproctitle
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from squall.runtime.processes import die_with_parent
-from squall.runtime.seeds import epoch_order, mix, seed_everything
+from squall.runtime.seeds import chance_kept, epoch_order, mix, seed_everything
 from squall.task import Batch, Task
 
 
@@ -82,9 +83,14 @@ class Batches:
             self._coming[key] = None
 
     def prepare(self) -> None:
-        """Load what is announced next, unless workers do. To be called when there is nothing else to do."""
+        """Load what is announced next, unless workers do. To be called when there is nothing else to do.
+
+        Chance is left alone: loading seeds, and a script may break out of its loop and draw.
+        """
         key = next(iter(self._coming), None)
-        if key is not None and self._coming[key] is None:
+        if key is None or self._coming[key] is not None:
+            return
+        with chance_kept() if self._tensors is None else contextlib.nullcontext():
             self._coming[key] = self._load(key)
 
     def load(self, epoch: int, start: int, stop: int) -> Batch:
