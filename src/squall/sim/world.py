@@ -194,7 +194,7 @@ class World:
             return
         if place.end is not None and place.over:
             return
-        if now < place.busy_until or place.called or type(event) in _CALLS:
+        if now < place.busy_until or place.called or (sender is None and type(event) in _CALLS):
             turn = self._turn(at, place, event)
             if turn is None:
                 return
