@@ -117,7 +117,6 @@ def _shard(shard: Shard) -> Iterator[Claim]:
     yield [(n.index, n.incarnation) for n in live] == [(m.slot, m.incarnation) for m in shard.view.members], "as viewed"
     waiting = [node for fetches in shard._waiting.values() for node in fetches]
     yield all(node in shard._replicas for node in waiting), "only live replicas wait"
-    yield all(node in shard._replicas for node in shard._staleness), "staleness is kept of live replicas"
     clocks = [replica.clock for replica in shard._replicas.values()]
     yield all(clock >= member.entry for clock, member in zip(clocks, shard.view.members)), "clocks count from the entry"
     slowest = min(clocks, default=0)

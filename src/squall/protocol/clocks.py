@@ -14,8 +14,10 @@ class Clocks:
 
     def move(self, before: int, after: int) -> None:
         at = self._at
-        at[before] -= 1
-        if not at[before]:
+        left = at[before] - 1
+        if left:
+            at[before] = left
+        else:
             del at[before]
         at[after] = at.get(after, 0) + 1
 

@@ -43,8 +43,11 @@ COORDINATOR = Node("coordinator")
 
 
 @cache
-def replica_node(slot: int, incarnation: int = 0) -> Node:
-    """One object for all who ask: looked up among thousands, the same object is found without being compared."""
+def replica_node(slot: int, incarnation: int) -> Node:
+    """One object for all who ask: looked up among thousands, the same object is found without being compared.
+
+    There is no default for the incarnation: `cache` would keep a second object for those who leave it out.
+    """
     return Node("replica", slot, incarnation)
 
 

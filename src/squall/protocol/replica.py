@@ -45,7 +45,7 @@ from squall.protocol.messages import (
     Stop,
     Welcome,
 )
-from squall.protocol.tally import Tally, Work
+from squall.protocol.tally import NO_WORK, Tally
 
 REPORT_EVERY_S = 0.25
 REPORT_LEASES = 16  # unreported ones at most; shards remember more (`shard.LEASES_KEPT`)
@@ -71,15 +71,18 @@ class _Batch(msgspec.Struct, frozen=True):
     stop: int
 
 
+_NO_ANSWER = Exchanged(0, 0)
+
+
 class Replica:
     """States, told by what is set: no clock yet (joining); `_batch` (computing); `_awaited` (exchanging)."""
 
     __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
-        "_active", "_arriving", "_asked", "_awaited", "_basis", "_batch", "_computing_since", "_covers", "_dropped",
-        "_ended", "_epoch", "_examples", "_fetch_every", "_fetching", "_gradient", "_grants", "_idle", "_poisoned",
-        "_push_every", "_pushed", "_pushed_work", "_report_at", "_retried", "_since_fetch", "_since_push",
-        "_starved", "_step_s", "_stopping", "_tally", "_told", "_unreported", "_versions", "_waiting_since", "_work",
-        "_work_done", "batch_size", "cadence", "clock", "node", "pid", "shards",
+        "_active", "_answers", "_asked", "_awaited", "_basis", "_batch", "_computing_since", "_covers", "_dropped",
+        "_ended", "_epoch", "_examples", "_fetch_every", "_fetching", "_gradient", "_grants", "_idle", "_lease",
+        "_next", "_paced_s", "_poisoned", "_push_every", "_pushed", "_pushed_work", "_report_at", "_retried",
+        "_since_fetch", "_since_push", "_starved", "_steps", "_stopping", "_tally", "_told", "_unreported",
+        "_versions", "_waiting_since", "_work_done", "batch_size", "cadence", "clock", "node", "pid", "shards",
     )  # fmt: skip
 
     wake_at: float | None = None
@@ -91,7 +94,8 @@ class Replica:
         self.cadence = cadence
         self.pid = pid
         self.clock: int | None = None  # exchanges done or under way; None before Welcome
-        self._work: list[_Batch] = []
+        self._lease: Lease | None = None  # that batches are cut from
+        self._next = 0  # where in it the next one starts
         self._grants: list[Grant] = []  # rounds granted ahead
         self._asked = False
         self._idle = False  # the current round has no batch for this replica
@@ -99,22 +103,22 @@ class Replica:
         self._batch: _Batch | None = None  # under computation
         self._retried = False
         self._push_every, self._fetch_every = cadence.push_every, cadence.fetch_every
-        self._step_s: list[float] = []  # durations of the batches since the last request for work
+        self._steps, self._paced_s = 0, 0.0  # batches since the last request for work, and how long they took
         self._computing_since = 0.0
         self._since_push = 0  # batches in the gradient buffer
         self._since_fetch = 0
         self._examples = 0  # behind the gradient buffer
         self._covers: dict[int, int] = {}  # lease -> upto, in the gradient buffer
         self._pushed: dict[int, int] = {}  # lease -> upto, in the exchange under way
-        self._dropped = False  # a shard has not applied it
-        self._pushed_work = Work()  # behind it
-        self._work_done = Work()  # behind the gradient buffer
+        self._pushed_work = NO_WORK  # behind it
+        self._work_done = NO_WORK  # behind the gradient buffer
         self._unreported: dict[int, int] = {}  # lease -> upto, applied by all shards
         self._gradient = 0  # buffer that gradients go to
         self._active = 0  # weights buffer that is computed on
         self._fetching = -1  # weights buffer that the exchange under way fills; -1: it fetches nothing
         self._versions = [0] * shards  # of the active weights
-        self._arriving = [0] * shards  # of the weights being fetched
+        self._answers = [_NO_ANSWER] * shards  # to the exchange under way
+        self._dropped = False  # a shard has not applied it
         self._told = [0] * shards  # the clock that each of them has it at
         self._awaited: dict[Node, None] = {}  # shards that have not answered
         self._basis = self._versions  # of the oldest batch in the gradient buffer
@@ -156,8 +160,9 @@ class Replica:
                 if message.steps:
                     self._push_every = self._fetch_every = message.steps
                 if message.lease is not None:
-                    batches = _batches(message.lease, self.batch_size)
-                    effects.extend(Expect(batch.epoch, batch.start, batch.stop) for batch in batches)
+                    lease, size = message.lease, self.batch_size
+                    for start in range(lease.start, lease.stop, size):
+                        effects.append(Expect(lease.epoch, start, min(start + size, lease.stop)))
                 self._proceed(now, effects)
             case Welcome(clock):
                 self.clock = clock
@@ -201,23 +206,25 @@ class Replica:
     def _take_work(self, effects: list[Effect]) -> bool:
         """True when there is a batch to compute. Asks for the next lease while the last batch is computed."""
         round_open = self.cadence.gathered and self._since_push > 0  # the next grant is for the next round
-        while not self._work and self._grants and not self._idle and not round_open:
-            grant = self._grants.pop(0)
-            if grant.lease is None:
+        while self._lease is None and self._grants and not self._idle and not round_open:
+            lease = self._grants.pop(0).lease
+            if lease is None:
                 self._idle = True
             else:
-                self._work.extend(_batches(grant.lease, self.batch_size))
-        if len(self._work) <= 1 and not self._grants and not self._asked:
-            current = bool(self._work or self._idle or round_open)
+                self._lease, self._next = lease, lease.start
+        lease = self._lease
+        last = lease is None or lease.stop - self._next <= self.batch_size
+        if last and not self._grants and not self._asked:
+            current = lease is not None or self._idle or round_open
             assert self.clock is not None
             self._asked = True
-            step_s = sum(self._step_s) / len(self._step_s) if self._step_s else 0.0
-            self._step_s.clear()
+            step_s = self._paced_s / self._steps if self._steps else 0.0
+            self._steps, self._paced_s = 0, 0.0
             effects.append(Send(COORDINATOR, LeaseRequest(self.clock + 1 + current, step_s)))
-        return bool(self._work)
+        return lease is not None
 
     def _compute(self, now: float, effects: list[Effect]) -> None:
-        self._batch = batch = self._work.pop(0)
+        self._batch = batch = self._cut_batch()
         if batch.epoch != self._epoch:  # so that an epoch's evaluation does not wait for the next report
             self._epoch = batch.epoch
             self._report_at = now
@@ -229,6 +236,14 @@ class Replica:
         if self._waiting_since:
             self._tally.wait_s += now - self._waiting_since
             self._waiting_since = 0.0
+
+    def _cut_batch(self) -> _Batch:
+        lease, start = self._lease, self._next
+        assert lease is not None
+        self._next = stop = min(start + self.batch_size, lease.stop)
+        if stop == lease.stop:
+            self._lease = None
+        return _Batch(lease.id, lease.epoch, start, stop)
 
     def _compute_effect(self, batch: _Batch) -> Compute:
         if self._since_push == 0:
@@ -248,7 +263,8 @@ class Replica:
             self._on_non_finite(batch, now, effects)
             return
         self._batch = None
-        self._step_s.append(now - self._computing_since)
+        self._steps += 1
+        self._paced_s += now - self._computing_since
         self._since_push += 1
         self._since_fetch += 1
         self._examples += batch.stop - batch.start
@@ -288,7 +304,7 @@ class Replica:
         if push:
             self.clock += 1
             self._pushed, self._covers = self._covers, {}
-            self._pushed_work, self._work_done = self._work_done, Work()
+            self._pushed_work, self._work_done = self._work_done, NO_WORK
         self._fetching = -1
         if fetch:
             swaps = self.cadence.overlap and push
@@ -300,11 +316,11 @@ class Replica:
             effects.append(PreparePush(gradient))
         payload = Payload("gradient", self.node, gradient, self.clock) if push else None
         covers = tuple(Cover(*item) for item in self._pushed.items()) if push else ()
+        examples, batches = (self._examples, self._since_push) if push else (0, 0)
         for shard, basis in zip(self.shards, self._basis):
-            examples, batches = (self._examples, self._since_push) if push else (0, 0)
             exchange = Exchange(self.clock, gradient, self._fetching, basis, examples, covers, batches)
             effects.append(Send(shard, exchange, payload))
-            self._awaited[shard] = None
+        self._awaited = dict.fromkeys(self.shards)
         self._tally.exchanges += 1
         self._tally.pushes += push and self._examples > 0
         self._tally.fetches += fetch
@@ -319,17 +335,26 @@ class Replica:
     def _on_exchanged(self, shard: Node, message: Exchanged, now: float, effects: list[Effect]) -> None:
         del self._awaited[shard]
         assert self.clock is not None
-        self.clock = max(self.clock, message.clock)  # a newcomer learns where the others are
-        self._arriving[shard.index] = message.version
+        if message.clock > self.clock:  # a newcomer learns where the others are
+            self.clock = message.clock
+        self._answers[shard.index] = message
         self._told[shard.index] = message.clock
-        if message.staleness >= 0:
-            self._tally.stale(message.staleness)
-        self._dropped |= message.dropped
-        if self._awaited:
-            return
+        if not self._awaited:
+            self._on_answered(now, effects)
+
+    def _on_answered(self, now: float, effects: list[Effect]) -> None:
+        """All shards have answered. Only now is looked at what has no earlier use: thousands are simulated at once."""
+        assert self.clock is not None
+        answers, self._answers = self._answers, [_NO_ANSWER] * len(self.shards)
+        staleness = self._tally.staleness
+        for answer in answers:
+            if answer.staleness >= 0:
+                staleness.append(answer.staleness)
+            if answer.dropped:
+                self._dropped = True
         fetched = self._fetching >= 0
         if fetched:
-            self._versions = list(self._arriving)
+            self._versions = [answer.version for answer in answers]
             self._active = self._fetching
             self._fetching = -1
             effects.append(UseWeights(self._active))
@@ -339,11 +364,12 @@ class Replica:
             return
         if self._dropped:
             effects.extend(Send(COORDINATOR, Dropped(lease)) for lease in self._pushed)
-            self._work = [batch for batch in self._work if batch.lease not in self._pushed]
+            if self._lease is not None and self._lease.id in self._pushed:
+                self._lease = None
         else:
             self._unreported |= self._pushed
             self._tally.add(self._pushed_work)
-        self._pushed, self._pushed_work, self._dropped = {}, Work(), False
+        self._pushed, self._pushed_work, self._dropped = {}, NO_WORK, False
         self._report(now, effects)
         if self._batch is None:
             self._proceed(now, effects)
@@ -396,10 +422,3 @@ class Replica:
         self._ended = True
         effects.append(Send(COORDINATOR, Left(self._take_covers(), self._tally.take())))
         effects.append(End("finished"))
-
-
-def _batches(lease: Lease, size: int) -> list[_Batch]:
-    return [
-        _Batch(lease.id, lease.epoch, start, min(start + size, lease.stop))
-        for start in range(lease.start, lease.stop, size)
-    ]

@@ -74,12 +74,30 @@ class Rules(msgspec.Struct, frozen=True):
 class _Replica:
     """What a shard knows of a live replica."""
 
-    __slots__ = ("clock", "covers", "node")
+    __slots__ = ("_newest", "_older", "clock", "node", "staleness")
 
     def __init__(self, node: Node, entry: int) -> None:
         self.node = node
         self.clock = entry  # of its last push, counted on from the entry
-        self.covers: dict[int, int] = {}  # lease -> upto, applied
+        self.staleness = -1  # of a push that is not answered yet; -1: there is none
+        self._newest: Cover | None = None  # applied, of the lease that it is at
+        self._older: tuple[Cover, ...] = ()  # alike, of those before
+
+    @property
+    def covers(self) -> tuple[Cover, ...]:
+        """What is applied of its leases, the oldest first."""
+        return self._older if self._newest is None else (*self._older, self._newest)
+
+    def cover(self, covers: tuple[Cover, ...]) -> None:
+        """These are applied. A replica goes from lease to lease, and does not come back to one."""
+        newest = self._newest
+        for cover in covers:
+            if newest is not None and newest.lease != cover.lease:
+                self._older += (newest,)
+            newest = cover
+        self._newest = newest
+        if len(self._older) >= LEASES_KEPT + len(covers):
+            self._older = self._older[1 - LEASES_KEPT - len(covers) :]
 
 
 class Shard:
@@ -96,11 +114,10 @@ class Shard:
         self.wake_at: float | None = None  # when the grace of the open round ends
         self._clocks = Clocks()  # of the replicas
         self._waiting: dict[int, dict[Node, Exchange]] = {}  # clock -> fetches held back by the bound
-        # lease -> upto, applied of those who departed with the newest view. The one before it has been seen by all, so
-        # that every ledger knows of those who departed with that.
-        self._gone: dict[int, int] = {}
+        # Applied of those who departed with the newest view. The one before it has been seen by all, so that every
+        # ledger knows of those who departed with that.
+        self._gone: list[Cover] = []
         self._evaluator = 0  # incarnation of the newest that was heard of
-        self._staleness: dict[Node, int] = {}  # of pushes whose answer is held back
         self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
 
     def on(self, event: Event, now: float) -> list[Effect]:
@@ -128,7 +145,7 @@ class Shard:
                 self._on_view(message, now, effects)
             case TakeSnapshot(number):
                 known = [self._gone, *(replica.covers for replica in self._replicas.values())]
-                progress = tuple(Cover(*item) for covers in known for item in covers.items())
+                progress = tuple(cover for covers in known for cover in covers)
                 self._snapshots[number] = SnapshotTaken(number, self.version, progress)
                 effects.append(WriteSnapshot(number, self.version))
             case Stop():
@@ -160,7 +177,8 @@ class Shard:
                 self._answer(sender, exchange, effects)
             else:
                 self._waiting.setdefault(exchange.clock, {})[sender] = exchange
-            self._release(effects)
+            if self._waiting:
+                self._release(effects)
 
     def _fetch(self, replica: _Replica, exchange: Exchange, now: float, effects: list[Effect]) -> None:
         """Weights alone: a newcomer's first, or for a batch that is tried again.
@@ -186,15 +204,13 @@ class Shard:
         replica.clock = clock
 
     def _apply_each(self, replica: _Replica, exchange: Exchange, effects: list[Effect]) -> None:
-        staleness = self._staleness[replica.node] = self.version - exchange.basis
         if exchange.examples:
+            staleness = replica.staleness = self.version - exchange.basis
             term = Term(replica.node, exchange.gradient, 1.0, exchange.clock)
             rate = 1 / staleness if self.rules.scaled and staleness else 1.0
             effects.append(Apply((term,), 1 / len(self._replicas), exchange.clock, rate))
             self.version += 1
-        else:
-            self._staleness[replica.node] = -1
-        self._cover(replica, exchange)
+        replica.cover(exchange.covers)
 
     def _release(self, effects: list[Effect]) -> None:
         """Answer the fetches that the bound now allows, the oldest clocks first, then in slot order."""
@@ -258,8 +274,9 @@ class Shard:
             effects.append(Apply(terms, 1.0, clock, self._rate([exchange for _, exchange in ordered])))
             self.version += 1
         for node, exchange in ordered:
-            self._staleness[node] = stale - exchange.basis if exchange.examples else -1
-            self._cover(self._replicas[node], exchange)
+            replica = self._replicas[node]
+            replica.staleness = stale - exchange.basis if exchange.examples else -1
+            replica.cover(exchange.covers)
             self._answer(node, exchange, effects)
 
     def _rate(self, pushes: list[Exchange]) -> float:
@@ -267,17 +284,13 @@ class Shard:
         whole = self.rules.whole * sum(push.examples > 0 for push in pushes)
         return min(1.0, sum(push.batches for push in pushes) / whole) if whole else 1.0
 
-    def _cover(self, replica: _Replica, exchange: Exchange) -> None:
-        for cover in exchange.covers:
-            replica.covers[cover.lease] = cover.upto
-        while len(replica.covers) > LEASES_KEPT + len(exchange.covers):
-            del replica.covers[next(iter(replica.covers))]
-
     def _answer(self, node: Node, exchange: Exchange, effects: list[Effect], dropped: bool = False) -> None:
         payload = Payload("weights", node, exchange.weights, exchange.clock) if exchange.weights >= 0 else None
-        staleness = self._staleness.pop(node, -1)
-        known = self._replicas.get(node)
-        clock = known.clock if known is not None else exchange.clock
+        clock, staleness = exchange.clock, -1
+        replica = self._replicas.get(node)
+        if replica is not None:
+            clock, staleness = replica.clock, replica.staleness
+            replica.staleness = -1
         effects.append(Send(node, Exchanged(clock, self.version, staleness, dropped), payload))
 
     # ------------------------------------------------------------ members
@@ -286,7 +299,7 @@ class Shard:
         if view.number <= self.view.number:
             return
         self.view = view
-        self._gone = {}
+        self._gone = []
         before, self._replicas = self._replicas, {}
         slowest = min((before[node].clock for node in map(_node, view.members) if node in before), default=0)
         slowest = max(slowest, self._closed)
@@ -297,10 +310,8 @@ class Shard:
         self._clocks = Clocks(replica.clock for replica in self._replicas.values())
         departed = []
         for node, replica in before.items():
-            departed.append(
-                Departed(node.index, node.incarnation, tuple(Cover(*item) for item in replica.covers.items()))
-            )
-            self._gone |= replica.covers
+            departed.append(Departed(node.index, node.incarnation, replica.covers))
+            self._gone += replica.covers
             self._drop(node)
             effects.append(Forget(node))
         effects.append(Send(COORDINATOR, ViewSeen(view.number, tuple(departed))))
@@ -308,7 +319,6 @@ class Shard:
 
     def _drop(self, node: Node) -> None:
         """Nothing of this replica is applied any more: its slot will be another's."""
-        self._staleness.pop(node, None)
         for held in (self._waiting, self._rounds):
             for clock in [clock for clock, exchanges in held.items() if node in exchanges]:
                 del held[clock][node]

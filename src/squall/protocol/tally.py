@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from array import array
+from collections import Counter
+
+import msgspec
 
 from squall.protocol.messages import Stats
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True, gc=False):
     """What is behind a push."""
 
     examples: int = 0
@@ -18,8 +21,15 @@ class Work(NamedTuple):
         return Work(self.examples + examples, self.batches + 1, self.loss_sum + examples * loss)
 
 
+NO_WORK = Work()
+
+
 class Tally:
-    """Sums for the next report."""
+    """Sums for the next report. Thousands are simulated at once, so they are kept small."""
+
+    __slots__ = (
+        "batches", "compute_s", "examples", "exchanges", "fetches", "loss_sum", "pushes", "staleness", "wait_s",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._clear()
@@ -27,20 +37,17 @@ class Tally:
     def _clear(self) -> None:
         self.examples = self.batches = self.exchanges = self.pushes = self.fetches = 0
         self.loss_sum = self.compute_s = self.wait_s = 0.0
-        self.staleness: dict[int, int] = {}
+        self.staleness = array("i")  # of each push at each shard
 
     def add(self, work: Work) -> None:
         self.examples += work.examples
         self.batches += work.batches
         self.loss_sum += work.loss_sum
 
-    def stale(self, staleness: int) -> None:
-        self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
-
     def take(self) -> Stats:
         stats = Stats(
             self.examples, self.batches, self.loss_sum, self.compute_s, self.wait_s,
-            self.exchanges, self.pushes, self.fetches, self.staleness,
+            self.exchanges, self.pushes, self.fetches, dict(Counter(self.staleness)),
         )  # fmt: skip
         self._clear()
         return stats

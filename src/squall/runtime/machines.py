@@ -27,7 +27,7 @@ def nodes(job: Job) -> list[Node]:
     """The processes that a run begins with, those first that others connect to."""
     evaluators = [Node("evaluator", job.recipe.replicas)] if job.task.validate is not None else []
     shards = shard_nodes(job.recipe.shards)
-    replicas = [replica_node(slot) for slot in range(job.recipe.replicas)]
+    replicas = [replica_node(slot, 0) for slot in range(job.recipe.replicas)]
     return [COORDINATOR, *shards, *replicas, *evaluators]
 
 

@@ -11,9 +11,9 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from itertools import repeat
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from squall.protocol.core import (
     COORDINATOR,
@@ -22,6 +22,7 @@ from squall.protocol.core import (
     Event,
     Forget,
     FrameArrived,
+    Machine,
     MemberLost,
     MessageArrived,
     Node,
@@ -32,8 +33,9 @@ from squall.protocol.core import (
     Transmit,
 )
 from squall.protocol.link import Linked
+from squall.protocol.messages import Frame, Message
 from squall.runtime.driver import Host
-from squall.sim.direct import Direct
+from squall.sim.places import Absence, Clock, Entry, Line, Place
 
 
 class Wire(Protocol):
@@ -60,50 +62,12 @@ class Network:
         return [at + chance.random() * self.jitter_s for _ in range(copies) if chance.random() >= self.loss]
 
 
-class Clock(NamedTuple):
-    """A node's own clock: offset + rate x the world's time."""
-
-    rate: float = 1.0
-    offset_s: float = 0.0
-
-    def reads(self, now: float) -> float:
-        return now * self.rate + self.offset_s
-
-    def when(self, reading: float) -> float:
-        """The first moment of the world's time at which it reads this, or a hair more."""
-        at = (reading - self.offset_s) / self.rate
-        while self.reads(at) < reading:
-            at = math.nextafter(at, math.inf)
-        return at
-
-
-class _Place:
-    """A node in the world."""
-
-    __slots__ = ("busy_until", "called", "clock", "end", "host", "inbox", "linked", "poll", "woken_at")
-
-    def __init__(self, node: Node, linked: Linked | Direct, host: Host, clock: Clock | None) -> None:
-        self.linked = linked
-        self.host = host
-        self.clock = clock  # None: the world's own
-        self.busy_until = 0.0
-        self.poll = host.poll if node == COORDINATOR else None  # others hear nothing from outside
-        self.inbox: deque[Event] | None = None  # what came while it was busy
-        self.called = False  # a `_Free` is in the queue: as long as something is in the inbox
-        self.woken_at = math.inf  # the earliest `TimePassed` in the queue
-        self.end: End | None = None
-
-    @property
-    def over(self) -> bool:
-        """The process is gone: its machine has ended and its peers know all that it had to say."""
-        return self.end is not None and not self.linked.unacknowledged
-
-
 class _Free(Event, frozen=True, gc=False):
     """A node that was busy can look into its inbox."""
 
 
 _FREE = _Free()
+_STARTED = Started()
 _TIME_PASSED = TimePassed()
 _ARRIVALS = (FrameArrived, MessageArrived)
 _CALLS = (TimePassed, _Free)
@@ -115,18 +79,21 @@ class World:
 
     A node carries out its effects one after the other, as a process does: a message that it gives after a computation
     leaves when that is over.
+
+    A machine that comes without links sends and hears messages as they are. That is for a wire that loses, repeats and
+    reorders nothing, where links would have nothing to do: it costs half as much.
     """
 
     def __init__(
         self, *, network: Wire | None = None, seed: int = 0,
         duration: Callable[[Node, Effect, float], float] = lambda node, effect, now: 0.0,
-        spawn: Callable[[Node], tuple[Linked | Direct, Host]] | None = None, notice_s: float = 0.0,
+        spawn: Callable[[Node], tuple[Linked | Machine, Host]] | None = None, notice_s: float = 0.0,
         spawn_s: Callable[[Node], float] = lambda node: 0.0, clock: Callable[[Node], Clock | None] = lambda node: None,
         now: float = 0.0,
     ) -> None:  # fmt: skip
         self.now = now
         self.ended = False  # the coordinator has, or somebody who watches wants no more
-        self.places: dict[Node, _Place] = {}
+        self.places: dict[Node, Place] = {}
         self.trace: Callable[[float, Node, Event | Effect], None] | None = None
         self._arrivals = (network or Network()).arrivals
         self._chance = random.Random(seed)
@@ -135,13 +102,14 @@ class World:
         self._spawn_s = spawn_s  # until a replacement is there
         self._notice_s = notice_s  # until the coordinator hears that a process died
         self._clock = clock
-        self._queue: list[tuple[float, int, Node, Event]] = []
+        self._queue: list[Entry] = []
+        self._fronts: list[tuple[*Entry, Line]] = []  # the first of each line; no queue for ten thousand nodes
         self._actions: dict[Node, Callable[[], None]] = {}  # by the made-up node whose turn it will be
         self._count = 0
 
-    def add(self, node: Node, linked: Linked | Direct, host: Host) -> None:
-        self.places[node] = _Place(node, linked, host, self._clock(node))
-        self.post(node, Started())
+    def add(self, node: Node, linked: Linked | Machine, host: Host) -> None:
+        self.places[node] = Place(node, linked, host, self._clock(node))
+        self.post(node, _STARTED)
 
     def bring(self, node: Node) -> None:
         """Add a node that the world spawns itself, as soon as it can be there."""
@@ -153,24 +121,26 @@ class World:
             self.add(node, *self._spawn(node))
 
     def post(self, node: Node, event: Event, after_s: float = 0.0) -> None:
-        self._put(self.now + after_s, node, event)
+        self._put(self.now + after_s, self.places.get(node) or Absence(node), event)
 
-    def _put(self, at: float, node: Node, event: Event, first: bool = False) -> None:
+    def _put(self, at: float, place: Place | Absence, event: Event, first: bool = False) -> None:
         self._count += 1
-        heappush(self._queue, (at, -self._count if first else self._count, node, event))
+        heappush(self._queue, (at, -self._count if first else self._count, place, None, event))
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         """Do something to the world at a time of its clock."""
         self._count += 1
         turn = Node("world", self._count)
         self._actions[turn] = action
-        self._put(time_s, turn, _TIME_PASSED)
+        self._put(time_s, Absence(turn), _TIME_PASSED)
 
     def kill(self, node: Node, why: str = "killed") -> None:
         """The process is gone between two events; the coordinator is told a little later."""
         place = self.places.pop(node, None)
-        if place is not None and not place.over and node != COORDINATOR:
-            self.post(COORDINATOR, MemberLost(node, why), self._notice_s)
+        if place is not None:
+            place.there = False
+            if not place.over and node != COORDINATOR:
+                self.post(COORDINATOR, MemberLost(node, why), self._notice_s)
 
     def pause(self, node: Node, seconds: float) -> None:
         """The process does nothing for so long, as if its machine slept; what comes meanwhile waits."""
@@ -187,53 +157,70 @@ class World:
     def run(self, until: Callable[[], bool] | None = None, at_most: int | None = None) -> None:
         """Go on until the coordinator has ended, `until` holds, or `at_most` events are over."""
         for _ in repeat(None) if at_most is None else repeat(None, at_most):
-            if not self._queue or self.ended or (until is not None and until()):
+            if self.ended or not (self._queue or self._fronts) or (until is not None and until()):
                 return
             self.step()
 
     @property
     def lively(self) -> bool:
         """Something will happen yet."""
-        return bool(self._queue) and not self.ended
+        return not self.ended and bool(self._queue or self._fronts)
 
     def step(self) -> None:
         """Take the next event. Written in one piece: planning a cluster takes millions of these."""
-        at, _, node, event = heappop(self._queue)
+        fronts, queue = self._fronts, self._queue
+        if not fronts or (queue and queue[0] < fronts[0]):
+            at, _, to, sender, what = heappop(queue)
+        else:
+            at, _, to, sender, what, line = fronts[0]
+            line.popleft()
+            if line:
+                heapreplace(fronts, line[0])
+            else:
+                heappop(fronts)
         if at > self.now:
             self.now = at
         now = self.now
-        place = self.places.get(node)
-        if place is None:
-            if node in self._actions:
-                self._actions.pop(node)()
+        event: Event = what
+        if sender is not None:
+            event = FrameArrived(sender, what) if type(what) is Frame else MessageArrived(sender, what)
+        if type(to) is Place and to.there:
+            place = to
+        elif to.node in self.places:  # it has come since
+            place = self.places[to.node]
+        else:
+            if to.node in self._actions:
+                self._actions.pop(to.node)()
             return
         if place.end is not None and place.over:
             return
-        if now < place.busy_until or place.called or type(event) in _CALLS:
-            turn = self._turn(at, node, place, event)
+        if now < place.busy_until or place.called or (sender is None and type(event) in _CALLS):
+            turn = self._turn(at, place, event)
             if turn is None:
                 return
             event = turn
         trace = self.trace
         if trace is not None:
-            trace(now, node, event)
-        for effect in place.linked.on(event, now if place.clock is None else place.clock.reads(now)):
-            if trace is not None:
-                trace(now, node, effect)
-            if type(effect) is Send or type(effect) is Transmit:  # most are
-                self._carry(node, place, effect)
-            else:
-                self._perform(node, place, effect)
+            trace(now, place.node, event)
+        if place.forgotten is None or type(event) is not MessageArrived or event.sender not in place.forgotten:
+            for effect in place.linked.on(event, now if place.clock is None else place.clock.reads(now)):
+                if trace is not None:
+                    trace(now, place.node, effect)
+                if type(effect) is Send or type(effect) is Transmit:  # most are
+                    self._carry(place, effect)
+                else:
+                    self._perform(place, effect)
         if place.poll is not None and place.end is None:
             outside = place.poll()
             if outside is not None:
-                self.post(node, outside)
-        if place.inbox and not place.called:
-            self._call(node, place)
-        if place.linked.wake_at is not None:
-            self._wake(node, place)
+                self._put(now, place, outside)
+        if place.inbox is not None and not place.called:
+            self._call(place)
+        due = place.linked.wake_at
+        if due is not None:
+            self._wake(place, due)
 
-    def _turn(self, at: float, node: Node, place: _Place, event: Event) -> Event | None:
+    def _turn(self, at: float, place: Place, event: Event) -> Event | None:
         """What a node handles now that is or was busy, or was to be woken; None: nothing yet."""
         busy = self.now < place.busy_until
         match event:
@@ -242,86 +229,93 @@ class World:
                     return None
                 place.woken_at = math.inf
                 due = place.linked.wake_at
-                if due is None or due > self._reads(place) or busy:
-                    self._wake(node, place)
+                if due is not None and (due > self._reads(place) or busy):
+                    self._wake(place, due)
                     return None
-                return event
+                return event if due is not None else None
             case _Free():
                 if busy:  # what has waited once goes before an answer that comes then
-                    self._put(place.busy_until, node, _FREE, first=True)
+                    self._put(place.busy_until, place, _FREE, first=True)
                     return None
                 place.called = False
                 assert place.inbox is not None
-                return place.inbox.popleft()
+                waited = place.inbox.popleft()
+                if not place.inbox:  # an empty one is half a kilobyte
+                    place.inbox = None
+                return waited
         if type(event) not in _ARRIVALS:  # the answer to what kept it busy
             if busy:
-                self._put(place.busy_until, node, event)
+                self._put(place.busy_until, place, event)
                 return None
             return event
         if place.inbox is None:
             place.inbox = deque()
         place.inbox.append(event)
         if not place.called:
-            self._call(node, place)
+            self._call(place)
         return None
 
-    def _call(self, node: Node, place: _Place) -> None:
+    def _call(self, place: Place) -> None:
         place.called = True
-        self._put(max(self.now, place.busy_until), node, _FREE)
+        self._put(max(self.now, place.busy_until), place, _FREE)
 
-    def _reads(self, place: _Place) -> float:
+    def _reads(self, place: Place) -> float:
         return self.now if place.clock is None else place.clock.reads(self.now)
 
-    def _carry(self, node: Node, place: _Place, effect: Send | Transmit) -> None:
-        arrived: Event
+    def _carry(self, place: Place, effect: Send | Transmit) -> None:
+        sent: Message | Frame
         if type(effect) is Send:
-            arrived, again = MessageArrived(node, effect.message), False
+            sent, again = effect.message, False
         else:
             assert isinstance(effect, Transmit)
-            arrived, again = FrameArrived(node, effect.frame), effect.again
-        if effect.payload is not None and not again:
-            place.host.attach(effect.payload)
-            if effect.payload.kind != "gradient":  # which lies where it is read
-                self._occupy(node, place, effect)
+            sent, again = effect.frame, effect.again
         leaves = place.busy_until if place.busy_until > self.now else self.now
-        for at in self._arrivals(node, effect, leaves, self._chance):
+        if effect.payload is not None and not again:
+            if place.attach is not None:
+                place.attach(effect.payload)
+            if effect.payload.kind != "gradient":  # which lies where it is read
+                leaves = place.busy_until = leaves + self._duration(place.node, effect, leaves)
+        to = self.places.get(effect.to)
+        for at in self._arrivals(place.node, effect, leaves, self._chance):
             self._count += 1
-            heappush(self._queue, (at, self._count, effect.to, arrived))
+            line = place.going if to is None or to.coming is None else to.coming
+            if line is None or (line and at < line[-1][0]):
+                heappush(self._queue, (at, self._count, to or Absence(effect.to), place.node, sent))
+                continue
+            line.append((at, self._count, to or Absence(effect.to), place.node, sent, line))
+            if len(line) == 1:
+                heappush(self._fronts, line[0])
 
-    def _perform(self, node: Node, place: _Place, effect: Effect) -> None:
+    def _perform(self, place: Place, effect: Effect) -> None:
         if type(effect) in _WORLDLY:
-            self._change(node, place, effect)
+            self._change(place, effect)
             return
-        self._occupy(node, place, effect)  # first: a host may want to know how long it takes
+        begins = place.busy_until if place.busy_until > self.now else self.now
+        place.busy_until = begins + self._duration(place.node, effect, begins)  # first: a host may want to know it
         answer = place.host.perform(effect, self.now)
         if answer is not None:
-            self._put(place.busy_until, node, answer)
+            self._put(place.busy_until, place, answer)
 
-    def _change(self, node: Node, place: _Place, effect: Effect) -> None:
+    def _change(self, place: Place, effect: Effect) -> None:
         """An effect on who there is."""
         match effect:
             case End():
                 place.host.perform(effect, self.now)
                 place.end = effect
-                self.ended |= node == COORDINATOR
+                self.ended |= place.node == COORDINATOR
             case StartMember(newcomer) if self._spawn is not None:
                 self.bring(newcomer)
             case StartMember():
                 place.host.perform(effect, self.now)
-            case Forget(gone) if isinstance(place.linked, Direct):  # links have done so themselves
-                place.linked.forget(gone)
+            case Forget(gone) if not isinstance(place.linked, Linked):  # links have done so themselves
+                if place.forgotten is None:
+                    place.forgotten = {}
+                place.forgotten[gone] = None
 
-    def _occupy(self, node: Node, place: _Place, effect: Effect) -> None:
-        begins = place.busy_until if place.busy_until > self.now else self.now
-        place.busy_until = begins + self._duration(node, effect, begins)
-
-    def _wake(self, node: Node, place: _Place) -> None:
-        due = place.linked.wake_at
-        if due is None:
-            return
+    def _wake(self, place: Place, due: float) -> None:
         if place.clock is not None:
             due = place.clock.when(due)
         due = max(due, self.now, place.busy_until)
         if due < place.woken_at:
             place.woken_at = due
-            self._put(due, node, _TIME_PASSED)
+            self._put(due, place, _TIME_PASSED)

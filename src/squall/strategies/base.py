@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import ClassVar
 
 import torch
@@ -173,7 +173,7 @@ class Recipe:
     def cadence(self) -> Cadence:
         """What the replicas' machines know."""
         local, answered = self.local is not None, self.answered and not self.gathered
-        return Cadence(self.push_every, self.fetch_every, self.overlap, self.gathered, answered, local)
+        return _cadence(self.push_every, self.fetch_every, self.overlap, self.gathered, answered, local)
 
     def dealing(self) -> Dealing:
         """What the coordinator knows."""
@@ -181,6 +181,8 @@ class Recipe:
             self.replicas, self.gathered, self.answered, self.push_every, self.droppable, self.warm_start, self.matched
         )  # fmt: skip
 
+
+_cadence = cache(Cadence)  # one object for thousands of simulated replicas
 
 _CHOICES = {
     "gather": ("each", "mean"),

@@ -24,6 +24,8 @@ class _Job:
 class Cores:
     """Processor sharing. When a computation ends is foreseen as if nothing else began; what begins then puts it off."""
 
+    __slots__ = ("_at", "_jobs", "_kind", "alone")
+
     def __init__(self, kind: Machine) -> None:
         self.alone = True  # one process has them all
         self._kind = kind

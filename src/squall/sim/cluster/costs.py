@@ -79,11 +79,10 @@ class Costs:
         self._pushed = [count // recipe.blocks for count in self._fetched]
         self._whole = sum(workload.elements)
         self._steps: dict[int, float] = {}  # machine kind, by id -> step time
+        self._shards = [placement.of(Node("shard", index)) for index in range(len(workload.elements))]
         work = [
-            kind.exchange_s(count // recipe.blocks) - kind.doorbell_s
-            for kind, count in (
-                (placement.of(Node("shard", index)).kind, count) for index, count in enumerate(workload.elements)
-            )
+            place.kind.exchange_s(count // recipe.blocks) - place.kind.doorbell_s
+            for place, count in zip(self._shards, workload.elements)
         ]
         self._updates = [UPDATE_SHARE * seconds for seconds in work]
         self._copies = [(1 - UPDATE_SHARE) * seconds for seconds in work]
@@ -120,8 +119,10 @@ class Costs:
         return self._at_shard(node, self._copies[node.index], begins)
 
     def _apply(self, node: Node, effect: Apply, begins: float) -> float:
-        passes = 1 + (len(effect.terms) - 1) * SUM_SHARE / UPDATE_SHARE
-        return self._at_shard(node, passes * self._updates[node.index], begins)
+        seconds = self._updates[node.index]
+        if len(effect.terms) > 1:
+            seconds *= 1 + (len(effect.terms) - 1) * SUM_SHARE / UPDATE_SHARE
+        return self._at_shard(node, seconds, begins)
 
     def _own_weights(self, node: Node, effect: Effect, begins: float) -> float:
         return self._passes(node, 3, self._whole)
@@ -151,7 +152,9 @@ class Costs:
         return found
 
     def _at_shard(self, node: Node, seconds: float, begins: float) -> float:
-        seconds = self.placement.of(node).cores.take(node, begins, seconds, self.prolong)
+        cores = self._shards[node.index].cores
+        if not cores.alone:
+            seconds = cores.take(node, begins, seconds, self.prolong)
         self.busy_s += seconds
         return seconds
 
@@ -161,13 +164,13 @@ class Costs:
     # ------------------------------------------------------------ messages
 
     def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
-        seats = self.placement.seats
+        seats, to, payload = self.placement.seats, effect.to, effect.payload
         source = seats.get(sender) or self.placement.of(sender)
-        target = seats.get(effect.to) or self.placement.of(effect.to)
+        target = seats.get(to) or self.placement.of(to)
         size = 0
-        if effect.payload is not None:
-            sizes = self._pushed if effect.payload.kind == "gradient" else self._fetched
-            size = sizes[sender.index if sender.role == "shard" else effect.to.index]
+        if payload is not None:
+            sizes = self._pushed if payload.kind == "gradient" else self._fetched
+            size = sizes[sender.index if sender.role == "shard" else to.index]
         self.messages += 1
         self.bytes += size
         if source is target:
@@ -178,19 +181,18 @@ class Costs:
             link = self._between
             if link.loss and chance.random() < link.loss:
                 return ()
-            at = self._transfer(source, target, size + CONTROL_BYTES, now) + link.latency_s
+            # The bytes flow through both interfaces at once, as fast as the slowest of them and the link lets them.
+            size += CONTROL_BYTES
+            begins = now if now > source.sends_until else source.sends_until
+            source.sends_until = at = begins + size / source.interface
+            free = begins if begins > target.receives_until else target.receives_until
+            target.receives_until = received = free + size / target.interface
+            if received > at:
+                at = received
+            alone = begins + size / link.bandwidth
+            at = (alone if alone > at else at) + link.latency_s
         if link.jitter_s:
             at += chance.random() * link.jitter_s
         if self._overtakes:  # and the machines on both ends count on the order
             at = self._last[sender, effect.to] = max(at, self._last.get((sender, effect.to), 0.0))
         return (at,)
-
-    def _transfer(self, source: Place, target: Place, size: int, now: float) -> float:
-        """The bytes flow through both interfaces at once, as fast as the slowest of them and the link lets them."""
-        begins = now if now > source.sends_until else source.sends_until
-        source.sends_until = sent = begins + size / source.interface
-        free = begins if begins > target.receives_until else target.receives_until
-        target.receives_until = received = free + size / target.interface
-        arrived = sent if sent > received else received
-        alone = begins + size / self._between.bandwidth
-        return alone if alone > arrived else arrived

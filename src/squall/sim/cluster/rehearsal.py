@@ -11,20 +11,19 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from squall.protocol.core import Node
+from squall.protocol.core import Machine, Node
 from squall.protocol.link import Linked
 from squall.runtime.driver import Host
 from squall.sim.cluster.costs import Costs
 from squall.sim.cluster.model import Cluster, Preemption
 from squall.sim.cluster.placement import Place
-from squall.sim.direct import Direct
 from squall.sim.world import World
 
 NOTICED_AFTER_S = 1.0  # until the coordinator knows that a process on another machine is gone
 WATCHED_EVENTS = 1000
 NEEDED = ("coordinator", "shard")  # without any of these a run ends
 
-Member = Callable[[Node], tuple[Linked | Direct, Host]]
+Member = Callable[[Node], tuple[Linked | Machine, Host]]
 
 
 class Rehearsal:

@@ -19,7 +19,7 @@ import torch
 from squall.launchers.inline import LoneChannel, own_host
 from squall.plan import SIMULATED, Plan, Settings, check_together, make_plan, strategy_name
 from squall.protocol.coordinator import Coordinator
-from squall.protocol.core import COORDINATOR, Compute, End, GradientComputed, Node, UseWeights
+from squall.protocol.core import COORDINATOR, Compute, End, GradientComputed, Machine, Node, UseWeights
 from squall.protocol.link import Linked
 from squall.run import Code, Run, TaskFunction, hold, new_directory, write_plan
 from squall.runtime.arena import Arena, Shape
@@ -37,7 +37,6 @@ from squall.sim.cluster.hollow import Hollow, Timed
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.rehearsal import Member, Rehearsal
-from squall.sim.direct import Direct
 from squall.strategies import SingleProcess, Strategy
 from squall.task import Task, check_task
 from squall.train import finish_report
@@ -170,11 +169,11 @@ class _Simulation:
         restored = self._restored(published.number) if published is not None else None
         job = dataclasses.replace(self._job, restored=restored, plan=self._rest_of_plan(now, restored))
 
-        def member(node: Node) -> tuple[Linked | Direct, Host]:
+        def member(node: Node) -> tuple[Linked | Machine, Host]:
             linked = machine(job, node)
             if isinstance(linked.machine, Coordinator):
                 self._coordinator = linked.machine
-            return linked if self._linked else Direct(linked.machine), self._host(job, node, costs)
+            return linked if self._linked else linked.machine, self._host(job, node, costs)
 
         return member
 

@@ -14,12 +14,13 @@ from squall.protocol.check import check
 from squall.protocol.coordinator import LOST_IN_A_ROW
 from squall.protocol.core import COORDINATOR, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
+from squall.sim.places import Clock
 from squall.sim.proof.cast import BatchCast, Cast, LeaseCast
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
 from squall.sim.proof.invariants import Broken
 from squall.sim.proof.phantoms import Batch, Phantom
-from squall.sim.world import Clock, World
+from squall.sim.world import World
 
 ENDS_WITHIN_S = 90.0  # of virtual time, after the last fault has healed
 EVENTS_AT_MOST = 100_000
@@ -109,7 +110,7 @@ class Trial:
 
     def _check_progress(self) -> None:
         world = self.world
-        if not world._queue:
+        if not world.lively:
             raise Broken("I5", "nobody has anything to do, and the run has not ended")
         if world.now > self._healed_s + ENDS_WITHIN_S:
             raise Broken("I5", f"{ENDS_WITHIN_S:.0f} s after the last fault has healed the run still goes on")
