@@ -22,6 +22,7 @@ import squall
 from benchmarks.results import Section, rounds
 from benchmarks.squall_exchange import exchange_seconds
 from squall.protocol.core import Apply, Compute, Effect, Event, GradientComputed, Node, Payload, Term, UseWeights
+from squall.runtime.driver import QuietHost
 from squall.runtime.recording import RecordedReplica, RecordedShard
 from squall.runtime.schedule import Log
 
@@ -30,24 +31,15 @@ EXCHANGES = 3000
 REPLICA = Node("replica", 0)
 
 
-class _Nothing:
+class _Nothing(QuietHost):
     """A host that does nothing at once."""
 
     def __init__(self, weights: torch.Tensor) -> None:
         self.store = SimpleNamespace(weights=weights)
         self._computed = GradientComputed(0.0, True, 0.0)
 
-    def attach(self, payload: Payload) -> None:
-        pass
-
-    def poll(self) -> Event | None:
-        return None
-
     def perform(self, effect: Effect, now: float) -> Event | None:
         return self._computed if type(effect) is Compute else None
-
-    def rest(self) -> None:
-        pass
 
 
 def measure(repeats: int = 5) -> Section:

@@ -85,12 +85,12 @@ class Batches:
     def prepare(self) -> None:
         """Load what is announced next, unless workers do. To be called when there is nothing else to do.
 
-        Chance is left alone: loading seeds, and a script may break out of its loop and draw.
+        Chance is left alone: loading seeds (no GPU), and a script may break out of its loop and draw.
         """
         key = next(iter(self._coming), None)
         if key is None or self._coming[key] is not None:
             return
-        with chance_kept() if self._tensors is None else contextlib.nullcontext():
+        with chance_kept(gpus_too=False) if self._tensors is None else contextlib.nullcontext():
             self._coming[key] = self._load(key)
 
     def load(self, epoch: int, start: int, stop: int) -> Batch:

@@ -41,9 +41,12 @@ def epoch_order(seed: int, epoch: int, examples: int, shuffle: bool = True) -> t
 
 
 @contextlib.contextmanager
-def chance_kept() -> Iterator[None]:
-    """Whatever is seeded in here, the caller's random state is afterwards what it was before."""
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+def chance_kept(gpus_too: bool = True) -> Iterator[None]:
+    """Whatever is seeded in here, the caller's random state is afterwards what it was before.
+
+    To ask the GPUs for theirs makes each of them finish what it is doing.
+    """
+    gpus = range(torch.cuda.device_count()) if gpus_too and torch.cuda.is_initialized() else ()
     before = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(gpus):
