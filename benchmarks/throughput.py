@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from benchmarks.peers import ddp, hogwild, plain, ray_actor, rpc
+from benchmarks.peers import ddp, floor, hogwild, plain, ray_actor, rpc
 from benchmarks.results import Section, median_ratio, rounds
 from benchmarks.squall_training import downpour, samples_per_second
 from benchmarks.workloads import speech_mlp
@@ -12,7 +12,7 @@ from benchmarks.workloads import speech_mlp
 SECONDS = 6.0
 
 
-def measure(repeats: int = 3) -> Section:
+def measure(repeats: int = 9) -> Section:
     print("throughput", flush=True)
     workload = speech_mlp()
     found = rounds(
@@ -22,6 +22,7 @@ def measure(repeats: int = 3) -> Section:
             "squall, every 8": lambda: samples_per_second(workload, downpour(workload, 2, exchange_every=8), SECONDS),
             "plain, 1 thread": lambda: plain.samples_per_second(workload, 1, SECONDS),
             "plain, 2 threads": lambda: plain.samples_per_second(workload, 1, SECONDS, threads=2),
+            "floor": lambda: floor.samples_per_second(workload, 2, SECONDS),
             "Hogwild": lambda: hogwild.samples_per_second(workload, 2, SECONDS),
             "DDP on Gloo": lambda: ddp.samples_per_second(workload, 2, SECONDS),
             "torch RPC": lambda: rpc.samples_per_second(workload, 2, SECONDS),
@@ -29,7 +30,11 @@ def measure(repeats: int = 3) -> Section:
         },
         repeats,
     )
-    section = Section("Throughput", "Samples a second of two replicas together, SGD, batch 64.")
+    section = Section(
+        "Throughput",
+        "Samples a second of two replicas together, SGD, batch 64. Floor: two processes that exchange nothing, and each"
+        " do what a step and an exchange compute and copy.",
+    )
     bounds = [
         ("squall", "DDP on Gloo", 1.15), ("squall", "torch RPC", 1.3), ("squall", "Ray actor", 1.6),
         ("squall, overlap", "Ray actor", 1.6),
@@ -39,8 +44,16 @@ def measure(repeats: int = 3) -> Section:
         if theirs in found:
             ratio = median_ratio(found[ours], found[theirs])
             section.at_least(ours, _rate(found[ours]), f"{theirs} {_rate(found[theirs])}", ratio, bound)
+    for ours in ("squall", "squall, overlap"):
+        section.only(f"{ours}, of the floor", _share(found[ours], found["floor"]))
+    if "Ray actor" in found:
+        section.only("floor, of the Ray actor", _share(found["floor"], found["Ray actor"]))
     section.only("plain, 1 thread", _rate(found["plain, 1 thread"]))
     return section
+
+
+def _share(ours: list[float], theirs: list[float]) -> str:
+    return f"{median_ratio(ours, theirs):.2f} x of {_rate(theirs)}"
 
 
 def _rate(values: list[float]) -> str:

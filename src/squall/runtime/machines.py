@@ -28,7 +28,7 @@ def nodes(job: Job) -> list[Node]:
     evaluators = [Node("evaluator", job.recipe.replicas)] if job.task.validate is not None else []
     shards = shard_nodes(job.recipe.shards)
     replicas = [replica_node(slot, 0) for slot in range(job.recipe.replicas)]
-    return [COORDINATOR, *shards, *replicas, *evaluators]
+    return [COORDINATOR, *shards, *evaluators, *replicas]
 
 
 def machine(job: Job, node: Node) -> Linked:
