@@ -148,7 +148,7 @@ class RecordedReplica:
         self._count_at = -1  # where in it stands how many batches are alike, if its last entry is of batches
         self._clock = 0  # of the last push; the first is 1
         self._push = PUSHED  # the next one's tag
-        self._last = Compute(-1, 0, 0, 0, False, False)  # batch
+        self._bits = self._epoch = self._length = self._stop = -1  # of the last batch
         self._perform, self.poll, self.rest = host.perform, host.poll, host.rest
 
     def perform(self, effect: Effect, now: float) -> Event | None:
@@ -170,7 +170,7 @@ class RecordedReplica:
         """Called for each shard; the push is one, and a replica's own host has nothing to do for it."""
         if payload.clock != self._clock:
             self._clock = payload.clock
-            self._add(self._push, payload.clock, payload.buffer)
+            self._record += (self._push, payload.clock, payload.buffer)
             self._push = PUSHED
             self._write()
 
@@ -185,26 +185,23 @@ class RecordedReplica:
 
     def _on_batch(self, batch: Compute, finite: bool) -> None:
         """One that gave a NaN is written at once, because the run may end with it."""
-        last, self._last = self._last, batch
-        start = batch.start
-        length, skipped = batch.stop - start, start - last.stop
-        same = length == last.stop - last.start and batch.epoch == last.epoch
-        if same and not skipped and finite and self._count_at >= 0 and _alike(batch, last):
-            self._record[self._count_at] += 1
-            return
+        start, stop, epoch = batch.start, batch.stop, batch.epoch
+        length, skipped = stop - start, start - self._stop
         bits = finite | batch.local_step << 1 | batch.buffer + 1 << 2
-        if not same or skipped < 0:
-            self._add(COMPUTED, bits, 1, batch.epoch, start, length)
-            self._count_at = len(self._record) - 4
+        self._stop = stop
+        if length != self._length or epoch != self._epoch or skipped < 0:
+            self._length, self._epoch = length, epoch
+            self._add_batch(bits, COMPUTED, bits, 1, epoch, start, length)
         elif skipped:
-            self._add(SKIPPED, bits, 1, skipped)
-            self._count_at = len(self._record) - 2
+            self._add_batch(bits, SKIPPED, bits, 1, skipped)
+        elif bits == self._bits and self._count_at >= 0:
+            self._record[self._count_at] += 1
         else:
-            self._add(CONTINUED, bits, 1)
-            self._count_at = len(self._record) - 1
+            self._add_batch(bits, CONTINUED, bits, 1)
         if not finite:
             self._write()
 
-
-def _alike(batch: Compute, last: Compute) -> bool:
-    return batch.local_step == last.local_step and batch.buffer == last.buffer
+    def _add_batch(self, bits: int, *entry: int) -> None:
+        self._bits = bits
+        self._count_at = len(self._record) + 2
+        self._record += entry

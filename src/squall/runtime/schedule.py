@@ -77,10 +77,8 @@ class Log:
         if size >= ESCAPE:
             data = size.to_bytes(4, "little") + data
             size = ESCAPE
-        end = self._at = at + HEAD + len(data)
-        memory[at + 1] = check & 0xFF
-        memory[at + 2] = check >> 8 & 0xFF
-        memory[at + HEAD : end] = data
+        self._at = end = at + HEAD + len(data)
+        memory[at + 1 : end] = (check & 0xFFFF).to_bytes(2, "little") + data
         memory[at] = size
 
     def close(self) -> None:
