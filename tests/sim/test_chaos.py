@@ -147,7 +147,7 @@ def mistaken(monkeypatch: pytest.MonkeyPatch) -> soak.Verdict:
     leave = Replica._leave
 
     def without_pushing(replica: Replica, now: float, effects: list[object]) -> None:
-        if not replica._awaited:
+        if not replica._missing:
             replica._unreported |= replica._covers
             leave(replica, effects)  # type: ignore[arg-type]
 

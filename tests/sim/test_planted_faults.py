@@ -197,11 +197,10 @@ def rhythm_lost(original: Any, replica: Replica, *given: Any, fetch: bool, **nam
         replica._since_fetch = 0
 
 
-def older_weights_will_do(original: Any, replica: Replica, shard: Node, message: Any, *given: Any) -> None:
-    newest = max(message.clock, *replica._told)
-    if len(replica._awaited) == 1:
-        replica._told[:] = [newest] * len(replica._told)
-    original(replica, shard, msgspec.structs.replace(message, clock=newest), *given)
+def older_weights_will_do(original: Any, replica: Replica, *given: Any) -> None:
+    newest = max(answer.clock for answer in replica._answers if answer is not None)
+    replica._answers = [answer and msgspec.structs.replace(answer, clock=newest) for answer in replica._answers]
+    original(replica, *given)
 
 
 def told_after_one_shard(original: Any, replica: Replica, shard: Node, message: Any, now: float, effects: Any) -> None:
@@ -241,7 +240,7 @@ PLANTED: dict[str, Planted] = {
     "a newcomer's first weights do not wait for its round": Planted(
         wrapped(Shard, "_fetch", at_once), 200, "I3", of="synchronous"),
     "a newcomer makes do with what shards sent for different rounds": Planted(
-        wrapped(Replica, "_on_exchanged", older_weights_will_do), 300, "I3", of="averaging"),
+        wrapped(Replica, "_on_answered", older_weights_will_do), 300, "I3", of="averaging"),
     "a lease is forgotten on death": Planted(wrapped(Leases, "_return", leases_forgotten), 20, ""),
     "leases are dealt again before the shards' view": Planted(
         wrapped(LeaseCoordinator, "_depart", leases_back_at_once), 20, "I4"),

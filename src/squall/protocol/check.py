@@ -97,8 +97,8 @@ def _lease_coordinator(coordinator: LeaseCoordinator) -> Iterator[Claim]:
 
 
 def _replica(replica: Replica) -> Iterator[Claim]:
-    exchanging = bool(replica._awaited)
-    yield all(node in replica.shards for node in replica._awaited), "answers are awaited from shards"
+    exchanging = replica._missing > 0
+    yield replica._answers.count(None) == replica._missing, "missing answers are counted"
     yield replica.clock is not None or (not exchanging and replica._batch is None), "nothing happens before Welcome"
     yield exchanging or (replica._fetching < 0 and not replica._pushed), "a push or fetch under way is awaited"
     alone = not replica.cadence.overlap and not replica._retried

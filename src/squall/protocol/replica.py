@@ -71,17 +71,14 @@ class _Batch(msgspec.Struct, frozen=True):
     stop: int
 
 
-_NO_ANSWER = Exchanged(0, 0)
-
-
 class Replica:
-    """States, told by what is set: no clock yet (joining); `_batch` (computing); `_awaited` (exchanging)."""
+    """States, told by what is set: no clock yet (joining); `_batch` (computing); `_missing` (exchanging)."""
 
     __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
-        "_active", "_answers", "_asked", "_awaited", "_basis", "_batch", "_computing_since", "_covers", "_dropped",
+        "_active", "_answers", "_asked", "_basis", "_batch", "_computing_since", "_covers", "_dropped",
         "_ended", "_epoch", "_examples", "_fetch_every", "_fetching", "_gradient", "_grants", "_idle", "_lease",
-        "_next", "_paced_s", "_poisoned", "_push_every", "_pushed", "_pushed_work", "_report_at", "_retried",
-        "_since_fetch", "_since_push", "_starved", "_steps", "_stopping", "_tally", "_told", "_unreported",
+        "_missing", "_next", "_paced_s", "_poisoned", "_push_every", "_pushed", "_pushed_work", "_report_at",
+        "_retried", "_since_fetch", "_since_push", "_starved", "_steps", "_stopping", "_tally", "_unreported",
         "_versions", "_waiting_since", "_work_done", "batch_size", "cadence", "clock", "node", "pid", "shards",
     )  # fmt: skip
 
@@ -117,10 +114,9 @@ class Replica:
         self._active = 0  # weights buffer that is computed on
         self._fetching = -1  # weights buffer that the exchange under way fills; -1: it fetches nothing
         self._versions = [0] * shards  # of the active weights
-        self._answers = [_NO_ANSWER] * shards  # to the exchange under way
+        self._answers: list[Exchanged | None] = []  # of each shard to the exchange under way
+        self._missing = 0  # answers to come
         self._dropped = False  # a shard has not applied it
-        self._told = [0] * shards  # the clock that each of them has it at
-        self._awaited: dict[Node, None] = {}  # shards that have not answered
         self._basis = self._versions  # of the oldest batch in the gradient buffer
         self._stopping = False
         self._poisoned = False  # a batch failed twice: only Stop is waited for
@@ -199,7 +195,7 @@ class Replica:
 
     def _must_wait(self) -> bool:
         """An exchange is under way, and there is nothing to compute beside it."""
-        if not self._awaited:
+        if not self._missing:
             return False
         return not self.cadence.overlap or self._due() or self._fetching == self._active
 
@@ -228,7 +224,7 @@ class Replica:
         if batch.epoch != self._epoch:  # so that an epoch's evaluation does not wait for the next report
             self._epoch = batch.epoch
             self._report_at = now
-            if self._unreported and not self._awaited:
+            if self._unreported and not self._missing:
                 self._report(now, effects)
         self._retried = False
         self._computing_since = now
@@ -284,7 +280,7 @@ class Replica:
         self._retried = True
         if self.cadence.local:  # a fetch would undo what it has trained since the last one
             effects.append(self._compute_effect(batch))
-        elif not self._awaited:
+        elif not self._missing:
             self._exchange(now, effects, push=False, fetch=True)
 
     # ------------------------------------------------------------ exchanges
@@ -299,7 +295,7 @@ class Replica:
         return self._push_due() or self._fetch_due()
 
     def _exchange(self, now: float, effects: list[Effect], *, push: bool, fetch: bool) -> None:
-        assert not self._awaited
+        assert not self._missing
         assert self.clock is not None
         if push:
             self.clock += 1
@@ -320,7 +316,7 @@ class Replica:
         for shard, basis in zip(self.shards, self._basis):
             exchange = Exchange(self.clock, gradient, self._fetching, basis, examples, covers, batches)
             effects.append(Send(shard, exchange, payload))
-        self._awaited = dict.fromkeys(self.shards)
+        self._answers, self._missing = [None] * len(self.shards), len(self.shards)
         self._tally.exchanges += 1
         self._tally.pushes += push and self._examples > 0
         self._tally.fetches += fetch
@@ -333,19 +329,20 @@ class Replica:
             self._waiting_since = now
 
     def _on_exchanged(self, shard: Node, message: Exchanged, now: float, effects: list[Effect]) -> None:
-        del self._awaited[shard]
-        assert self.clock is not None
-        if message.clock > self.clock:  # a newcomer learns where the others are
-            self.clock = message.clock
+        """Looked at when all shards have answered, together: thousands of replicas are simulated at once."""
+        assert self._answers[shard.index] is None, f"{shard} answered twice"
         self._answers[shard.index] = message
-        self._told[shard.index] = message.clock
-        if not self._awaited:
+        self._missing -= 1
+        if not self._missing:
             self._on_answered(now, effects)
 
     def _on_answered(self, now: float, effects: list[Effect]) -> None:
-        """All shards have answered. Only now is looked at what has no earlier use: thousands are simulated at once."""
+        """All shards have answered. A newcomer learns where the others are."""
         assert self.clock is not None
-        answers, self._answers = self._answers, [_NO_ANSWER] * len(self.shards)
+        answers = [answer for answer in self._answers if answer is not None]
+        self._answers = []
+        clocks = [answer.clock for answer in answers]
+        self.clock = max(self.clock, *clocks)
         staleness = self._tally.staleness
         for answer in answers:
             if answer.staleness >= 0:
@@ -358,7 +355,7 @@ class Replica:
             self._active = self._fetching
             self._fetching = -1
             effects.append(UseWeights(self._active))
-        if min(self._told) < self.clock:  # shards have let it in at different clocks: some of the weights are older
+        if min(clocks) < self.clock:  # shards have let it in at different clocks: some of the weights are older
             self._exchange(now, effects, push=False, fetch=True)
             self._tally = Tally()
             return
@@ -380,7 +377,7 @@ class Replica:
 
     def _take_part(self, now: float, effects: list[Effect]) -> None:
         """An exchange without a batch for this replica: push nothing, so that the others are not held."""
-        if self._awaited:
+        if self._missing:
             return
         if self._unreported:
             self._report(now, effects, at_once=True)
@@ -388,7 +385,7 @@ class Replica:
 
     def _flush(self, now: float, effects: list[Effect]) -> None:
         """Nothing to compute: let what is gathered so far be applied, and everything done be known."""
-        if self._awaited:
+        if self._missing:
             return
         if self._since_push:
             self._exchange(now, effects, push=True, fetch=True)
@@ -410,7 +407,7 @@ class Replica:
 
     def _finish(self, now: float, effects: list[Effect]) -> None:
         """Stop was asked: push what is gathered, wait for it, then leave."""
-        if self._awaited:
+        if self._missing:
             return
         spoilt = self._poisoned and self.cadence.local  # its own weights are what gave the NaN
         if self._since_push and not self.cadence.gathered and not spoilt:
