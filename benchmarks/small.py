@@ -12,7 +12,7 @@ from benchmarks.squall_training import downpour, seconds_to_accuracy
 from benchmarks.workloads import Workload, digits_mlp
 
 
-def measure(repeats: int = 9) -> Section:
+def measure(repeats: int = 15) -> Section:
     """In every round all train in another order of the data, which alone moves the time by a quarter."""
     print("small", flush=True)
     found: dict[str, list[float]] = {}
