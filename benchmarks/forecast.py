@@ -32,7 +32,7 @@ class Found(NamedTuple):
     staleness: float
 
 
-def measure(repeats: int = 3) -> Section:
+def measure(repeats: int = 5) -> Section:
     print("forecast", flush=True)
     workload = speech_mlp()
     said: dict[str, list[Found]] = defaultdict(list)
