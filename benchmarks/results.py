@@ -52,6 +52,9 @@ class Section:
     def within(self, what: str, figure: str, against: str, ratio: float, part: float) -> None:
         self.rows.append(Row(what, figure, against, f"{ratio:.2f} x", f"within {part:.0%}", abs(ratio - 1) <= part))
 
+    def compared(self, what: str, figure: str, against: str, ratio: float) -> None:
+        self.rows.append(Row(what, figure, against, f"{ratio:.2f} x", ""))
+
     def only(self, what: str, figure: str) -> None:
         self.rows.append(Row(what, figure, "", "", ""))
 

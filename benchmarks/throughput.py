@@ -32,8 +32,8 @@ def measure(repeats: int = 9) -> Section:
     )
     section = Section(
         "Throughput",
-        "Samples a second of two replicas together, SGD, batch 64. Floor: two processes that exchange nothing, and each"
-        " do what a step and an exchange compute and copy.",
+        "Samples a second of two replicas together, SGD, batch 64. Floor: two processes that exchange nothing, each"
+        " of which computes and copies what a step with an exchange does.",
     )
     bounds = [
         ("squall", "DDP on Gloo", 1.15), ("squall", "torch RPC", 1.3), ("squall", "Ray actor", 1.6),
@@ -44,16 +44,12 @@ def measure(repeats: int = 9) -> Section:
         if theirs in found:
             ratio = median_ratio(found[ours], found[theirs])
             section.at_least(ours, _rate(found[ours]), f"{theirs} {_rate(found[theirs])}", ratio, bound)
-    for ours in ("squall", "squall, overlap"):
-        section.only(f"{ours}, of the floor", _share(found[ours], found["floor"]))
-    if "Ray actor" in found:
-        section.only("floor, of the Ray actor", _share(found["floor"], found["Ray actor"]))
+    for ours, theirs in (("squall", "floor"), ("squall, overlap", "floor"), ("floor", "Ray actor")):
+        if theirs in found:
+            ratio = median_ratio(found[ours], found[theirs])
+            section.compared(ours, _rate(found[ours]), f"{theirs} {_rate(found[theirs])}", ratio)
     section.only("plain, 1 thread", _rate(found["plain, 1 thread"]))
     return section
-
-
-def _share(ours: list[float], theirs: list[float]) -> str:
-    return f"{median_ratio(ours, theirs):.2f} x of {_rate(theirs)}"
 
 
 def _rate(values: list[float]) -> str:

@@ -5,9 +5,9 @@ hogwild     processes that step on one shared model without locks (torch.multipr
 ddp         DistributedDataParallel on Gloo, in lock step
 rpc         a parameter server on torch.distributed.rpc, asynchronous
 ray_actor   a parameter server that is a Ray actor, asynchronous
-floor       no peer: an exchange's arithmetic and copy inside one process, which nothing can beat
+floor       no peer: the arithmetic and copies of an exchange, in processes that exchange nothing
 
-Training peers offer `samples_per_second` and `seconds_to_accuracy`; rpc, ray_actor and floor offer
+All offer `samples_per_second`, all but floor `seconds_to_accuracy`; rpc, ray_actor and floor offer
 `exchange_seconds`. How each number is taken is written in `common`, once for all.
 """
 

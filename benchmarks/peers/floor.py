@@ -1,7 +1,4 @@
-"""The floor: what has to be computed and copied, inside one process that exchanges nothing with anybody.
-
-A parameter server can be faster only by leaving some of it out.
-"""
+"""The floor: the arithmetic and the copies of an exchange inside a process, which exchanges nothing with anybody."""
 
 from __future__ import annotations
 
@@ -22,13 +19,15 @@ from benchmarks.peers.common import (
     warm_up,
 )
 from benchmarks.workloads import Workload
+from squall.runtime.arena import newest_first
 from squall.runtime.processes import keep_freed_memory
 
 
 def samples_per_second(workload: Workload, replicas: int, seconds: float) -> float:
     """Samples per second of all replicas together, each for itself with one thread.
 
-    A step is a gradient, its one copy into a flat vector, a fused SGD step there, and one copy of the weights.
+    A step is a gradient, its one copy into a flat vector, a fused SGD step there, and one copy of the weights. Weights
+    are each process's own, so that two vectors are kept where a server keeps one.
     """
     return sum(launch(_train, replicas, workload, replicas, seconds))
 
@@ -45,7 +44,8 @@ def _train(rank: int, gate: Gate, workload: Workload, replicas: int, seconds: fl
         start = time.perf_counter()
         parameter.grad = flat.gradient(inputs, labels, factor)
         optimizer.step()
-        fetched.copy_(parameter.detach())
+        for target, source in zip(newest_first(fetched), newest_first(parameter.detach())):
+            target.copy_(source)
         return time.perf_counter() - start
 
     warm_up(step, workload, rank, replicas)

@@ -83,6 +83,19 @@ def test_a_record_is_there_when_its_process_is_killed_behind_it(tmp_path: Path) 
     assert list(read(tmp_path / "log")) == [[1, 2, 3]]
 
 
+def test_a_record_that_its_process_was_killed_over_is_not_there(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    log.add([1, 2, 3])
+    written = bytearray((tmp_path / "log").read_bytes())
+    begins = len(bytes(written).rstrip(b"\0"))
+    log.add([4, 5, 6])
+    torn = bytearray((tmp_path / "log").read_bytes())
+    torn[begins] = 0  # its length, which is stored last
+    assert torn != written
+    (tmp_path / "log").write_bytes(torn)
+    assert list(read(tmp_path / "log")) == [[1, 2, 3]]
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)  # one change in 65,536 would pass
 def test_any_byte_that_changed_ends_the_reading_at_its_record(

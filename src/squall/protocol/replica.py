@@ -75,7 +75,7 @@ class Replica:
     """States, told by what is set: no clock yet (joining); `_batch` (computing); `_missing` (exchanging)."""
 
     __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
-        "_active", "_answers", "_asked", "_basis", "_batch", "_computing_since", "_covers", "_dropped",
+        "_active", "_answers", "_asked", "_basis", "_batch", "_computing_since", "_covers",
         "_ended", "_epoch", "_examples", "_fetch_every", "_fetching", "_gradient", "_grants", "_idle", "_lease",
         "_missing", "_next", "_paced_s", "_poisoned", "_push_every", "_pushed", "_pushed_work", "_report_at",
         "_retried", "_since_fetch", "_since_push", "_starved", "_steps", "_stopping", "_tally", "_unreported",
@@ -114,9 +114,8 @@ class Replica:
         self._active = 0  # weights buffer that is computed on
         self._fetching = -1  # weights buffer that the exchange under way fills; -1: it fetches nothing
         self._versions = [0] * shards  # of the active weights
-        self._answers: list[Exchanged | None] = []  # of each shard to the exchange under way
+        self._answers: list[Exchanged | None] = []  # of each shard, to the exchange under way
         self._missing = 0  # answers to come
-        self._dropped = False  # a shard has not applied it
         self._basis = self._versions  # of the oldest batch in the gradient buffer
         self._stopping = False
         self._poisoned = False  # a batch failed twice: only Stop is waited for
@@ -330,6 +329,7 @@ class Replica:
 
     def _on_exchanged(self, shard: Node, message: Exchanged, now: float, effects: list[Effect]) -> None:
         """Looked at when all shards have answered, together: thousands of replicas are simulated at once."""
+        assert self._missing, f"{shard} was not asked"
         assert self._answers[shard.index] is None, f"{shard} answered twice"
         self._answers[shard.index] = message
         self._missing -= 1
@@ -347,8 +347,6 @@ class Replica:
         for answer in answers:
             if answer.staleness >= 0:
                 staleness.append(answer.staleness)
-            if answer.dropped:
-                self._dropped = True
         fetched = self._fetching >= 0
         if fetched:
             self._versions = [answer.version for answer in answers]
@@ -359,14 +357,14 @@ class Replica:
             self._exchange(now, effects, push=False, fetch=True)
             self._tally = Tally()
             return
-        if self._dropped:
+        if any(answer.dropped for answer in answers):
             effects.extend(Send(COORDINATOR, Dropped(lease)) for lease in self._pushed)
             if self._lease is not None and self._lease.id in self._pushed:
                 self._lease = None
         else:
             self._unreported |= self._pushed
             self._tally.add(self._pushed_work)
-        self._pushed, self._pushed_work, self._dropped = {}, NO_WORK, False
+        self._pushed, self._pushed_work = {}, NO_WORK
         self._report(now, effects)
         if self._batch is None:
             self._proceed(now, effects)

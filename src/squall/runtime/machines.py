@@ -24,7 +24,7 @@ from squall.strategies.base import BatchMethod
 
 
 def nodes(job: Job) -> list[Node]:
-    """The processes that a run begins with, those first that others connect to."""
+    """The processes that a run begins with: first whom others connect to, last who computes all along."""
     evaluators = [Node("evaluator", job.recipe.replicas)] if job.task.validate is not None else []
     shards = shard_nodes(job.recipe.shards)
     replicas = [replica_node(slot, 0) for slot in range(job.recipe.replicas)]

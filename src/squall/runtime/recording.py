@@ -191,17 +191,17 @@ class RecordedReplica:
         self._stop = stop
         if length != self._length or epoch != self._epoch or skipped < 0:
             self._length, self._epoch = length, epoch
-            self._add_batch(bits, COMPUTED, bits, 1, epoch, start, length)
+            self._add_batch(COMPUTED, bits, epoch, start, length)
         elif skipped:
-            self._add_batch(bits, SKIPPED, bits, 1, skipped)
+            self._add_batch(SKIPPED, bits, skipped)
         elif bits == self._bits and self._count_at >= 0:
             self._record[self._count_at] += 1
         else:
-            self._add_batch(bits, CONTINUED, bits, 1)
+            self._add_batch(CONTINUED, bits)
         if not finite:
             self._write()
 
-    def _add_batch(self, bits: int, *entry: int) -> None:
+    def _add_batch(self, tag: int, bits: int, *rest: int) -> None:
         self._bits = bits
         self._count_at = len(self._record) + 2
-        self._record += entry
+        self._record += (tag, bits, 1, *rest)

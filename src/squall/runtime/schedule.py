@@ -9,7 +9,7 @@ A file is `MAGIC`, then records: one byte of length (0: the end; 255: four bytes
 two bytes of a checksum that runs on over all records, and a msgpack list (`runtime.records` knows of what). It is
 written through a mapping, so a record costs no system call and survives the death of its process; the length is stored
 last, so a record is there as a whole or not at all. Room is reserved in steps, and what is not used is cut off at an
-orderly end. Readers take zeros for the end.
+orderly end. A length of zero is the end; what lies behind it is a record that the process was killed over.
 """
 
 from __future__ import annotations
@@ -148,5 +148,5 @@ def _records(memory: mmap.mmap, size: int, path: Path) -> Iterator[list[Any]]:
             raise Damaged(here)
         yield record
         at, count = begin + length, count + 1
-    if at < size and any(memory[at:size].lstrip(b"\0")):
+    if at < size and memory[size - 1]:  # only an orderly end cuts off what is not used, and that leaves no zero
         raise Damaged(f"{path} is damaged at record {count} (byte {at})")
