@@ -1,3 +1,4 @@
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ import torch
 import squall
 from squall.run import Run, TaskFunction
 from tests.tasks import INLINE
+
+# A shell ignores Ctrl-C in what it runs in the background, and the processes that tests interrupt would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
