@@ -35,19 +35,21 @@ def measure(repeats: int = 9) -> Section:
         "Samples a second of two replicas together, SGD, batch 64. Floor: two processes that exchange nothing, each"
         " of which computes and copies what a step with an exchange does.",
     )
-    bounds = [
+    comparisons: list[tuple[str, str, float | None]] = [
         ("squall", "DDP on Gloo", 1.15), ("squall", "torch RPC", 1.3), ("squall", "Ray actor", 1.6),
         ("squall, overlap", "Ray actor", 1.6),
         ("squall, every 8", "Hogwild", 0.8), ("squall, every 8", "plain, 2 threads", 1.0),
+        ("squall", "floor", None), ("squall, overlap", "floor", None), ("floor", "Ray actor", None),
     ]  # fmt: skip
-    for ours, theirs, bound in bounds:
-        if theirs in found:
-            ratio = median_ratio(found[ours], found[theirs])
-            section.at_least(ours, _rate(found[ours]), f"{theirs} {_rate(found[theirs])}", ratio, bound)
-    for ours, theirs in (("squall", "floor"), ("squall, overlap", "floor"), ("floor", "Ray actor")):
-        if theirs in found:
-            ratio = median_ratio(found[ours], found[theirs])
-            section.compared(ours, _rate(found[ours]), f"{theirs} {_rate(found[theirs])}", ratio)
+    for ours, theirs, bound in comparisons:
+        if theirs not in found:
+            continue
+        ratio = median_ratio(found[ours], found[theirs])
+        row = ours, _rate(found[ours]), f"{theirs} {_rate(found[theirs])}", ratio
+        if bound is None:
+            section.compared(*row)
+        else:
+            section.at_least(*row, bound)
     section.only("plain, 1 thread", _rate(found["plain, 1 thread"]))
     return section
 

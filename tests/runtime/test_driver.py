@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from squall.errors import PeerFault
 from squall.protocol.core import COORDINATOR, Effect, End, Event, MessageArrived, Node, Send, Started, TimePassed
 from squall.protocol.link import Linked
 from squall.protocol.messages import Frame, Join, Stop, encode
-from squall.runtime.driver import LINGER_S, Driver
+from squall.runtime.driver import LINGER_S, Driver, QuietHost
 
 
 class Wire:
@@ -51,16 +50,9 @@ class Machine:
         return []
 
 
-class Nothing:
-    def attach(self, payload: Any) -> None: ...
-
+class Nothing(QuietHost):
     def perform(self, effect: Effect, now: float) -> Event | None:
         return None
-
-    def poll(self) -> Event | None:
-        return None
-
-    def rest(self) -> None: ...
 
 
 def drive(machine: Machine, wire: Wire) -> End:
