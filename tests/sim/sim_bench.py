@@ -43,7 +43,7 @@ class Bench(Stage):
         self.digest = hashlib.sha256() if keep_trace else None
         self.steps = 0
         self._touched: Node = COORDINATOR
-        self.world = World(network=network, seed=seed, duration=self.duration, spawn=self._member, notice_s=notice_s)
+        self.world = World(network=network, seed=seed, prices=self.prices, spawn=self._member, notice_s=notice_s)
         self.world.trace = self._trace
         nodes = [COORDINATOR, *(Node("shard", i) for i in range(recipe.shards))]
         nodes += [Node("replica", i) for i in range(recipe.replicas)]

@@ -73,7 +73,7 @@ class Hands:
 
 
 def pair(sender: Script, receiver: Script, network: Network, seed: int = 0) -> World:
-    world = World(network=network, seed=seed, duration=lambda node, effect, now: 2.0 * isinstance(effect, Compute))
+    world = World(network=network, seed=seed, prices={Compute: lambda node, effect, begins: 2.0})
     world.add(COORDINATOR, Linked(receiver), Hands())
     world.add(PEER, Linked(sender), Hands())
     return world

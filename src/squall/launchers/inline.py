@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from squall.protocol.core import COORDINATOR, Compute, Effect, End, Event, Node, StopRequested
+from squall.protocol.core import COORDINATOR, Compute, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
 from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost, replica_host, shard_host
@@ -51,7 +51,7 @@ class InlineRun:
         self._job = job
         self._step_s = step_s
         self.channel = LoneChannel()
-        self.world = World(duration=self._duration, spawn=self._member, seed=job.plan.seed)
+        self.world = World(prices={Compute: self._step}, spawn=self._member, seed=job.plan.seed)
         for node in nodes(job):
             self.world.add(node, *self._member(node))
 
@@ -77,9 +77,7 @@ class InlineRun:
     def _member(self, node: Node) -> tuple[Linked, Host]:
         return machine(self._job, node), self._host(node)
 
-    def _duration(self, node: Node, effect: Effect, now: float) -> float:
-        if type(effect) is not Compute:
-            return 0.0
+    def _step(self, node: Node, effect: Compute, begins: float) -> float:
         step_s = self._step_s(node) if self._step_s is not None else STEP_S
         return step_s * self._job.slowness(node)
 

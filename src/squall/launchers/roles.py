@@ -63,7 +63,7 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     elif node.role == "shard" and job.layout.length >= UNHURRIED_ELEMENTS * job.recipe.shards:
         never_interrupt()
     elif node.role == "evaluator":
-        os.nice(10)  # training goes first
+        os.nice(10 if job.plan.until is None else 5)  # training goes first, but what it finds may end that
     transport = transport_of(job, node, sockets, line)
     try:
         Driver(machine(job, node), transport, make_host(job, node, line)).run()

@@ -185,23 +185,20 @@ class RecordedReplica:
 
     def _on_batch(self, batch: Compute, finite: bool) -> None:
         """One that gave a NaN is written at once, because the run may end with it."""
-        start, stop, epoch = batch.start, batch.stop, batch.epoch
+        start, stop, epoch, record = batch.start, batch.stop, batch.epoch, self._record
         length, skipped = stop - start, start - self._stop
         bits = finite | batch.local_step << 1 | batch.buffer + 1 << 2
-        self._stop = stop
+        count_at = len(record) + 2
         if length != self._length or epoch != self._epoch or skipped < 0:
             self._length, self._epoch = length, epoch
-            self._add_batch(COMPUTED, bits, epoch, start, length)
+            record += (COMPUTED, bits, 1, epoch, start, length)
         elif skipped:
-            self._add_batch(SKIPPED, bits, skipped)
+            record += (SKIPPED, bits, 1, skipped)
         elif bits == self._bits and self._count_at >= 0:
-            self._record[self._count_at] += 1
+            count_at = self._count_at
+            record[count_at] += 1
         else:
-            self._add_batch(CONTINUED, bits)
+            record += (CONTINUED, bits, 1)
+        self._stop, self._bits, self._count_at = stop, bits, count_at
         if not finite:
             self._write()
-
-    def _add_batch(self, tag: int, bits: int, *rest: int) -> None:
-        self._bits = bits
-        self._count_at = len(self._record) + 2
-        self._record += (tag, bits, 1, *rest)

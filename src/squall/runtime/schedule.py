@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-FORMAT = 1
+FORMAT = 2
 MAGIC = b"SQUALL\x00" + bytes((FORMAT,))
 HEAD = 3  # bytes before a record: length, checksum
 ESCAPE = 255

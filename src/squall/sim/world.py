@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from itertools import repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 from squall.protocol.core import (
     COORDINATOR,
@@ -62,6 +62,10 @@ class Network:
         return [at + chance.random() * self.jitter_s for _ in range(copies) if chance.random() >= self.loss]
 
 
+# Seconds that an effect takes which a node begins at a time.
+Price = Callable[[Node, Any, float], float]
+
+
 class _Free(Event, frozen=True, gc=False):
     """A node that was busy can look into its inbox."""
 
@@ -86,7 +90,7 @@ class World:
 
     def __init__(
         self, *, network: Wire | None = None, seed: int = 0,
-        duration: Callable[[Node, Effect, float], float] = lambda node, effect, now: 0.0,
+        prices: Mapping[type[Effect], Price] | None = None,
         spawn: Callable[[Node], tuple[Linked | Machine, Host]] | None = None, notice_s: float = 0.0,
         spawn_s: Callable[[Node], float] = lambda node: 0.0, clock: Callable[[Node], Clock | None] = lambda node: None,
         now: float = 0.0,
@@ -97,7 +101,7 @@ class World:
         self.trace: Callable[[float, Node, Event | Effect], None] | None = None
         self._arrivals = (network or Network()).arrivals
         self._chance = random.Random(seed)
-        self._duration = duration  # seconds that an effect takes which a node begins at a time
+        self._prices = prices or {}  # of effects that take time; a payload is the price of what it travels with
         self._spawn = spawn  # makes the machine and host of a replacement
         self._spawn_s = spawn_s  # until a replacement is there
         self._notice_s = notice_s  # until the coordinator hears that a process died
@@ -274,7 +278,9 @@ class World:
             if place.attach is not None:
                 place.attach(effect.payload)
             if effect.payload.kind != "gradient":  # which lies where it is read
-                leaves = place.busy_until = leaves + self._duration(place.node, effect, leaves)
+                price = self._prices.get(type(effect))
+                if price is not None:
+                    leaves = place.busy_until = leaves + price(place.node, effect, leaves)
         to = self.places.get(effect.to)
         for at in self._arrivals(place.node, effect, leaves, self._chance):
             self._count += 1
@@ -290,11 +296,13 @@ class World:
         if type(effect) in _WORLDLY:
             self._change(place, effect)
             return
-        begins = place.busy_until if place.busy_until > self.now else self.now
-        place.busy_until = begins + self._duration(place.node, effect, begins)  # first: a host may want to know it
+        price = self._prices.get(type(effect))
+        if price is not None:  # first: a host may want to know it
+            begins = place.busy_until if place.busy_until > self.now else self.now
+            place.busy_until = begins + price(place.node, effect, begins)
         answer = place.host.perform(effect, self.now)
         if answer is not None:
-            self._put(place.busy_until, place, answer)
+            self._put(max(self.now, place.busy_until), place, answer)
 
     def _change(self, place: Place, effect: Effect) -> None:
         """An effect on who there is."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import zmq
 
 from squall.protocol.core import COORDINATOR, Node
 from squall.transports.doorbell import Doorbell
 from squall.transports.zeromq import Router
+
+BELLS_IN_A_ROW = 16  # then control is looked for: exchanges could keep it waiting for ever
 
 
 class HostTransport:
@@ -29,9 +29,12 @@ class HostTransport:
     ) -> None:  # fmt: skip
         self._router = Router(node, directory, serve, peers)
         self._bell = Doorbell(node, directory) if node != COORDINATOR else None
+        self._bells = 0  # taken since control was looked for
         self._spin_s = spin_s
-        self._watched: list[tuple[Any, int]] = [(self._router.socket, zmq.POLLIN)]
-        self._watched += [(other, zmq.POLLIN) for other in (self._bell, wake_on) if other is not None]
+        self._watched = select.poll()
+        for descriptor in (self._router, self._bell, wake_on):
+            if descriptor is not None:
+                self._watched.register(descriptor, select.POLLIN)
 
     def send(self, to: Node, data: bytes) -> None:
         if self._bell is None or to == COORDINATOR or not self._bell.ring(to, data):
@@ -52,13 +55,18 @@ class HostTransport:
                 received = self._take()
                 if received is not None:
                     return received
-        zmq.zmq_poll(self._watched, -1 if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
+        self._watched.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
         return self._take()
 
     def _take(self) -> tuple[Node, bytes] | None:
-        if self._router.ready:  # control first: it is rare, and exchanges could keep it waiting for ever
-            return self._router.take()
-        return self._bell.take() if self._bell is not None else None
+        """When there is nothing it has looked at ZeroMQ, as whoever sleeps on that one's descriptor must have."""
+        if self._bell is not None and self._bells < BELLS_IN_A_ROW:
+            received = self._bell.take()
+            if received is not None:
+                self._bells += 1
+                return received
+        self._bells = 0
+        return self._router.take() if self._router.ready else None
 
     def close(self) -> None:
         self._router.close()

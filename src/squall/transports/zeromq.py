@@ -47,6 +47,10 @@ class Router:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise  # an unreachable peer is gone or not there yet: the link resends, the coordinator knows
 
+    def fileno(self) -> int:
+        """Readable when something may have come since `ready` was asked last."""
+        return int(self.socket.getsockopt(zmq.FD))
+
     @property
     def ready(self) -> bool:
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _POLLIN)

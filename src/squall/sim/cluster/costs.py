@@ -13,9 +13,8 @@ The model, in the order of what matters:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from squall.protocol.core import (
     AddPortions,
@@ -35,6 +34,7 @@ from squall.protocol.core import (
 from squall.sim.cluster.cores import Prolong
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Place, Placement
+from squall.sim.world import Price
 from squall.strategies import Recipe
 
 UPDATE_SHARE = 3 / 5  # of a shard's work on an exchange: read gradient and weights, write weights; the rest copies
@@ -56,7 +56,7 @@ class Workload:
 
 
 class Costs:
-    """The `duration` and the `Wire` of a `World` that is a cluster. Adds up what travels."""
+    """The `prices` and the `Wire` of a `World` that is a cluster. Adds up what travels."""
 
     def __init__(
         self, cluster: Cluster, recipe: Recipe, workload: Workload, placement: Placement, chance: random.Random,
@@ -64,7 +64,7 @@ class Costs:
     ) -> None:  # fmt: skip
         self.placement = placement
         self.prolong: Prolong = lambda node, until: None  # where the world is told of what others have put off
-        self.last_s = 0.0  # duration of the effect asked for last
+        self.last_s = 0.0  # that the computation begun last takes
         self.bytes = 0  # sent from machine to machine, or put into shared memory
         self.messages = 0
         self.busy_s = 0.0  # of all shards together
@@ -86,24 +86,19 @@ class Costs:
         ]
         self._updates = [UPDATE_SHARE * seconds for seconds in work]
         self._copies = [(1 - UPDATE_SHARE) * seconds for seconds in work]
-        self._prices: dict[type[Effect], Callable[[Node, Any, float], float]] = {
+        self.prices: dict[type[Effect], Price] = {
             Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
             Keep: self._keep, AddPortions: self._add_portions, CalculateVectors: self._vectors,
             EvaluateModel: self._evaluate, WriteSnapshot: self._snapshot,
         }  # fmt: skip
         if recipe.local is not None:
-            self._prices |= {UseWeights: self._own_weights, PreparePush: self._own_weights}
+            self.prices |= {UseWeights: self._own_weights, PreparePush: self._own_weights}
         self._last: dict[tuple[Node, Node], float] = {}  # link -> last arrival, where a message could overtake another
         fastest = max(kind.interface for kind in cluster.machines)
         jitter_s = cluster.between.jitter_s + cluster.within.jitter_s
         self._overtakes = jitter_s > 0 or cluster.between.bandwidth < fastest
 
     # ------------------------------------------------------------ time of effects
-
-    def duration(self, node: Node, effect: Effect, begins: float) -> float:
-        price = self._prices.get(type(effect))
-        self.last_s = seconds = price(node, effect, begins) if price is not None else 0.0
-        return seconds
 
     def _compute(self, node: Node, effect: Compute, begins: float) -> float:
         self.computed += effect.stop - effect.start
@@ -113,7 +108,8 @@ class Costs:
         if self._recipe.local is not None:  # an optimizer step on the whole vector
             seconds += UPDATE_SHARE * (place.kind.exchange_s(self._whole) - place.kind.doorbell_s)
         stretch = self._slowest if node.index == self._recipe.replicas - 1 else 1.0
-        return place.cores.take(node, begins, seconds, self.prolong, stretch)
+        self.last_s = seconds = place.cores.take(node, begins, seconds, self.prolong, stretch)
+        return seconds
 
     def _message(self, node: Node, effect: Send | Transmit, begins: float) -> float:
         return self._at_shard(node, self._copies[node.index], begins)

@@ -76,7 +76,7 @@ class Rehearsal:
         self._costs.placement.clear()
         member = self._members(now)
         world = World(
-            network=self._costs, seed=self._seed, duration=self._costs.duration, spawn=member, now=now,
+            network=self._costs, seed=self._seed, prices=self._costs.prices, spawn=member, now=now,
             notice_s=NOTICED_AFTER_S, spawn_s=lambda node: max(0.0, self._there_s(node) - world.now),
         )  # fmt: skip
         self._costs.prolong = world.prolong

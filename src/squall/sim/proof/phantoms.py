@@ -14,6 +14,7 @@ from typing import NamedTuple
 from squall.protocol import core
 from squall.protocol.core import Effect, Event, Node, Note, Payload, PublishSnapshot
 from squall.runtime.driver import QuietHost
+from squall.sim.world import Price
 from squall.strategies.base import Recipe
 
 COMPUTE_S = 0.01
@@ -89,15 +90,11 @@ class Stage:
         self.poison: Callable[[int, Batch], bool] = lambda number, batch: False
         self.disk: Callable[[int], str] = lambda number: ""
         self.metrics: Callable[[], dict[str, float]] = lambda: {"loss": 1.0}
-
-    def duration(self, node: Node, effect: Effect, now: float) -> float:
-        """Seconds that an effect takes which a node begins at a time."""
-        match effect:
-            case core.Compute():
-                return self.compute_s(node)
-            case core.EvaluateModel() | core.WriteSnapshot():
-                return COMPUTE_S
-        return 0.0
+        self.prices: dict[type[Effect], Price] = {
+            core.Compute: lambda node, effect, begins: self.compute_s(node),
+            core.EvaluateModel: lambda node, effect, begins: COMPUTE_S,
+            core.WriteSnapshot: lambda node, effect, begins: COMPUTE_S,
+        }
 
     def files(self, number: int) -> list[File]:
         """A snapshot, by shard."""

@@ -65,14 +65,14 @@ class Trial:
     def _begin(self) -> None:
         chaos, saved = self.chaos, self.cast.saved
         self.lives += 1
+        self.cast.begin(lambda: self.world.now)
+        stage = self.cast.stage
         self._wire = FaultyWire(chaos.network)
         self.world = World(
-            network=self._wire, seed=chaos.seed + self.lives, duration=self._duration, spawn=self._replace,
+            network=self._wire, seed=chaos.seed + self.lives, prices=stage.prices, spawn=self._replace,
             notice_s=chaos.notice_s, clock=lambda node: self._clocks.get(Part.of(node)),
         )  # fmt: skip
         self.world.trace = self._trace
-        self.cast.begin(lambda: self.world.now)
-        stage = self.cast.stage
         stage.compute_s = lambda node: chaos.paces[node.index]
         stage.poison, stage.disk = self._poison, self._disk
         self._spoilt = self._full = 0  # computations and files to come that fail
@@ -176,9 +176,6 @@ class Trial:
     def _replace(self, node: Node) -> tuple[Linked, Phantom]:
         self._started.append(node)
         return self.cast.member(node)
-
-    def _duration(self, node: Node, effect: Effect, now: float) -> float:
-        return self.cast.stage.duration(node, effect, now)
 
     def _trace(self, now: float, node: Node, what: Event | Effect) -> None:
         self._touched = node
