@@ -19,7 +19,7 @@ from squall.protocol.leases import Leases
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.membership import Membership
-from squall.protocol.messages import Exchange, Frame, ViewSeen
+from squall.protocol.messages import Exchange, Frame, ViewSeen, covered
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.portions import Portions
@@ -205,7 +205,7 @@ def older_weights_will_do(original: Any, replica: Replica, *given: Any) -> None:
 
 def told_after_one_shard(original: Any, replica: Replica, shard: Node, message: Any, now: float, effects: Any) -> None:
     if replica._pushed and not message.dropped:
-        replica._unreported |= replica._pushed
+        replica._unreported = covered(replica._unreported, replica._pushed)
         replica._report(now, effects, at_once=True)
     original(replica, shard, message, now, effects)
 

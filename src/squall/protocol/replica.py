@@ -44,6 +44,7 @@ from squall.protocol.messages import (
     Progress,
     Stop,
     Welcome,
+    covered,
 )
 from squall.protocol.tally import NO_WORK, Tally
 
@@ -62,7 +63,7 @@ class Cadence(msgspec.Struct, frozen=True):
     local: bool = False  # the replica moves its own weights with an optimizer of its own
 
 
-class _Batch(msgspec.Struct, frozen=True):
+class _Batch(msgspec.Struct, frozen=True, gc=False):
     """The part of a lease that one gradient is computed on."""
 
     lease: int
@@ -105,11 +106,11 @@ class Replica:
         self._since_push = 0  # batches in the gradient buffer
         self._since_fetch = 0
         self._examples = 0  # behind the gradient buffer
-        self._covers: dict[int, int] = {}  # lease -> upto, in the gradient buffer
-        self._pushed: dict[int, int] = {}  # lease -> upto, in the exchange under way
+        self._covers: tuple[Cover, ...] = ()  # of the gradient buffer
+        self._pushed: tuple[Cover, ...] = ()  # of the exchange under way
         self._pushed_work = NO_WORK  # behind it
         self._work_done = NO_WORK  # behind the gradient buffer
-        self._unreported: dict[int, int] = {}  # lease -> upto, applied by all shards
+        self._unreported: tuple[Cover, ...] = ()  # applied by all shards
         self._gradient = 0  # buffer that gradients go to
         self._active = 0  # weights buffer that is computed on
         self._fetching = -1  # weights buffer that the exchange under way fills; -1: it fetches nothing
@@ -263,7 +264,7 @@ class Replica:
         self._since_push += 1
         self._since_fetch += 1
         self._examples += batch.stop - batch.start
-        self._covers[batch.lease] = batch.stop
+        self._covers = covered(self._covers, (Cover(batch.lease, batch.stop),))
         self._work_done = self._work_done.and_batch(batch.stop - batch.start, event.loss)
         self._proceed(now, effects)
 
@@ -298,7 +299,7 @@ class Replica:
         assert self.clock is not None
         if push:
             self.clock += 1
-            self._pushed, self._covers = self._covers, {}
+            self._pushed, self._covers = self._covers, ()
             self._pushed_work, self._work_done = self._work_done, NO_WORK
         self._fetching = -1
         if fetch:
@@ -310,7 +311,7 @@ class Replica:
         if self.cadence.local and push and self._since_push:
             effects.append(PreparePush(gradient))
         payload = Payload("gradient", self.node, gradient, self.clock) if push else None
-        covers = tuple(Cover(*item) for item in self._pushed.items()) if push else ()
+        covers = self._pushed if push else ()
         examples, batches = (self._examples, self._since_push) if push else (0, 0)
         for shard, basis in zip(self.shards, self._basis):
             exchange = Exchange(self.clock, gradient, self._fetching, basis, examples, covers, batches)
@@ -339,17 +340,19 @@ class Replica:
     def _on_answered(self, now: float, effects: list[Effect]) -> None:
         """All shards have answered. A newcomer learns where the others are."""
         assert self.clock is not None
-        answers = [answer for answer in self._answers if answer is not None]
-        self._answers = []
-        clocks = [answer.clock for answer in answers]
-        self.clock = max(self.clock, *clocks)
-        staleness = self._tally.staleness
-        for answer in answers:
+        clocks, versions, dropped, staleness = [], [], False, self._tally.staleness
+        for answer in self._answers:
+            assert answer is not None
+            clocks.append(answer.clock)
+            versions.append(answer.version)
+            dropped |= answer.dropped
             if answer.staleness >= 0:
                 staleness.append(answer.staleness)
+        self._answers = []
+        self.clock = max(self.clock, *clocks)
         fetched = self._fetching >= 0
         if fetched:
-            self._versions = [answer.version for answer in answers]
+            self._versions = versions
             self._active = self._fetching
             self._fetching = -1
             effects.append(UseWeights(self._active))
@@ -357,14 +360,15 @@ class Replica:
             self._exchange(now, effects, push=False, fetch=True)
             self._tally = Tally()
             return
-        if any(answer.dropped for answer in answers):
-            effects.extend(Send(COORDINATOR, Dropped(lease)) for lease in self._pushed)
-            if self._lease is not None and self._lease.id in self._pushed:
+        if dropped:
+            leases = [cover.lease for cover in self._pushed]
+            effects.extend(Send(COORDINATOR, Dropped(lease)) for lease in leases)
+            if self._lease is not None and self._lease.id in leases:
                 self._lease = None
         else:
-            self._unreported |= self._pushed
+            self._unreported = covered(self._unreported, self._pushed)
             self._tally.add(self._pushed_work)
-        self._pushed, self._pushed_work = {}, NO_WORK
+        self._pushed, self._pushed_work = (), NO_WORK
         self._report(now, effects)
         if self._batch is None:
             self._proceed(now, effects)
@@ -400,8 +404,8 @@ class Replica:
             self._report_at = now + REPORT_EVERY_S
 
     def _take_covers(self) -> tuple[Cover, ...]:
-        covers, self._unreported = self._unreported, {}
-        return tuple(Cover(*item) for item in covers.items())
+        covers, self._unreported = self._unreported, ()
+        return covers
 
     def _finish(self, now: float, effects: list[Effect]) -> None:
         """Stop was asked: push what is gathered, wait for it, then leave."""

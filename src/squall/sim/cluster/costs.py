@@ -161,8 +161,10 @@ class Costs:
 
     def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
         seats, to, payload = self.placement.seats, effect.to, effect.payload
-        source = seats.get(sender) or self.placement.of(sender)
-        target = seats.get(to) or self.placement.of(to)
+        try:
+            source, target = seats[sender], seats[to]
+        except KeyError:  # the first message from or to somebody
+            source, target = self.placement.of(sender), self.placement.of(to)
         size = 0
         if payload is not None:
             sizes = self._pushed if payload.kind == "gradient" else self._fetched
