@@ -128,12 +128,13 @@ class Replica:
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        if type(event) is MessageArrived:  # most are, and most of an answer
+            if type(event.message) is Exchanged:
+                self._on_exchanged(event.sender, event.message, now, effects)
+            else:
+                self._on_message(event.message, now, effects)
+            return effects
         match event:
-            case MessageArrived():
-                if type(event.message) is Exchanged:  # most are
-                    self._on_exchanged(event.sender, event.message, now, effects)
-                else:
-                    self._on_message(event.message, now, effects)
             case GradientComputed():
                 self._on_gradient(event, now, effects)
             case Started():
@@ -180,8 +181,9 @@ class Replica:
             return
         if self._batch is not None or self._must_wait() or (self._poisoned and not self._stopping):
             return
-        if self._due():
-            self._exchange(now, effects, push=self._push_due(), fetch=self._fetch_due())
+        push, fetch = self._push_due(), self._fetch_due()
+        if push or fetch:
+            self._exchange(now, effects, push=push, fetch=fetch)
             if self._must_wait():
                 return
         if self._stopping:
@@ -197,7 +199,7 @@ class Replica:
         """An exchange is under way, and there is nothing to compute beside it."""
         if not self._missing:
             return False
-        return not self.cadence.overlap or self._due() or self._fetching == self._active
+        return not self.cadence.overlap or self._push_due() or self._fetch_due() or self._fetching == self._active
 
     def _take_work(self, effects: list[Effect]) -> bool:
         """True when there is a batch to compute. Asks for the next lease while the last batch is computed."""
@@ -290,9 +292,6 @@ class Replica:
 
     def _fetch_due(self) -> bool:
         return self._since_fetch >= self._fetch_every
-
-    def _due(self) -> bool:
-        return self._push_due() or self._fetch_due()
 
     def _exchange(self, now: float, effects: list[Effect], *, push: bool, fetch: bool) -> None:
         assert not self._missing

@@ -122,12 +122,13 @@ class Shard:
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        if type(event) is MessageArrived:  # most are, and most of an exchange
+            if type(event.message) is Exchange:
+                self._on_exchange(event.sender, event.message, now, effects)
+            else:
+                self._on_message(event.sender, event.message, now, effects)
+            return effects
         match event:
-            case MessageArrived():
-                if type(event.message) is Exchange:  # most are
-                    self._on_exchange(event.sender, event.message, now, effects)
-                else:
-                    self._on_message(event.sender, event.message, now, effects)
             case SnapshotWritten(number, error):
                 taken = self._snapshots.pop(number)
                 effects.append(Send(COORDINATOR, SnapshotTaken(number, taken.version, taken.progress, error)))
