@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import platform
 import statistics
 import subprocess
 from collections.abc import Callable
@@ -106,7 +107,8 @@ def write(section: Section) -> None:
 
 def machine() -> str:
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ":unknown")
-    return f"{cpu.partition(':')[2].strip()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    python, name = platform.python_version(), cpu.partition(":")[2].strip()
+    return f"{name}, {os.cpu_count()} cores, torch {torch.__version__}, Python {python}"
 
 
 def commit() -> str:
