@@ -42,7 +42,7 @@ class _Nothing(QuietHost):
         return self._computed if type(effect) is Compute else None
 
 
-def measure(repeats: int = 5) -> Section:
+def measure(repeats: int = 15) -> Section:
     print("recording", flush=True)
     section = Section(
         "Keeping the schedule",

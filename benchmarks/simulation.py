@@ -32,7 +32,7 @@ def measure(repeats: int = 5) -> Section:
     section = Section(
         "Simulation",
         f"One core, no gradients: Downpour with {SHARDS} shards, {STEPS} steps of each replica (20 times as many of 20"
-        " replicas), each on a machine of its own with log-normal step times.",
+        " replicas), each on a machine of its own with log-normal step times. Seconds are those of the fastest of three.",
     )
     rates = []
     for _ in range(repeats):
@@ -42,7 +42,8 @@ def measure(repeats: int = 5) -> Section:
     section.rate(f"{FEW} replicas", statistics.median(rates), 150_000, "messages/s")
     kib = {}
     for replicas in (MANY // 10, MANY):
-        found, kib[replicas] = _apart(replicas, STEPS)
+        # The fastest of three: whoever shares the memory with this process can only make it slower.
+        found, kib[replicas] = min((_apart(replicas, STEPS) for _ in range(3)), key=lambda run: run[0].wall_s)
         print(f"  {replicas} replicas: {found.wall_s:.1f} s, {found.messages:,} messages, {kib[replicas]:.1f} KiB each")
         what = f"{replicas:,} replicas, {found.messages:,} messages"
         if replicas == MANY:

@@ -62,8 +62,7 @@ class Network:
         return [at + chance.random() * self.jitter_s for _ in range(copies) if chance.random() >= self.loss]
 
 
-# Seconds that an effect takes which a node begins at a time.
-Price = Callable[[Node, Any, float], float]
+Price = Callable[[Node, Any, float], float]  # seconds that an effect takes which a node begins at a time
 
 
 class _Free(Event, frozen=True, gc=False):
@@ -101,7 +100,7 @@ class World:
         self.trace: Callable[[float, Node, Event | Effect], None] | None = None
         self._arrivals = (network or Network()).arrivals
         self._chance = random.Random(seed)
-        self._prices = prices or {}  # of effects that take time; a payload is the price of what it travels with
+        self._prices = prices or {}  # of effects that take time; a message does only if weights travel along
         self._spawn = spawn  # makes the machine and host of a replacement
         self._spawn_s = spawn_s  # until a replacement is there
         self._notice_s = notice_s  # until the coordinator hears that a process died
