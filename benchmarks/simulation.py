@@ -32,7 +32,7 @@ def measure(repeats: int = 5) -> Section:
     section = Section(
         "Simulation",
         f"One core, no gradients: Downpour with {SHARDS} shards, {STEPS} steps of each replica (20 times as many of 20"
-        " replicas), each on a machine of its own with log-normal step times. Seconds are those of the fastest of three.",
+        " replicas), each on a machine of its own with log-normal step times. Seconds are of the fastest of three.",
     )
     rates = []
     for _ in range(repeats):
