@@ -139,7 +139,7 @@ def one_early(original: Any, shard: Shard, clock: int, now: float) -> bool:
 def at_once(original: Any, shard: Shard, replica: Any, exchange: Exchange, now: float, effects: list[Effect]) -> None:
     if exchange.clock > replica.clock:
         shard._move(replica, exchange.clock)
-    shard._answer(replica.node, exchange, effects)
+    shard._answer(replica, exchange, effects)
     shard._settle(now, effects)
 
 

@@ -163,7 +163,8 @@ class Shard:
                 return  # not in the newest view: it is gone, and its slot may be another's by now
             effects.extend(predecessors(sender, self._evaluator))
             self._evaluator = max(self._evaluator, sender.incarnation)
-            self._answer(sender, exchange, effects)  # an evaluator only looks
+            weights = Payload("weights", sender, exchange.weights, exchange.clock)
+            effects.append(Send(sender, Exchanged(exchange.clock, self.version), weights))  # an evaluator only looks
             return
         if exchange.gradient < 0:
             self._fetch(replica, exchange, now, effects)
@@ -175,7 +176,7 @@ class Shard:
             self._move(replica, exchange.clock)
             self._apply_each(replica, exchange, effects)
             if exchange.weights < 0 or self.rules.max_delay is None:
-                self._answer(sender, exchange, effects)
+                self._answer(replica, exchange, effects)
             else:
                 self._waiting.setdefault(exchange.clock, {})[sender] = exchange
             if self._waiting:
@@ -192,7 +193,7 @@ class Shard:
         if self.rules.gather == "mean":
             self._waiting.setdefault(replica.clock, {})[replica.node] = exchange
         else:
-            self._answer(replica.node, exchange, effects)
+            self._answer(replica, exchange, effects)
         self._settle(now, effects)
 
     def _settle(self, now: float, effects: list[Effect]) -> None:
@@ -223,14 +224,14 @@ class Shard:
             if clock > reached:
                 return
             for node, exchange in sorted(self._waiting.pop(clock).items()):
-                self._answer(node, exchange, effects)
+                self._answer(self._replicas[node], exchange, effects)
 
     def _gather(self, replica: _Replica, exchange: Exchange, now: float, effects: list[Effect]) -> None:
         """Put a push into its round; one that comes after its round goes into the next, or nowhere."""
         late = exchange.clock <= self._closed
         if late and self.rules.late == "drop" and exchange.examples:
             self._move(replica, self._closed)
-            self._answer(replica.node, exchange, effects, dropped=True)
+            self._answer(replica, exchange, effects, dropped=True)
             return
         self._move(replica, self._closed + 1 if late else exchange.clock)
         self._rounds.setdefault(replica.clock, {})[replica.node] = exchange
@@ -278,21 +279,18 @@ class Shard:
             replica = self._replicas[node]
             replica.staleness = stale - exchange.basis if exchange.examples else -1
             replica.cover(exchange.covers)
-            self._answer(node, exchange, effects)
+            self._answer(replica, exchange, effects)
 
     def _rate(self, pushes: list[Exchange]) -> float:
         """Momentum moves the weights as far for a few batches as for hundreds: a round that is cut short must not."""
         whole = self.rules.whole * sum(push.examples > 0 for push in pushes)
         return min(1.0, sum(push.batches for push in pushes) / whole) if whole else 1.0
 
-    def _answer(self, node: Node, exchange: Exchange, effects: list[Effect], dropped: bool = False) -> None:
+    def _answer(self, replica: _Replica, exchange: Exchange, effects: list[Effect], dropped: bool = False) -> None:
+        node, answer = replica.node, Exchanged(replica.clock, self.version, replica.staleness, dropped)
         payload = Payload("weights", node, exchange.weights, exchange.clock) if exchange.weights >= 0 else None
-        clock, staleness = exchange.clock, -1
-        replica = self._replicas.get(node)
-        if replica is not None:
-            clock, staleness = replica.clock, replica.staleness
-            replica.staleness = -1
-        effects.append(Send(node, Exchanged(clock, self.version, staleness, dropped), payload))
+        effects.append(Send(node, answer, payload))
+        replica.staleness = -1
 
     # ------------------------------------------------------------ members
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -33,7 +33,7 @@ FIRST_BYTES, AT_MOST_BYTES = 1 << 16, 1 << 22  # by which a file grows; the step
 APPLIED, DELIVERED, SAVED, COMPUTED, SKIPPED, CONTINUED, PUSHED, PREPARED, USED, ENDED = range(10)
 CALCULATED, ADDED, KEPT = range(10, 13)  # Sandblaster's
 
-_encoder = msgspec.msgpack.Encoder()
+_encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder()
 
 
@@ -61,7 +61,7 @@ class Log:
             self._memory[: len(MAGIC)] = MAGIC
 
     def add(self, record: list[object]) -> None:
-        data = _encoder.encode(record)
+        data = _encode(record)
         size, at = len(data), self._at
         if at + HEAD + 4 + size >= self._size:
             if self._memory is None:
@@ -73,7 +73,7 @@ class Log:
                 return
         memory = self._memory
         assert memory is not None
-        self._check = check = zlib.crc32(data, self._check)
+        self._check = check = crc32(data, self._check)
         if size >= ESCAPE:
             data = size.to_bytes(4, "little") + data
             size = ESCAPE
@@ -137,7 +137,7 @@ def _records(memory: mmap.mmap, size: int, path: Path) -> Iterator[list[Any]]:
             length = int.from_bytes(memory[begin : begin + 4], "little")
             begin += 4
         data = memory[begin : begin + length]
-        check = zlib.crc32(data, check)
+        check = crc32(data, check)
         if begin + length > size or (check & 0xFFFF).to_bytes(2, "little") != memory[at + 1 : at + HEAD]:
             raise Damaged(here)
         try:

@@ -292,13 +292,13 @@ class World:
                 heappush(self._fronts, line[0])
 
     def _perform(self, place: Place, effect: Effect) -> None:
-        if type(effect) in _WORLDLY:
-            self._change(place, effect)
-            return
         price = self._prices.get(type(effect))
         if price is not None:  # first: a host may want to know it
             begins = place.busy_until if place.busy_until > self.now else self.now
             place.busy_until = begins + price(place.node, effect, begins)
+        elif type(effect) in _WORLDLY:
+            self._change(place, effect)
+            return
         answer = place.host.perform(effect, self.now)
         if answer is not None:
             self._put(max(self.now, place.busy_until), place, answer)
