@@ -156,9 +156,11 @@ class RecordedReplica:
         if type(effect) is Compute:
             self._on_batch(effect, type(event) is not GradientComputed or event.finite)
         elif type(effect) is UseWeights:
-            self._add(USED, effect.buffer)
+            self._record += (USED, effect.buffer)
+            self._count_at = -1
         elif type(effect) is Keep:
-            self._add(KEPT, effect.buffer, short(effect.weight), effect.accumulate)
+            self._record += (KEPT, effect.buffer, short(effect.weight), effect.accumulate)
+            self._count_at = -1
         elif type(effect) is PreparePush:
             self._push = PREPARED
         elif type(effect) is End:
@@ -173,10 +175,6 @@ class RecordedReplica:
             self._record += (self._push, payload.clock, payload.buffer)
             self._push = PUSHED
             self._write()
-
-    def _add(self, *entry: object) -> None:
-        self._record += entry
-        self._count_at = -1
 
     def _write(self) -> None:
         self._log.add(self._record)
