@@ -136,6 +136,34 @@ def test_strangers_are_not_listened_to(tmp_path: Path, name: bytes | None, parts
         server.close()
 
 
+def test_a_frame_behind_a_strangers_is_heard_at_once(tmp_path: Path) -> None:
+    server = HostTransport(COORDINATOR, tmp_path, serve=True)
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.setsockopt(zmq.LINGER, 0)
+    stranger.setsockopt(zmq.ROUTING_ID, str(REPLICA).encode())
+    stranger.connect(f"ipc://{tmp_path}/{COORDINATOR}")
+    for parts in [[b"far", b"too", b"many"]] * 3 + [[b"good"]]:
+        stranger.send_multipart(parts)
+    received = None
+    while received is None:
+        received = server.receive(None)  # nothing else would wake it
+    assert received == (REPLICA, b"good")
+    stranger.close()
+    context.term()
+    server.close()
+
+
+def test_a_wait_of_months_is_no_error(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    server = HostTransport(COORDINATOR, tmp_path, serve=True, wake_on=reading)
+    os.write(writing, b"!")
+    assert server.receive(1e7) is None
+    server.close()
+    os.close(reading)
+    os.close(writing)
+
+
 def test_something_else_can_wake_a_waiting_process(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     server = HostTransport(COORDINATOR, tmp_path, serve=True, wake_on=reading)

@@ -53,6 +53,10 @@ SPIN_S = 1000e-6
 UNHURRIED_ELEMENTS = 1_000_000
 
 
+# Training goes first. An evaluation that may end it is not kept waiting as long.
+EVALUATOR_NICE, JUDGE_NICE = 10, 5
+
+
 def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     """Be one of the run's processes until its machine ends."""
     name_process(node, job)
@@ -63,7 +67,7 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     elif node.role == "shard" and job.layout.length >= UNHURRIED_ELEMENTS * job.recipe.shards:
         never_interrupt()
     elif node.role == "evaluator":
-        os.nice(10 if job.plan.until is None else 5)  # training goes first, but what it finds may end that
+        os.nice(EVALUATOR_NICE if job.plan.until is None else JUDGE_NICE)
     transport = transport_of(job, node, sockets, line)
     try:
         Driver(machine(job, node), transport, make_host(job, node, line)).run()

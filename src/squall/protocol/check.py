@@ -106,6 +106,8 @@ def _replica(replica: Replica) -> Iterator[Claim]:
     computing = replica._batch is not None and not replica._retried
     yield not computing or replica._fetching != replica._active, "weights that are computed on are not written"
     yield replica._since_push > 0 or replica._examples == 0, "examples are behind a gradient"
+    for covers in (replica._covers, replica._pushed, replica._unreported):
+        yield len({cover.lease for cover in covers}) == len(covers), "of each lease the newest cover counts"
     buffers = 2 if replica.cadence.overlap else 1
     yield {replica._gradient, replica._active} <= set(range(buffers)), f"it has {buffers} buffers of each kind"
     yield not replica._ended or (replica._batch is None and not exchanging), "it leaves with nothing under way"

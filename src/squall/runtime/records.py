@@ -111,14 +111,12 @@ class Fingerprint:
     """
 
     def __init__(self, weights: Tensor) -> None:
+        elements, size = weights.numel(), weights.element_size()
+        quarter = elements // 4
+        starts, run = ([0], elements) if elements <= WHOLE else ([0, quarter, 2 * quarter, 3 * quarter], RUN)
         self._bytes = weights.numpy().data.cast("B")
-        size = len(self._bytes)
-        if size <= 4 * WHOLE:
-            self._starts, self._run = range(1), size
-        else:
-            step = size // 16 * 4
-            self._starts, self._run = range(0, 4 * step, step), 4 * RUN
-        self._last = size - self._starts[-1] - self._run  # where in a quarter the last run begins
+        self._starts, self._run = [start * size for start in starts], run * size
+        self._last = len(self._bytes) - self._starts[-1] - self._run  # where behind its start the last run begins
         self._places = 1 + -(-self._last // self._run)
         self._updates = 0
 

@@ -100,7 +100,8 @@ class World:
         self.trace: Callable[[float, Node, Event | Effect], None] | None = None
         self._arrivals = (network or Network()).arrivals
         self._chance = random.Random(seed)
-        self._prices = prices or {}  # of effects that take time; a message does only if weights travel along
+        self._prices = prices if prices is not None else {}  # a message has one only if weights travel along
+        assert not self._prices.keys() & set(_WORLDLY)
         self._spawn = spawn  # makes the machine and host of a replacement
         self._spawn_s = spawn_s  # until a replacement is there
         self._notice_s = notice_s  # until the coordinator hears that a process died

@@ -13,7 +13,7 @@ from squall.protocol.core import COORDINATOR, Node
 from squall.transports.doorbell import Doorbell
 from squall.transports.zeromq import Router
 
-BELLS_IN_A_ROW = 16  # then control is looked for: exchanges could keep it waiting for ever
+MAX_POLL_MS = 2**31 - 1
 
 
 class HostTransport:
@@ -29,7 +29,6 @@ class HostTransport:
     ) -> None:  # fmt: skip
         self._router = Router(node, directory, serve, peers)
         self._bell = Doorbell(node, directory) if node != COORDINATOR else None
-        self._bells = 0  # taken since control was looked for
         self._spin_s = spin_s
         self._watched = select.poll()
         for descriptor in (self._router, self._bell, wake_on):
@@ -55,18 +54,16 @@ class HostTransport:
                 received = self._take()
                 if received is not None:
                     return received
-        self._watched.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
+        timeout_ms = None if timeout_s is None else min(math.ceil(max(0.0, timeout_s) * 1000), MAX_POLL_MS)
+        self._watched.poll(timeout_ms)
         return self._take()
 
     def _take(self) -> tuple[Node, bytes] | None:
-        """When there is nothing it has looked at ZeroMQ, as whoever sleeps on that one's descriptor must have."""
-        if self._bell is not None and self._bells < BELLS_IN_A_ROW:
-            received = self._bell.take()
+        while self._router.ready:  # control first: it is rare, and exchanges could keep it waiting for ever
+            received = self._router.take()
             if received is not None:
-                self._bells += 1
                 return received
-        self._bells = 0
-        return self._router.take() if self._router.ready else None
+        return self._bell.take() if self._bell is not None else None
 
     def close(self) -> None:
         self._router.close()

@@ -48,7 +48,7 @@ class Router:
                 raise  # an unreachable peer is gone or not there yet: the link resends, the coordinator knows
 
     def fileno(self) -> int:
-        """Readable when something may have come since `ready` was asked last."""
+        """Becomes readable when something may have come after `ready` was False; before, it need not."""
         return int(self.socket.getsockopt(zmq.FD))
 
     @property
