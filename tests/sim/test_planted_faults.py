@@ -19,8 +19,8 @@ from squall.protocol.leases import Leases
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.membership import Membership
-from squall.protocol.messages import Exchange, Frame, ViewSeen
-from squall.protocol.replica import Replica, covered
+from squall.protocol.messages import Exchange, Frame, ViewSeen, covered
+from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.portions import Portions
 from squall.protocol.shard import Shard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,60 +116,50 @@ def test_a_frame_that_is_too_large_is_dropped(ends: Ends, server_node: Node) -> 
     assert len(received[1]) == MAX_FRAME_BYTES
 
 
+@contextlib.contextmanager
+def stranger(directory: Path, name: bytes | None) -> Iterator[zmq.Socket[bytes]]:
+    """A socket that speaks to the coordinator's, under a name of its own choice."""
+    context = zmq.Context()
+    with context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        if name is not None:
+            socket.setsockopt(zmq.ROUTING_ID, name)
+        socket.connect(f"ipc://{directory}/{COORDINATOR}")
+        yield socket
+
+
 @pytest.mark.parametrize("name", [None, b"nobody", b"\xff\xff", b"replica-x.y"])
 @pytest.mark.parametrize("parts", [[b"data"], [b"two", b"parts"]])
 def test_strangers_are_not_listened_to(tmp_path: Path, name: bytes | None, parts: list[bytes]) -> None:
     server = HostTransport(COORDINATOR, tmp_path, serve=True)
-    context = zmq.Context()
-    stranger = context.socket(zmq.DEALER)
-    stranger.setsockopt(zmq.LINGER, 0)
-    if name is not None:
-        stranger.setsockopt(zmq.ROUTING_ID, name)
-    stranger.connect(f"ipc://{tmp_path}/{COORDINATOR}")
-    stranger.send_multipart(parts)
-    try:
-        assert server.receive(0.1) is None
-    except PeerFault:
-        pass  # blames the peer, which is as good
-    finally:
-        stranger.close()
-        context.term()
-        server.close()
+    with stranger(tmp_path, name) as socket:
+        socket.send_multipart(parts)
+        try:
+            assert server.receive(0.1) is None
+        except PeerFault:
+            pass  # blames the peer, which is as good
+        finally:
+            server.close()
 
 
 def test_a_frame_behind_a_strangers_is_heard_at_once(tmp_path: Path) -> None:
     server = HostTransport(COORDINATOR, tmp_path, serve=True)
-    context = zmq.Context()
-    stranger = context.socket(zmq.DEALER)
-    stranger.setsockopt(zmq.LINGER, 0)
-    stranger.setsockopt(zmq.ROUTING_ID, str(REPLICA).encode())
-    stranger.connect(f"ipc://{tmp_path}/{COORDINATOR}")
-    for parts in [[b"far", b"too", b"many"]] * 3 + [[b"good"]]:
-        stranger.send_multipart(parts)
-    received = None
-    while received is None:
-        received = server.receive(None)  # nothing else would wake it
-    assert received == (REPLICA, b"good")
-    stranger.close()
-    context.term()
+    with stranger(tmp_path, str(REPLICA).encode()) as socket:
+        for parts in [[b"far", b"too", b"many"]] * 3 + [[b"good"]]:
+            socket.send_multipart(parts)
+        received = None
+        while received is None:
+            received = server.receive(None)  # nothing else would wake it
+        assert received == (REPLICA, b"good")
     server.close()
 
 
-def test_a_wait_of_months_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("timeout_s", [None, 1e7], ids=["for ever", "for months"])
+def test_something_else_can_wake_a_waiting_process(tmp_path: Path, timeout_s: float | None) -> None:
     reading, writing = os.pipe()
     server = HostTransport(COORDINATOR, tmp_path, serve=True, wake_on=reading)
     os.write(writing, b"!")
-    assert server.receive(1e7) is None
-    server.close()
-    os.close(reading)
-    os.close(writing)
-
-
-def test_something_else_can_wake_a_waiting_process(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    server = HostTransport(COORDINATOR, tmp_path, serve=True, wake_on=reading)
-    os.write(writing, b"!")
-    assert server.receive(None) is None
+    assert server.receive(timeout_s) is None
     server.close()
     os.close(reading)
     os.close(writing)

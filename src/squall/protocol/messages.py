@@ -27,6 +27,13 @@ class Cover(_Message, frozen=True, array_like=True, gc=False):
     upto: Count
 
 
+def covered(known: tuple[Cover, ...], more: tuple[Cover, ...]) -> tuple[Cover, ...]:
+    """Both, the oldest lease first. A replica goes from lease to lease, and does not come back to one."""
+    if known and more and known[-1].lease == more[0].lease:
+        return known[:-1] + more
+    return known + more
+
+
 class Lease(_Message, frozen=True, array_like=True, gc=False):
     """The right to train on examples [start, stop) of an epoch's order, a multiple of the batch size long."""
 

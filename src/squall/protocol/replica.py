@@ -44,6 +44,7 @@ from squall.protocol.messages import (
     Progress,
     Stop,
     Welcome,
+    covered,
 )
 from squall.protocol.tally import NO_WORK, Tally
 
@@ -69,13 +70,6 @@ class _Batch(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     start: int
     stop: int
-
-
-def covered(known: tuple[Cover, ...], more: tuple[Cover, ...]) -> tuple[Cover, ...]:
-    """Both, the oldest lease first. A replica goes from lease to lease, and does not come back to one."""
-    if known and more and known[-1].lease == more[0].lease:
-        return known[:-1] + more
-    return known + more
 
 
 class Replica:

@@ -49,6 +49,7 @@ from squall.protocol.messages import (
     TakeSnapshot,
     View,
     ViewSeen,
+    covered,
 )
 
 LEASES_KEPT = 64  # of each replica; with `replica.REPORT_LEASES` unreported ones, the coordinator knows of all others
@@ -74,30 +75,17 @@ class Rules(msgspec.Struct, frozen=True):
 class _Replica:
     """What a shard knows of a live replica."""
 
-    __slots__ = ("_newest", "_older", "clock", "node", "staleness")
+    __slots__ = ("clock", "covers", "node", "staleness")
 
     def __init__(self, node: Node, entry: int) -> None:
         self.node = node
         self.clock = entry  # of its last push, counted on from the entry
         self.staleness = -1  # of a push that is not answered yet; -1: there is none
-        self._newest: Cover | None = None  # applied, of the lease that it is at
-        self._older: tuple[Cover, ...] = ()  # alike, of those before
-
-    @property
-    def covers(self) -> tuple[Cover, ...]:
-        """What is applied of its leases, the oldest first."""
-        return self._older if self._newest is None else (*self._older, self._newest)
+        self.covers: tuple[Cover, ...] = ()  # what is applied of its leases, the oldest first
 
     def cover(self, covers: tuple[Cover, ...]) -> None:
-        """These are applied. A replica goes from lease to lease, and does not come back to one."""
-        newest = self._newest
-        for cover in covers:
-            if newest is not None and newest.lease != cover.lease:
-                self._older += (newest,)
-            newest = cover
-        self._newest = newest
-        if len(self._older) >= LEASES_KEPT + len(covers):
-            self._older = self._older[1 - LEASES_KEPT - len(covers) :]
+        """These are applied."""
+        self.covers = covered(self.covers, covers)[-LEASES_KEPT - len(covers) :]
 
 
 class Shard:
