@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import runpy
 import sys
 import traceback
 from collections.abc import Mapping
@@ -23,29 +22,26 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
-import squall.session
 from squall.errors import SnapshotMismatch, TaskError
+from squall.launchers.joining import Counted, Over, RunOver, chosen, joined_task, run_file
 from squall.launchers.line import Line
 from squall.launchers.nursery import DONE, RAISED, Child, Nursery, build_job, warn_of_threads
 from squall.launchers.roles import name_process, transport_of
 from squall.protocol.core import COORDINATOR, Compute, Effect, Event, Node, ValuesLogged
 from squall.record import Metric, Record
 from squall.report import Reader, summarize
+from squall.runtime import attempts
 from squall.runtime.driver import Driver
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.optimizers import state_name
 from squall.runtime.processes import keep_freed_memory
+from squall.runtime.recording import RecordedReplica, recorded
 from squall.runtime.snapshot import Snapshots
 from squall.session import Side
 from squall.task import Batch, OptimizerFactory, Task
-
-
-class RunOver(SystemExit):
-    """In a replica's script: the run has ended, and not well. The launching process says why."""
 
 
 class _Forked(BaseException):
@@ -98,7 +94,7 @@ class ScriptNursery(Nursery):
         self._trained_on = said
         if self._job.restored is not None:
             self._job.restored.manifest.check_examples(said["examples"])
-        task = dataclasses.replace(self._job.task, train=_Counted(said["examples"]), batch_size=said["batch_size"])
+        task = dataclasses.replace(self._job.task, train=Counted(said["examples"]), batch_size=said["batch_size"])
         plan = msgspec.structs.replace(self._job.plan, epochs=said["epochs"])
         self._job = dataclasses.replace(self._job, task=task, plan=plan)
         for node in nodes(self._job):
@@ -135,16 +131,6 @@ class ScriptNursery(Nursery):
         for other in self._scripts:
             other.close()
         raise _Forked(node, Line(theirs))
-
-
-class _Counted(Dataset[Any]):
-    """So many examples, which the coordinator counts and never loads."""
-
-    def __init__(self, examples: int) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return self._examples
 
 
 class _ScriptHost(ReplicaHost):
@@ -195,7 +181,8 @@ class Replica(Side):
         self._await_coordinator()
         self._host = _ScriptHost(job, self.rank, self._line)
         self._transport = transport_of(job, self._node, self._sockets, self._line)
-        self._driver = Driver(machine(job, self._node), self._transport, self._host)
+        self._seen = recorded(self._host, job, self._node)
+        self._driver = Driver(machine(job, self._node), self._transport, self._seen)
         self._driver.start()
         for values in self._logged:
             self.log(values)
@@ -219,7 +206,10 @@ class Replica(Side):
 
     def accept(self, effect: Compute, loss: float | None, started: float) -> None:
         self._host.wanted = None
-        self._driver.post(self._host.training.accept(effect, loss, started))
+        found = self._host.training.accept(effect, loss, started)
+        if isinstance(self._seen, RecordedReplica):
+            self._seen.computed(effect, found.finite)
+        self._driver.post(found)
 
     def log(self, values: Mapping[str, float]) -> None:
         if not self.began:
@@ -273,35 +263,29 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
     forked_as: list[Node] = []
 
     def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
-        if forked_as:
-            raise RuntimeError("squall.join was called before: a script trains one model")
-        strategy = message["strategy"]
-        if optimizer is not None and not message["optimizer_chosen"]:
-            strategy = dataclasses.replace(strategy, optimizer=optimizer)
-        task = Task(model=model, loss=squall.session.no_loss, train=_Counted(1), **options)
+        strategy = chosen(message["strategy"], optimizer, message["optimizer_chosen"])
         warn_of_threads("the script")
+        task = joined_task(model, options)
         job = build_job({**message, "strategy": strategy}, task, Path(order["directory"]), order["snapshot"])
         if job.restored is not None:
             job.restored.manifest.check_optimizer(state_name(job.recipe))
         if job.recipe.shards > job.layout.elements:
             raise ValueError(f"{job.recipe.shards} shards for {job.layout.elements} parameters: use fewer shards")
+        job = attempts.begin(job, path)
         try:
             ScriptNursery(launcher, job, sockets).run()
         except _Forked as forked:
             forked_as.append(forked.node)
             joined.append(Replica(job, forked.node, sockets, forked.line))
             return joined[0]
-        raise _Over
+        raise Over
 
-    squall.session.launched = join
     path = Path(message["script"])
-    sys.argv = [str(path), *message["arguments"]]
-    sys.path.insert(0, str(path.resolve().parent))
     try:
-        _run(path)
+        run_file(path, message["arguments"], message["plan"].seed, join)
         _check_training(joined, path)
         joined[0].leave()  # if something, such as a framework's own cycles, still holds its batches
-    except _Over:
+    except Over:
         return
     except RunOver:
         _leave(DONE)
@@ -314,20 +298,8 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
     _leave(DONE)
 
 
-def _run(path: Path) -> None:
-    try:
-        runpy.run_path(str(path), run_name="__main__")
-    except SystemExit as exit_:
-        if isinstance(exit_, RunOver) or exit_.code not in (None, 0):
-            raise
-
-
 class _Unfinished(Exception):
     """The script ended and has not trained."""
-
-
-class _Over(BaseException):
-    """In the nursery: the run has ended, and the script does not go on here."""
 
 
 def _check_training(joined: list[Replica], path: Path) -> None:

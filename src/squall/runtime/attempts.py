@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import shutil
 import sys
@@ -38,8 +39,8 @@ def read_start(path: Path) -> Start:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
 
 
-def surroundings(threads: int) -> dict[str, str]:
-    """What decides about the last bits of a result here."""
+def surroundings(threads: int, script: Path | None = None) -> dict[str, str]:
+    """What decides about the last bits of a result here; a script's text is not kept with its run."""
     found = {
         "torch": str(torch.__version__),
         "squall": __version__,
@@ -48,7 +49,16 @@ def surroundings(threads: int) -> dict[str, str]:
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": str(threads),
     }
+    if script is not None:
+        found["the script"] = _digest(script)
     return found
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return "not there"
 
 
 def _cpu() -> str:
@@ -59,7 +69,7 @@ def _cpu() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def begin(job: Job) -> Job:
+def begin(job: Job, script: Path | None = None) -> Job:
     """The job with a directory for its schedule. Where that cannot be, the run goes on without, with a warning.
 
     The run's code lies beside the schedule, because a resume may change the strategy.
@@ -68,7 +78,7 @@ def begin(job: Job) -> Job:
     restored = job.restored
     start = Start(
         FORMAT, restored.manifest.number if restored is not None else None,
-        restored.updates if restored is not None else 0, surroundings(job.plan.threads),
+        restored.updates if restored is not None else 0, surroundings(job.plan.threads, script),
     )  # fmt: skip
     try:
         path = home / str(max(numbers(job.directory), default=-1) + 1)

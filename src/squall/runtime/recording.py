@@ -154,7 +154,8 @@ class RecordedReplica:
     def perform(self, effect: Effect, now: float) -> Event | None:
         event = self._perform(effect, now)
         if type(effect) is Compute:
-            self._on_batch(effect, type(event) is not GradientComputed or event.finite)
+            if event is not None:  # else somebody else computes, and will say so
+                self.computed(effect, type(event) is not GradientComputed or event.finite)
         elif type(effect) is UseWeights:
             self._record += (USED, effect.buffer)
             self._count_at = -1
@@ -181,8 +182,8 @@ class RecordedReplica:
         self._record.clear()
         self._count_at = -1
 
-    def _on_batch(self, batch: Compute, finite: bool) -> None:
-        """One that gave a NaN is written at once, because the run may end with it."""
+    def computed(self, batch: Compute, finite: bool) -> None:
+        """A batch whose gradient is there. One that gave a NaN is written at once, because the run may end with it."""
         start, stop, epoch, record = batch.start, batch.stop, batch.epoch, self._record
         length, skipped = stop - start, start - self._stop
         bits = finite | batch.local_step << 1 | batch.buffer + 1 << 2

@@ -1,0 +1,77 @@
+"""A user's script until it joins: what a run of it (`launchers.scripts`) and its replay (`sim.replay.scripts`) share."""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.data import Dataset
+
+import squall.session
+from squall.runtime.seeds import seed_everything
+from squall.session import Side
+from squall.strategies import Strategy
+from squall.task import OptimizerFactory, Task
+
+Join = Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], Side]
+
+
+class RunOver(SystemExit):
+    """In a replica's script: the run has ended, and not well. The launching process says why."""
+
+
+class Over(BaseException):
+    """In the process whose forks are the replicas: all is over, and the script does not go on here."""
+
+
+class Counted(Dataset[Any]):
+    """So many examples, which whoever holds no data counts and never loads."""
+
+    def __init__(self, examples: int) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return self._examples
+
+
+def run_file(path: Path, arguments: Sequence[str], seed: int, join: Join) -> None:
+    """Run a script as `python path arguments` does, seeded, with `join` behind its `squall.join`."""
+    joined = False
+
+    def join_once(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
+        nonlocal joined
+        if joined:
+            raise RuntimeError("squall.join was called before: a script trains one model")
+        joined = True
+        return join(model, optimizer, options)
+
+    before = sys.argv, sys.path, squall.session.launched
+    sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *sys.path]
+    squall.session.launched = join_once
+    seed_everything(seed)
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as exit_:
+        if isinstance(exit_, RunOver) or exit_.code not in (None, 0):
+            raise
+    finally:
+        sys.argv, sys.path, squall.session.launched = before
+
+
+def joined_task(model: nn.Module, options: dict[str, Any]) -> Task:
+    """What is known of the task when the script joins: all but the data."""
+    return Task(model=model, loss=squall.session.no_loss, train=Counted(1), **options)
+
+
+def chosen(strategy: Strategy, optimizer: OptimizerFactory | None, optimizer_chosen: bool) -> Strategy:
+    """The strategy, with the script's own optimizer unless the command has chosen one."""
+    if optimizer is None or optimizer_chosen:
+        return strategy
+    changed: Strategy = dataclasses.replace(strategy, optimizer=optimizer)  # type: ignore[call-arg]
+    return changed
+
