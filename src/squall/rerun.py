@@ -6,23 +6,28 @@ import json
 import math
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
 from squall.errors import SnapshotMismatch
-from squall.run import Code, load_code
+from squall.plan import Plan
+from squall.run import Code, ScriptCode, load_code
 from squall.runtime.attempts import Start, numbers, read_start, surroundings
 from squall.runtime.backward import resolve_device
 from squall.runtime.job import Job, private_job
 from squall.runtime.schedule import Damaged
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots, put_together
+from squall.sim.replay.nonfinite import NonFiniteBatch
 from squall.sim.replay.performance import Replay
-from squall.sim.replay.witness import Difference, NonFiniteBatch, Observer
+from squall.sim.replay.scripts import Stage, Strayed, on_stage
+from squall.sim.replay.witness import Difference, Observer
+from squall.strategies import Strategy
 from squall.task import Task
 from squall.vector import Layout
 
@@ -165,7 +170,7 @@ class _Rerun:
                 assert self._observer is not None
                 if self._observer.found or self._observer.reached:
                     return
-        except (Damaged, SnapshotMismatch) as error:
+        except (Damaged, SnapshotMismatch, Strayed) as error:
             self._notes.append(str(error))
             if self._observer is None:
                 raise ValueError(f"{self._directory} cannot be replayed: {error}") from None
@@ -174,7 +179,26 @@ class _Rerun:
 
     def _attempt(self, path: Path, start: Start, after: Start | None) -> None:
         """Replay one attempt; `after` is the next one, which throws away what this did behind its snapshot."""
-        self._job = job = self._make_job(path, start)
+        code = load_code(path)
+        plan = self._here(code, start)
+        perform = partial(self._perform, path, start, after, plan)
+        if "script" in code:
+            torch.set_num_threads(1)  # a thread pool would not survive the forks
+            on_stage(code, perform)
+            return
+        task = _task(code, one_thread=not (code["strategy"].in_process or plan.launcher == "inline"))
+        torch.set_num_threads(plan.threads)
+        perform(code["strategy"], task)
+
+    def _perform(
+        self, path: Path, start: Start, after: Start | None, plan: Plan, strategy: Strategy, task: Task,
+        stage: Stage | None = None,
+    ) -> None:  # fmt: skip
+        layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+        restored = None
+        if start.snapshot is not None:
+            restored = self._base or Snapshots(self._directory).restore(start.snapshot, layout)
+        self._job = job = private_job(plan, strategy, task, layout, self._directory, 0.0, restored)
         until = self._until
         if after is not None and until is not None and until > after.updates:
             until = None
@@ -183,7 +207,7 @@ class _Rerun:
             self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep,
             newest=self._newest(path, after),
         )  # fmt: skip
-        observer.replay = replay = Replay(job, path, observer)
+        observer.replay = replay = Replay(job, path, observer, stage)
         if not observer.begin():
             replay.run()
         self._fingerprints += observer.fingerprints
@@ -200,10 +224,10 @@ class _Rerun:
             return math.inf
         return (after.snapshot or 0) if after is not None else 0
 
-    def _make_job(self, path: Path, start: Start) -> Job:
-        code = _code(path)
+    def _here(self, code: Code | ScriptCode, start: Start) -> Plan:
+        """The attempt's plan, as it can be carried out here; what is different is noted."""
         plan = code["plan"]
-        here = surroundings(plan.threads)
+        here = surroundings(plan.threads, cast(Path | None, code.get("script")))
         for name, there in start.where.items():
             if here.get(name) != there:
                 self._elsewhere[f"{name} is {here.get(name)} here and was {there}"] = None
@@ -212,14 +236,7 @@ class _Rerun:
         except ValueError as error:
             self._elsewhere[f"the run was on {plan.device}, and is replayed on the CPU ({error})"] = None
             plan = msgspec.structs.replace(plan, device="cpu")
-        strategy = code["strategy"]
-        task = _task(code, one_thread=not (strategy.in_process or plan.launcher == "inline"))
-        layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-        restored = None
-        if start.snapshot is not None:
-            restored = self._base or Snapshots(self._directory).restore(start.snapshot, layout)
-        torch.set_num_threads(plan.threads)
-        return private_job(plan, strategy, task, layout, self._directory, 0.0, restored)
+        return plan
 
     def result(self, seconds: float) -> Replayed:
         observer, job = self._observer, self._job
@@ -246,12 +263,9 @@ def _attempts(directory: Path) -> list[Path]:
     found = [directory / "schedule" / str(number) for number in numbers(directory)]
     if found:
         return found
-    code = load_code(directory)
-    if "script" in code:
-        raise ValueError(f"{directory} is the run of a script, whose loop is its own: only runs of a task are replayed")
+    load_code(directory)  # which says what is wrong with a directory of something else
     raise ValueError(
-        f"{directory} has no schedule: it was simulated, recorded by an older version, or its disk was full."
-        " Other runs that begin now keep one"
+        f"{directory} has no schedule: nothing was trained, its disk was full, or an older version has recorded it"
     )
 
 
@@ -267,12 +281,6 @@ def _starts(attempts: list[Path], notes: list[str]) -> list[Start]:
             notes.append(str(damaged))
             break
     return starts
-
-
-def _code(path: Path) -> Code:
-    code = load_code(path)
-    assert "script" not in code
-    return code
 
 
 def _task(code: Code, one_thread: bool) -> Task:

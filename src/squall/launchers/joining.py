@@ -1,4 +1,4 @@
-"""A user's script until it joins: what a run of it (`launchers.scripts`) and its replay (`sim.replay.scripts`) share."""
+"""A user's script until it joins: what its run (`launchers.scripts`) and its replay (`sim.replay.scripts`) share."""
 
 from __future__ import annotations
 
@@ -74,4 +74,3 @@ def chosen(strategy: Strategy, optimizer: OptimizerFactory | None, optimizer_cho
         return strategy
     changed: Strategy = dataclasses.replace(strategy, optimizer=optimizer)  # type: ignore[call-arg]
     return changed
-

@@ -49,6 +49,7 @@ from squall.runtime.records import (
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
+from squall.sim.replay.scripts import Stage
 from squall.sim.replay.sides import Replica, ReplicaSide, ShardSide, Side
 
 PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
@@ -69,21 +70,25 @@ class Witness(Protocol):
 
 
 class Replay:
-    """One attempt. `run` goes as far as the schedule leads, or the witness lets it."""
+    """One attempt. `run` goes as far as the schedule leads, or the witness lets it.
 
-    def __init__(self, job: Job, schedule: Path, witness: Witness) -> None:
-        self._job = job
+    With a `stage` the replicas are processes of their own, forked from this one, which therefore has one thread.
+    """
+
+    def __init__(self, job: Job, schedule: Path, witness: Witness, stage: Stage | None = None) -> None:
         self._witness = witness
+        self._stage = stage
         self._lone = job.strategy.in_process
         self._fetched = "weights" if job.recipe.batch is None else "trial"
         self._stopped = False
         self._threads = 0
         version = job.restored.updates if job.restored is not None else 0
+        nodes = sorted(Node.parse(path.name) for path in schedule.glob("replica-*"))
+        self._job = job = stage.told(job, nodes[0]) if stage is not None and nodes else job
         self.shards = [
             ShardSide(Node("shard", i), schedule / str(Node("shard", i)), job, shard_host(job, i), version)
             for i in range(job.recipe.shards)
         ]
-        nodes = sorted(Node.parse(path.name) for path in schedule.glob("replica-*"))
         self.replicas = {node: ReplicaSide(node, schedule / str(node), job) for node in nodes}
 
     def run(self) -> None:
@@ -174,15 +179,19 @@ class Replay:
 
     def _begin(self, replica: ReplicaSide) -> None:
         replica.begun = True
-        job = own_model(self._job)
-        if self._lone:
-            store = self.shards[0].host.store
-            assert isinstance(store, Store)
-            replica.host = LoneHost(job, store)
-        else:
-            replica.host = replica_host(job, replica.node.index)
+        replica.host = self._host(replica.node)
         if self._job.task.loader.get("num_workers", 0):
             self._announce(replica)
+
+    def _host(self, node: Node) -> Replica:
+        if self._stage is not None:
+            return self._stage.host(self._job, node)
+        job = own_model(self._job)
+        if not self._lone:
+            return replica_host(job, node.index)
+        store = self.shards[0].host.store
+        assert isinstance(store, Store)
+        return LoneHost(job, store)
 
     def _announce(self, replica: ReplicaSide) -> None:
         """Let the data loader's workers begin with all that is to come; they keep a few batches ahead."""
@@ -213,7 +222,8 @@ class Replay:
     def _perform(self, replica: ReplicaSide, effect: Effect) -> Event | None:
         host: Host | None = replica.host
         assert host is not None
-        self._use_threads(self._job.plan.threads)
+        if self._stage is None:
+            self._use_threads(self._job.plan.threads)
         return host.perform(effect, 0.0)
 
     def _close(self, replica: ReplicaSide) -> None:

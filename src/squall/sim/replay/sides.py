@@ -14,8 +14,9 @@ from squall.runtime.records import Applied, Delivered, Ended, Fingerprint, Recor
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
 from squall.runtime.vectors import VectorHost
+from squall.sim.replay.scripts import ScriptHost
 
-Replica = ReplicaHost | PortionHost | LoneHost
+Replica = ReplicaHost | PortionHost | LoneHost | ScriptHost
 
 
 class Side:

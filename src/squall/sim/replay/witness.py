@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from squall.protocol.core import Compute, GradientComputed, Node
 from squall.runtime.records import Computed, Saved
 from squall.runtime.sequential import LoneHost
 from squall.runtime.snapshot import Snapshots
+from squall.sim.replay.nonfinite import NonFiniteBatch, examine
 from squall.sim.replay.performance import Replay
+from squall.sim.replay.scripts import ScriptHost
 from squall.sim.replay.sides import Replica, ShardSide
-from squall.task import Batch
 
 
 @dataclass(frozen=True)
@@ -55,50 +54,6 @@ class Difference:
         where = f"update {self.update} of shard {self.shard}" if self.shard is not None else f"update {self.update}"
         made = f", from {'; '.join(map(str, self.pushes))}" if self.pushes else ""
         return f"{where}{made}: {self.what}"
-
-
-@dataclass(frozen=True)
-class NonFiniteBatch:
-    """A batch whose gradient was not finite.
-
-    Attributes:
-        replica: that computed it.
-        epoch: of the batch.
-        start: first example of the epoch's order.
-        stop: behind the last.
-        loss: of the batch.
-        parameters: name -> how many elements of its gradient are NaN or infinite, of those that have any.
-        module: the first whose output was not finite; "" if there was none.
-        inputs_finite: what that module was given was finite.
-        batch: as the loss got it.
-        model: with the weights that the replica had, in training mode.
-    """
-
-    replica: str
-    epoch: int
-    start: int
-    stop: int
-    loss: float
-    parameters: dict[str, int]
-    module: str
-    inputs_finite: bool
-    batch: Batch = field(repr=False)
-    model: nn.Module = field(repr=False)
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.replica} computed a gradient that is not finite on examples {self.start} to {self.stop}"
-            f" of epoch {self.epoch}; the loss is {self.loss:g}"
-        ]
-        if self.module:
-            given = "finite inputs" if self.inputs_finite else "inputs that are not finite either"
-            lines.append(f"first output that is not finite: of {self.module}, on {given}")
-        elif math.isfinite(self.loss):
-            lines.append("the outputs of all modules and the loss are finite")
-        else:
-            lines.append("the outputs of all modules are finite: the NaN or Inf is made in Task.loss")
-        lines += [f"gradient of {name}: {count} elements" for name, count in self.parameters.items()]
-        return "\n".join(lines)
 
 
 class Observer:
@@ -149,7 +104,7 @@ class Observer:
 
     def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
         if self._around_nan and not batch.finite:
-            self.nan = examine(node, batch.batch, host)
+            self.nan = _examined(node, batch.batch, host)
         return self.over
 
     def computed(self, node: Node, batch: Computed, found: GradientComputed) -> bool:
@@ -196,6 +151,14 @@ def _push(node: Node, batches: list[Compute]) -> Push:
     return Push(str(node), tuple((batch.epoch, batch.start, batch.stop) for batch in batches))
 
 
+def _examined(node: Node, effect: Compute, host: Replica) -> NonFiniteBatch:
+    if isinstance(host, ScriptHost):
+        return host.examine(effect)
+    if isinstance(host, LoneHost):
+        host.training.use(0)
+    return examine(node, effect, host.training.backward)
+
+
 def different(path: Path, state: Mapping[str, Tensor]) -> str:
     """What in a shard's file of a snapshot are other bits than here; nothing if none are."""
     try:
@@ -214,54 +177,3 @@ def different(path: Path, state: Mapping[str, Tensor]) -> str:
     except (OSError, SafetensorError) as error:
         return f"{path} cannot be read ({error})"
     return ""
-
-
-def examine(node: Node, effect: Compute, host: Replica) -> NonFiniteBatch:
-    """Compute a batch once more, and see where what is not finite comes from."""
-    backward = host.training.backward
-    if isinstance(host, LoneHost):
-        host.training.use(0)
-    batch = backward.load(effect)
-    model = backward.on_vector.model
-    as_it_was = copy.deepcopy(model)
-    found: list[tuple[str, bool]] = []
-
-    def watch(name: str) -> Any:
-        def hook(module: nn.Module, given: Any, output: Any) -> None:
-            if not found and not _finite(output):
-                found.append((name, _finite(given)))
-
-        return hook
-
-    hooks = [
-        module.register_forward_hook(watch(f"{name} ({type(module).__name__})" if name else type(module).__name__))
-        for name, module in model.named_modules()
-    ]
-    try:
-        loss = backward.differentiate(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    gradients = zip(backward.layout.parameters, backward.on_vector.parameters)
-    spoilt = {span.name: _spoilt(p.grad) for span, p in gradients if p.grad is not None}
-    module, inputs_finite = found[0] if found else ("", True)
-    return NonFiniteBatch(
-        str(node), effect.epoch, effect.start, effect.stop, loss, {n: count for n, count in spoilt.items() if count},
-        module, inputs_finite, batch, as_it_was,
-    )  # fmt: skip
-
-
-def _spoilt(gradient: Tensor) -> int:
-    dense = gradient.to_dense() if gradient.is_sparse else gradient
-    return int((~dense.isfinite()).sum())
-
-
-def _finite(value: Any) -> bool:
-    """Of all floating tensors in a nested value."""
-    if isinstance(value, Tensor):
-        return not value.is_floating_point() or bool(value.isfinite().all())
-    if isinstance(value, Mapping):
-        return all(map(_finite, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_finite, value))
-    return True

@@ -1,0 +1,266 @@
+"""The replay of a script's run: the script once more, with recorded batches in its loop.
+
+The loop is the user's, and may keep anything from batch to batch, so every process of the run is a process again. The
+script runs once until it joins; there the replay begins, and forks a process per replica when that has its first
+record to perform. In it `join` returns, and `session.batches` hands out what the schedule says. Only one process ever
+does something: the replay sends an effect, and waits for what comes of it. When a replica has no more records its
+process is killed, so nothing behind the loop is done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import cloudpickle
+import torch
+from setproctitle import setproctitle
+from torch import nn
+
+from squall.launchers.joining import Counted, Over, chosen, joined_task, run_file
+from squall.protocol.core import Compute, Effect, End, Event, GradientComputed, Node
+from squall.run import ScriptCode
+from squall.runtime.driver import QuietHost
+from squall.runtime.hosts import ReplicaHost
+from squall.runtime.job import Job
+from squall.runtime.processes import die_with_parent
+from squall.session import Side
+from squall.sim.replay.nonfinite import Examination, NonFiniteBatch
+from squall.strategies import Strategy
+from squall.task import Batch, OptimizerFactory, Task
+
+
+class Strayed(Exception):
+    """A script does not do again what it did in its run. The message names the replica, and says what it did."""
+
+
+class _Began(NamedTuple):
+    """What a script says to `session.batches`, as far as others than its replica must know."""
+
+    examples: int
+    batch_size: int
+    workers: int
+
+
+class _Ended(NamedTuple):
+    """A script wants no more batches."""
+
+    how: str
+
+
+class _Examine(NamedTuple):
+    """The order to watch the computation of a batch."""
+
+    batch: Compute
+
+
+class _Forked(BaseException):
+    """In a process that was just forked: unwinds the replay's frames, back into the script's `join`."""
+
+
+class ScriptHost(QuietHost):
+    """A replica's host in the replay: what it is to perform, its process performs."""
+
+    def __init__(self, node: Node, pid: int, pipe: Connection) -> None:
+        self._node = node
+        self._pid = pid
+        self._pipe = pipe
+        self.began: _Began = self._answer()
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if isinstance(effect, End):
+            self.close()
+            return None
+        event: Event | None = self._ask(effect)
+        return event
+
+    def examine(self, effect: Compute) -> NonFiniteBatch:
+        found: NonFiniteBatch = self._ask(_Examine(effect))
+        return found
+
+    def abandon(self) -> None:
+        """In a process that was forked later: it is not the one to close this."""
+        self._pipe.close()
+
+    def close(self) -> None:
+        """The process does no more. May be called again."""
+        if self._pipe.closed:
+            return
+        self._pipe.close()
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+    def _ask(self, order: Effect | _Examine) -> Any:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and said how
+            self._pipe.send_bytes(pickle.dumps(order))
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            answer = cloudpickle.loads(self._pipe.recv_bytes())  # from a process that this one has forked
+        except (EOFError, ConnectionResetError):
+            answer = _Ended("its process was lost")
+        if isinstance(answer, _Ended):
+            self.close()
+            raise Strayed(f"the script does not do what it did in {self._node}: {answer.how}")
+        return answer
+
+
+class _Replica(Side):
+    """What stands behind the session of a replica's process."""
+
+    def __init__(self, job: Job, node: Node, pipe: Connection) -> None:
+        self.rank = node.index
+        self.replicas = job.recipe.replicas
+        self._job = job
+        self._node = node
+        self._pipe = pipe
+        self._host: ReplicaHost
+        self._batch: Compute | None = None  # handed out, and not stepped
+        self._watched = False  # that batch is examined
+        self._examination: Examination | None = None
+        self._found: GradientComputed | NonFiniteBatch | None = None  # of the last batch, not said yet
+
+    def begin(self, task: Task, epochs: int) -> None:
+        self._host = ReplicaHost(dataclasses.replace(self._job, task=task), self.rank)
+        self._say(_Began(task.examples, task.batch_size, task.loader.get("num_workers", 0)))
+
+    def next(self) -> Compute:
+        """What the script does behind its step still belongs to the batch, so what came of it is said here."""
+        if self._found is not None:
+            self._say(self._found)
+            self._found = None
+        while True:
+            try:
+                order = pickle.loads(self._pipe.recv_bytes())  # from the process that forked this one
+            except EOFError:
+                os._exit(0)
+            if isinstance(order, Compute | _Examine):
+                self._watched = isinstance(order, _Examine)
+                self._batch = order.batch if isinstance(order, _Examine) else order
+                return self._batch
+            self._say(self._host.perform(order, 0.0))
+
+    def load(self, effect: Compute) -> Batch:
+        backward = self._host.training.backward
+        batch = backward.load(effect)
+        if self._watched:
+            self._examination = Examination(self._node, effect, backward, batch)
+        return batch
+
+    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
+        self._batch = None
+        if self._examination is not None:
+            self._found = self._examination.end(loss)
+        else:
+            self._found = self._host.training.accept(effect, loss, started)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        pass
+
+    def leave(self) -> None:
+        """What the replica still performed behind its last batch is performed here; another batch is not wanted."""
+        batch = self.next() if self._batch is None else self._batch
+        where = f"examples {batch.start} to {batch.stop} of epoch {batch.epoch}"
+        self.end(f"it left its loop, or raised, before it had stepped {where}")
+
+    def end(self, how: str) -> NoReturn:
+        with contextlib.suppress(OSError):  # the replay wants no more either
+            self._say(_Ended(how))
+        os._exit(0)
+
+    def _say(self, answer: object) -> None:
+        self._pipe.send_bytes(cloudpickle.dumps(answer))
+
+
+class Stage:
+    """Where a script is performed: it has joined, and its replicas are forked one after the other."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[Node, ScriptHost] = {}
+        self.replica: _Replica | None = None  # set in a replica's process
+
+    def host(self, job: Job, node: Node) -> ScriptHost:
+        """The replica's, forked when it is first asked for. Raises `_Forked` in the new process."""
+        if node not in self._hosts:
+            self._hosts[node] = self._fork(job, node)
+        return self._hosts[node]
+
+    def told(self, job: Job, node: Node) -> Job:
+        """The job with what a replica's script says that it trains on."""
+        examples, batch_size, workers = self.host(job, node).began
+        loader = {"num_workers": workers}
+        task = dataclasses.replace(job.task, train=Counted(examples), batch_size=batch_size, loader=loader)
+        return dataclasses.replace(job, task=task)
+
+    def close(self) -> None:
+        for host in self._hosts.values():
+            host.close()
+
+    def _fork(self, job: Job, node: Node) -> ScriptHost:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        mine, theirs = Pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            return ScriptHost(node, pid, mine)
+        die_with_parent(parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C means the replay
+        mine.close()
+        for host in self._hosts.values():
+            host.abandon()
+        setproctitle(f"squall replica {node.index} of the replay of {job.directory.name}")
+        torch.set_num_threads(job.plan.threads)
+        self.replica = _Replica(job, node, theirs)
+        raise _Forked
+
+
+def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, Stage], None]) -> None:
+    """Run a script until it joins, and `perform` there. What it prints goes to standard error.
+
+    Raises `ValueError` if the script does not come to join, and whatever `perform` raises.
+    """
+    if not code["script"].is_file():
+        raise ValueError(f"{code['script']} is there no more: put it back, as it was")
+    stage, failures = Stage(), list[Exception]()
+
+    def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
+        try:
+            perform(chosen(code["strategy"], optimizer, code["optimizer_chosen"]), joined_task(model, options), stage)
+        except _Forked:
+            assert stage.replica is not None
+            return stage.replica
+        except Exception as error:
+            failures.append(error)
+        raise Over
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            run_file(code["script"], code["arguments"], code["plan"].seed, join)
+    except Over:
+        if failures:
+            raise failures[0] from None
+        return
+    except (Exception, SystemExit):
+        _stop(stage, code["script"], f"it raised\n{traceback.format_exc()}")
+    finally:
+        stage.close()
+    _stop(stage, code["script"], "it ended")
+
+
+def _stop(stage: Stage, script: Path, how: str) -> NoReturn:
+    """The script has come to its end, in one of its processes."""
+    if stage.replica is not None:
+        stage.replica.end(how)
+    raise ValueError(f"{script} does not come to squall.join any more: {how}")

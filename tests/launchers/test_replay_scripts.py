@@ -1,0 +1,168 @@
+"""A script's run is replayed with its own loop: bit for bit, whatever the loop keeps from batch to batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import squall
+from squall.record import Member, Progress
+from squall.runtime.snapshot import Snapshots
+from tests.launchers.processes import Started, wait_for
+
+SCRIPT = Path(__file__).with_name("stateful.py")
+STRATEGIES = {
+    "downpour": ("--overlap", "--push-every", "2", "--fetch-every", "3", "--threads", "2"),
+    "diloco": ("--inner-steps", "5", "--form", "asynchronous"),
+}
+
+
+def started(where: Path, *flags: str, epochs: int = 3, script: Path = SCRIPT) -> Started:
+    directory = where / f"run-{uuid4().hex[:8]}"
+    command = ("run", "--run-dir", str(directory), "--replicas", "3", "--shards", "2", *flags)
+    return Started(directory, *command, str(script), str(epochs), str(where / "behind"))
+
+
+def trained(where: Path, *flags: str, script: Path = SCRIPT) -> Path:
+    run = started(where, *flags, script=script)
+    status, _, err = run.finish()
+    assert status == 0, err
+    return run.directory
+
+
+def interrupt(run: Started, *when: Callable[[], object]) -> None:
+    """End it with a snapshot, when one condition after the other has held."""
+    try:
+        for condition in when:
+            wait_for(condition, 60, "the run to be where it is wanted")
+    finally:
+        run.process.send_signal(signal.SIGINT)
+        status, _, err = run.finish()
+    assert status == 130, err
+
+
+def at_work(run: Started, replicas: int) -> bool:
+    return {row.replica for row in run.rows(Progress)} >= set(range(replicas))  # type: ignore[attr-defined]
+
+
+def replayed(directory: Path, *flags: str) -> tuple[int, str, str]:
+    replay = Started(directory, "replay", str(directory), *flags)
+    found = replay.finish()
+    assert replay.gone()
+    return found
+
+
+@pytest.fixture(scope="module")
+def lock_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `script.py` beside it."""
+    script = tmp_path_factory.mktemp("script") / "script.py"
+    shutil.copy(SCRIPT, script)
+    return trained(script.parent, "--strategy", "synchronous", script=script)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of which a replica was killed, and that was interrupted twice."""
+    run = started(tmp_path_factory.mktemp("resumed"), epochs=100_000)
+    joined = lambda: any(row.node == "replica-1.1" and row.change == "joined" for row in run.rows(Member))  # type: ignore[attr-defined]  # noqa: E731
+    interrupt(run, partial(at_work, run, 3), lambda: run.kill("replica 1"), joined)
+    before = len(run.rows(Progress))
+    again = Started(run.directory, "resume", str(run.directory), "--replicas", "2", "--shards", "1")
+    interrupt(again, lambda: len(again.rows(Progress)) > before + 4)
+    return run.directory
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_replica_has_a_loop_of_its_own(strategy: str, tmp_path: Path) -> None:
+    directory = trained(tmp_path, "--strategy", strategy, *STRATEGIES[strategy])
+    done = (tmp_path / "behind").read_text()
+    assert sorted(done.splitlines()) == ["replica 0", "replica 1", "replica 2"]
+    output = tmp_path / "weights"
+    status, out, err = replayed(directory, "--check", "--output", str(output))
+    assert status == 0, out + err
+    assert "the same, bit for bit" in out
+    assert (tmp_path / "behind").read_text() == done, "nothing behind the loop is done again"
+    snapshots = Snapshots(directory)
+    layout = snapshots.manifest(snapshots.numbers()[-1]).layout
+    final = snapshots.restore(snapshots.numbers()[-1], layout).tensors["weights"]
+    found = load_file(output)
+    for span in layout.parameters:
+        mine = found[span.name].flatten()
+        assert torch.equal(mine, final[span.start : span.start + mine.numel()])
+
+
+def test_a_replica_that_was_killed_and_a_run_that_was_resumed(resumed: Path) -> None:
+    for name in ("0/replica-1.1", "1/replica-1.0"):
+        assert (resumed / "schedule" / name).exists()
+    found = squall.replay(resumed, check=True)
+    assert found.as_asked, str(found)
+
+
+def test_a_replay_that_is_interrupted_leaves_no_process(resumed: Path) -> None:
+    replay = Started(resumed, "replay", str(resumed))
+    try:
+        wait_for(replay.processes, 60, "its replicas")
+    finally:
+        os.kill(replay.process.pid, signal.SIGINT)
+        status, out, _ = replay.finish()
+    assert status != 0, out
+    assert replay.gone()
+
+
+def test_the_batch_that_made_a_nan_is_watched_in_its_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAN_AT", "4")
+    directory = trained(tmp_path)
+    assert squall.replay(directory, check=True).as_asked
+    status, out, err = replayed(directory, "--around-nan", "--json")
+    assert status == 0, err
+    found = json.loads(out)["nan"]
+    assert found["replica"] == "replica-1.0"
+    assert found["module"] == "", "all that modules gave was finite: the script has made it"
+    assert found["parameters"]["3.weight"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("BREAK_AT", "what it did in replica-1.0: it left its loop, or raised, before it had stepped examples"),
+        ("RAISE", "KeyError: 'before the loop'"),
+        ("NAN_AT", "the gradient was finite in the run, and is not finite here"),
+    ],
+)
+def test_a_script_that_does_something_else_now_is_told_of(
+    change: str, message: str, lock_step: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(change, "3")
+    found = squall.replay(lock_step, check=True)
+    assert message in str(found)
+    assert not found.as_asked
+
+
+def test_a_script_that_was_changed_is_told_of_and_one_that_is_gone_refused(
+    lock_step: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert squall.replay(lock_step, check=True).elsewhere == ()
+    script = lock_step.parent / "script.py"
+    try:
+        script.write_text(SCRIPT.read_text() + "# a remark, which changes no number\n")
+        found = squall.replay(lock_step, check=True)
+        assert found.as_asked
+        assert "elsewhere: the script is " in str(found)
+        monkeypatch.setenv("NO_JOIN", "1")
+        with pytest.raises(ValueError, match=r"does not come to squall\.join any more: it ended"):
+            squall.replay(lock_step)
+        script.unlink()
+        with pytest.raises(ValueError, match="is there no more: put it back"):
+            squall.replay(lock_step)
+    finally:
+        shutil.copy(SCRIPT, script)
