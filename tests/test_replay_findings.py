@@ -24,7 +24,6 @@ from squall.run import Run, load_code, write_plan
 from squall.runtime import recording
 from squall.runtime.schedule import COMPUTED, FORMAT, HEAD, MAGIC, Log
 from squall.runtime.seeds import epoch_order
-from squall.script import script_code
 from tests.rehearsal import NOISY, assert_replays, normalized, rehearse, same
 from tests.tasks import Noisy, mean_square, numbers, regression
 
@@ -161,21 +160,12 @@ def test_another_version_and_no_schedule_at_all_are_refused_with_the_reason(tmp_
     with pytest.raises(ValueError, match=r"start.json cannot be read"):
         squall.replay(run.directory)
     shutil.rmtree(run.directory / "schedule")
-    with pytest.raises(ValueError, match="has no schedule: it was simulated, recorded by an older version"):
+    with pytest.raises(
+        ValueError, match="has no schedule: nothing was trained, its disk was full, or an older version"
+    ):
         squall.replay(run.directory)
     with pytest.raises(ValueError, match="holds no run"):
         squall.replay(tmp_path / "nowhere")
-
-
-def test_a_scripts_run_is_refused_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    code = script_code(
-        tmp_path / "train.py", [], FAMILY["downpour"], squall.Settings(), optimizer_chosen=True, seed=0, device="cpu",
-        until=None,
-    )  # fmt: skip
-    write_plan(tmp_path, code)
-    with pytest.raises(ValueError, match="is the run of a script, whose loop is its own"):
-        squall.replay(tmp_path)
 
 
 def test_a_run_that_died_before_its_first_snapshot_is_begun_anew_in_the_replay_too(tmp_path: Path) -> None:

@@ -125,8 +125,11 @@ def replay(run_dir: str | Path, *, until: int | None = None, check: bool = False
     That needs the same machine, torch version and number of threads; elsewhere the result says what differs, and the
     last bits may. The run's code is unpickled, as `resume` does: only of directories that you trust.
 
+    A script is run here until it joins, with what it prints on standard error, and its replicas are forked from this
+    process, which should therefore have no other threads and no GPU in use.
+
     Args:
-        run_dir: of a run of `squall.fit` or `squall train`.
+        run_dir: of any run.
         until: stop when every shard has made so many updates.
         check: compare every update with the record, and the snapshots that are still there in whole; stop at the
             first difference.
@@ -186,7 +189,7 @@ class _Rerun:
             torch.set_num_threads(1)  # a thread pool would not survive the forks
             on_stage(code, perform)
             return
-        task = _task(code, one_thread=not (code["strategy"].in_process or plan.launcher == "inline"))
+        task = _task(code, one_thread=plan.launcher == "local" and not code["strategy"].in_process)
         torch.set_num_threads(plan.threads)
         perform(code["strategy"], task)
 
@@ -202,7 +205,8 @@ class _Rerun:
         until = self._until
         if after is not None and until is not None and until > after.updates:
             until = None
-        keep = after.snapshot if after is not None and until is None else None
+        dropped = after is not None and until is None  # what is done behind the snapshot, or all if there was none
+        keep = after.snapshot if after is not None and dropped else None
         self._observer = observer = Observer(
             self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep,
             newest=self._newest(path, after),
@@ -215,7 +219,7 @@ class _Rerun:
         self._base = None
         if keep is not None and len(observer.kept) == len(replay.shards):
             self._base = _restored(keep, job, replay, observer)  # what came behind it was thrown away
-        elif replay.why:
+        elif replay.why and (keep is not None or not dropped):
             self._notes.append(replay.why)
 
     def _newest(self, path: Path, after: Start | None) -> float:

@@ -34,7 +34,7 @@ def script_code(
         strategy: that the replicas train with.
         settings: as of `fit`.
         optimizer_chosen: the strategy's optimizer counts; else the one that the script gives to `join`.
-        seed: of the data order; the script itself seeds what it makes before it joins.
+        seed: of the data order, and of chance when the script begins; it may seed anew what it makes before it joins.
         device: as of `fit`.
         until: as of `fit`, of a metric that the script logs.
     """

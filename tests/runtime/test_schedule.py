@@ -123,7 +123,7 @@ def up_to_the_damage(reading: Iterator[Any]) -> tuple[list[Any], str]:
     return found, str(caught.value)
 
 
-@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("at", [0, 6])
 def test_a_full_disk_ends_the_schedule_and_not_the_training(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from squall.sim.cluster.jitter import LogNormal, Pareto
 from squall.sim.cluster.model import Cluster, Failure, Link, Machine, Preemption
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.simulate import simulate
+from tests.rehearsal import same
 
 STEP_S = 0.01
 NO_SNAPSHOTS = Settings(snapshot_every_s=None)
@@ -273,6 +274,7 @@ def test_real_gradients_give_accuracy_over_virtual_time_and_a_run(tmp_path: Path
     task = blobs()
     batch = task.train[:]  # type: ignore[index]
     assert task.metrics["accuracy"](model, batch).mean().item() >= 0.97
+    assert same(assert_replayed(tmp_path / "run").model, model)
 
 
 def test_a_lost_shard_of_real_numbers_goes_on_from_the_snapshot(tmp_path: Path) -> None:
@@ -285,6 +287,28 @@ def test_a_lost_shard_of_real_numbers_goes_on_from_the_snapshot(tmp_path: Path) 
     assert found.restarts > 0
     assert squall.Run(tmp_path / "run").summary().examples == 1600
     assert max(Snapshots(tmp_path / "run").numbers()) > 2
+    assert (tmp_path / "run" / "schedule" / str(found.restarts)).is_dir()
+    assert_replayed(tmp_path / "run")
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.01])
+def test_a_simulated_run_with_preempted_replicas_is_replayed(loss: float, tmp_path: Path) -> None:
+    """With and without links, which change who performs what in which order."""
+    cluster = workers(4, jitter=LogNormal(0.3))
+    cluster = dataclasses.replace(
+        cluster, between=Link(latency_s=0.002, loss=loss), failures={"replica": Failure(every_s=2.0, repair_s=0.1)}
+    )
+    strategy = squall.Downpour(replicas=4, shards=2, overlap=True, push_every=2)
+    found = simulate(blobs, strategy, cluster, epochs=4, run_dir=tmp_path / "run")
+    assert (found.status, found.lost > 0) == ("finished", True)
+    assert_replayed(tmp_path / "run")
+
+
+def assert_replayed(directory: Path) -> squall.Replayed:
+    """Its seed is enough to simulate a run again, but not to stop it at an update, or to look into it."""
+    found = squall.replay(directory, check=True)
+    assert found.as_asked, str(found)
+    return found
 
 
 def test_what_the_task_raises_passes_through_and_the_record_says_so(tmp_path: Path) -> None:

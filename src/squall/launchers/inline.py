@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from squall.protocol.core import COORDINATOR, Compute, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
@@ -64,15 +63,8 @@ class InlineRun:
             coordinator.perform(End("failed", f"{type(error).__name__}: {error}"), self.world.now)
             raise
         finally:
-            self._end_others()
+            self.world.close()
         return self.channel.ended
-
-    def _end_others(self) -> None:
-        """The world stands still when its coordinator has ended, or somebody's code has raised; files stay open."""
-        with ExitStack() as stack:  # one that fails does not keep the others from it
-            for node, place in self.world.places.items():
-                if node != COORDINATOR and place.end is None:
-                    stack.callback(place.host.perform, End("finished"), self.world.now)
 
     def _member(self, node: Node) -> tuple[Linked, Host]:
         return machine(self._job, node), self._host(node)
@@ -84,13 +76,12 @@ class InlineRun:
     def _host(self, node: Node) -> Host:
         if node.role == "coordinator":
             return CoordinatorHost(self._job, self.channel, time.monotonic if self._step_s is None else None)
-        host = own_host(self._job, node)
-        return recorded(host, self._job, node) if node.role in ("shard", "replica") else host
+        return own_host(self._job, node)
 
 
 def own_host(job: Job, node: Node) -> Host:
-    """Of a shard, a replica or the evaluator, with a model of its own."""
+    """Of a shard, a replica or the evaluator, with a model of its own, and recorded if the run is."""
     if node.role == "shard":
-        return shard_host(job, node.index)
+        return recorded(shard_host(job, node.index), job, node)
     job = own_model(job)
-    return replica_host(job, node.index) if node.role == "replica" else EvaluatorHost(job)
+    return recorded(replica_host(job, node.index), job, node) if node.role == "replica" else EvaluatorHost(job)

@@ -5,11 +5,27 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 MAX_INT = 2**31 - 1
+
+
+OTHER_FILES = 256  # that a process has open, at most, beside those that it counts
+
+
+def may_open(count: int) -> bool:
+    """Whether this process may have so many files open, after its own limit was raised if it was too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return True
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        return False
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return True
 
 
 def die_with_parent(parent: int) -> None:

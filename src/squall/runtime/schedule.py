@@ -14,6 +14,7 @@ orderly end. A length of zero is the end; what lies behind it is a record that t
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
@@ -28,7 +29,7 @@ FORMAT = 2
 MAGIC = b"SQUALL\x00" + bytes((FORMAT,))
 HEAD = 3  # bytes before a record: length, checksum
 ESCAPE = 255
-FIRST_BYTES, AT_MOST_BYTES = 1 << 16, 1 << 22  # by which a file grows; the step doubles from the first on
+FIRST_BYTES, AT_MOST_BYTES = 1 << 12, 1 << 22  # by which a file grows; the step doubles from the first on
 
 APPLIED, DELIVERED, SAVED, COMPUTED, SKIPPED, CONTINUED, PUSHED, PREPARED, USED, ENDED = range(10)
 CALCULATED, ADDED, KEPT = range(10, 13)  # Sandblaster's
@@ -42,18 +43,19 @@ class Damaged(Exception):
 
 
 class Log:
-    """The schedule of one node, being written. When the disk is full it ends, with a warning; training goes on."""
+    """The schedule of one node, being written. When the disk is full it ends, with a warning; training goes on.
+
+    Between records only the mapping is held: a simulated run has hundreds of nodes in one process.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = -1
         self._memory: mmap.mmap | None = None
         self._size = 0  # bytes reserved
         self._at = len(MAGIC)  # where the next record goes
         self._check = 0
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            self._grow(0)
+            self._grow(0, os.O_CREAT | os.O_EXCL)
         except OSError as error:
             self._give_up(error)
         else:
@@ -88,13 +90,17 @@ class Log:
         self.add([ENDED])
         self._release()
 
-    def _grow(self, needed: int) -> None:
+    def _grow(self, needed: int, flags: int = 0) -> None:
         """Reserved, so that a full disk is an error here, and not a signal that kills at the next record."""
         size = self._size + max(needed, min(max(self._size, FIRST_BYTES), AT_MOST_BYTES))
-        os.posix_fallocate(self._file, 0, size)
-        if self._memory is not None:
-            self._memory.close()
-        self._memory = mmap.mmap(self._file, size)
+        file = os.open(self._path, os.O_RDWR | flags, 0o600)
+        try:
+            os.posix_fallocate(file, 0, size)
+            if self._memory is not None:
+                self._memory.close()
+            self._memory = mmap.mmap(file, size)
+        finally:
+            os.close(file)
         self._size = size
 
     def _give_up(self, error: OSError) -> None:
@@ -103,16 +109,13 @@ class Log:
         self._release()
 
     def _release(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-        if self._file >= 0:
-            try:
-                os.ftruncate(self._file, min(self._at, os.fstat(self._file).st_size))
-            finally:
-                os.close(self._file)
-                self._file = -1
         self._size = 0
+        if self._memory is None:
+            return
+        self._memory.close()
+        self._memory = None
+        with contextlib.suppress(OSError):  # somebody has removed it
+            os.truncate(self._path, self._at)
 
 
 def read(path: Path) -> Iterator[list[Any]]:

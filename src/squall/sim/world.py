@@ -10,6 +10,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from itertools import repeat
@@ -164,6 +165,13 @@ class World:
             if self.ended or not (self._queue or self._fronts) or (until is not None and until()):
                 return
             self.step()
+
+    def close(self) -> None:
+        """The world stands still: end what has not ended. Hosts hold files, and processes that load data."""
+        with ExitStack() as stack:  # one that fails does not keep the others from it
+            for node, place in self.places.items():
+                if node != COORDINATOR and place.end is None:
+                    stack.callback(place.host.perform, End("finished"), self.now)
 
     @property
     def lively(self) -> bool:

@@ -63,9 +63,12 @@ class Rehearsal:
     def run(self, watch: Callable[[float], None] = lambda now: None) -> None:
         """`watch` is told the virtual time now and then."""
         while True:
-            while self._world.lively:
-                self._world.run(at_most=WATCHED_EVENTS)
-                watch(self._world.now)
+            try:
+                while self._world.lively:
+                    self._world.run(at_most=WATCHED_EVENTS)
+                    watch(self._world.now)
+            finally:
+                self._world.close()
             if not self._crashed or not self._hopeful():
                 return
             self.restarts += 1

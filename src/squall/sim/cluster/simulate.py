@@ -22,12 +22,14 @@ from squall.protocol.coordinator import Coordinator
 from squall.protocol.core import COORDINATOR, Compute, End, GradientComputed, Machine, Node, UseWeights
 from squall.protocol.link import Linked
 from squall.run import Code, Run, TaskFunction, hold, new_directory, write_plan
+from squall.runtime import attempts
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.driver import Host
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, private_job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.optimizers import check_optimizers
+from squall.runtime.processes import may_open
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
@@ -72,6 +74,7 @@ def simulate(
         strategy: as of `fit`, except `SingleProcess`.
         cluster: as `Cluster.load` reads it, or as code makes it.
         gradients: "real": they are computed, and a run's directory is written, whose time axis is virtual time.
+            Where the system lets a process have too few files open for a schedule of each, there is no replay.
             "none": nothing is computed, so thousands of replicas are simulated in seconds; there are no metrics.
         epochs, steps, until, seed: as of `fit`.
         run_dir: where to keep the run of real gradients; a new directory under runs/ by default.
@@ -168,6 +171,8 @@ class _Simulation:
         published = self._sums.published
         restored = self._restored(published.number) if published is not None else None
         job = dataclasses.replace(self._job, restored=restored, plan=self._rest_of_plan(now, restored))
+        if self._real and may_open(len(nodes(job))):
+            job = attempts.begin(job)
 
         def member(node: Node) -> tuple[Linked | Machine, Host]:
             linked = machine(job, node)

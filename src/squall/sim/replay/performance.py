@@ -268,7 +268,7 @@ class Replay:
     @property
     def _shard_threads(self) -> int:
         """A shard's process has one thread."""
-        return self._job.plan.threads if self._job.plan.launcher == "inline" or self._lone else 1
+        return 1 if self._job.plan.launcher == "local" and not self._lone else self._job.plan.threads
 
     def _calculate(self, shard: ShardSide, calculated: Calculated) -> None:
         """An update if it moves the weights. In either case it is compared."""
