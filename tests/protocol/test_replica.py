@@ -152,6 +152,18 @@ def test_an_answer_that_comes_while_it_computes_is_reported_as_well() -> None:
     assert desk.reported == {1: 104}
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("batches", [1, 2, 3, 4, 5, 6])
+def test_the_last_batch_of_an_epoch_is_reported_with_the_push_that_brings_it(batches: int, overlap: bool) -> None:
+    desk = Desk(push_every=2, fetch_every=2, overlap=overlap).welcome().grant(batches).grant(100, epoch=1)
+    applied = -(-batches // 2)  # pushes, with the one that brings it
+    while desk.exchange is None or desk.exchange.clock < applied or desk.pending:
+        desk.step()
+    assert desk.reported.get(1) == 100 + batches * desk.replica.batch_size
+    for _ in range(20):
+        assert not desk.step().has(Progress), "the next ones wait until they are due"
+
+
 def test_many_short_leases_are_reported_before_shards_forget_them() -> None:
     desk = Desk(gathered=True).welcome().grant(1)
     reported = []

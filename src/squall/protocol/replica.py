@@ -7,6 +7,8 @@ next exchange instead. Between exchanges it may move its own weights by local SG
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from squall.protocol.core import (
@@ -76,11 +78,11 @@ class Replica:
     """States, told by what is set: no clock yet (joining); `_batch` (computing); `_missing` (exchanging)."""
 
     __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
-        "_active", "_answers", "_asked", "_basis", "_batch", "_computing_since", "_covers",
-        "_ended", "_epoch", "_examples", "_fetch_every", "_fetching", "_gradient", "_grants", "_idle", "_lease",
-        "_missing", "_next", "_paced_s", "_poisoned", "_push_every", "_pushed", "_pushed_work", "_report_at",
-        "_retried", "_since_fetch", "_since_push", "_starved", "_steps", "_stopping", "_tally", "_unreported",
-        "_versions", "_waiting_since", "_work_done", "batch_size", "cadence", "clock", "node", "pid", "shards",
+        "_active", "_answers", "_asked", "_basis", "_batch", "_computing_since", "_covers", "_ended", "_epoch",
+        "_examples", "_fetch_every", "_fetching", "_gradient", "_grants", "_idle", "_lease", "_missing", "_next",
+        "_paced_s", "_poisoned", "_push_every", "_pushed", "_pushed_work", "_report_at", "_report_from", "_retried",
+        "_since_fetch", "_since_push", "_starved", "_steps", "_stopping", "_tally", "_unreported", "_versions",
+        "_waiting_since", "_work_done", "batch_size", "cadence", "clock", "node", "pid", "shards",
     )  # fmt: skip
 
     wake_at: float | None = None
@@ -123,6 +125,7 @@ class Replica:
         self._ended = False
         self._tally = Tally()
         self._report_at = 0.0
+        self._report_from = math.inf  # clock of a push with the last of an epoch: the report behind it does not wait
         self._epoch = 0  # of the newest batch
         self._waiting_since = 0.0
 
@@ -225,9 +228,11 @@ class Replica:
         self._batch = batch = self._cut_batch()
         if batch.epoch != self._epoch:  # so that an epoch's evaluation does not wait for the next report
             self._epoch = batch.epoch
-            self._report_at = now
-            if self._unreported and not self._missing:
-                self._report(now, effects)
+            assert self.clock is not None
+            if self._missing or self._since_push:
+                self._report_from = self.clock + (self._since_push > 0)
+            else:
+                self._report(now, effects, at_once=True)
         self._retried = False
         self._computing_since = now
         effects.append(self._compute_effect(batch))
@@ -398,9 +403,13 @@ class Replica:
     def _report(self, now: float, effects: list[Effect], at_once: bool = False) -> None:
         if not self._unreported:
             return
-        if at_once or now >= self._report_at or len(self._unreported) >= REPORT_LEASES:
+        assert self.clock is not None
+        epoch_over = self.clock >= self._report_from
+        if at_once or epoch_over or now >= self._report_at or len(self._unreported) >= REPORT_LEASES:
             effects.append(Send(COORDINATOR, Progress(self._take_covers(), self._tally.take())))
             self._report_at = now + REPORT_EVERY_S
+            if epoch_over:
+                self._report_from = math.inf
 
     def _take_covers(self) -> tuple[Cover, ...]:
         covers, self._unreported = self._unreported, ()
