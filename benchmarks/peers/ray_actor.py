@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from benchmarks.peers import PeerUnavailable
 from benchmarks.peers.common import (
     EXCHANGE_LR,
+    SERVER_THREADS,
     FlatModel,
     Gate,
     OptimizerName,
@@ -189,5 +190,5 @@ def _exchange_work(rank: int, gate: Gate, elements: int, optimizer: OptimizerNam
     with _ray(1, elements, gate.folder):
         import ray
 
-        server = ray.remote(Server).remote(np.zeros_like(gradient), optimizer, EXCHANGE_LR, 1)
+        server = ray.remote(Server).remote(np.zeros_like(gradient), optimizer, EXCHANGE_LR, SERVER_THREADS)
         return median_seconds(lambda: _call(server, gradient), repeats)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -183,6 +184,8 @@ class _Rerun:
     def _attempt(self, path: Path, start: Start, after: Start | None) -> None:
         """Replay one attempt; `after` is the next one, which throws away what this did behind its snapshot."""
         code = load_code(path)
+        if "script" in code:
+            os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU must not touch it
         plan = self._here(code, start)
         perform = partial(self._perform, path, start, after, plan)
         if "script" in code:

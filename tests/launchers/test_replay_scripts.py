@@ -67,6 +67,7 @@ def lock_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of `script.py` beside it."""
     script = tmp_path_factory.mktemp("script") / "script.py"
     shutil.copy(SCRIPT, script)
+    shutil.copy(SCRIPT.with_name("drawn.py"), script.parent)
     return trained(script.parent, "--strategy", "synchronous", script=script)
 
 

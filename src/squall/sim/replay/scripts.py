@@ -16,7 +16,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -233,7 +233,7 @@ def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, Stage], None])
     """
     if not code["script"].is_file():
         raise ValueError(f"{code['script']} is there no more: put it back, as it was")
-    stage, failures = Stage(), list[Exception]()
+    stage, failures, known = Stage(), list[Exception](), set(sys.modules)
 
     def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
         try:
@@ -256,7 +256,16 @@ def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, Stage], None])
         _stop(stage, code["script"], f"it raised\n{traceback.format_exc()}")
     finally:
         stage.close()
+        _forget(sys.modules.keys() - known, code["script"].parent)
     _stop(stage, code["script"], "it ended")
+
+
+def _forget(modules: Iterable[str], beside: Path) -> None:
+    """The script's own modules begin anew with the next attempt, as they did in the run."""
+    for name in modules:
+        file = str(getattr(sys.modules[name], "__file__", None))
+        if file.startswith(f"{beside}{os.sep}") and "site-packages" not in file:
+            del sys.modules[name]
 
 
 def _stop(stage: Stage, script: Path, how: str) -> NoReturn:
