@@ -7,6 +7,7 @@ Floor: one pass of the fused optimizer over weights and gradient (SGD reads 8 an
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from functools import partial
 
 from benchmarks.peers import floor, ray_actor, rpc
@@ -17,6 +18,7 @@ from benchmarks.squall_exchange import exchange_seconds
 SIZES = {1_000: 2000, 1_000_000: 200, 10_000_000: 30, 50_000_000: 10}  # elements -> repeats
 FLOOR_BOUNDS = {1_000_000: 1.6, 10_000_000: 1.25, 50_000_000: 1.25}
 PEER_BOUNDS = {1_000: 4.0, 10_000_000: 3.0}
+THREADED = 10_000_000  # elements that are worth a second thread on the server, where its only replica waits
 
 
 def measure(repeats: int = 3) -> Section:
@@ -33,9 +35,14 @@ def measure(repeats: int = 3) -> Section:
 
 def _measure(section: Section, elements: int, optimizer: OptimizerName, count: int, repeats: int) -> None:
     print(f"exchange, {elements:,} elements, {optimizer}", flush=True)
-    kinds = {"squall": exchange_seconds, "floor": floor.exchange_seconds}
+    kinds: dict[str, Callable[..., float]] = {"squall": exchange_seconds, "floor": floor.exchange_seconds}
     if elements in PEER_BOUNDS:
         kinds |= {"torch RPC": rpc.exchange_seconds, "Ray actor": ray_actor.exchange_seconds}
+    if elements == THREADED:
+        kinds |= {
+            "squall, 2 threads": partial(exchange_seconds, shard_threads=2),
+            "Ray actor, 2 threads": partial(ray_actor.exchange_seconds, threads=2),
+        }
     found = rounds({name: partial(kind, elements, optimizer, count) for name, kind in kinds.items()}, repeats)
     ours = found["squall"]
     what, figure = f"{elements:,} elements, {optimizer}", _ms(ours)
@@ -48,6 +55,10 @@ def _measure(section: Section, elements: int, optimizer: OptimizerName, count: i
         if peer in found:
             ratio = median_ratio(found[peer], ours)
             section.at_least(what, figure, f"{peer} {_ms(found[peer])}", ratio, PEER_BOUNDS[elements])
+    if elements == THREADED:
+        mine, theirs = found["squall, 2 threads"], found["Ray actor, 2 threads"]
+        against, ratio = f"Ray actor, 2 threads {_ms(theirs)}", median_ratio(theirs, mine)
+        section.at_least(f"{what}, 2 threads", _ms(mine), against, ratio, PEER_BOUNDS[elements])
 
 
 def _ms(values: list[float]) -> str:

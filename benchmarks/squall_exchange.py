@@ -58,14 +58,14 @@ class _ReadyGradient(QuietHost):
         return None
 
 
-def _job(elements: int, optimizer: OptimizerName, repeats: int, directory: Path) -> Job:
+def _job(elements: int, optimizer: OptimizerName, repeats: int, shard_threads: int, directory: Path) -> Job:
     kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adagrad
     strategy = squall.Downpour(replicas=1, optimizer=partial(kind, lr=EXCHANGE_LR))
     data = torch.utils.data.TensorDataset(torch.zeros(repeats + WARM_UP + 1))
     task = squall.Task(
         model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1
     )
-    settings = squall.Settings(threads=1, snapshot_every_s=None, progress=False)
+    settings = squall.Settings(threads=1, shard_threads=shard_threads, snapshot_every_s=None, progress=False)
     plan = make_plan(strategy, settings, epochs=1, steps=None, until=None, seed=0, device="cpu")
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     arena = Arena.create(arena_shape(layout, strategy.recipe()), directory)
@@ -76,11 +76,13 @@ def _job(elements: int, optimizer: OptimizerName, repeats: int, directory: Path)
     )  # fmt: skip
 
 
-def exchange_seconds(elements: int, optimizer: OptimizerName, repeats: int, scheduled: bool = False) -> float:
+def exchange_seconds(
+    elements: int, optimizer: OptimizerName, repeats: int, scheduled: bool = False, shard_threads: int = 1
+) -> float:
     """Median seconds of one exchange with a real shard process; `scheduled`: with the schedule of both ends kept."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
-        job = _job(elements, optimizer, repeats, Path(folder))
+        job = _job(elements, optimizer, repeats, shard_threads, Path(folder))
         job = attempts.begin(job) if scheduled else job
         children = [_fork(job, node) for node in (COORDINATOR, SHARD)]
         host = _ReadyGradient()

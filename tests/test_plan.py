@@ -45,6 +45,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "another device": (lambda: plan(device="meta"), "replicas compute on 'cpu' or 'cuda'"),
     "no launcher": (lambda: Settings(launcher="cloud"), "launcher is 'cloud': use one of local, inline"),
     "no threads": (lambda: Settings(threads=0), "threads is 0: it must be at least 1"),
+    "no threads of a shard": (lambda: Settings(shard_threads=0), "shard_threads is 0: it must be at least 1"),
+    "threads where there are sums": (
+        lambda: plan(squall.Sandblaster(), Settings(shard_threads=2)), "Sandblaster forms sums on the shards",
+    ),
     "no time": (lambda: Settings(seconds=0.0), "seconds is 0.0: it must be positive"),
     "evaluate always": (lambda: Settings(evaluate_every_s=-1.0), "evaluate_every_s is -1.0: it must be positive"),
     "snapshot always": (lambda: Settings(snapshot_every_s=0), "snapshot_every_s is 0: it must be positive"),

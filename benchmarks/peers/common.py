@@ -37,7 +37,6 @@ from benchmarks.workloads import Workload
 WARM_UP_STEPS = 5
 MAX_EPOCHS = 500
 EXCHANGE_LR = 0.01
-SERVER_THREADS = len(os.sched_getaffinity(0))  # in an exchange, where the only replica waits: as Squall's shard has
 START_TIMEOUT_S = 120.0
 
 OptimizerName = Literal["sgd", "adagrad"]

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from benchmarks.peers import PeerUnavailable
 from benchmarks.peers.common import (
     EXCHANGE_LR,
-    SERVER_THREADS,
     FlatModel,
     Gate,
     OptimizerName,
@@ -57,13 +56,13 @@ def seconds_to_accuracy(workload: Workload, replicas: int, target: float = 0.97)
     return launch(_drive, 1, workload, replicas, 1, 0.0, 0.0, target)[0]
 
 
-def exchange_seconds(elements: int, optimizer: OptimizerName, repeats: int) -> float:
+def exchange_seconds(elements: int, optimizer: OptimizerName, repeats: int, threads: int = 1) -> float:
     """Median seconds to push a float32 gradient, apply it in the actor and hold the new weights.
 
     The weights are read in place in the object store, without a copy.
     """
     _check()
-    return launch(_exchange_work, 1, elements, optimizer, repeats)[0]
+    return launch(_exchange_work, 1, elements, optimizer, repeats, threads)[0]
 
 
 def _check() -> None:
@@ -185,10 +184,10 @@ def _drive(
         return float(ray.get(times[0]))
 
 
-def _exchange_work(rank: int, gate: Gate, elements: int, optimizer: OptimizerName, repeats: int) -> float:
+def _exchange_work(rank: int, gate: Gate, elements: int, optimizer: OptimizerName, repeats: int, threads: int) -> float:
     gradient = torch.randn(elements).numpy()
     with _ray(1, elements, gate.folder):
         import ray
 
-        server = ray.remote(Server).remote(np.zeros_like(gradient), optimizer, EXCHANGE_LR, SERVER_THREADS)
+        server = ray.remote(Server).remote(np.zeros_like(gradient), optimizer, EXCHANGE_LR, threads)
         return median_seconds(lambda: _call(server, gradient), repeats)

@@ -21,7 +21,6 @@ from torch.distributed import rpc
 from benchmarks.peers import PeerUnavailable
 from benchmarks.peers.common import (
     EXCHANGE_LR,
-    SERVER_THREADS,
     FlatModel,
     Gate,
     OptimizerName,
@@ -152,7 +151,6 @@ def _work(
 
 def _exchange_work(rank: int, gate: Gate, elements: int, optimizer: OptimizerName, repeats: int) -> float:
     if rank == SERVER:
-        torch.set_num_threads(SERVER_THREADS)
         return _serve(gate, 2, lambda: Server(torch.zeros(elements), optimizer, EXCHANGE_LR))
     gradient = torch.randn(elements)
     with _connected(rank, 2, gate):

@@ -313,6 +313,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of weights, data order, dropout (default: 0)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
     parser.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
+    parser.add_argument("--shard-threads", type=int, default=1, help="torch threads of a shard (default: 1)")
     parser.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
 
 

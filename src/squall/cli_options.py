@@ -198,6 +198,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return Settings(
         launcher=options.launcher,
         threads=options.threads,
+        shard_threads=options.shard_threads,
         seconds=options.seconds,
         evaluate_every_s=options.evaluate_every_s,
         snapshot_every_s=options.snapshot_every_s,

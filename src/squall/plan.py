@@ -33,6 +33,8 @@ class Settings:
     Args:
         launcher: "local" (processes on this machine) or "inline" (everything in this process, deterministic).
         threads: torch threads of each replica; None: the cores divided among the replicas.
+        shard_threads: torch threads of each shard. More than one make updates of millions of elements faster where
+            cores are idle while replicas wait, and far slower where they are not.
         seconds: end after so much training time.
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
         snapshot_every_s: seconds between snapshots; None: only at the end.
@@ -42,6 +44,7 @@ class Settings:
 
     launcher: str = "local"
     threads: int | None = None
+    shard_threads: int = 1
     seconds: float | None = None
     evaluate_every_s: float | None = None
     snapshot_every_s: float | None = 60.0
@@ -53,6 +56,8 @@ class Settings:
             raise ValueError(f"launcher is {self.launcher!r}: use one of {', '.join(LAUNCHERS)}")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads is {self.threads}: it must be at least 1, or None to divide the cores")
+        if self.shard_threads < 1:
+            raise ValueError(f"shard_threads is {self.shard_threads}: it must be at least 1")
         if self.slow is not None and not 0 < self.slow <= 1:
             raise ValueError(f"slow is {self.slow}: it must be above 0 and at most 1, such as 0.1")
         for name in ("seconds", "evaluate_every_s", "snapshot_every_s"):
@@ -80,6 +85,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_every_s: float | None
     progress: bool = True
     slow: float | None = None
+    shard_threads: int = 1
 
     def limits(self) -> Limits:
         return Limits(self.epochs, self.steps)
@@ -112,6 +118,11 @@ def make_plan(
     for name, value in (("epochs", epochs), ("steps", steps)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
+    if settings.shard_threads > 1 and (recipe.batch is not None or not recipe.elementwise):
+        raise ValueError(
+            f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
+            " bits depend on it: leave it out"
+        )
     target = parse_until(until) if until is not None else None
     if epochs is None and steps is None and settings.seconds is None and target is None and not recipe.converges:
         epochs = 1
@@ -122,6 +133,7 @@ def make_plan(
         until=target, seed=seed, device=device, threads=settings.threads or default_threads(recipe.replicas),
         launcher=settings.launcher, evaluate_every_s=settings.evaluate_every_s,
         snapshot_every_s=settings.snapshot_every_s, progress=settings.progress, slow=settings.slow,
+        shard_threads=settings.shard_threads,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from setproctitle import setproctitle
 from squall.launchers.line import Line
 from squall.protocol.core import COORDINATOR, End, Event, MemberLost, Node, StopRequested
 from squall.runtime.driver import Driver, Host
-from squall.runtime.hosts import EvaluatorHost, SlowedHost, replica_host, shard_host, shard_threads
+from squall.runtime.hosts import EvaluatorHost, SlowedHost, replica_host, shard_host
 from squall.runtime.job import Job
 from squall.runtime.machines import machine, nodes
 from squall.runtime.processes import keep_freed_memory, never_interrupt
@@ -60,7 +60,7 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     """Be one of the run's processes until its machine ends."""
     name_process(node, job)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(_threads(job, node))
+    torch.set_num_threads({"replica": job.plan.threads, "shard": job.plan.shard_threads}.get(node.role, 1))
     if node.role == "replica":
         keep_freed_memory()
     elif node.role == "shard" and job.layout.length >= UNHURRIED_ELEMENTS * job.recipe.shards:
@@ -72,12 +72,6 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
         Driver(machine(job, node), transport, make_host(job, node, line)).run()
     finally:
         transport.close()
-
-
-def _threads(job: Job, node: Node) -> int:
-    if node.role == "replica":
-        return job.plan.threads
-    return shard_threads(job, len(os.sched_getaffinity(0))) if node.role == "shard" else 1
 
 
 def transport_of(job: Job, node: Node, sockets: Path, line: Line | None) -> HostTransport:

@@ -33,8 +33,6 @@ from squall.runtime.snapshot import Snapshots
 from squall.runtime.store import Store
 from squall.runtime.vectors import VectorHost
 
-ELEMENTS_OF_A_THREAD = 500_000  # below that, to wake another thread costs what it saves
-
 
 class ReplicaHost(QuietHost):
     """A model, its batches, and its slot of the arena."""
@@ -82,19 +80,6 @@ def replica_host(job: Job, slot: int) -> ReplicaHost | PortionHost:
 
 def shard_host(job: Job, index: int) -> ShardHost | VectorHost:
     return ShardHost(job, index) if job.recipe.batch is None else VectorHost(job, index)
-
-
-def shard_threads(job: Job, cores: int) -> int:
-    """Threads of a shard's process: for a large vector the cores that replicas leave idle while it applies a push.
-
-    An elementwise update has the same bits whatever their number; sums would not.
-    """
-    recipe = job.recipe
-    if recipe.batch is not None or not recipe.elementwise:
-        return 1
-    waiting = 0 if recipe.overlap else recipe.replicas if recipe.gather == "mean" else 1
-    idle = cores - job.plan.threads * (recipe.replicas - waiting)
-    return max(1, min(idle // recipe.shards, job.layout.length // (recipe.shards * ELEMENTS_OF_A_THREAD)))
 
 
 class SlowedHost:
