@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from squall.cli_output import check_output
+from squall.launchers.environment import environment, is_script
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,7 +18,11 @@ if TYPE_CHECKING:
 
 def add_replay(commands: Any) -> None:
     """`commands` is what `add_subparsers` returns."""
-    parser = commands.add_parser("replay", help="recompute a run from its seed and its schedule, bit for bit")
+    parser = commands.add_parser(
+        "replay", help="recompute a run from its seed and its schedule, bit for bit",
+        description="Recompute a run from its seed and its schedule, bit for bit. A script is run again, up to the end"
+        " of its loop: what it writes until then it writes again, unless it looks at session.replayed.",
+    )  # fmt: skip
     parser.set_defaults(run=_replay)
     parser.add_argument(
         "run_dir",
@@ -40,13 +47,31 @@ def _replay(options: argparse.Namespace, local: object, commanded_at: float) -> 
     output = None if options.output is None else Path(options.output)
     if output is not None:
         check_output(output, options.force)
+    script = is_script(Path(options.run_dir))
+    if script and dict(os.environ) != environment():
+        _begin_anew(options)
     from squall.rerun import replay
 
-    done = replay(options.run_dir, until=options.until, check=options.check, around_nan=options.around_nan)
+    done = replay(
+        options.run_dir, until=options.until, check=options.check, around_nan=options.around_nan, own_process=script
+    )
     if output is not None:
         _save(done.model, output)
     answer = json.dumps(done.to_json_dict()) if options.json else str(done)
     return (0 if done.as_asked else 1), f"{answer}\n"
+
+
+def _begin_anew(options: argparse.Namespace) -> NoReturn:
+    """This process becomes what a script was run in: one that has imported nothing yet, in the same environment."""
+    flags = [f"--until={options.until}"] if options.until is not None else []
+    flags += [
+        f"--{name.replace('_', '-')}" for name in ("check", "around_nan", "force", "json") if getattr(options, name)
+    ]
+    flags += [f"--output={options.output}"] if options.output is not None else []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, "-m", "squall", "replay", *flags, "--", options.run_dir]
+    os.execve(sys.executable, command, environment())
 
 
 def _save(model: nn.Module, path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from squall.errors import SnapshotMismatch
+from squall.launchers.environment import is_script
 from squall.plan import Plan
 from squall.run import Code, ScriptCode, load_code
-from squall.runtime.attempts import Start, numbers, read_start, surroundings
+from squall.runtime import attempts
+from squall.runtime.attempts import Start, read_start, surroundings
 from squall.runtime.backward import resolve_device
 from squall.runtime.job import Job, private_job
 from squall.runtime.schedule import Damaged
@@ -52,6 +53,7 @@ class Replayed:
         seconds: that the replay took.
         checked: it was compared with the record.
         until: the update that was to be reached, if one was named.
+        strayed: a replica's script did something else than in the run, or its process was lost.
     """
 
     directory: Path
@@ -67,12 +69,11 @@ class Replayed:
     seconds: float
     checked: bool
     until: int | None
+    strayed: bool = False
 
     def __str__(self) -> str:
         lines = [f"{self.directory}: {self.updates} updates replayed in {self.seconds:.1f} s"]
-        lines += [
-            f"elsewhere: {difference}; the results may differ in their last bits" for difference in self.elsewhere
-        ]
+        lines += [f"elsewhere: {difference}; the results may differ" for difference in self.elsewhere]
         if self.stopped:
             lines.append(f"stopped: {self.stopped}")
         if self.nan is not None:
@@ -86,7 +87,7 @@ class Replayed:
     @property
     def as_asked(self) -> bool:
         """Nothing differs, and what was to be compared or reached was."""
-        if self.difference is not None:
+        if self.difference is not None or self.strayed:
             return False
         if self.checked and not self.fingerprints:
             return False
@@ -120,21 +121,25 @@ class Replayed:
 
 
 @chance_kept()
-def replay(run_dir: str | Path, *, until: int | None = None, check: bool = False, around_nan: bool = False) -> Replayed:
+def replay(
+    run_dir: str | Path, *, until: int | None = None, check: bool = False, around_nan: bool = False,
+    own_process: bool = False,
+) -> Replayed:  # fmt: skip
     """Recompute a run in this process, to the same weights bit for bit.
 
     That needs the same machine, torch version and number of threads; elsewhere the result says what differs, and the
     last bits may. The run's code is unpickled, as `resume` does: only of directories that you trust.
 
-    A script is run here until it joins, with what it prints on standard error, and its replicas are forked from this
-    process, which should therefore have no other threads and no GPU in use.
+    The run of a script is replayed by the command, `squall replay`, which has a process of its own.
 
     Args:
-        run_dir: of any run.
+        run_dir: of any run but a script's.
         until: stop when every shard has made so many updates.
         check: compare every update with the record, and the snapshots that are still there in whole; stop at the
             first difference.
         around_nan: stop at the first batch whose gradient was not finite.
+        own_process: this one is there for nothing else, and has the environment of a nursery. A script is run in it
+            until it joins, with what it prints on standard error, and its replicas are forked from it.
 
     Raises:
         ValueError: there is nothing to replay in this directory; it says why.
@@ -142,6 +147,8 @@ def replay(run_dir: str | Path, *, until: int | None = None, check: bool = False
     path, began = Path(run_dir), time.monotonic()
     if until is not None and until < 0:
         raise ValueError(f"until is {until}: it must be 0 or more updates")
+    if is_script(path) and not own_process:
+        raise ValueError(f"{path} is the run of a script: replay it by `squall replay {path}`")
     threads = torch.get_num_threads()
     try:
         rerun = _Rerun(path, until, check, around_nan)
@@ -163,6 +170,7 @@ class _Rerun:
         self._elsewhere: dict[str, None] = {}
         self._snapshots: dict[int, None] = {}
         self._fingerprints = 0
+        self._strayed = False
         self._job: Job
         self._observer: Observer | None = None  # of the attempt that was replayed last
 
@@ -176,6 +184,7 @@ class _Rerun:
                     return
         except (Damaged, SnapshotMismatch, Strayed) as error:
             self._notes.append(str(error))
+            self._strayed = isinstance(error, Strayed)
             if self._observer is None:
                 raise ValueError(f"{self._directory} cannot be replayed: {error}") from None
         if self._until is not None:
@@ -184,8 +193,6 @@ class _Rerun:
     def _attempt(self, path: Path, start: Start, after: Start | None) -> None:
         """Replay one attempt; `after` is the next one, which throws away what this did behind its snapshot."""
         code = load_code(path)
-        if "script" in code:
-            os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU must not touch it
         plan = self._here(code, start)
         perform = partial(self._perform, path, start, after, plan)
         if "script" in code:
@@ -210,20 +217,30 @@ class _Rerun:
             until = None
         dropped = after is not None and until is None  # what is done behind the snapshot, or all if there was none
         keep = after.snapshot if after is not None and dropped else None
-        self._observer = observer = Observer(
+        observer = Observer(
             self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep,
             newest=self._newest(path, after),
         )  # fmt: skip
         observer.replay = replay = Replay(job, path, observer, stage)
-        if not observer.begin():
-            replay.run()
-        self._fingerprints += observer.fingerprints
-        self._snapshots |= dict.fromkeys(observer.compared)
+        self._observer = observer
+        if stage is not None:
+            self._check_examples(replay)
+        try:
+            if not observer.begin():
+                replay.run()
+        finally:
+            self._fingerprints += observer.fingerprints
+            self._snapshots |= dict.fromkeys(observer.compared)
         self._base = None
         if keep is not None and len(observer.kept) == len(replay.shards):
             self._base = _restored(keep, job, replay, observer)  # what came behind it was thrown away
         elif replay.why and (keep is not None or not dropped):
             self._notes.append(replay.why)
+
+    def _check_examples(self, replay: Replay) -> None:
+        snapshots = Snapshots(self._directory)
+        if numbers := snapshots.numbers():
+            snapshots.manifest(numbers[-1]).check_examples(replay.examples)
 
     def _newest(self, path: Path, after: Start | None) -> float:
         """The last snapshot of an attempt; a later attempt gives the numbers above it again."""
@@ -262,12 +279,12 @@ class _Rerun:
             updates=min(versions), versions=versions, elsewhere=tuple(self._elsewhere),
             stopped="; ".join(self._notes), fingerprints=self._fingerprints, snapshots=tuple(self._snapshots),
             difference=observer.difference, nan=observer.nan, seconds=seconds, checked=self._check,
-            until=self._until,
+            until=self._until, strayed=self._strayed,
         )  # fmt: skip
 
 
 def _attempts(directory: Path) -> list[Path]:
-    found = [directory / "schedule" / str(number) for number in numbers(directory)]
+    found = [directory / "schedule" / str(number) for number in attempts.numbers(directory)]
     if found:
         return found
     load_code(directory)  # which says what is wrong with a directory of something else
@@ -276,10 +293,10 @@ def _attempts(directory: Path) -> list[Path]:
     )
 
 
-def _starts(attempts: list[Path], notes: list[str]) -> list[Start]:
+def _starts(paths: list[Path], notes: list[str]) -> list[Start]:
     """Up to the first that cannot be read; raises `Damaged` if none can."""
     starts: list[Start] = []
-    for path in attempts:
+    for path in paths:
         try:
             starts.append(read_start(path))
         except Damaged as damaged:

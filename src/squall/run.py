@@ -129,6 +129,8 @@ def hold(path: Path) -> Iterator[None]:
 def write_plan(path: Path, code: Code | ScriptCode, shipped: bytes | None = None) -> None:
     """run.json for people and reports; code.pickle (private), which is `code` shipped, for `resume`."""
     document = {"name": path.name, "plan": code["plan"], "versions": versions()}
+    if "script" in code:
+        document["script"] = str(code["script"])
     _replace(path / "run.json", msgspec.json.format(msgspec.json.encode(document)))
     _replace(path / "code.pickle", shipped if shipped is not None else ship(code))
 

@@ -31,6 +31,7 @@ class Side(Protocol):
 
     rank: int
     replicas: int
+    replayed: bool = False  # it was run before, and is only looked at
 
     def begin(self, task: Task, epochs: int) -> None:
         """Say what is trained on; called once."""
@@ -99,6 +100,11 @@ class Session:
     def is_leader(self) -> bool:
         """True in one replica: the one to print, draw and save."""
         return self.rank == 0
+
+    @property
+    def replayed(self) -> bool:
+        """True in a replay, which runs the script again up to the end of its loop: a time not to write files."""
+        return self._side.replayed
 
     def batches(
         self, dataset: Dataset[Any], batch_size: int = 64, epochs: int = 1, *, shuffle: bool = True, **loader: Any
@@ -229,6 +235,7 @@ class Alone:
 
     rank = 0
     replicas = 1
+    replayed = False
 
     def __init__(self, optimizer: OptimizerFactory) -> None:
         self._factory = optimizer

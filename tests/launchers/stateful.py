@@ -3,6 +3,7 @@
 With dropout, BatchNorm whose momentum counts batches, augmentation, and a process that loads data.
 """
 
+import asyncio
 import os
 import sys
 from functools import partial
@@ -35,13 +36,15 @@ model = nn.Sequential(nn.Linear(6, 1000), nn.BatchNorm1d(1000, momentum=None), n
 if "NO_JOIN" in os.environ:
     raise SystemExit
 session = squall.join(model, optimizer=partial(torch.optim.SGD, lr=0.001, momentum=0.9))
-if change("RAISE"):
+if os.environ.get("RAISE") == str(session.rank):
     raise KeyError("before the loop")
 mean = 1.0
 for number, (x, y) in enumerate(session.batches(data, batch_size=20, epochs=epochs, num_workers=1), start=1):
     error = (model(x) - y).square().mean()
     mean = 0.9 * mean + 0.1 * error.item()
     loss = error / max(mean, 0.1) + 1e-4 * torch.rand(()) * number / (1 + session.rank) * model[3].weight.square().sum()
+    if number == change("CANCEL_AT"):
+        raise asyncio.CancelledError("not an Exception")
     if number == change("NAN_AT"):
         loss = loss * float("nan")
     loss.backward()

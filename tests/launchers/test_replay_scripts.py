@@ -105,8 +105,9 @@ def test_every_replica_has_a_loop_of_its_own(strategy: str, tmp_path: Path) -> N
 def test_a_replica_that_was_killed_and_a_run_that_was_resumed(resumed: Path) -> None:
     for name in ("0/replica-1.1", "1/replica-1.0"):
         assert (resumed / "schedule" / name).exists()
-    found = squall.replay(resumed, check=True)
-    assert found.as_asked, str(found)
+    status, out, err = replayed(resumed, "--check")
+    assert status == 0, out + err
+    assert "the same, bit for bit" in out
 
 
 def test_a_replay_that_is_interrupted_leaves_no_process(resumed: Path) -> None:
@@ -116,14 +117,15 @@ def test_a_replay_that_is_interrupted_leaves_no_process(resumed: Path) -> None:
     finally:
         os.kill(replay.process.pid, signal.SIGINT)
         status, out, _ = replay.finish()
-    assert status != 0, out
+    assert status == 130, out
     assert replay.gone()
 
 
 def test_the_batch_that_made_a_nan_is_watched_in_its_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAN_AT", "4")
-    directory = trained(tmp_path)
-    assert squall.replay(directory, check=True).as_asked
+    directory = trained(tmp_path, "--strategy", "synchronous")
+    status, out, err = replayed(directory, "--check")
+    assert status == 0, out + err
     status, out, err = replayed(directory, "--around-nan", "--json")
     assert status == 0, err
     found = json.loads(out)["nan"]
@@ -133,37 +135,68 @@ def test_the_batch_that_made_a_nan_is_watched_in_its_replica(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "value", "message"),
     [
-        ("BREAK_AT", "what it did in replica-1.0: it left its loop, or raised, before it had stepped examples"),
-        ("RAISE", "KeyError: 'before the loop'"),
-        ("NAN_AT", "the gradient was finite in the run, and is not finite here"),
+        ("BREAK_AT", 3, "what it did in replica-1.0: it left its loop, or raised, before it had stepped examples"),
+        ("CANCEL_AT", 3, "what it did in replica-1.0: it left its loop, or raised, before it had stepped examples"),
+        ("RAISE", 1, "KeyError: 'before the loop'"),
+        ("RAISE", 0, "KeyError: 'before the loop'"),
+        ("NAN_AT", 3, "the gradient was finite in the run, and is not finite here"),
     ],
 )
 def test_a_script_that_does_something_else_now_is_told_of(
-    change: str, message: str, lock_step: Path, monkeypatch: pytest.MonkeyPatch
+    change: str, value: int, message: str, lock_step: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(change, "3")
-    found = squall.replay(lock_step, check=True)
-    assert message in str(found)
-    assert not found.as_asked
+    monkeypatch.setenv(change, str(value))
+    status, out, err = replayed(lock_step)
+    assert (status, out.count("replayed in") <= 1) == (1, True), out + err
+    assert message in out + err
 
 
 def test_a_script_that_was_changed_is_told_of_and_one_that_is_gone_refused(
     lock_step: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert squall.replay(lock_step, check=True).elsewhere == ()
+    status, out, err = replayed(lock_step, "--check")
+    assert (status, "elsewhere" in out) == (0, False), out + err
+    with pytest.raises(ValueError, match=r"is the run of a script: replay it by `squall replay"):
+        squall.replay(lock_step)
     script = lock_step.parent / "script.py"
     try:
         script.write_text(SCRIPT.read_text() + "# a remark, which changes no number\n")
-        found = squall.replay(lock_step, check=True)
-        assert found.as_asked
-        assert "elsewhere: the script is " in str(found)
+        status, out, err = replayed(lock_step, "--check")
+        assert status == 0, out + err
+        assert "elsewhere: the script is " in out
         monkeypatch.setenv("NO_JOIN", "1")
-        with pytest.raises(ValueError, match=r"does not come to squall\.join any more: it ended"):
-            squall.replay(lock_step)
+        status, out, err = replayed(lock_step)
+        assert (status, "does not come to squall.join any more: it ended" in err) == (1, True), out + err
         script.unlink()
-        with pytest.raises(ValueError, match="is there no more: put it back"):
-            squall.replay(lock_step)
+        status, out, err = replayed(lock_step)
+        assert (status, "is there no more: put it back" in err) == (1, True), out + err
     finally:
         shutil.copy(SCRIPT, script)
+
+
+def test_a_loop_that_stops_by_its_own_count_is_replayed_and_its_script_can_know(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(COUNTS)
+    run = Started(tmp_path / "counted-run", "run", "--run-dir", str(tmp_path / "counted-run"), str(script))
+    status, _, err = run.finish()
+    assert status == 0, err
+    status, out, err = replayed(run.directory, "--check")
+    assert status == 0, out + err
+    assert sorted((tmp_path / "behind").read_text().split()) == ["False"] * 2 + ["True"] * 2
+
+
+COUNTS = """
+import itertools, pathlib, sys, torch, squall
+model = torch.nn.Linear(6, 1)
+session = squall.join(model)
+held = [session.batches(torch.utils.data.TensorDataset(torch.randn(640, 6)), batch_size=16, epochs=100)]
+held.append(held)  # a cycle, as frameworks have them
+for batch in itertools.islice(held[0], 20):
+    loss = model(batch[0]).square().mean()
+    loss.backward()
+    session.step(loss)
+with pathlib.Path(__file__).with_name("behind").open("a") as file:
+    print(session.replayed, file=file)
+"""

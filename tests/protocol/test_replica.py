@@ -164,6 +164,21 @@ def test_the_last_batch_of_an_epoch_is_reported_with_the_push_that_brings_it(bat
         assert not desk.step().has(Progress), "the next ones wait until they are due"
 
 
+def test_epochs_shorter_than_a_push_are_reported_with_every_push() -> None:
+    """With overlap the next push is under way when the answer to the last one comes."""
+    desk = Desk(push_every=2, fetch_every=2, overlap=True).welcome()
+    for epoch in range(24):
+        desk.grant(1, epoch=epoch)
+    reports = []
+    while len(reports) < 8:
+        pending, clock = desk.pending, desk.exchange.clock if desk.exchange is not None else 0
+        desk.computed() if desk.computing else desk.answer()
+        if desk.has(Progress):
+            assert pending
+            reports.append(clock)
+    assert reports == list(range(reports[0], reports[0] + 8))
+
+
 def test_many_short_leases_are_reported_before_shards_forget_them() -> None:
     desk = Desk(gathered=True).welcome().grant(1)
     reported = []

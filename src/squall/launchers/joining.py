@@ -21,10 +21,6 @@ from squall.task import OptimizerFactory, Task
 Join = Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], Side]
 
 
-class RunOver(SystemExit):
-    """In a replica's script: the run has ended, and not well. The launching process says why."""
-
-
 class Over(BaseException):
     """In the process whose forks are the replicas: all is over, and the script does not go on here."""
 
@@ -57,7 +53,7 @@ def run_file(path: Path, arguments: Sequence[str], seed: int, join: Join) -> Non
     try:
         runpy.run_path(str(path), run_name="__main__")
     except SystemExit as exit_:
-        if isinstance(exit_, RunOver) or exit_.code not in (None, 0):
+        if exit_.code not in (None, 0):
             raise
     finally:
         sys.argv, sys.path, squall.session.launched = before

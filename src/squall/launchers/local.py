@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 
 from squall.errors import ProcessLost, SquallError, TaskError
+from squall.launchers.environment import environment
 from squall.launchers.line import Line
 from squall.protocol.core import COORDINATOR, End, Node
 from squall.shipping import ship
@@ -27,13 +28,11 @@ class LocalRun:
     def __init__(self) -> None:
         self._sockets = tempfile.mkdtemp(prefix="squall-")  # mode 0700
         mine, theirs = socket.socketpair()
-        # The nursery forks: no thread pools before that (roles set their own), and to ask for a GPU must not touch it.
         self._environment = dict(os.environ)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, env=environment,
+                pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, env=environment(),
             )  # fmt: skip
         self._line = Line(Connection(mine.detach()))
         self._launched = False

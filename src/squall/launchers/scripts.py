@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from squall.errors import SnapshotMismatch, TaskError
-from squall.launchers.joining import Counted, Over, RunOver, chosen, joined_task, run_file
+from squall.launchers.joining import Counted, Over, chosen, joined_task, run_file
 from squall.launchers.line import Line
 from squall.launchers.nursery import DONE, RAISED, Child, Nursery, build_job, warn_of_threads
 from squall.launchers.roles import name_process, transport_of
@@ -42,6 +42,10 @@ from squall.runtime.recording import RecordedReplica, recorded
 from squall.runtime.snapshot import Snapshots
 from squall.session import Side
 from squall.task import Batch, OptimizerFactory, Task
+
+
+class RunOver(SystemExit):
+    """In a replica's script: the run has ended, and not well. The launching process says why."""
 
 
 class _Forked(BaseException):

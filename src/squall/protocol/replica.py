@@ -230,7 +230,7 @@ class Replica:
             self._epoch = batch.epoch
             assert self.clock is not None
             if self._missing or self._since_push:
-                self._report_from = self.clock + (self._since_push > 0)
+                self._report_from = min(self._report_from, self.clock + (self._since_push > 0))
             else:
                 self._report(now, effects, at_once=True)
         self._retried = False

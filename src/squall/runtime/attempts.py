@@ -51,6 +51,7 @@ def surroundings(threads: int, script: Path | None = None) -> dict[str, str]:
     }
     if script is not None:
         found["the script"] = _digest(script)
+        found["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED", "")
     return found
 
 

@@ -13,7 +13,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 MAX_INT = 2**31 - 1
 
 
-OTHER_FILES = 256  # that a process has open, at most, beside those that it counts
+OTHER_FILES = 256  # room for what a process has open beside those that it counts
 
 
 def may_open(count: int) -> bool:

@@ -45,7 +45,7 @@ class Damaged(Exception):
 class Log:
     """The schedule of one node, being written. When the disk is full it ends, with a warning; training goes on.
 
-    Between records only the mapping is held: a simulated run has hundreds of nodes in one process.
+    A mapping holds a descriptor of its own, and no other is held: a simulated run has hundreds of nodes in one process.
     """
 
     def __init__(self, path: Path) -> None:

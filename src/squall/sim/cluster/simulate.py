@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
@@ -173,6 +174,9 @@ class _Simulation:
         job = dataclasses.replace(self._job, restored=restored, plan=self._rest_of_plan(now, restored))
         if self._real and may_open(len(nodes(job))):
             job = attempts.begin(job)
+        elif self._real and published is None:
+            reason = f"this process may not open {len(nodes(job)):,} files more (ulimit -n)"
+            sys.stderr.write(f"squall: warning: {reason}: there will be no replay\n")
 
         def member(node: Node) -> tuple[Linked | Machine, Host]:
             linked = machine(job, node)

@@ -1,4 +1,4 @@
-"""A recorded training carried out again, in one process: the schedules of its nodes on the hosts that trained it.
+"""A recorded training carried out again, one step at a time: the schedules of its nodes on the hosts that trained it.
 
 Every node's records are performed in their order. What orders them between nodes is what ordered them in the run:
 
@@ -49,7 +49,7 @@ from squall.runtime.records import (
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
-from squall.sim.replay.scripts import Stage
+from squall.sim.replay.scripts import ScriptHost, Stage
 from squall.sim.replay.sides import Replica, ReplicaSide, ShardSide, Side
 
 PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
@@ -105,6 +105,11 @@ class Replay:
         finally:
             for replica in self.replicas.values():
                 self._close(replica)
+
+    @property
+    def examples(self) -> int:
+        """In an epoch."""
+        return self._job.task.examples
 
     @property
     def why(self) -> str:
@@ -180,8 +185,13 @@ class Replay:
     def _begin(self, replica: ReplicaSide) -> None:
         replica.begun = True
         replica.host = self._host(replica.node)
-        if self._job.task.loader.get("num_workers", 0):
+        if replica.host.began.workers if isinstance(replica.host, ScriptHost) else self._loader_workers:
             self._announce(replica)
+
+    @property
+    def _loader_workers(self) -> int:
+        workers: int = self._job.task.loader.get("num_workers", 0)
+        return workers
 
     def _host(self, node: Node) -> Replica:
         if self._stage is not None:

@@ -1,10 +1,11 @@
 """The replay of a script's run: the script once more, with recorded batches in its loop.
 
-The loop is the user's, and may keep anything from batch to batch, so every process of the run is a process again. The
-script runs once until it joins; there the replay begins, and forks a process per replica when that has its first
-record to perform. In it `join` returns, and `session.batches` hands out what the schedule says. Only one process ever
-does something: the replay sends an effect, and waits for what comes of it. When a replica has no more records its
-process is killed, so nothing behind the loop is done again.
+The loop is the user's, and may keep anything from batch to batch, so every replica is a process again. The script runs
+once until it joins; there the replay begins, and forks a process per replica when that has its first record to perform.
+In it `join` returns, and `session.batches` hands out what the schedule says. From its first batch on a replica and the
+replay take turns: the replay sends an effect, and waits for what comes of it. When a replica has no more records its
+process is killed, as it asks for another batch. A loop that stops by its own count asks for none: what is behind it is
+begun again, unless the script looks at `session.replayed`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import random
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from multiprocessing.connection import Connection, Pipe
+from functools import cached_property
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import cloudpickle
+import numpy as np
 import torch
 from setproctitle import setproctitle
 from torch import nn
@@ -29,9 +33,11 @@ from torch import nn
 from squall.launchers.joining import Counted, Over, chosen, joined_task, run_file
 from squall.protocol.core import Compute, Effect, End, Event, GradientComputed, Node
 from squall.run import ScriptCode
+from squall.runtime.compute import Gradients
 from squall.runtime.driver import QuietHost
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
+from squall.runtime.local import LocalTraining
 from squall.runtime.processes import die_with_parent
 from squall.session import Side
 from squall.sim.replay.nonfinite import Examination, NonFiniteBatch
@@ -73,8 +79,14 @@ class ScriptHost(QuietHost):
     def __init__(self, node: Node, pid: int, pipe: Connection) -> None:
         self._node = node
         self._pid = pid
+        self._handle = os.pidfd_open(pid)  # readable when the process has ended, whoever else holds its pipe
         self._pipe = pipe
-        self.began: _Began = self._answer()
+
+    @cached_property
+    def began(self) -> _Began:
+        """Waits until the script has called `session.batches`. Raises `Strayed`."""
+        found: _Began = self._answer()
+        return found
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if isinstance(effect, End):
@@ -89,14 +101,16 @@ class ScriptHost(QuietHost):
 
     def abandon(self) -> None:
         """In a process that was forked later: it is not the one to close this."""
-        self._pipe.close()
+        if not self._pipe.closed:
+            self._pipe.close()
+            os.close(self._handle)
 
     def close(self) -> None:
-        """The process does no more. May be called again."""
+        """The process does no more, nor does any that it has started. May be called again."""
         if self._pipe.closed:
             return
-        self._pipe.close()
-        os.kill(self._pid, signal.SIGKILL)
+        self.abandon()
+        os.killpg(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
     def _ask(self, order: Effect | _Examine) -> Any:
@@ -105,10 +119,14 @@ class ScriptHost(QuietHost):
         return self._answer()
 
     def _answer(self) -> Any:
+        wait([self._pipe, self._handle])
         try:
+            if not self._pipe.poll():
+                raise EOFError
             answer = cloudpickle.loads(self._pipe.recv_bytes())  # from a process that this one has forked
         except (EOFError, ConnectionResetError):
-            answer = _Ended("its process was lost")
+            self.close()
+            raise Strayed(f"the process of {self._node} was lost") from None
         if isinstance(answer, _Ended):
             self.close()
             raise Strayed(f"the script does not do what it did in {self._node}: {answer.how}")
@@ -118,13 +136,15 @@ class ScriptHost(QuietHost):
 class _Replica(Side):
     """What stands behind the session of a replica's process."""
 
+    replayed = True
+
     def __init__(self, job: Job, node: Node, pipe: Connection) -> None:
         self.rank = node.index
         self.replicas = job.recipe.replicas
         self._job = job
         self._node = node
         self._pipe = pipe
-        self._host: ReplicaHost
+        self._host: ReplicaHost | None = None  # None: not begun
         self._batch: Compute | None = None  # handed out, and not stepped
         self._watched = False  # that batch is examined
         self._examination: Examination | None = None
@@ -133,6 +153,11 @@ class _Replica(Side):
     def begin(self, task: Task, epochs: int) -> None:
         self._host = ReplicaHost(dataclasses.replace(self._job, task=task), self.rank)
         self._say(_Began(task.examples, task.batch_size, task.loader.get("num_workers", 0)))
+
+    @property
+    def _training(self) -> Gradients | LocalTraining:
+        assert self._host is not None
+        return self._host.training
 
     def next(self) -> Compute:
         """What the script does behind its step still belongs to the batch, so what came of it is said here."""
@@ -148,10 +173,11 @@ class _Replica(Side):
                 self._watched = isinstance(order, _Examine)
                 self._batch = order.batch if isinstance(order, _Examine) else order
                 return self._batch
+            assert self._host is not None
             self._say(self._host.perform(order, 0.0))
 
     def load(self, effect: Compute) -> Batch:
-        backward = self._host.training.backward
+        backward = self._training.backward
         batch = backward.load(effect)
         if self._watched:
             self._examination = Examination(self._node, effect, backward, batch)
@@ -162,13 +188,15 @@ class _Replica(Side):
         if self._examination is not None:
             self._found = self._examination.end(loss)
         else:
-            self._found = self._host.training.accept(effect, loss, started)
+            self._found = self._training.accept(effect, loss, started)
 
     def log(self, values: Mapping[str, float]) -> None:
         pass
 
     def leave(self) -> None:
         """What the replica still performed behind its last batch is performed here; another batch is not wanted."""
+        if self._host is None:
+            self.end("it ended without training")
         batch = self.next() if self._batch is None else self._batch
         where = f"examples {batch.start} to {batch.stop} of epoch {batch.epoch}"
         self.end(f"it left its loop, or raised, before it had stepped {where}")
@@ -187,6 +215,7 @@ class Stage:
 
     def __init__(self) -> None:
         self._hosts: dict[Node, ScriptHost] = {}
+        self._chance = random.getstate(), np.random.get_state(), torch.get_rng_state()  # where the script has joined
         self.replica: _Replica | None = None  # set in a replica's process
 
     def host(self, job: Job, node: Node) -> ScriptHost:
@@ -197,9 +226,8 @@ class Stage:
 
     def told(self, job: Job, node: Node) -> Job:
         """The job with what a replica's script says that it trains on."""
-        examples, batch_size, workers = self.host(job, node).began
-        loader = {"num_workers": workers}
-        task = dataclasses.replace(job.task, train=Counted(examples), batch_size=batch_size, loader=loader)
+        began = self.host(job, node).began
+        task = dataclasses.replace(job.task, train=Counted(began.examples), batch_size=began.batch_size)
         return dataclasses.replace(job, task=task)
 
     def close(self) -> None:
@@ -214,15 +242,24 @@ class Stage:
         pid = os.fork()
         if pid:
             theirs.close()
+            with contextlib.suppress(OSError):  # it has done so itself
+                os.setpgid(pid, pid)
             return ScriptHost(node, pid, mine)
-        die_with_parent(parent)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C means the replay
-        mine.close()
-        for host in self._hosts.values():
-            host.abandon()
-        setproctitle(f"squall replica {node.index} of the replay of {job.directory.name}")
-        torch.set_num_threads(job.plan.threads)
-        self.replica = _Replica(job, node, theirs)
+        try:
+            os.setpgid(0, 0)
+            die_with_parent(parent)
+            mine.close()
+            for host in self._hosts.values():
+                host.abandon()
+            setproctitle(f"squall replica {node.index} of the replay of {job.directory.name}")
+            torch.set_num_threads(job.plan.threads)
+            random.setstate(self._chance[0])
+            np.random.set_state(self._chance[1])
+            torch.set_rng_state(self._chance[2])
+            self.replica = _Replica(job, node, theirs)
+        except BaseException:  # this process never returns into the replay's own code
+            traceback.print_exc()
+            os._exit(1)
         raise _Forked
 
 
@@ -233,31 +270,42 @@ def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, Stage], None])
     """
     if not code["script"].is_file():
         raise ValueError(f"{code['script']} is there no more: put it back, as it was")
-    stage, failures, known = Stage(), list[Exception](), set(sys.modules)
+    known = set(sys.modules)
+    stages: list[Stage] = []  # one, when the script has joined
+    failures: list[BaseException] = []
 
     def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
+        stages.append(stage := Stage())
         try:
             perform(chosen(code["strategy"], optimizer, code["optimizer_chosen"]), joined_task(model, options), stage)
         except _Forked:
             assert stage.replica is not None
             return stage.replica
-        except Exception as error:
+        except BaseException as error:  # the user's code has nothing to do with it
             failures.append(error)
         raise Over
 
+    ended: BaseException | None = None
     try:
         with contextlib.redirect_stdout(sys.stderr):
             run_file(code["script"], code["arguments"], code["plan"].seed, join)
-    except Over:
-        if failures:
-            raise failures[0] from None
-        return
-    except (Exception, SystemExit):
-        _stop(stage, code["script"], f"it raised\n{traceback.format_exc()}")
-    finally:
+    except BaseException as error:  # a replica's process never returns into the replay's own code
+        ended = error
+    story = "it ended" if ended is None else f"it raised\n{''.join(traceback.format_exception(ended))}"
+    stage = stages[0] if stages else None
+    if stage is not None and stage.replica is not None:
+        if ended is None:
+            stage.replica.leave()
+        stage.replica.end(story)
+    if stage is not None:
         stage.close()
-        _forget(sys.modules.keys() - known, code["script"].parent)
-    _stop(stage, code["script"], "it ended")
+    _forget(sys.modules.keys() - known, code["script"].parent)
+    if failures:
+        raise failures[0]
+    if stage is None:
+        if isinstance(ended, KeyboardInterrupt):
+            raise ended
+        raise ValueError(f"{code['script']} does not come to squall.join any more: {story}")
 
 
 def _forget(modules: Iterable[str], beside: Path) -> None:
@@ -266,10 +314,3 @@ def _forget(modules: Iterable[str], beside: Path) -> None:
         file = str(getattr(sys.modules[name], "__file__", None))
         if file.startswith(f"{beside}{os.sep}") and "site-packages" not in file:
             del sys.modules[name]
-
-
-def _stop(stage: Stage, script: Path, how: str) -> NoReturn:
-    """The script has come to its end, in one of its processes."""
-    if stage.replica is not None:
-        stage.replica.end(how)
-    raise ValueError(f"{script} does not come to squall.join any more: {how}")
