@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from squall.cli_measure import add_measure
 from squall.cli_plan import add_plan
-from squall.cli_replay import add_replay
+from squall.cli_replay import add_replay, begin_anew
 from squall.cli_simulate import add_simulate
 from squall.version import __version__
 
@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commanded_at = _process_started_at()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if arguments[:1] == ["replay"]:
+            begin_anew(arguments)
         with _prints_to_stderr("--json" in arguments), warnings.catch_warnings():
             warnings.showwarning = _warn
             status, output = _parse_and_run(arguments, commanded_at)

@@ -6,14 +6,23 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from squall.cli_output import check_output
 from squall.launchers.environment import environment, is_script
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+def begin_anew(arguments: Sequence[str]) -> None:
+    """For a script become what it was run in: a process that has imported nothing yet, in the same environment."""
+    if dict(os.environ) != environment() and any(is_script(Path(argument)) for argument in arguments):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(sys.executable, [sys.executable, "-m", "squall", *arguments], environment())
 
 
 def add_replay(commands: Any) -> None:
@@ -48,8 +57,6 @@ def _replay(options: argparse.Namespace, local: object, commanded_at: float) -> 
     if output is not None:
         check_output(output, options.force)
     script = is_script(Path(options.run_dir))
-    if script and dict(os.environ) != environment():
-        _begin_anew(options)
     from squall.rerun import replay
 
     done = replay(
@@ -59,19 +66,6 @@ def _replay(options: argparse.Namespace, local: object, commanded_at: float) -> 
         _save(done.model, output)
     answer = json.dumps(done.to_json_dict()) if options.json else str(done)
     return (0 if done.as_asked else 1), f"{answer}\n"
-
-
-def _begin_anew(options: argparse.Namespace) -> NoReturn:
-    """This process becomes what a script was run in: one that has imported nothing yet, in the same environment."""
-    flags = [f"--until={options.until}"] if options.until is not None else []
-    flags += [
-        f"--{name.replace('_', '-')}" for name in ("check", "around_nan", "force", "json") if getattr(options, name)
-    ]
-    flags += [f"--output={options.output}"] if options.output is not None else []
-    sys.stdout.flush()
-    sys.stderr.flush()
-    command = [sys.executable, "-m", "squall", "replay", *flags, "--", options.run_dir]
-    os.execve(sys.executable, command, environment())
 
 
 def _save(model: nn.Module, path: Path) -> None:

