@@ -116,8 +116,8 @@ def test_a_replay_that_is_interrupted_leaves_no_process(resumed: Path) -> None:
         wait_for(replay.processes, 60, "its replicas")
     finally:
         os.kill(replay.process.pid, signal.SIGINT)
-        status, out, _ = replay.finish()
-    assert status == 130, out
+        status, out, err = replay.finish()
+    assert status == 130, out + err
     assert replay.gone()
 
 

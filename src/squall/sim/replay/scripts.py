@@ -110,7 +110,8 @@ class ScriptHost(QuietHost):
         if self._pipe.closed:
             return
         self.abandon()
-        os.killpg(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
     def _ask(self, order: Effect | _Examine) -> Any:
@@ -167,7 +168,7 @@ class _Replica(Side):
         while True:
             try:
                 order = pickle.loads(self._pipe.recv_bytes())  # from the process that forked this one
-            except EOFError:
+            except (EOFError, OSError):  # the replay is over
                 os._exit(0)
             if isinstance(order, Compute | _Examine):
                 self._watched = isinstance(order, _Examine)
@@ -294,9 +295,12 @@ def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, Stage], None])
     story = "it ended" if ended is None else f"it raised\n{''.join(traceback.format_exception(ended))}"
     stage = stages[0] if stages else None
     if stage is not None and stage.replica is not None:
-        if ended is None:
-            stage.replica.leave()
-        stage.replica.end(story)
+        try:
+            if ended is None:
+                stage.replica.leave()
+            stage.replica.end(story)
+        finally:
+            os._exit(1)
     if stage is not None:
         stage.close()
     _forget(sys.modules.keys() - known, code["script"].parent)
