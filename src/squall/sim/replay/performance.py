@@ -277,7 +277,7 @@ class Replay:
 
     @property
     def _shard_threads(self) -> int:
-        """A shard's process has one thread."""
+        """One for a shard's process, whatever it had: no bit of an update by element depends on it."""
         return 1 if self._job.plan.launcher == "local" and not self._lone else self._job.plan.threads
 
     def _calculate(self, shard: ShardSide, calculated: Calculated) -> None:
