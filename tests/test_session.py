@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import squall
 from squall.protocol.core import Compute
-from squall.session import Session, Side
+from squall.session import Session
+from squall.side import Side
 from squall.task import Batch, Task
 from tests.tasks import mean_square, numbers, plain
 

@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
+from squall.alone import Alone
 from squall.protocol.core import Compute
-from squall.runtime.backward import Backward
 from squall.runtime.evaluate import evaluate
-from squall.runtime.job import initial_vector
-from squall.runtime.optimizers import build_optimizer
+from squall.session_optimizer import SessionOptimizer
+from squall.side import Side
 from squall.strategies.base import default_optimizer
 from squall.task import Batch, OptimizerFactory, Task, check_data
-from squall.vector import Layout
 
 Metric = Callable[[nn.Module, Batch], Tensor]
-
-
-class Side(Protocol):
-    """What stands behind a session: one replica of a run, or the script alone."""
-
-    rank: int
-    replicas: int
-    replayed: bool = False  # it was run before, and is only looked at
-
-    def begin(self, task: Task, epochs: int) -> None:
-        """Say what is trained on; called once."""
-
-    def next(self) -> Compute | None:
-        """The next batch to compute on; None when the training is over."""
-
-    def load(self, effect: Compute) -> Batch: ...
-
-    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
-        """The fresh gradients of that batch are in the parameters' `grad`; its loss may not be known."""
-
-    def log(self, values: Mapping[str, float]) -> None: ...
-
-    def leave(self) -> None:
-        """The script wants no more batches; without effect once the training is over."""
 
 
 class Batches:
@@ -202,74 +175,6 @@ class Session:
         Its learning rate is 1.0 and stays so: a scheduler that changes it raises a `ValueError` at the next step.
         """
         return SessionOptimizer(self)
-
-
-class SessionOptimizer(Optimizer):
-    """Steps a session. The learning rate is the strategy's; the one shown here is a factor of it, which must stay 1."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session._model.parameters(), {"lr": 1.0})
-        self._session = session
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        for group in self.param_groups:
-            if group["lr"] != 1.0:
-                raise ValueError(
-                    f"a scheduler set the learning rate of session.optimizer to {group['lr']:.4g}, which has no effect:"
-                    " the rate belongs to the strategy. Give the schedule to squall.join(model, schedule=...), and a"
-                    " constant one to the loop that steps this optimizer"
-                )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._session.step(loss)
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: every batch begins with fresh gradients."""
-
-
-class Alone:
-    """The script in one process, trained by the optimizer that it names: what `python train.py` does."""
-
-    rank = 0
-    replicas = 1
-    replayed = False
-
-    def __init__(self, optimizer: OptimizerFactory) -> None:
-        self._factory = optimizer
-
-    def begin(self, task: Task, epochs: int) -> None:
-        layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-        weights = initial_vector(layout, task)
-        self._backward = Backward(task, layout, [weights], 0, torch.device("cpu"))
-        self._backward.on_vector.use(0)
-        self._optimizer = build_optimizer(self._factory, task.param_groups())
-        self._scheduler = task.schedule(self._optimizer) if task.schedule is not None else None
-        self._work = (
-            Compute(epoch, start, min(start + task.batch_size, task.examples), 0, False, False)
-            for epoch in range(epochs)
-            for start in range(0, task.examples, task.batch_size)
-        )
-
-    def next(self) -> Compute | None:
-        return next(self._work, None)
-
-    def load(self, effect: Compute) -> Batch:
-        return self._backward.load(effect)
-
-    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
-        self._backward.finish()
-        self._optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
-
-    def log(self, values: Mapping[str, float]) -> None:
-        sys.stdout.write("  ".join(f"{name} {value:.4g}" for name, value in values.items()) + "\n")
-
-    def leave(self) -> None:
-        self._backward.batches.close()
 
 
 # What `join` asks under `squall run`: it forks this process into replicas (`launchers.scripts`).

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 import squall.session
 from squall.runtime.seeds import seed_everything
-from squall.session import Side
+from squall.side import Side
 from squall.strategies import Strategy
 from squall.task import OptimizerFactory, Task
 

@@ -40,7 +40,7 @@ from squall.runtime.optimizers import state_name
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.recording import RecordedReplica, recorded
 from squall.runtime.snapshot import Snapshots
-from squall.session import Side
+from squall.side import Side
 from squall.task import Batch, OptimizerFactory, Task
 
 

@@ -39,7 +39,7 @@ from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.local import LocalTraining
 from squall.runtime.processes import die_with_parent
-from squall.session import Side
+from squall.side import Side
 from squall.sim.replay.nonfinite import Examination, NonFiniteBatch
 from squall.strategies import Strategy
 from squall.task import Batch, OptimizerFactory, Task

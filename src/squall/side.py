@@ -1,0 +1,33 @@
+"""What stands behind a session: one replica of a run, its replay, or the script alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from squall.protocol.core import Compute
+from squall.task import Batch, Task
+
+
+class Side(Protocol):
+    """What stands behind a session: one replica of a run, or the script alone."""
+
+    rank: int
+    replicas: int
+    replayed: bool = False  # it was run before, and is only looked at
+
+    def begin(self, task: Task, epochs: int) -> None:
+        """Say what is trained on; called once."""
+
+    def next(self) -> Compute | None:
+        """The next batch to compute on; None when the training is over."""
+
+    def load(self, effect: Compute) -> Batch: ...
+
+    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
+        """The fresh gradients of that batch are in the parameters' `grad`; its loss may not be known."""
+
+    def log(self, values: Mapping[str, float]) -> None: ...
+
+    def leave(self) -> None:
+        """The script wants no more batches; without effect once the training is over."""
