@@ -71,6 +71,36 @@ def test_a_target_that_is_not_reached_everywhere_is_said(
     assert found.to_json_dict()["strategies"]["synchronous"]["seconds_to_target"] is None
 
 
+def test_all_have_the_same_cores_and_a_single_process_is_not_made_slow_by_threads(
+    run_dir: Path, without_report: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread more waits for the other here as long as on a machine that others keep busy."""
+    strategies = {"alone": squall.SingleProcess(optimizer=SGD), "four": squall.Downpour(replicas=4, optimizer=SGD)}
+    strategies["two"] = squall.Downpour(replicas=2, optimizer=SGD)
+    monkeypatch.setattr("squall.compare.own_step_s", lambda job: {1: 0.001, 4: 0.1}[job.plan.threads])
+    found = compare(measured(), strategies, epochs=1, run_dir=run_dir, settings=INLINE)
+    document = found.to_json_dict()
+    shapes = {name: (figures["replicas"], figures["threads"]) for name, figures in document["strategies"].items()}
+    assert (document["cores"], shapes) == (4, {"alone": (1, 1), "four": (4, 1), "two": (2, 2)})
+    for where in (str(found), found.page.read_text()):
+        assert "Each had the same 4 cores, as replicas x threads. alone has one thread" in where
+        assert "2 x 2" in where
+    monkeypatch.setattr("squall.compare.own_step_s", lambda job: {1: 0.1, 4: 0.03}[job.plan.threads])
+    found = compare(measured(), strategies, epochs=1, run_dir=run_dir.with_name("faster"), settings=INLINE)
+    assert found.to_json_dict()["strategies"]["alone"]["threads"] == 4
+
+
+def test_a_column_without_figures_is_left_out_and_one_evaluation_is_a_point(
+    run_dir: Path, without_report: None
+) -> None:
+    strategies = {"single_process": squall.SingleProcess(optimizer=SGD)}
+    found = compare(measured(), strategies, epochs=1, run_dir=run_dir, settings=INLINE)
+    assert found.cells()[0] == ["strategy", "replicas x threads", "result", "examples/s"]
+    page = found.page.read_text()
+    assert "mean staleness" not in page
+    assert "<use " in page, "the marker of a curve's only point"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -265,7 +265,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     script.add_argument("script", metavar="SCRIPT", help="a Python file")
     script.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
 
-    side = commands.add_parser("compare", help="train with several strategies, and show them on one page")
+    about = (
+        "Train with several strategies, all on the same cores; compare.html, compare.png and the runs are in --run-dir."
+    )
+    side = commands.add_parser("compare", help="train with several strategies, and show them", description=about)
     side.set_defaults(run=_compare)
     side.add_argument("file", metavar="FILE[:function]", help="as of `squall train`")
     side.add_argument(

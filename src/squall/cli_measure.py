@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squall.cli_output import check_output
+from squall.cli_output import check_output, out_path
 from squall.version import __version__
 
 if TYPE_CHECKING:
@@ -27,7 +27,11 @@ def add_measure(commands: Any) -> None:
     parser = commands.add_parser("measure", help="write a cluster.toml from this machine", description=_ABOUT)
     parser.set_defaults(run=_measure)
     parser.add_argument("file", metavar="FILE[:function]", help="as of `squall train`")
-    parser.add_argument("--output", default="cluster.toml", metavar="PATH", help="default: cluster.toml")
+    parser.add_argument(
+        "--out", "--output", metavar="PATH",
+        help="a directory for cluster.toml and cluster.steps.txt (the step times), or a file NAME.toml with"
+        " NAME.steps.txt beside it (default: FILE's directory)",
+    )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=10.0, help="for all measurements together (default: 10)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of a replica (default: 1)")
     parser.add_argument("--force", action="store_true", help="write over an older output")
@@ -35,7 +39,7 @@ def add_measure(commands: Any) -> None:
 
 
 def _measure(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
-    path = Path(options.output)
+    path = out_path(options.out, "cluster.toml", options.file)
     trace_file = f"{path.stem}.steps.txt"
     check_output(path, options.force, beside=[path.parent / trace_file], example="cluster.toml")
     import torch

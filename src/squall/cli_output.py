@@ -1,9 +1,17 @@
-"""Files that a command is to write: whether it can is asked before the work, not behind it."""
+"""Files that a command is to write: where they go. Whether it can is asked before the work, not behind it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+
+
+def out_path(out: str | None, name: str, beside: str) -> Path:
+    """Where a command writes `name`: beside its input, into the directory `out`, or as the file that `out` names."""
+    if out is None:
+        return Path(beside).parent / name
+    return Path(out) if Path(out).suffix and not Path(out).is_dir() else Path(out) / name
 
 
 def check_output(path: Path, force: bool, *, beside: Sequence[Path] = (), example: str = "") -> None:
@@ -15,6 +23,10 @@ def check_output(path: Path, force: bool, *, beside: Sequence[Path] = (), exampl
         raise ValueError(f"--output {path} does not end in {Path(example).suffix}: name a file such as {example}")
     if not path.parent.is_dir():
         raise ValueError(f"--output {path}: there is no directory {path.parent}: make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(
+            f"{path} cannot be written, because {path.parent} is read-only: name another place with --output"
+        )
     for there in (path, *beside):
         if there.is_dir():
             raise ValueError(f"{there} is a directory: choose another --output")

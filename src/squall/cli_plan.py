@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squall.cli_output import check_output
+from squall.cli_output import check_output, out_path
 
 if TYPE_CHECKING:
     from squall.cli_task import Loaded
@@ -39,13 +39,17 @@ def add_plan(commands: Any) -> None:
     parser.add_argument("--trials", type=int, default=8, help="settings that are tried for the target (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="of all chance (default: 0)")
     parser.add_argument("--keep", metavar="DIR", help="a new directory to keep the trials' runs in")
-    parser.add_argument("--output", default="plan.svg", metavar="PATH", help="the picture (default: plan.svg)")
+    parser.add_argument(
+        "--out", "--output", metavar="PATH",
+        help="a directory for plan.svg (the picture) and plan.html (the picture and the table), or a file NAME.svg with"
+        " NAME.html beside it (default: the cluster file's directory)",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="write over an older output")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
 
 
 def _plan(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
-    path = Path(options.output)
+    path = out_path(options.out, "plan.svg", options.cluster)
     check_output(path, options.force, beside=[path.with_suffix(".html")], example="plan.svg")
     from squall.cli_task import load_task
     from squall.report.planning import text, write_picture

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from squall.plan import Settings, check_together, make_plan
+import msgspec
+
+from squall.plan import Plan, Settings, check_together, default_threads, make_plan
 from squall.report.comparison import Comparison, Trial
-from squall.run import Run, TaskFunction, new_directory
+from squall.run import TaskFunction, new_directory
+from squall.runtime.job import private_job
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.seeds import chance_kept, seed_everything
+from squall.sim.cluster.simulate import own_step_s
 from squall.strategies import Strategy
-from squall.task import check_task
+from squall.task import Task, check_task
 from squall.train import fit
+from squall.vector import Layout
 
+TRIES = 2  # of one thread and of all in turn
+WORTH = 0.9  # of the time with one thread: more have to be faster by as much, or they are not worth their cores
 _UNSAFE = str.maketrans(":/ ", "___")  # in a run's directory
 
 
@@ -35,6 +43,10 @@ def compare(
 ) -> Comparison:
     """Train a task with each strategy, and write one page that compares the runs.
 
+    All of them have the same cores: those of the strategy with the most replicas, a core for each of their threads. The
+    others' replicas divide them; a single process, in which threads may wait for each other longer than they compute,
+    has all of them or one, whichever is found to be faster before the first run.
+
     Args:
         task: as of `fit`.
         strategies: name on the page -> strategy.
@@ -45,7 +57,7 @@ def compare(
         seed: the first of them.
         device: as of `fit`.
         run_dir: where the runs and the page are kept; a new directory under runs/ by default.
-        settings: as of `fit`, for all of them.
+        settings: as of `fit`, for all of them; `threads` is of the strategy with the most replicas.
 
     Returns:
         What came out; `str()` is a table, `page` and `picture` are files.
@@ -66,26 +78,32 @@ def compare(
         raise ValueError("two names of strategies differ only in characters that no file name should have")
     seed_everything(seed)
     built = check_task(task())
-    for strategy in strategies.values():
-        plan = make_plan(strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device=device)
+    most = max(strategy.recipe().replicas for strategy in strategies.values())
+    cores = most * (settings.threads or default_threads(most))
+    fitted: dict[str, Settings] = {}
+    for name, strategy in strategies.items():
+        fitted[name] = dataclasses.replace(settings, threads=max(1, cores // strategy.recipe().replicas))
+        plan = make_plan(strategy, fitted[name], epochs=epochs, steps=steps, until=until, seed=seed, device=device)
         check_optimizers(strategy.recipe())
-        check_together(plan, strategy, built)
+        layout = check_together(plan, strategy, built)
+        if strategy.in_process and cores > 1:
+            fitted[name] = dataclasses.replace(settings, threads=_faster_threads(plan, strategy, built, layout))
     directory = new_directory(run_dir)
     trials = []
     for number in range(seed, seed + seeds):  # seed by seed: a noisy hour falls on all strategies alike
         for name, strategy in strategies.items():
             path = directory / f"{name.translate(_UNSAFE)}-seed-{number}"
-            run = _train(task, strategy, limits, number, device, path, settings)
+            run = fit(task, strategy, **limits, seed=number, device=device, run_dir=path, settings=fitted[name])
             trials.append(Trial(name, number, run.directory))
-    comparison = Comparison(directory, trials, plan.until)
+    comparison = Comparison(directory, trials, plan.until, cores)
     comparison.write()
     return comparison
 
 
-def _train(
-    task: TaskFunction, strategy: Strategy, limits: dict[str, Any], seed: int, device: str, path: Path,
-    settings: Settings,
-) -> Run:  # fmt: skip
-    if strategy.in_process:  # all cores for the one process, as its user would
-        settings = dataclasses.replace(settings, threads=None)
-    return fit(task, strategy, **limits, seed=seed, device=device, run_dir=path, settings=settings)
+def _faster_threads(plan: Plan, strategy: Strategy, task: Task, layout: Layout) -> int:
+    """Those of the plan, or one: threads that wait for each other stand still when another program takes their core."""
+    job = private_job(plan, strategy, task, layout, Path(), time.time())
+    alone = dataclasses.replace(job, plan=msgspec.structs.replace(plan, threads=1))
+    tried = [(own_step_s(job), own_step_s(alone)) for _ in range(TRIES)]
+    together_s, alone_s = (min(times) for times in zip(*tried))
+    return plan.threads if together_s < WORTH * alone_s else 1

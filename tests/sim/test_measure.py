@@ -161,7 +161,13 @@ def test_an_older_output_stays(
     Path("cluster.steps.txt").write_text("1\n")
     assert main(["measure", "task.py"]) == 1
     assert "cluster.steps.txt exists already: write over it with --force" in capsys.readouterr().err
-    assert main(["measure", "task.py", "--output", "cluster.json"]) == 1
+    Path("tasks").mkdir()
+    Path("tasks/cluster.toml").touch()
+    assert main(["measure", "tasks/task.py:function"]) == 1
+    assert "tasks/cluster.toml exists already" in capsys.readouterr().err, "beside the file that is measured"
+    assert main(["measure", "task.py", "--out", "tasks"]) == 1
+    assert "tasks/cluster.toml exists already" in capsys.readouterr().err
+    assert main(["measure", "task.py", "--out", "cluster.json"]) == 1
     assert "does not end in .toml" in capsys.readouterr().err
     assert main(["measure", "task.py", "--output", "no/cluster.toml"]) == 1
     assert "there is no directory no" in capsys.readouterr().err

@@ -188,6 +188,26 @@ def test_the_command_prints_a_ranking_and_draws_it(files: Path, capsys: pytest.C
     assert all(e["settings"]["replicas"] + e["settings"]["shards"] <= 3 for e in document["ranking"])
     assert main(command) == 1
     assert "plan.svg exists already: write over it with --force" in capsys.readouterr().err
+    (files / "lab").mkdir()
+    (files / "cluster.toml").rename(files / "lab" / "other.toml")
+    assert main(["plan", "job.py", "--cluster", "lab/other.toml", "--budget", "2", "--strategies", "downpour"]) == 0
+    assert {path.name for path in (files / "lab").iterdir()} == {"other.toml", "plan.svg", "plan.html"}
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("plan", ("plan.svg", "plan.html")), ("measure", ("cluster.toml", "cluster.steps.txt")),
+        ("compare", ("compare.html", "compare.png")),
+    ],
+)  # fmt: skip
+def test_help_names_the_files_that_a_command_writes(
+    command: str, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in names)
 
 
 @pytest.mark.parametrize(

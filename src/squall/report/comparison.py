@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import statistics
@@ -23,9 +24,14 @@ from squall.report.figures import Chart, Points, bars_chart, lines_chart
 from squall.report.html import page_of
 from squall.report.reader import Reader
 from squall.report.summary import Summary, summarize
-from squall.report.words import LOSSES, clock, number, size
+from squall.report.words import LOSSES, clock, number, plural, size
 
-COLUMNS = ("strategy", "result", "to the target", "examples to it", "examples/s", "staleness", "exchanged")
+COLUMNS = (
+    "strategy", "replicas x threads", "result", "to the target", "examples to it", "examples/s", "staleness",
+    "exchanged",
+)  # fmt: skip
+NOTHING = "-"
+EMPTY = (NOTHING, "0.00", "0 B")  # a column of these alone says nothing
 UNREACHED = "not reached"
 
 
@@ -43,6 +49,11 @@ class Trial:
             return summarize(reader)
 
     @cached_property
+    def plan(self) -> dict[str, Any]:
+        plan: dict[str, Any] = json.loads((self.directory / "run.json").read_text())["plan"]
+        return plan
+
+    @cached_property
     def metrics(self) -> list[Metric]:
         with closing(Reader(self.directory / "run.sqlite")) as reader:
             return list(reader.rows(Metric))
@@ -56,12 +67,15 @@ class Trial:
 
 
 class Comparison:
-    """What came out of several runs. Figures of a strategy are medians over its seeds."""
+    """What came out of several runs that had the same cores. Figures of a strategy are medians over its seeds."""
 
-    def __init__(self, directory: Path, trials: Sequence[Trial], target: tuple[str, float] | None) -> None:
+    def __init__(
+        self, directory: Path, trials: Sequence[Trial], target: tuple[str, float] | None, cores: int
+    ) -> None:  # fmt: skip
         self.directory = directory
         self.trials = list(trials)
         self.target = target
+        self.cores = cores
 
     @property
     def page(self) -> Path:
@@ -85,6 +99,7 @@ class Comparison:
         return {
             "target": None if self.target is None else f"{self.target[0]}={self.target[1]:g}",
             "page": str(self.page),
+            "cores": self.cores,
             "strategies": {name: self._figures(name) for name in self.names},
         }
 
@@ -94,6 +109,8 @@ class Comparison:
         everywhere = [metric for metric in reached if metric is not None]
         met = len(everywhere) == len(trials)
         return {
+            "replicas": trials[0].plan["replicas"],
+            "threads": trials[0].plan["threads"],
             "metrics": {metric: _median(trials, _metric(metric)) for metric in trials[0].summary.metrics},
             "reached_by": len(everywhere),
             "seconds_to_target": statistics.median(m.time_s for m in everywhere) if met else None,
@@ -104,23 +121,31 @@ class Comparison:
             "runs": [{"seed": t.seed, "run_directory": str(t.directory), **t.summary.to_json_dict()} for t in trials],
         }
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table's lines, in its columns."""
+    def cells(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        """The columns of the table in which there is anything, and its lines."""
+        rows = self._rows()
+        told = [n for n in range(len(COLUMNS)) if any(row[n] not in EMPTY for row in rows)]
+        return [COLUMNS[n] for n in told], [tuple(row[n] for n in told) for row in rows]
+
+    def _rows(self) -> list[tuple[str, ...]]:
         found: list[tuple[str, ...]] = []
         for name in self.names:
             figures = self._figures(name)
             shown = {m: v for m, v in figures["metrics"].items() if v is not None}
             best = self.target[0] if self.target is not None else next((m for m in shown if m not in LOSSES), "loss")
             seconds, examples = figures["seconds_to_target"], figures["examples_to_target"]
-            missing = "-" if self.target is None else f"{UNREACHED} ({figures['reached_by']} of {len(self.of(name))})"
+            missing = (
+                NOTHING if self.target is None else f"{UNREACHED} ({figures['reached_by']} of {len(self.of(name))})"
+            )
             found.append(
                 (
                     name,
-                    f"{best} {number(shown[best])}" if best in shown else "-",
+                    f"{figures['replicas']} x {figures['threads']}",
+                    f"{best} {number(shown[best])}" if best in shown else NOTHING,
                     missing if seconds is None else clock(seconds),
-                    "-" if examples is None else number(examples),
+                    NOTHING if examples is None else number(examples),
                     number(round(figures["examples_per_second"] or 0)),
-                    "-" if figures["staleness_mean"] is None else f"{figures['staleness_mean']:.2f}",
+                    NOTHING if figures["staleness_mean"] is None else f"{figures['staleness_mean']:.2f}",
                     size(int(figures["exchanged_bytes"] or 0)),
                 )
             )
@@ -128,13 +153,24 @@ class Comparison:
 
     def __str__(self) -> str:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for column in COLUMNS:
-            table.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
-        for row in self.rows():
+        columns, rows = self.cells()
+        for column in columns:
+            table.add_column(column, justify="left" if column in ("strategy", "result") else "right")
+        for row in rows:
             table.add_row(*row)
         text = io.StringIO()
         Console(file=text, width=120, color_system=None, force_terminal=False, markup=False).print(table)
+        text.write(f"{self.same_cores}\n")
         return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+
+    @property
+    def same_cores(self) -> str:
+        """What each strategy had to compute with, in a sentence or two."""
+        found = f"Each had the same {plural(self.cores, 'core')}, as replicas x threads."
+        lone = next((trial for trial in self.trials if trial.plan["strategy"] == "single_process"), None)
+        if lone is not None and lone.plan["threads"] < self.cores:
+            found += f" {lone.name} has one thread, because with {self.cores} it is not faster on this task."
+        return found
 
     # ------------------------------------------------------------ the page and the picture
 
@@ -151,18 +187,21 @@ class Comparison:
             ("seconds to the target", "seconds_to_target"), ("examples per second", "examples_per_second"),
             ("mean staleness", "staleness_mean"), ("bytes exchanged", "exchanged_bytes"),
         ):  # fmt: skip
-            if key != "seconds_to_target" or self.target is not None:
-                found.append(bars_chart(title, {name: self._figures(name)[key] for name in self.names}))
+            bars = {name: self._figures(name)[key] for name in self.names}
+            if any(bars.values()) or (key == "seconds_to_target" and self.target is not None):
+                found.append(bars_chart(title, bars))
         return found
 
     def write(self) -> None:
         """compare.html, self-contained, and compare.png: the first metric over time and over examples."""
-        head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
-        lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self.rows())
+        columns, rows = self.cells()
+        head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+        lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
         table = f'<table class="wide"><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
         goal = "" if self.target is None else f"<p>target: {escape(self.target[0])} {self.target[1]:g}</p>"
         seeds = len({trial.seed for trial in self.trials})
-        note = f'<p class="faint">Medians over {seeds} seeds; every run is drawn.</p>' if seeds > 1 else ""
+        many = f" Medians over {seeds} seeds; every run is drawn." if seeds > 1 else ""
+        note = f'<p class="faint">{escape(self.same_cores)}{many}</p>'
         part = self.page.with_suffix(".html.part")
         part.write_text(page_of("comparison", self.charts(), goal + table + note), encoding="utf-8")
         os.replace(part, self.page)
@@ -182,7 +221,9 @@ class Comparison:
             for index, name in enumerate(self.names):
                 for run, trial in enumerate(self.of(name)):
                     x, y = zip(*(_points(trial, metric, place) or [(math.nan, math.nan)]), strict=True)
-                    axes.plot(x, y, color=f"C{index % 10}", linewidth=1.3, label=name if run == 0 else None)
+                    marker = "o" if len(x) == 1 else None  # else nothing would be seen of it
+                    label_once = name if run == 0 else None
+                    axes.plot(x, y, color=f"C{index % 10}", linewidth=1.3, marker=marker, label=label_once)
             axes.set_xlabel(label)
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)

@@ -152,7 +152,10 @@ def lines_chart(title: str, lines: dict[str, list[Points]], duration_s: float | 
         for number, points in enumerate(several):
             x, y = [x / unit_s for x, _ in points], [y for _, y in points]
             label_once = name if number == 0 else None
-            axes.plot(x, y, color=color, linestyle=dashes, linewidth=1.3, label=label_once)
+            marker = "o" if len(points) == 1 else None  # else nothing would be seen of it
+            axes.plot(
+                x, y, color=color, linestyle=dashes, linewidth=1.3, marker=marker, markersize=4, label=label_once
+            )  # fmt: skip
     scale(axes, values, False)
     style(axes)
     axes.set_xlabel(label, color=INK)

@@ -46,7 +46,7 @@ from squall.train import finish_report
 from squall.vector import Layout
 
 GRADIENTS = ("real", "none")
-TIMED_STEPS = 8
+TIMED_STEPS, TIMED_S = 8, 2.0  # at most, but two steps
 FRUITLESS_AT_MOST = 100  # restarts from one snapshot
 
 
@@ -259,8 +259,10 @@ def own_step_s(job: Job) -> float:
         alone = private_job(job.plan, SingleProcess(), job.task, job.layout, job.directory, job.commanded_at)
         host = own_host(alone, Node("replica", 0))
         host.perform(UseWeights(0), 0.0)
-        times = []
+        times: list[float] = []
         for number in range(TIMED_STEPS):
+            if len(times) > 1 and sum(times) > TIMED_S:
+                break
             start = number * size % max(1, job.task.examples - size + 1)
             stop = min(start + size, job.task.examples)
             event = host.perform(Compute(0, start, stop, 0, accumulate=False, local_step=False), 0.0)
