@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict, final
 
@@ -113,17 +111,6 @@ def new_directory(wanted: str | Path | None) -> Path:
             return path
         except FileExistsError:
             number += 1
-
-
-@contextmanager
-def hold(path: Path) -> Iterator[None]:
-    """Keep others from training in this directory. Raises `ValueError` when somebody does."""
-    with open(path / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(f"{path} is being trained by another process: wait for it, or end it first") from None
-        yield
 
 
 def write_plan(path: Path, code: Code | ScriptCode, shipped: bytes | None = None) -> None:

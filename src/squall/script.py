@@ -7,8 +7,9 @@ from pathlib import Path
 
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, make_plan
-from squall.run import Run, ScriptCode, hold, new_directory, write_plan
+from squall.run import Run, ScriptCode, new_directory, write_plan
 from squall.runtime.arena import SHARED_MEMORY
+from squall.runtime.lock import hold
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.snapshot import Snapshots
 from squall.strategies import Strategy
@@ -86,12 +87,12 @@ def run_script(
     try:
         local.prepare({"strategy": code["strategy"]}, message)
         path = Path(directory) if again and directory is not None else new_directory(directory)
-        with hold(path):
+        with hold(path) as lock:
             snapshot = Snapshots(path).newest() if again else None
             write_plan(path, code)
             run = Run(path)
             try:
-                local.launch(path, snapshot)
+                local.launch(path, snapshot, lock)
                 attend(local, path, code["settings"].progress)
             finally:
                 local.close()

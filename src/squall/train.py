@@ -19,11 +19,12 @@ from squall.plan import SIMULATED, Settings, check_together, make_plan
 from squall.protocol.core import End
 from squall.record import settle
 from squall.report import Progress, Reader, prepare_report
-from squall.run import Code, Run, TaskFunction, hold, load_code, new_directory, write_plan
+from squall.run import Code, Run, TaskFunction, load_code, new_directory, write_plan
 from squall.runtime import attempts
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import private_job
+from squall.runtime.lock import hold
 from squall.runtime.optimizers import check_optimizers, state_name
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.sequential import Sequential
@@ -123,16 +124,16 @@ class Launch:
             task, layout = self._checked()
             shipped = ship(self.code)
             path = Path(directory) if again and directory is not None else new_directory(directory)
-            with hold(path):
-                return self._start(task, layout, path, shipped, again)
+            with hold(path) as lock:
+                return self._start(task, layout, path, shipped, again, lock)
         finally:
             if self._local is not None:
                 self._local.close()
 
-    def _start(self, task: Task, layout: Layout, path: Path, shipped: bytes, again: bool) -> Run:
+    def _start(self, task: Task, layout: Layout, path: Path, shipped: bytes, again: bool, lock: int) -> Run:
         snapshot = _last_snapshot(path, task, layout, self._strategy) if again else None
         write_plan(path, self.code, shipped)
-        return self._run(task, layout, path, snapshot)
+        return self._run(task, layout, path, snapshot, lock)
 
     def _checked(self) -> tuple[Task, Layout]:
         check_optimizers(self._strategy.recipe())
@@ -140,11 +141,12 @@ class Launch:
         task = check_task(self.code["task"]() if callable(self.code["task"]) else _not_a_function(self.code["task"]))
         return task, check_together(self.plan, self._strategy, task)
 
-    def _run(self, task: Task, layout: Layout, path: Path, snapshot: int | None) -> Run:
+    def _run(self, task: Task, layout: Layout, path: Path, snapshot: int | None, lock: int) -> Run:
         run = Run(path, self.code["task"])
         try:
             if self._local is not None:
-                self._run_processes(self._local, path, snapshot)
+                self._local.launch(path, snapshot, lock)
+                attend(self._local, path, self.plan.progress)
             else:
                 self._run_here(task, layout, path, snapshot)
         finally:
@@ -157,10 +159,6 @@ class Launch:
 
     def _message(self) -> dict[str, Any]:
         return {"plan": self.plan, "commanded_at": self._commanded_at, "shared_memory": str(SHARED_MEMORY)}
-
-    def _run_processes(self, local: LocalRun, path: Path, snapshot: int | None) -> None:
-        local.launch(path, snapshot)
-        attend(local, path, self.plan.progress)
 
     # ------------------------------------------------------------ in this process
 

@@ -66,9 +66,9 @@ class Started:
     def wait_rows(self, table: type[Row], condition: Callable[[Row], bool], timeout_s: float = START_S) -> float:
         return wait_for(lambda: any(condition(row) for row in self.rows(table)), timeout_s, f"a {table.__name__} row")
 
-    def kill(self, role: str) -> int:
+    def kill(self, role: str, number: int = signal.SIGKILL) -> int:
         pid = self.processes()[role]
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         return pid
 
     def finish(self, timeout_s: float = START_S) -> tuple[int, str, str]:

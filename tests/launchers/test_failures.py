@@ -14,6 +14,7 @@ import pytest
 
 from squall.record import Event, Member, Progress
 from squall.report import Reader, audit
+from squall.runtime.lock import holders
 from squall.runtime.snapshot import Snapshots
 from tests.launchers.processes import START_S, Started, wait_for
 
@@ -50,9 +51,10 @@ def end_of(run: Started, number: int, within_s: float) -> tuple[int, str, str]:
     return result
 
 
-def test_every_process_names_itself(endless: Started) -> None:
+def test_every_process_names_itself_and_holds_the_directory(endless: Started) -> None:
     roles = {"nursery", "coordinator", "shard 0", "shard 1", "replica 0", "replica 1", "evaluator"}
     wait_for(lambda: set(endless.processes()) == roles, 10, "the names of all roles")
+    assert set(holders(endless.directory / "lock")) == {endless.process.pid, *endless.processes().values()}
 
 
 @pytest.mark.parametrize("victim", ["replica 0", "replica 1"])
@@ -82,18 +84,20 @@ def test_a_killed_evaluator_is_replaced(endless: Started) -> None:
     wait_for(lambda: endless.processes().get("evaluator", old) != old, 5.0, "another evaluator")
 
 
-@pytest.mark.parametrize("victim", ["shard 1", "coordinator"])
+@pytest.mark.parametrize(
+    ("victim", "number", "named"), [("shard 1", signal.SIGKILL, "SIGKILL"), ("coordinator", 35, "signal 35")]
+)
 def test_a_killed_shard_or_coordinator_ends_the_run_and_says_how_to_resume(
-    endless: Started, victim: str, shared_memory_before: set[str]
+    endless: Started, victim: str, number: int, named: str, shared_memory_before: set[str]
 ) -> None:
     wait_for(lambda: Snapshots(endless.directory).numbers(), 30, "a snapshot")
     began = time.monotonic()
-    pid = endless.kill(victim)
+    pid = endless.kill(victim, number)
     status, _, err = endless.finish()
     assert time.monotonic() - began < 5.0
     assert status == 1
     assert f"{victim} (pid {pid})" in err
-    assert "SIGKILL" in err
+    assert f"was lost: killed by {named}" in err
     assert re.search(r"from snapshot \d+ with: squall resume " + re.escape(str(endless.directory)), err)
     assert "Traceback" not in err
     assert endless.gone()

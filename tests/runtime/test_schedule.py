@@ -127,12 +127,13 @@ def up_to_the_damage(reading: Iterator[Any]) -> tuple[list[Any], str]:
 def test_a_full_disk_ends_the_schedule_and_not_the_training(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    reserved = 0
+    reserved = end = 0
     real = os.posix_fallocate
 
     def full(handle: int, offset: int, size: int) -> None:
-        nonlocal reserved
-        reserved += 1
+        nonlocal reserved, end
+        assert offset == end  # what is reserved is not asked for again
+        reserved, end = reserved + 1, offset + size
         if reserved > at:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(handle, offset, size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,6 +24,14 @@ class Line:
             self.connection.send_bytes(msgspec.json.encode(message))
         except OSError:
             self.open = False
+
+    def hand(self, handle: int) -> None:
+        """Give the other end an open file; it must `take` it next."""
+        with suppress(OSError):  # it is gone, as will be heard
+            reduction.send_handle(self.connection, handle, 0)
+
+    def take(self) -> int:
+        return reduction.recv_handle(self.connection)
 
     def hear(self) -> dict[str, Any] | None:
         """The next message; None when the other end is gone."""

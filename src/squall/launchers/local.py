@@ -19,6 +19,7 @@ from squall.errors import ProcessLost, SquallError, TaskError
 from squall.launchers.environment import environment
 from squall.launchers.line import Line
 from squall.protocol.core import COORDINATOR, End, Node
+from squall.runtime.processes import ending
 from squall.shipping import ship
 
 
@@ -45,10 +46,11 @@ class LocalRun:
         blob = {**message, "environment": changed, "sockets": self._sockets, "sys_path": sys.path, "code": ship(code)}
         self._line.connection.send_bytes(cloudpickle.dumps(blob))
 
-    def launch(self, directory: Path, snapshot: int | None) -> None:
-        """Start the run's processes."""
+    def launch(self, directory: Path, snapshot: int | None, lock: int) -> None:
+        """Start the run's processes. `lock` is the descriptor of the directory's, which they will hold as well."""
         self._launched = True
         self._line.say(kind="launch", directory=str(directory.resolve()), snapshot=snapshot)
+        self._line.hand(lock)
 
     def attend(self, timeout_s: float) -> None:
         """Wait for the nursery to say something. Raises what ended the run, if that was an error."""
@@ -72,7 +74,7 @@ class LocalRun:
             raise TaskError(failure["traceback"])
         for loss in self._exits:
             node = Node.parse(loss["node"])
-            if node.role in ("coordinator", "shard"):
+            if node.role in ("coordinator", "shard") and status in ("", "failed"):  # else all was over for it
                 name = node.role if node == COORDINATOR else f"{node.role} {node.index}"
                 raise ProcessLost(f"{name} (pid {loss['pid']}) was lost: {loss['why']}")
         if not status:
@@ -100,8 +102,7 @@ class LocalRun:
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _nursery_exit(self) -> str:
-        code = self._process.wait()
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return ending(self._process.wait())
 
 
 # Leaves without waiting for threads that the task may have started.

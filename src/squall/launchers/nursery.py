@@ -42,7 +42,7 @@ from squall.runtime.arena import Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import nodes
 from squall.runtime.optimizers import check_optimizers
-from squall.runtime.processes import die_with_parent
+from squall.runtime.processes import die_with_parent, ending
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
 from squall.task import Task
@@ -168,8 +168,7 @@ class Nursery:
         parent = os.getpid()
         pid = os.fork()
         if pid:
-            handle = os.pidfd_open(pid)
-            self._children[handle] = Child(node, pid, handle)
+            self._look_after(node, pid)
             if node == COORDINATOR and self._theirs is not None:
                 self._theirs.close()
                 self._theirs = None
@@ -188,6 +187,15 @@ class Nursery:
             finally:  # a child never returns into the nursery's own code
                 os._exit(status)
 
+    def _look_after(self, node: Node, pid: int) -> None:
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:  # nobody would see it end
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._children[handle] = Child(node, pid, handle)
+
     def _detach(self, parent: int) -> None:
         """In a child: let go of what is the nursery's."""
         die_with_parent(parent)
@@ -205,9 +213,16 @@ class Nursery:
 
 
 def _explain(code: int) -> str:
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return "raised an exception" if code == RAISED else f"exit status {code}"
+    return "raised an exception" if code == RAISED else ending(code)
+
+
+def hear_launch(launcher: Line) -> dict[str, Any] | None:
+    """What to launch; None when there is nothing to be launched."""
+    order = launcher.hear()
+    if order is None or order["kind"] != "launch":
+        return None
+    launcher.take()  # the directory's lock: held by this process, and by all that are forked from it, to their end
+    return order
 
 
 def build_task(message: dict[str, Any]) -> Task:
@@ -282,8 +297,8 @@ def _serve(launcher: Line, message: dict[str, Any], sockets: Path) -> None:
         return
     task = build_task(message)
     check_optimizers(message["strategy"].recipe())  # torch imports another second's worth for its first step
-    order = launcher.hear()
-    if order is None or order["kind"] != "launch":
+    order = hear_launch(launcher)
+    if order is None:
         return
     directory = Path(order["directory"])
     setproctitle(f"squall nursery of {directory.name}")

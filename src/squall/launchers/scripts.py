@@ -26,7 +26,7 @@ from torch import nn
 from squall.errors import SnapshotMismatch, TaskError
 from squall.launchers.joining import Counted, Over, chosen, joined_task, run_file
 from squall.launchers.line import Line
-from squall.launchers.nursery import DONE, RAISED, Child, Nursery, build_job, warn_of_threads
+from squall.launchers.nursery import DONE, RAISED, Child, Nursery, build_job, hear_launch, warn_of_threads
 from squall.launchers.roles import name_process, transport_of
 from squall.protocol.core import COORDINATOR, Compute, Effect, Event, Node, ValuesLogged
 from squall.record import Metric, Record
@@ -126,9 +126,8 @@ class ScriptNursery(Nursery):
         pid = os.fork()
         if pid:
             theirs.close()
+            self._look_after(node, pid)
             self._scripts[mine] = Line(mine)
-            handle = os.pidfd_open(pid)
-            self._children[handle] = Child(node, pid, handle)
             return
         self._detach(parent)
         mine.close()
@@ -260,8 +259,8 @@ class Replica(Side):
 
 def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None:
     """Run the script; returns in the nursery only, when everything is over."""
-    order = launcher.hear()
-    if order is None or order["kind"] != "launch":
+    order = hear_launch(launcher)
+    if order is None:
         return
     joined: list[Replica] = []
     forked_as: list[Node] = []

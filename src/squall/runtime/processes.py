@@ -28,6 +28,16 @@ def may_open(count: int) -> bool:
     return True
 
 
+def ending(code: int) -> str:
+    """How a process ended, for people; `code` is as `subprocess` and `os.waitstatus_to_exitcode` have it."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"killed by signal {-code}"
+
+
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent has gone."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

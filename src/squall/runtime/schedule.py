@@ -95,7 +95,7 @@ class Log:
         size = self._size + max(needed, min(max(self._size, FIRST_BYTES), AT_MOST_BYTES))
         file = os.open(self._path, os.O_RDWR | flags, 0o600)
         try:
-            os.posix_fallocate(file, 0, size)
+            os.posix_fallocate(file, self._size, size - self._size)
             if self._memory is not None:
                 self._memory.close()
             self._memory = mmap.mmap(file, size)

@@ -22,12 +22,13 @@ from squall.plan import SIMULATED, Plan, Settings, check_together, make_plan, st
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.core import COORDINATOR, Compute, End, GradientComputed, Machine, Node, UseWeights
 from squall.protocol.link import Linked
-from squall.run import Code, Run, TaskFunction, hold, new_directory, write_plan
+from squall.run import Code, Run, TaskFunction, new_directory, write_plan
 from squall.runtime import attempts
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.driver import Host
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, private_job
+from squall.runtime.lock import hold
 from squall.runtime.machines import machine, nodes
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import may_open

@@ -1,0 +1,39 @@
+"""The nursery, without a run."""
+
+import os
+import signal
+from multiprocessing.connection import Pipe
+from pathlib import Path
+
+import pytest
+
+from squall.launchers.line import Line
+from squall.launchers.nursery import Nursery
+from squall.protocol.core import Node
+
+
+class Waiting(Nursery):
+    """Its children wait to be killed."""
+
+    def _become(self, node: Node) -> None:
+        signal.pause()
+
+
+def test_a_child_that_cannot_be_watched_does_not_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Pipe()
+    nursery = Waiting(Line(theirs), None, tmp_path)  # type: ignore[arg-type]
+    forked: list[int] = []
+
+    def refused(pid: int) -> int:
+        forked.append(pid)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    nursery._replace(Node("replica", 0, 1))
+    assert nursery._theirs is not None
+    told = Line(nursery._theirs).hear()
+    why = "could not be started: [Errno 24] Too many open files"
+    assert told == {"kind": "lost", "node": "replica-0.1", "why": why}
+    with pytest.raises(ProcessLookupError):
+        os.kill(forked[0], 0)
+    ours.close()
