@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test check soak bench docs clean
+.PHONY: train test check soak chaos bench docs clean
 
 train: $(READY)  ## train the digits example: 2 replicas, 1 shard, in separate processes
 	$(BIN)/squall train examples/digits.py
@@ -19,6 +19,9 @@ check: $(READY)  ## lint and types alone
 
 soak: $(READY)  ## chaotic worlds, COUNT of them or until Ctrl-C; a failing one is shrunk and shown
 	$(BIN)/python -m squall.sim.proof.soak $(if $(COUNT),--count $(COUNT)) $(if $(FIRST),--first $(FIRST))
+
+chaos: $(READY)  ## real runs under random faults, COUNT of them (default 200); SEED is the day's unless it is given
+	$(BIN)/python -m tests.chaos $(if $(COUNT),--faults $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 bench: $(READY)  ## measure against the floor and the peers; writes benchmarks/RESULTS.md
 	$(BIN)/pip install -q -c constraints.txt -e '.[ray]'

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from squall.record import Row
 from squall.report import Reader
@@ -31,11 +32,12 @@ def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> fl
 class Started:
     """`squall ARGUMENTS` in a process of its own. Processes are found by the directory's name, so it must be unique."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    def __init__(self, directory: Path, *arguments: str, **options: Any) -> None:
         self.directory = directory
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "squall", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+            [sys.executable, "-m", "squall", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            **options,
+        )  # fmt: skip
 
     @classmethod
     def train(cls, directory: Path, *flags: str) -> Started:
