@@ -250,6 +250,15 @@ def test_what_the_data_raises_in_a_replica_is_shown_with_its_own_traceback_once(
     assert_shown_once(done, "in __getitem__", "ValueError: item 100 is damaged")
 
 
+def test_what_stands_behind_the_scripts_name_is_the_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    own = ["-h", "64", "--json", "--strategy", "averaging", "train", "--replicas", "9"]
+    done = started("-m", "squall", "run", "--push-every", 2, "--run-dir", tmp_path / "r", script, *own)
+    assert done.stdout == f"{own}\n", done.stderr
+    assert f"{script} ended without calling squall.join" in done.stderr
+
+
 def assert_shown_once(done: subprocess.CompletedProcess[str], place: str, words: str) -> None:
     assert done.returncode == 1
     assert done.stderr.count(words) == 1

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["replay"]:
             begin_anew(arguments)
-        with _prints_to_stderr("--json" in arguments), warnings.catch_warnings():
+        with _prints_to_stderr("--json" in _before_script(arguments)), warnings.catch_warnings():
             warnings.showwarning = _warn
             status, output = _parse_and_run(arguments, commanded_at)
         sys.stdout.write(output)
@@ -51,6 +51,15 @@ def _warn(
 ) -> None:  # fmt: skip
     """A warning is for the user, who need not know where it was raised."""
     sys.stderr.write(f"squall: warning: {message}\n")
+
+
+def _before_script(arguments: Sequence[str]) -> Sequence[str]:
+    """What is looked through before the parser is there; what stands behind a script's name is the script's."""
+    if arguments[:1] == ["run"]:
+        for i, argument in enumerate(arguments[1:], start=1):
+            if argument.endswith(".py") or Path(argument).is_file():
+                return arguments[:i]
+    return arguments
 
 
 def _parse_and_run(arguments: Sequence[str], commanded_at: float) -> tuple[int, str]:
@@ -82,7 +91,8 @@ def _prints_to_stderr(wanted: bool) -> Iterator[None]:
 
 def _start_early(arguments: Sequence[str]) -> LocalRun | None:
     """The nursery takes as long as this process to import torch: let both do it at once."""
-    if not arguments or arguments[0] not in ("train", "resume", "run") or {"-h", "--help"} & set(arguments):
+    own = _before_script(arguments)
+    if not own or own[0] not in ("train", "resume", "run") or {"-h", "--help"} & set(own):
         return None
     from squall.launchers.local import LocalRun
 
@@ -139,7 +149,6 @@ def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
     from squall.cli_options import build_strategy, settings_of
     from squall.script import run_script, script_code
 
-    assert local is not None
     chosen = any(getattr(options, name) is not None for name in ("optimizer", "lr", "momentum", "weight_decay"))
     code = script_code(
         Path(options.script), options.arguments, build_strategy(options, ()), settings_of(options),
@@ -179,7 +188,6 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
     if "script" in old:
         if {"epochs", "steps"} & set(limits):
             raise ValueError("how much a script trains it says itself, to session.batches: leave --epochs, --steps out")
-        assert local is not None
         script = resumed_script(old, strategy, options.until)
         run = run_script(script, path, local=local, commanded_at=commanded_at, again=True)
     else:
@@ -240,7 +248,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     train.add_argument(
         "file", metavar="FILE[:function]", help="a file whose function (default: task) builds a squall.Task"
     )
-    if "train" in arguments:  # the flags of strategies need torch, which the other commands should not wait for
+    if arguments[:1] == ["train"]:  # the flags of strategies need torch, which the other commands should not wait for
         from squall.cli_options import add_strategy_flags
 
         add_strategy_flags(train, arguments)
@@ -251,10 +259,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
     script = commands.add_parser("run", help="start your own script, once per replica (it calls squall.join)")
     script.set_defaults(run=_script)
-    if arguments and arguments[0] == "run":
+    if arguments[:1] == ["run"]:
         from squall.cli_options import add_strategy_flags
 
-        add_strategy_flags(script, arguments)
+        add_strategy_flags(script, _before_script(arguments))
     script.add_argument("--until", metavar="METRIC=VALUE", help="end when a metric that the script logs is reached")
     _common(script)
     script.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")

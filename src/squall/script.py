@@ -65,14 +65,14 @@ def resumed_script(code: ScriptCode, strategy: Strategy, until: str | None) -> S
 
 
 def run_script(
-    code: ScriptCode, directory: str | Path | None, *, local: LocalRun, commanded_at: float, again: bool = False
+    code: ScriptCode, directory: str | Path | None, *, local: LocalRun | None, commanded_at: float, again: bool = False
 ) -> Run:
     """Start a script with replicas; what it prints goes where this process prints.
 
     Args:
         code: from `script_code`.
         directory: of the run; a new one under runs/ by default.
-        local: the nursery, started early.
+        local: the nursery, where it was started early.
         commanded_at: when the user gave the command, seconds since 1970.
         again: go on with the run in `directory` from its last snapshot.
 
@@ -80,6 +80,7 @@ def run_script(
         ValueError: the directory cannot be used; nothing was launched.
         SquallError: the script failed, or a process that cannot be done without.
     """
+    local = local or LocalRun()
     message = {
         "plan": code["plan"], "commanded_at": commanded_at, "shared_memory": str(SHARED_MEMORY),
         "script": str(code["script"]), "arguments": code["arguments"], "optimizer_chosen": code["optimizer_chosen"],
