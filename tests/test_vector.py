@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from squall.vector import ALIGN, Layout
+from squall.vector import ALIGN, Layout, count_in
 
 shapes = st.lists(st.lists(st.integers(1, 7), max_size=3).map(tuple), min_size=1, max_size=12)
 
@@ -113,21 +113,35 @@ def test_frozen_parameters_are_not_in_the_vector() -> None:
     assert not model[1].weight.any()
 
 
-def test_floating_buffers_are_the_tail() -> None:
+def test_buffers_are_the_tail() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
     layout = layout_of(model)
-    assert [span.name for span in layout.buffers] == ["1.running_mean", "1.running_var"]  # num_batches_tracked counts
+    assert [span.name for span in layout.buffers] == ["1.running_mean", "1.running_var"]
+    assert [span.name for span in layout.counters] == ["1.num_batches_tracked"]
     assert layout.tail == layout.buffers[0].start == 4 * ALIGN
-    assert layout.length == 6 * ALIGN
-    assert [(piece.group, piece.start, piece.stop) for piece in layout.pieces(40, 80)] == [(0, 40, 64), (-1, 64, 80)]
+    assert layout.length == 7 * ALIGN
+    assert [(piece.group, piece.start, piece.stop) for piece in layout.pieces(40, 100)] == [
+        (0, 40, 64), (-1, 64, 96), (-2, 96, 100),
+    ]  # fmt: skip
     model[1].running_var.fill_(3.0)
+    model[1].num_batches_tracked.fill_(2**40 + 1)
     vector = torch.empty(layout.length)
     layout.write_model(model, vector)
-    assert [view.tolist() for view in layout.buffer_views(vector)] == [[0.0] * 5, [3.0] * 5]
+    assert vector[80:85].tolist() == [3.0] * 5
+    assert [count_in(view).item() for view in layout.counter_views(vector)] == [2**40 + 1]
     other = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
     layout.read_buffers(vector, other)
     assert other[1].running_var.tolist() == [3.0] * 5
+    assert other[1].num_batches_tracked == 2**40 + 1
     assert not torch.equal(other[0].weight, model[0].weight)
+
+
+@pytest.mark.parametrize("shards", [1, 3, 7, 11])
+def test_no_count_is_cut_in_two(shards: int) -> None:
+    layout = layout_of(nn.Sequential(nn.Linear(11, 1, bias=False), nn.BatchNorm1d(1, affine=False)))
+    ranges = [layout.shard_range(shard, shards) for shard in range(shards)]
+    assert all((start - layout.counted) % 2 == 0 and start < stop for start, stop in ranges)
+    assert (ranges[0][0], ranges[-1][1]) == (0, layout.length)
 
 
 def test_a_model_of_one_scalar() -> None:

@@ -137,7 +137,9 @@ def _check_parameters(task: Task) -> None:
 def _check_loss(task: Task) -> None:
     """The loss on one batch and the metrics on another, without a trace: weights and random state stay as they are."""
     with _untouched(task.model):
+        before = {name: (buffer, buffer._version) for name, buffer in task.model.named_buffers()}
         loss = task.loss(task.model, _first_batch(task, task.train))
+        _check_buffers(task.model, before)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"Task.loss must return a scalar, the mean over the batch: it returned {shape}")
@@ -149,6 +151,20 @@ def _check_loss(task: Task) -> None:
             for name, metric in task.metrics.items():
                 with torch.no_grad():
                     check_metric(name, metric(task.model, batch), _first_count(task, task.validate))
+
+
+def _check_buffers(model: nn.Module, before: Mapping[str, tuple[Tensor, int]]) -> None:
+    """Buffers that are no part of the vector stay as the task built them, so training must not change them."""
+    for name, buffer in model.named_buffers():
+        if name not in before or (buffer.layout == torch.strided and not buffer.is_complex()):
+            continue
+        tensor, version = before[name]
+        if buffer is not tensor or buffer._version != version:
+            kind = "complex" if buffer.is_complex() else "sparse"
+            raise ValueError(
+                f"buffer {name!r} is {kind}, and a batch changes it: replicas share dense real buffers alone, so"
+                " register it as one, or leave it as it is while the model is in training mode"
+            )
 
 
 def check_metric(name: str, values: object, count: int) -> Tensor:
@@ -173,7 +189,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
     """Afterwards parameters, buffers, modes and random state are what they were."""
     tensors = [*model.parameters(), *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training, dict(module._buffers)) for module in model.modules()]
     chance = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
@@ -181,8 +197,9 @@ def _untouched(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in zip(tensors, values):
                 tensor.copy_(value)
-        for module, mode in modes:
+        for module, mode, buffers in modes:
             module.training = mode
+            module._buffers.update(buffers)
         torch.set_rng_state(chance[0])
         np.random.set_state(chance[1])
         random.setstate(chance[2])

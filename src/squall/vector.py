@@ -1,11 +1,13 @@
 """The parameter vector: the only place that knows names, ranges and shards.
 
 All trainable parameters, each once (tied weights share one), ordered by param group and then as `named_parameters()`
-orders them; every start is aligned to 64 bytes. Behind them lies the tail: the floating-point buffers (BatchNorm's
-statistics), which are averaged instead of optimized. Shards own contiguous ranges of the whole.
+orders them; every start is aligned to 64 bytes. Behind them lies the tail, which is averaged instead of optimized: the
+floating-point buffers (BatchNorm's statistics), and then the integer ones (its count of batches), each as the sum of
+two elements: a count goes beyond what one float32 holds. Shards own contiguous ranges of the whole. Other buffers
+(sparse, complex) are no part of it and stay as the task built them.
 
-    | group 0: parameter, parameter, ... | group 1: ... | tail: buffer, buffer, ... |
-    |      shard 0      |       shard 1       |      shard 2      |
+    | group 0: parameter, parameter, ... | group 1: ... | tail: buffer, buffer, ... counter, ... |
+    |        shard 0        |        shard 1        |        shard 2        |
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A run of elements [start, stop) that one param group (or the tail, group -1) has in a shard, and in a block."""
+    """A run of elements [start, stop) that a param group has in a shard, and in a block; -1: buffers, -2: counters."""
 
     group: int
     start: int
@@ -46,6 +48,7 @@ class Layout(msgspec.Struct, frozen=True):
     group_starts: tuple[int, ...]  # first element of each group; the tail begins at `tail`
     tail: int
     length: int  # of the whole vector, padding included
+    counters: tuple[Span, ...] = ()  # integer buffers; each value has two elements
 
     @classmethod
     def of(cls, model: nn.Module, groups: list[list[nn.Parameter]]) -> Layout:
@@ -62,24 +65,36 @@ class Layout(msgspec.Struct, frozen=True):
                 at += _aligned(p.numel())
         tail = at
         buffers: list[Span] = []
-        for name, b in _floating_buffers(model):
-            buffers.append(Span(name, tuple(b.shape), at, b.numel()))
-            at += _aligned(b.numel())
-        return cls(tuple(parameters), tuple(buffers), tuple(starts), tail, at)
+        dense = [(name, b) for name, b in model.named_buffers() if b.layout == torch.strided and b.numel()]
+        for name, b in dense:
+            if b.is_floating_point():
+                buffers.append(Span(name, tuple(b.shape), at, b.numel()))
+                at += _aligned(b.numel())
+        counters: list[Span] = []
+        for name, b in dense:
+            if not b.is_floating_point() and not b.is_complex():
+                counters.append(Span(name, tuple(b.shape), at, b.numel()))
+                at += _aligned(2 * b.numel())
+        return cls(tuple(parameters), tuple(buffers), tuple(starts), tail, at, tuple(counters))
 
     @property
     def elements(self) -> int:
         """Trainable elements, padding not counted."""
         return sum(span.numel for span in self.parameters)
 
+    @property
+    def counted(self) -> int:
+        """The element at which counters begin."""
+        return self.counters[0].start if self.counters else self.length
+
     def shard_range(self, shard: int, shards: int) -> tuple[int, int]:
         """Elements [start, stop) that a shard owns; equal shares up to alignment."""
-        unit = ALIGN if self.length >= ALIGN * shards else 1
+        unit = ALIGN if self.length >= ALIGN * shards else 2 if self.counters else 1
         units = self.length // unit
         return shard * units // shards * unit, (shard + 1) * units // shards * unit
 
     def pieces(self, start: int, stop: int, blocks: int = 1) -> list[Piece]:
-        """What each group, and the tail, has in [start, stop), cut at the blocks' ends; in order, empty ones left out.
+        """What each group, and each part of the tail, has in [start, stop), cut at the blocks' ends; none is empty.
 
         Blocks are equal parts of all parameters, up to alignment.
         """
@@ -92,7 +107,9 @@ class Layout(msgspec.Struct, frozen=True):
             for group, a, b in runs
             for block, (low, high) in enumerate(pairwise(bounds))
         ]
-        cut.append(Piece(-1, max(self.tail, start), min(self.length, stop)))
+        counted = self.counted
+        cut.append(Piece(-1, max(self.tail, start), min(counted, stop)))
+        cut.append(Piece(-2, max(counted, start), min(self.length, stop)))
         return [piece for piece in cut if piece.start < piece.stop]
 
     # ------------------------------------------------------------ models
@@ -103,24 +120,37 @@ class Layout(msgspec.Struct, frozen=True):
         return [by_name[span.name] for span in self.parameters]
 
     def buffers_of(self, model: nn.Module) -> list[Tensor]:
+        """The model's floating buffers, and behind them its counters."""
         by_name = dict(model.named_buffers())
-        return [by_name[span.name] for span in self.buffers]
+        return [by_name[span.name] for span in (*self.buffers, *self.counters)]
+
+    def counters_of(self, model: nn.Module) -> list[Tensor]:
+        return self.buffers_of(model)[len(self.buffers) :] if self.counters else []
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """One view per parameter, in its own shape."""
         return list(_views(vector, self.parameters))
 
-    def buffer_views(self, vector: Tensor) -> list[Tensor]:
-        return list(_views(vector, self.buffers))
+    def counter_views(self, vector: Tensor) -> list[Tensor]:
+        """One view per counter, [..., 2], for `count_in` and `put_count`."""
+        return [vector[s.start : s.start + 2 * s.numel].view(*s.shape, 2) for s in self.counters]
 
     def write_model(self, model: nn.Module, vector: Tensor) -> None:
-        """Copy a model's parameters and floating buffers into the vector; padding becomes zero."""
+        """Copy a model's parameters and buffers into the vector; padding becomes zero."""
         vector.zero_()
         with torch.no_grad():
             for view, source in zip(self.views(vector), self.parameters_of(model)):
                 view.copy_(source)
-            for view, buffer in zip(self.buffer_views(vector), self.buffers_of(model)):
-                view.copy_(buffer)
+            self.write_buffers(model, vector)
+
+    def write_buffers(self, model: nn.Module, vector: Tensor) -> None:
+        if self.tail == self.length:  # the usual case; to find that out below would walk the model
+            return
+        buffers = self.buffers_of(model)
+        for view, buffer in zip(_views(vector, self.buffers), buffers):
+            view.copy_(buffer)
+        for view, counter in zip(self.counter_views(vector), buffers[len(self.buffers) :]):
+            put_count(view, counter.double())
 
     def read_model(self, vector: Tensor, model: nn.Module) -> None:
         """Copy the vector into a model."""
@@ -130,13 +160,19 @@ class Layout(msgspec.Struct, frozen=True):
             self.read_buffers(vector, model)
 
     def read_buffers(self, vector: Tensor, model: nn.Module) -> None:
-        for view, buffer in zip(self.buffer_views(vector), self.buffers_of(model)):
+        """Counters are rounded; an integer that nothing was added to keeps its value, however large it is."""
+        buffers = self.buffers_of(model)
+        for view, buffer in zip(_views(vector, self.buffers), buffers):
             buffer.copy_(view)
+        for view, counter in zip(self.counter_views(vector), buffers[len(self.buffers) :]):
+            count = count_in(view)
+            value = count if counter.dtype == torch.bool else count.round()
+            counter.copy_(torch.where(count == counter, counter, value.to(counter.dtype)))
 
     def differences(self, other: Layout) -> list[str]:
         """What tells two models apart, one line a tensor; empty when a snapshot of one fits the other."""
-        mine = {s.name: s.shape for s in (*self.parameters, *self.buffers)}
-        theirs = {s.name: s.shape for s in (*other.parameters, *other.buffers)}
+        mine = {s.name: s.shape for s in (*self.parameters, *self.buffers, *self.counters)}
+        theirs = {s.name: s.shape for s in (*other.parameters, *other.buffers, *other.counters)}
         lines = [f"{n}: missing here, {list(theirs[n])} there" for n in theirs if n not in mine]
         lines += [f"{n}: {list(mine[n])} here, missing there" for n in mine if n not in theirs]
         lines += [
@@ -147,6 +183,17 @@ class Layout(msgspec.Struct, frozen=True):
         return lines
 
 
+def count_in(pairs: Tensor) -> Tensor:
+    """float32 [..., 2] -> float64 [...]."""
+    return pairs.double().sum(-1)
+
+
+def put_count(pairs: Tensor, count: Tensor) -> None:
+    """float64 [...] -> float32 [..., 2]: what the first element cannot hold is in the second."""
+    pairs[..., 0] = count
+    pairs[..., 1] = count - pairs[..., 0]
+
+
 def _aligned(numel: int) -> int:
     return -(-numel // ALIGN) * ALIGN
 
@@ -154,7 +201,3 @@ def _aligned(numel: int) -> int:
 def _views(vector: Tensor, spans: tuple[Span, ...]) -> Iterator[Tensor]:
     for span in spans:
         yield vector[span.start : span.start + span.numel].view(span.shape)
-
-
-def _floating_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [(name, b) for name, b in model.named_buffers() if b.is_floating_point() and b.numel()]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import squall
 from squall.run import Run
@@ -51,18 +53,22 @@ class Switch(nn.Module):
 
 
 class Masked(nn.Module):
-    """Constants as buffers: a causal mask of minus infinities, a table, and an integer."""
+    """Constants as buffers: a causal mask of minus infinities, a table, integers, a graph, and a rotation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(6, 6)
         self.register_buffer("mask", torch.full((6, 6), float("-inf")).triu(1))
         self.register_buffer("table", torch.linspace(0.1, 0.7, 6), persistent=False)
-        self.register_buffer("offset", torch.tensor([2**40 + 1]))
+        self.register_buffer("offset", torch.tensor([2**62 + 1]))  # more than float64 holds exactly
+        self.register_buffer("allowed", torch.tensor([True, False]))
+        self.register_buffer("graph", torch.eye(6).to_sparse())
+        self.register_buffer("rotation", torch.full((6,), 1j))
 
     def forward(self, inputs: Tensor) -> Tensor:
         scores = (inputs.unsqueeze(1) * inputs.unsqueeze(2) + self.mask).softmax(-1)
-        return (self.linear(scores.mean(1)) * self.table).sum(1, keepdim=True)
+        mixed = (self.graph @ scores.mean(1).T).T * -(self.rotation**2).real
+        return (self.linear(mixed) * self.table).sum(1, keepdim=True)
 
 
 class Scalar(nn.Module):
@@ -80,24 +86,94 @@ def words_task(sparse: bool) -> Callable[[], squall.Task]:
     def loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
         return nn.functional.cross_entropy(model(batch[0]), (batch[0] + 1) % 12)
 
-    return lambda: squall.Task(model=Tied(sparse), loss=loss, train=torch.utils.data.TensorDataset(words), batch_size=8)
+    return lambda: squall.Task(model=Tied(sparse), loss=loss, train=TensorDataset(words), batch_size=8)
 
 
 @pytest.mark.parametrize("strategy", [TWO, LOCKED], ids=["downpour", "synchronous"])
 def test_running_statistics_of_several_replicas_are_those_of_the_data(inline: Fit, strategy: squall.Strategy) -> None:
-    task = regression(lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1)), examples=320, batch_size=16)
+    task = regression(lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1)), examples=288, batch_size=16)
     norm = inline(task, strategy, epochs=4).model[0]
-    inputs = numbers(320).tensors[0]
+    inputs = numbers(288).tensors[0]
     torch.testing.assert_close(norm.running_mean, inputs.mean(0), atol=0.2, rtol=0)
     torch.testing.assert_close(norm.running_var, inputs.var(0), atol=0.35, rtol=0)
-    assert norm.num_batches_tracked == 0, "integer buffers are not in the vector"
+    assert norm.num_batches_tracked.item() == pytest.approx(4 * 18 / strategy.replicas, abs=0.5)  # a replica's batches
 
 
 @pytest.mark.parametrize("strategy", [TWO, LOCKED], ids=["downpour", "synchronous"])
 def test_constant_buffers_stay_as_they_are(inline: Fit, strategy: squall.Strategy) -> None:
     run = inline(regression(Masked), strategy, epochs=8)
     for (name, before), (_, after) in zip(Masked().named_buffers(), run.model.named_buffers()):
-        assert torch.equal(before, after), name
+        assert torch.equal(before.to_dense(), after.to_dense()), name
+
+
+def averaged_norm() -> nn.Module:
+    """Its statistics are the mean over all batches: the count of them is the rate."""
+    return nn.Sequential(nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 1))
+
+
+GENTLE = partial(torch.optim.SGD, lr=0.01)
+COUNTING = {
+    "single process": squall.SingleProcess(optimizer=GENTLE),
+    "one replica": squall.Downpour(replicas=1, shards=2, optimizer=GENTLE),
+    "downpour": squall.Downpour(replicas=2, shards=2, optimizer=GENTLE),
+    "synchronous": squall.Synchronous(replicas=3, shards=2, optimizer=GENTLE),
+    "unlike pushes and fetches": squall.Downpour(replicas=2, optimizer=GENTLE, push_every=3, fetch_every=2),
+    "overlapped": squall.Downpour(replicas=2, optimizer=GENTLE, overlap=True),
+    "averaging": squall.Averaging(replicas=2, optimizer=GENTLE, every=3),
+    "elastic averaging": squall.ElasticAveraging(replicas=2, optimizer=GENTLE, every=3),
+    "diloco": squall.DiLoCo(replicas=2, inner_steps=4),
+}
+
+
+@pytest.mark.parametrize("strategy", COUNTING.values(), ids=COUNTING)
+def test_counts_of_batches_are_those_of_a_replica_and_averages_over_them_are_right(
+    inline: Fit, strategy: squall.Strategy
+) -> None:
+    data = TensorDataset(numbers(288).tensors[0] + 3, numbers(288).tensors[1])  # far from what statistics begin as
+    norm = inline(regression(averaged_norm, train=data), strategy, epochs=12).model[0]
+    assert norm.num_batches_tracked.item() == pytest.approx(12 * 18 / strategy.recipe().replicas, abs=0.5)
+    torch.testing.assert_close(norm.running_mean, data.tensors[0].mean(0), atol=0.25, rtol=0)
+
+
+class Counted(nn.Module):
+    """Counts its batches in buffers of its own: one that is replaced, one that is a flag, one of another kind."""
+
+    def __init__(self, kind: str = "dense") -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 1)
+        self.register_buffer("seen", torch.tensor(0, dtype=torch.int32))
+        self.register_buffer("begun", torch.tensor(False))
+        self.register_buffer("other", {"sparse": torch.eye(2).to_sparse(), "complex": torch.ones(2) * 1j}.get(kind))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + 1
+            self.begun.fill_(True)
+            if self.other is not None:
+                self.other = self.other * 2
+        return self.linear(inputs)
+
+
+@pytest.mark.parametrize("strategy", [squall.SingleProcess(optimizer=SGD), TWO, LOCKED], ids=str)
+def test_buffers_that_a_model_replaces_or_sets_come_back(inline: Fit, strategy: squall.Strategy) -> None:
+    model = inline(regression(Counted, examples=96), strategy, epochs=4).model
+    assert model.seen.item() == 24 / strategy.recipe().replicas
+    assert model.seen.dtype == torch.int32
+    assert model.begun.item() is True
+
+
+@pytest.mark.parametrize("kind", ["sparse", "complex"])
+def test_a_buffer_that_replicas_cannot_share_is_refused_by_name(run_dir: Path, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"buffer 'other' is {kind}, and a batch changes it"):
+        squall.fit(regression(lambda: Counted(kind)), TWO, run_dir=run_dir)
+    assert not run_dir.exists()
+
+
+def test_counts_go_on_in_a_resumed_run(inline: Fit) -> None:
+    task = regression(averaged_norm, examples=96)
+    first = inline(task, TWO, epochs=2)
+    resumed = squall.resume(first.directory, strategy=LOCKED, epochs=5)
+    assert resumed.model[0].num_batches_tracked.item() == 2 * 6 / 2 + 3 * 6 / 3
 
 
 def test_tied_weights_are_one_parameter_and_stay_tied(inline: Fit) -> None:

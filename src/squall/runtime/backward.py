@@ -18,7 +18,7 @@ from squall.protocol.core import Compute
 from squall.runtime.batches import Batches, to_device
 from squall.runtime.seeds import mix, seed_everything
 from squall.task import Batch, Task
-from squall.vector import Layout
+from squall.vector import Layout, count_in, put_count
 
 
 def resolve_device(name: str) -> torch.device:
@@ -37,7 +37,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 class ModelOnVector:
-    """A model whose parameters and floating buffers are those of a weights buffer."""
+    """A model whose parameters and buffers are those of a weights buffer."""
 
     def __init__(self, model: nn.Module, layout: Layout, buffers: Sequence[Tensor], device: torch.device) -> None:
         self.model = model.to(device)
@@ -48,20 +48,21 @@ class ModelOnVector:
         self._in_place = all(buffer.device.type == device.type for buffer in buffers)  # else a copy on the device
         self._vectors = list(buffers) if self._in_place else [torch.empty_like(buffers[0], device=device)]
         self._views = [layout.views(v) for v in self._vectors]
+        self._has_buffers = layout.tail < layout.length
         self._used = -1
 
     def use(self, buffer: int) -> None:
         """Compute on this weights buffer from now on."""
         if not self._in_place:
             self._vectors[0].copy_(self._sources[buffer], non_blocking=True)
-        elif self._used == buffer and not self.layout.buffers:
+        elif self._used == buffer and not self._has_buffers:
             return
         index = buffer if self._in_place else 0
         if self._used != index:
             for parameter, view in zip(self.parameters, self._views[index]):
                 parameter.data = view
             self._used = index
-        if self.layout.buffers:
+        if self._has_buffers:
             with torch.no_grad():
                 self.layout.read_buffers(self._vectors[index], self.model)
 
@@ -79,12 +80,14 @@ class Backward:
         self.on_vector = ModelOnVector(task.model, layout, weights, device)
         self.batches = Batches(task, seed)
         self._seed = seed
+        self._counted: list[Tensor] = []  # counters, as they were before the batch
         self._trained = False  # some parameter got a gradient
         task.model.train()
 
     def load(self, effect: Compute) -> Batch:
         """The batch that the effect names, with nothing left of the gradients of the one before."""
         batch = self.batches.load(effect.epoch, effect.start, effect.stop)
+        self._counted = [counter.double() for counter in self.layout.counters_of(self.on_vector.model)]
         seed_everything(mix(self._seed, effect.epoch, effect.start, 1), self.device)
         for parameter in self.on_vector.parameters:
             parameter.grad = None
@@ -119,12 +122,13 @@ class Backward:
         self._trained = True
         return finite
 
-    def push_buffers(self, vector: Tensor) -> None:
-        """BatchNorm's statistics and other floating buffers travel as they are, in the vector's tail."""
-        if not self.layout.buffers:  # the usual case; to find that out below would walk the model
-            return
-        for view, own in zip(self.layout.buffer_views(vector), self.layout.buffers_of(self.on_vector.model)):
-            view.copy_(own)
+    def push_buffers(self, vector: Tensor, accumulate: bool) -> None:
+        """Floating buffers travel as they are, in the vector's tail; counters by what the push's batches have added."""
+        views = self.layout.counter_views(vector)
+        earlier = [count_in(view) if accumulate else 0.0 for view in views]
+        self.layout.write_buffers(self.on_vector.model, vector)
+        for view, before, so_far in zip(views, self._counted, earlier):
+            put_count(view, count_in(view) - before + so_far)
 
 
 def pin(memory: Tensor) -> None:

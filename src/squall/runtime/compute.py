@@ -68,7 +68,7 @@ class Gradients:
         if finite:
             if effect.local_step:
                 self._local_step()
-            self.backward.push_buffers(self._vectors[effect.buffer])
+            self.backward.push_buffers(self._vectors[effect.buffer], effect.accumulate)
             self._to_arena(effect.buffer)
         return GradientComputed(math.nan if loss is None else loss, finite, time.perf_counter() - started)
 

@@ -15,7 +15,7 @@ from squall.runtime.compute import all_finite
 from squall.runtime.optimizers import build_optimizer
 from squall.strategies import Recipe
 from squall.task import Task
-from squall.vector import Layout
+from squall.vector import Layout, count_in, put_count
 
 
 class LocalTraining:
@@ -38,6 +38,8 @@ class LocalTraining:
         self.backward = Backward(task, layout, [self._own], seed, device)
         self.batches = self.backward.batches
         self._begun = False  # there are weights of its own
+        self._counted: list[Tensor] = []  # counters, as the last fetch left them
+        layout.write_buffers(task.model, self._own)
         self.backward.on_vector.use(0)
         self._optimizer = build_optimizer(recipe.local, task.param_groups())
         self._scheduler = task.schedule(self._optimizer) if task.schedule is not None else None
@@ -48,12 +50,15 @@ class LocalTraining:
     def use(self, buffer: int) -> None:
         """Move towards the weights just fetched, or take them."""
         if self._begun and self._recipe.pull != 1:
-            self.backward.push_buffers(self._own)
-            self._own.lerp_(self._fetched.to(self._own.device, non_blocking=True), self._recipe.pull)
+            fetched, averaged = self._fetched.to(self._own.device, non_blocking=True), self._layout.counted
+            self._layout.write_buffers(self.backward.on_vector.model, self._own)
+            self._own[:averaged].lerp_(fetched[:averaged], self._recipe.pull)
+            self._own[averaged:].copy_(fetched[averaged:])
         else:
             self._own.copy_(self._fetched, non_blocking=True)
         self._begun = True
         self.backward.on_vector.use(0)
+        self._counted = [counter.double() for counter in self._layout.counters_of(self.backward.on_vector.model)]
 
     def compute(self, effect: Compute) -> GradientComputed:
         """One step of the replica's own optimizer; a gradient that is not finite changes nothing."""
@@ -68,20 +73,22 @@ class LocalTraining:
         if finite:
             self._schedule(effect)
             self._optimizer.step()
-            self.backward.push_buffers(self._own)
+            self._layout.write_buffers(self.backward.on_vector.model, self._own)
             finite = math.isfinite(self._own[: self._layout.tail].sum().item())  # a step may overflow
-        elif self._layout.buffers:
+        else:
             self.backward.on_vector.use(0)  # the forward pass may have put a NaN into BatchNorm's statistics
         return GradientComputed(math.nan if loss is None else loss, finite, time.perf_counter() - started)
 
     def prepare_push(self) -> None:
-        """The buffers in the vector's tail are pushed as they are, whatever the parameters are pushed as."""
+        """Floating buffers are pushed as they are, counters by what was added, whatever parameters are pushed as."""
         self._pushed.copy_(self._own, non_blocking=True)
         if self._own.device.type == "cuda":
             torch.cuda.current_stream(self._own.device).synchronize()
         if self._recipe.pushes == "delta":
             parameters = slice(0, self._layout.tail)
             torch.sub(self._fetched[parameters], self._pushed[parameters], out=self._pushed[parameters])
+        for pushed, before in zip(self._layout.counter_views(self._pushed), self._counted):
+            put_count(pushed, count_in(pushed) - before)
 
     def _schedule(self, effect: Compute) -> None:
         """The schedule is a function of the batch's place in the run, so that a replacement goes on where it should."""

@@ -16,7 +16,7 @@ from squall.runtime.optimizers import bare_step, build_optimizer
 from squall.runtime.seeds import mix
 from squall.strategies.base import Recipe
 from squall.task import Task
-from squall.vector import Layout, Piece
+from squall.vector import Layout, Piece, count_in, put_count
 
 _MEAN_SQUARE = "squall.mean_square"  # of gradients, in a snapshot
 
@@ -34,7 +34,8 @@ class Store:
         self.arena = arena
         pieces = layout.pieces(self.start, self.stop, recipe.blocks)
         self.pieces = [piece for piece in pieces if piece.group >= 0]
-        self._tail = [piece for piece in pieces if piece.group < 0]
+        self._tail = [piece for piece in pieces if piece.group == -1]
+        self._counters = [piece for piece in pieces if piece.group == -2]
         self.parameters = [nn.Parameter(self._own(piece)) for piece in self.pieces]
         # A replica with an optimizer of its own takes the task's param groups and schedule for that.
         local = recipe.local is not None
@@ -63,7 +64,8 @@ class Store:
     # ------------------------------------------------------------ exchanges
 
     def apply(self, terms: Sequence[Term], share: float, clock: int = 1, rate: float = 1.0) -> None:
-        """One optimizer step on the weighted sum of pushed gradients; buffers move by `share` to the pushed ones.
+        """One optimizer step on the weighted sum of pushed gradients; buffers move by `share` to the pushed ones, and
+        counters by `share` of what was added to them.
 
         Only the elements of the block whose turn it is at this clock are moved. `rate` is a factor on the learning
         rates of this step.
@@ -80,6 +82,10 @@ class Store:
             self.scheduler.step()
         if self._tail:
             self._move_buffers(terms, share)
+        for piece in self._counters:
+            own = self._own(piece).view(-1, 2)
+            pushed = [self.arena.gradient(t.slot, t.buffer)[piece.start : piece.stop].view(-1, 2) for t in terms]
+            put_count(own, sum((count_in(p) * (t.weight * share) for t, p in zip(terms, pushed)), count_in(own)))
 
     def _gradient(self, terms: Sequence[Term]) -> list[Tensor]:
         """What the optimizer steps on, cut as the parameters are."""
