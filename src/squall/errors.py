@@ -6,7 +6,7 @@ SquallError             something happened to a run
 ├── TaskError           the user's own code failed inside a process; carries its traceback
 ├── ProcessLost         a process that the run cannot go on without died; says how to resume
 ├── NotFinite           a batch gave NaN or Inf twice; says which, and where the last good weights are
-├── SnapshotMismatch    a snapshot belongs to another model, optimizer or data; says what differs
+├── SnapshotMismatch    a snapshot belongs to another model, optimizer or data, or is damaged; says what differs
 └── PeerFault           a peer sent what no Squall process sends (never blamed on the user)
 Interrupted             (a KeyboardInterrupt) Ctrl-C or SIGTERM, after an orderly end with a snapshot
 """
@@ -35,7 +35,7 @@ class NotFinite(SquallError):
 
 
 class SnapshotMismatch(SquallError):
-    """A snapshot belongs to another model, optimizer or training set."""
+    """A snapshot belongs to another model, optimizer or training set, or is not what was written any more."""
 
 
 class PeerFault(SquallError):

@@ -113,7 +113,7 @@ class Office:
     def snapshot(self, error: str = "", *, trained: tuple[Cover, ...] = ()) -> list[Effect]:
         """Every shard writes the snapshot that was asked for last."""
         number = [message.number for _, message in self.said if isinstance(message, TakeSnapshot)][-1]
-        answers = [SnapshotTaken(number, 7 + shard.index, trained, error) for shard in self.shards]
+        answers = [SnapshotTaken(number, 7 + shard.index, trained, error, 70 + shard.index) for shard in self.shards]
         return [effect for shard, answer in zip(self.shards, answers) for effect in self.tell(shard, answer)]
 
     def evaluated(self, **values: float) -> list[Effect]:

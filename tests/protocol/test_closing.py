@@ -39,6 +39,7 @@ def test_training_leaving_evaluation_snapshot_end() -> None:
     assert [office.heard(shard, TakeSnapshot) for shard in office.shards] == [[TakeSnapshot(1)]] * 2
     published = only(office.snapshot(), PublishSnapshot)
     assert (published.number, published.versions, published.ledger["trained"]) == (1, (7, 8), 20)
+    assert published.checksums == (70, 71)
     assert end(office) == End("finished", "all data is trained")
     assert [to for to, message in sent(office.effects, Stop)] == [*office.shards, office.evaluator]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import stat
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
@@ -153,20 +157,87 @@ def remove_manifest(directory: Path) -> None:
     (directory / "manifest.json").unlink()
 
 
+def empty_ledger(directory: Path) -> None:
+    manifest = json.loads((directory / "manifest.json").read_text())
+    (directory / "manifest.json").write_text(json.dumps(manifest | {"ledger": {}}))
+
+
 def damage_shard(directory: Path) -> None:
     (directory / "shard-1-of-2.safetensors").write_bytes(b"\0" * 40)
+
+
+def flip_a_bit(directory: Path) -> None:
+    path = directory / "shard-0-of-2.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+def other_range(directory: Path) -> None:
+    path = directory / "shard-1-of-2.safetensors"
+    save_file(load_file(path), path, metadata={"start": "0", "stop": "1"})
 
 
 def remove_shard(directory: Path) -> None:
     (directory / "shard-1-of-2.safetensors").unlink()
 
 
-@pytest.mark.parametrize("damage", [damage_manifest, remove_manifest, damage_shard, remove_shard])
+DAMAGES = [damage_manifest, remove_manifest, empty_ledger, damage_shard, remove_shard, flip_a_bit, other_range]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_snapshot_is_refused_by_its_name(inline: Fit, damage: Callable[[Path], None]) -> None:
     run = inline(TASK, squall.Downpour(replicas=2, shards=2))
     damage(Snapshots(run.directory).directory / "000001")
-    with pytest.raises(squall.SnapshotMismatch, match=r"000001.*(manifest\.json|shard)"):
+    with pytest.raises(squall.SnapshotMismatch, match=r"000001.*(manifest\.json|shard).*start a new run"):
         again(run, epochs=2)
+
+
+@pytest.mark.parametrize("damage", [damage_manifest, flip_a_bit])
+def test_a_run_goes_back_to_the_snapshot_before_a_damaged_one(
+    inline: Fit, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    often = squall.Settings(launcher="inline", threads=1, progress=False, snapshot_every_s=0.05)  # virtual seconds
+    run = inline(TASK, squall.Downpour(replicas=2, shards=2, optimizer=ADAM), epochs=3, settings=often)
+    snapshots = Snapshots(run.directory)
+    before, newest = snapshots.numbers()
+    damage(snapshots.directory / f"{newest:06d}")
+    longer = again(run, epochs=4)
+    warning = capfd.readouterr().err
+    assert f"{newest:06d}/" in warning
+    assert f"going on from snapshot {before}" in warning
+    assert (snapshots.directory / f"{newest:06d}.damaged").is_dir()
+    reader = Reader(run.directory / "run.sqlite")
+    assert str(audit(reader)).splitlines()[1:] == ["Epochs 0 to 3: each of 90 examples trained exactly once."]
+    reader.close()
+    replayed = squall.replay(run.directory, check=True)
+    assert replayed.as_asked, str(replayed)
+    assert all(torch.equal(a, b) for a, b in zip(replayed.model.parameters(), longer.model.parameters(), strict=True))
+
+
+def test_a_snapshot_is_on_the_disk_before_it_shows_and_before_older_ones_go(
+    inline: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, str]] = []
+
+    def told(what: str, owner: Any, name: str, place: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        def tell(*given: Any, **named: Any) -> Any:
+            done.append((what, Path(place(given[0])).name))
+            return original(*given, **named)
+
+        monkeypatch.setattr(owner, name, tell)
+
+    told("synced", os, "fsync", lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}"))
+    told("renamed", Path, "rename", str)
+    told("removed", shutil, "rmtree", str)
+    often = squall.Settings(launcher="inline", threads=1, progress=False, snapshot_every_s=0.05)
+    inline(TASK, squall.Downpour(replicas=2, shards=2), epochs=6, settings=often)
+    shown = done.index(("renamed", "000003.partial"))
+    files = ["shard-0-of-2.safetensors", "shard-1-of-2.safetensors", "manifest.json", "000003.partial"]
+    assert done[shown - 4 : shown] == [("synced", name) for name in files]
+    assert done[shown + 1 : shown + 3] == [("synced", "snapshots"), ("removed", "000001")]
 
 
 @pytest.mark.parametrize("files", [[], ["notes.txt"]])

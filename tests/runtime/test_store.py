@@ -82,11 +82,13 @@ class Shards:
         return self.arena.weights(0, 0).clone()
 
     def snapshot(self, directory: Path) -> Restored:
-        snapshots = Snapshots(directory)
+        snapshots, checksums = Snapshots(directory), []
         for number, store in enumerate(self.stores):
-            assert snapshots.write_shard(1, number, len(self.stores), store) == ""
+            written = snapshots.write_shard(1, number, len(self.stores), store)
+            assert written.error == ""
+            checksums.append(written.checksum)
         versions = tuple(self.number for _ in self.stores)
-        snapshots.publish(Manifest(1, self.layout, versions, {}, {}, 0.0, 0.0, "Adam"))
+        snapshots.publish(Manifest(1, self.layout, versions, {}, {}, 0.0, 0.0, "Adam", tuple(checksums)))
         return snapshots.restore(1, self.layout)
 
 

@@ -25,6 +25,7 @@ from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.portions import Portions
 from squall.protocol.shard import Shard
+from squall.protocol.side_work import Snapshots
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Part, Weather
 from squall.sim.proof.soak import rebuilt, verdict
@@ -194,6 +195,12 @@ def twice_told(original: Any, leases: Leases, lease: int, upto: int, holder: Nod
     return original(leases, lease, upto + leases.batch_size, holder)
 
 
+def one_checksum_for_all(original: Any, snapshots: Snapshots, shard: Node, message: Any, *given: Any) -> bool:
+    first = next(iter((snapshots._answers or {}).values()), message)
+    told: bool = original(snapshots, shard, msgspec.structs.replace(message, checksum=first.checksum), *given)
+    return told
+
+
 # ---------------------------------------------------------------- replicas
 
 
@@ -265,6 +272,8 @@ PLANTED: dict[str, Planted] = {
         wrapped(Leases, "extended", leases_since_unknown), 1000, "I4"),
     "a snapshot does not know of what the departed had trained": Planted(
         wrapped(Shard, "_on_view", departed_unknown), 50, "I4"),
+    "a manifest names another file's checksum": Planted(
+        wrapped(Snapshots, "answered", one_checksum_for_all), 20, "I1"),
     "a batch more than reported counts as trained": Planted(wrapped(Leases, "done", twice_told), 20, "I1"),
     "a gradient buffer is used again too early": Planted(wrapped(Replica, "_exchange", one_buffer), 20, "I6"),
     "a batch that is tried again shifts the fetches": Planted(

@@ -124,6 +124,7 @@ class SnapshotWritten(Event, frozen=True, gc=False):
 
     number: int
     error: str = ""  # why the file could not be written, empty when it was
+    checksum: int = 0  # of the file, which the manifest names
 
 
 class ModelEvaluated(Event, frozen=True, gc=False):
@@ -278,6 +279,7 @@ class PublishSnapshot(Effect, frozen=True, gc=False):
     ledger: dict[str, object]
     versions: tuple[int, ...]
     progress: dict[str, int]  # lease -> upto
+    checksums: tuple[int, ...]  # of each shard's file
     final: bool = False  # nothing is recorded any more that is not in it
 
 

@@ -199,6 +199,7 @@ class SnapshotTaken(_Message, frozen=True, tag="snapshot!", array_like=True, gc=
     version: Count
     progress: tuple[Cover, ...]
     error: str = ""
+    checksum: Count = 0
 
 
 # ---------------------------------------------------------------- coordinator <-> evaluator

@@ -117,9 +117,9 @@ class Shard:
                 self._on_message(event.sender, event.message, now, effects)
             return effects
         match event:
-            case SnapshotWritten(number, error):
+            case SnapshotWritten(number, error, checksum):
                 taken = self._snapshots.pop(number)
-                effects.append(Send(COORDINATOR, SnapshotTaken(number, taken.version, taken.progress, error)))
+                effects.append(Send(COORDINATOR, SnapshotTaken(number, taken.version, taken.progress, error, checksum)))
             case TimePassed():
                 self._settle(now, effects)
             case Started():

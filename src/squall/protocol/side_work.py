@@ -104,7 +104,8 @@ class Snapshots:
             versions = tuple(answer.version for answer in answers)
             progress = _common(answers)
             ledger = extended(self._ledger, progress)
-            effects.append(PublishSnapshot(self.newest, ledger, versions, progress, final))
+            checksums = tuple(answer.checksum for answer in answers)
+            effects.append(PublishSnapshot(self.newest, ledger, versions, progress, checksums, final))
         return True
 
 

@@ -16,7 +16,6 @@ from squall.protocol.core import (
     ModelEvaluated,
     Payload,
     PreparePush,
-    SnapshotWritten,
     UseWeights,
     WriteSnapshot,
 )
@@ -116,8 +115,7 @@ class ShardHost(QuietHost):
             case Apply(terms, share, clock, rate):
                 self.store.apply(terms, share, clock, rate)
             case WriteSnapshot(number):
-                error = self._snapshots.write_shard(number, self._index, self._shards, self.store)
-                return SnapshotWritten(number, error)
+                return self._snapshots.write_shard(number, self._index, self._shards, self.store)
             case End():
                 pass
             case _:

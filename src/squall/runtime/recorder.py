@@ -212,6 +212,7 @@ class CoordinatorHost(QuietHost):
             self._asked_s,
             self.training_s,
             state_name(self._job.recipe),
+            effect.checksums,
             effect.final,
         )
         try:

@@ -206,7 +206,9 @@ class Sequential:
             self._note("error", error)
             return error
         ledger = self._leases.state()
-        self._host.perform(PublishSnapshot(self._snapshots, ledger, (self._updates,), {}), self._clock())
+        self._host.perform(
+            PublishSnapshot(self._snapshots, ledger, (self._updates,), {}, (written.checksum,)), self._clock()
+        )
         return ""
 
     def _note(self, kind: str, text: str = "", values: dict[str, float] | None = None) -> None:

@@ -2,27 +2,32 @@
 
     snapshots/000003/shard-0-of-2.safetensors  weights and optimizer state of the shard's elements
                      shard-1-of-2.safetensors
-                     manifest.json             layout, versions, data position
+                     manifest.json             layout, versions, data position, and a checksum of each file
 
-A snapshot can be restored into any number of shards: state is kept by element of the parameter vector.
+All of it is on the disk before the rename, and the rename before older snapshots are removed. One whose checksums are
+others now is no snapshot any more: `newest` puts it aside and goes back to the one before. A snapshot can be restored
+into any number of shards: state is kept by element of the parameter vector.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from zlib import crc32
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from squall.errors import SnapshotMismatch
+from squall.protocol.core import SnapshotWritten
 from squall.vector import Layout
 
 KEEP = 2  # older snapshots are removed
@@ -39,7 +44,17 @@ class Manifest(msgspec.Struct, frozen=True):
     asked_s: float  # training time of that moment
     trained_s: float  # training time of the snapshot
     optimizer: str  # the class whose state the files hold
+    checksums: tuple[int, ...] = ()  # CRC-32 of each shard's file
     final: bool = False  # the run's record tells all that is in it
+    checksum: int = 0  # CRC-32 of all this, with 0 in this place
+
+    def encoded(self) -> bytes:
+        plain = msgspec.json.encode(msgspec.structs.replace(self, checksum=0))
+        return msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(self, checksum=crc32(plain))))
+
+    @property
+    def intact(self) -> bool:
+        return self.checksum == crc32(msgspec.json.encode(msgspec.structs.replace(self, checksum=0)))
 
     def check_optimizer(self, name: str) -> None:
         """Raises `SnapshotMismatch` for another class than the one whose state this is."""
@@ -56,6 +71,10 @@ class Manifest(msgspec.Struct, frozen=True):
             raise SnapshotMismatch(
                 f"the training set has {examples} examples, and had {before} when the run began: start a new one"
             )
+
+
+class DamagedSnapshot(SnapshotMismatch):
+    """A file of a snapshot is missing, or holds something else than was written."""
 
 
 class Part(Protocol):
@@ -85,24 +104,28 @@ class Snapshots:
     def __init__(self, run_directory: Path) -> None:
         self.directory = run_directory / "snapshots"
 
-    def write_shard(self, number: int, shard: int, shards: int, store: Part) -> str:
-        """Write one shard's file; the reason if that fails (a full disk must not end a training)."""
+    def write_shard(self, number: int, shard: int, shards: int, store: Part) -> SnapshotWritten:
+        """Bring one shard's file onto the disk; the reason if that fails (a full disk must not end a training)."""
         path = self._partial(number) / f"shard-{shard}-of-{shards}.safetensors"
         range_ = {"start": str(store.start), "stop": str(store.stop)}
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             save_file({k: v.detach().contiguous() for k, v in store.state().items()}, path, metadata=range_)
             os.chmod(path, 0o600)
+            _sync(path)
+            return SnapshotWritten(number, checksum=_checksum(path))
         except Exception as error:  # safetensors has an error type of its own for a full disk
             shutil.rmtree(path.parent, ignore_errors=True)  # half a snapshot is of no use, and takes room
-            return f"{type(error).__name__}: {error}"
-        return ""
+            return SnapshotWritten(number, f"{type(error).__name__}: {error}")
 
     def publish(self, manifest: Manifest) -> Path:
         """All shards have written: make the snapshot visible and remove old ones. Raises `OSError`."""
         partial, final = self._partial(manifest.number), self.directory / f"{manifest.number:06d}"
-        (partial / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        (partial / "manifest.json").write_bytes(manifest.encoded())
+        _sync(partial / "manifest.json")
+        _sync(partial)
         partial.rename(final)
+        _sync(self.directory)
         self.discard_partial()  # of an attempt that failed
         for number in self.numbers()[:-KEEP]:
             shutil.rmtree(self.directory / f"{number:06d}", ignore_errors=True)
@@ -115,16 +138,42 @@ class Snapshots:
         return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdecimal())
 
     def newest(self) -> int | None:
-        """The one to go on from; None: the run died before its first. What is half-written is removed."""
+        """The one to go on from; None: the run died before its first. What is half-written is removed.
+
+        Damaged ones are put aside, with a warning, where one before is whole. Raises `DamagedSnapshot` where none is.
+        """
         self.discard_partial()
-        return max(self.numbers(), default=None)
+        damaged: dict[int, DamagedSnapshot] = {}
+        for number in reversed(self.numbers()):
+            try:
+                self._check_files(self.manifest(number))
+            except DamagedSnapshot as error:
+                damaged[number] = error
+                continue
+            for bad, why in damaged.items():
+                self._put_aside(bad)
+                sys.stderr.write(f"squall: warning: {why}: going on from snapshot {number}, which is whole\n")
+            return number
+        for why in damaged.values():
+            raise DamagedSnapshot(f"{why}: restore it from a copy, or start a new run (there is no older snapshot)")
+        return None
+
+    def _put_aside(self, number: int) -> None:
+        """Its number will be given again."""
+        aside = self.directory / f"{number:06d}.damaged"
+        shutil.rmtree(aside, ignore_errors=True)
+        (self.directory / f"{number:06d}").rename(aside)
 
     def manifest(self, number: int) -> Manifest:
+        """Raises `DamagedSnapshot`."""
         path = self.directory / f"{number:06d}" / "manifest.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Manifest)
+            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
         except (OSError, msgspec.DecodeError) as error:
             raise _unreadable(path, error) from error
+        if not manifest.intact:
+            raise DamagedSnapshot(f"{path} is damaged, or of an older version of Squall: its checksum is another")
+        return manifest
 
     def check(self, number: int, layout: Layout) -> Manifest:
         """Raises `SnapshotMismatch`, with the tensors that differ, unless the snapshot fits this layout."""
@@ -134,13 +183,12 @@ class Snapshots:
             shown = "\n  ".join(differences[:20])
             more = f"\n  and {len(differences) - 20} more" if len(differences) > 20 else ""
             raise SnapshotMismatch(f"snapshot {number} in {self.directory} belongs to another model:\n  {shown}{more}")
-        for path in self._files(manifest):
-            _check_file(path)
         return manifest
 
     def restore(self, number: int, layout: Layout) -> Restored:
-        """Read a snapshot for a model with this layout. Raises `SnapshotMismatch`."""
+        """Read a snapshot for a model with this layout. Raises `SnapshotMismatch`, or `DamagedSnapshot`."""
         manifest = self.check(number, layout)
+        self._check_files(manifest)
         tensors: dict[str, Tensor] = {}
         for path in self._files(manifest):
             _read_shard(path, layout.length, tensors)
@@ -152,6 +200,15 @@ class Snapshots:
             for path in self.directory.glob("*.partial"):
                 shutil.rmtree(path, ignore_errors=True)
 
+    def _check_files(self, manifest: Manifest) -> None:
+        for path, checksum in zip(self._files(manifest), manifest.checksums, strict=True):
+            try:
+                found = _checksum(path)
+            except OSError as error:
+                raise _unreadable(path, error) from error
+            if found != checksum:
+                raise DamagedSnapshot(f"{path} is damaged: its checksum is {found:08x}, and was {checksum:08x}")
+
     def _files(self, manifest: Manifest) -> list[Path]:
         shards = len(manifest.versions)
         directory = self.directory / f"{manifest.number:06d}"
@@ -161,17 +218,27 @@ class Snapshots:
         return self.directory / f"{number:06d}.partial"
 
 
-def _check_file(path: Path) -> None:
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
-
-
 def _unreadable(path: Path, error: Exception) -> SnapshotMismatch:
-    remedy = f"remove {path.parent} to go on from the snapshot before it, if there is one"
-    return SnapshotMismatch(f"{path} cannot be read ({error}): {remedy}")
+    """What this user may not read may be whole."""
+    kind = SnapshotMismatch if isinstance(error, PermissionError) else DamagedSnapshot
+    return kind(f"{path} cannot be read ({error})")
+
+
+def _checksum(path: Path) -> int:
+    checksum, piece = 0, memoryview(bytearray(1 << 20))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(piece):
+            checksum = crc32(piece[:size], checksum)
+    return checksum
+
+
+def _sync(path: Path) -> None:
+    """Return when the file, or what a directory names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _read_shard(path: Path, length: int, tensors: dict[str, Tensor]) -> None:

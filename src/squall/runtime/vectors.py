@@ -14,7 +14,6 @@ from squall.protocol.core import (
     End,
     Event,
     Payload,
-    SnapshotWritten,
     VectorsCalculated,
     WriteSnapshot,
 )
@@ -147,8 +146,7 @@ class VectorHost(QuietHost):
             case AddPortions(owner, buffer):
                 self.store.add(owner.index, buffer)
             case WriteSnapshot(number):
-                error = self._snapshots.write_shard(number, self._index, self._shards, self.store)
-                return SnapshotWritten(number, error)
+                return self._snapshots.write_shard(number, self._index, self._shards, self.store)
             case End():
                 pass
             case _:

@@ -59,8 +59,8 @@ class BatchShard:
                 self._on_message(sender, message, effects)
             case VectorsCalculated(number, values):
                 effects.append(Send(COORDINATOR, Calculated(number, values)))
-            case SnapshotWritten(number, error):
-                effects.append(Send(COORDINATOR, SnapshotTaken(number, self.version, (), error)))
+            case SnapshotWritten(number, error, checksum):
+                effects.append(Send(COORDINATOR, SnapshotTaken(number, self.version, (), error, checksum)))
             case Started() | TimePassed():
                 pass
             case _:

@@ -118,8 +118,8 @@ class VectorPhantom(Phantom):
                 self._add(self.stage.kept[owner.index])
             case core.WriteSnapshot(number):
                 kept = {name: vector for name, vector in self.vectors.items() if name not in ("trial", "sum")}
-                self.files[number] = File(self.fold, vectors=kept)
-                return core.SnapshotWritten(number, self.stage.disk(number))
+                file = self.files[number] = File(self.fold, vectors=kept)
+                return core.SnapshotWritten(number, self.stage.disk(number), file.checksum)
         return None
 
     def _add(self, portions: list[Kept]) -> None:

@@ -249,9 +249,10 @@ class Auditor:
         """A run that goes on from it trains exactly what is not in every shard's file."""
         left = restored(manifest, self.batch_size, self.limits)
         trained = _trained(left, self.batch_size)
-        files = [
-            [g for applied in file.applied for g in applied.gradients] for file in self.stage.files(manifest.number)
-        ]
+        written = self.stage.files(manifest.number)
+        if manifest.checksums != tuple(file.checksum for file in written):
+            raise Broken("I1", f"the manifest of snapshot {manifest.number} has the checksums of other files")
+        files = [[g for applied in file.applied for g in applied.gradients] for file in written]
         for shard, gradients in enumerate(files):
             missing = sorted(trained - {gradient.batch for gradient in gradients})
             if missing:

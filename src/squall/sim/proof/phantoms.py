@@ -59,6 +59,10 @@ class File(NamedTuple):
     applied: tuple[Applied, ...] = ()
     vectors: Mapping[str, tuple[float, ...]] = {}  # of Sandblaster's
 
+    @property
+    def checksum(self) -> int:
+        return hash((self.fold, len(self.applied))) & 0xFFFFFFFF
+
 
 def folded(fold: int, terms: Iterable[tuple[tuple[Gradient, ...], float]]) -> int:
     """The fold after one more update: another one for other gradients, weights, or another order of updates."""
@@ -172,8 +176,8 @@ class ShardPhantom(Phantom):
                 self.fold = folded(self.fold, found)
                 self.version += 1
             case core.WriteSnapshot(number):
-                self.files[number] = File(self.fold, tuple(self.applied))
-                return core.SnapshotWritten(number, self.stage.disk(number))
+                file = self.files[number] = File(self.fold, tuple(self.applied))
+                return core.SnapshotWritten(number, self.stage.disk(number), file.checksum)
         return None
 
 
