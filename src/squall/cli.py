@@ -128,9 +128,9 @@ def _in_users_code(error: Exception) -> bool:
 
 def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     from squall.cli_options import build_strategy, settings_of
-    from squall.cli_task import load_task
     from squall.plan import make_plan
     from squall.run import Code
+    from squall.task_file import load_task
     from squall.train import Launch
 
     loaded = load_task(options.file)
@@ -141,7 +141,7 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
         strategy, settings, epochs=options.epochs if limited else loaded.epochs, steps=options.steps,
         until=options.until, seed=options.seed, device=options.device,
     )  # fmt: skip
-    code = Code(task=loaded.function, strategy=strategy, settings=settings, plan=plan)
+    code = Code(task=loaded.function, strategy=strategy, settings=settings, plan=plan, file=loaded.file)
     return _summarized(Launch(code, local, commanded_at).go(options.run_dir), options.json)
 
 
@@ -159,8 +159,8 @@ def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
 
 def _compare(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     from squall.cli_options import named_strategies, settings_of
-    from squall.cli_task import load_task
     from squall.compare import compare
+    from squall.task_file import load_task
 
     loaded = load_task(options.file)
     limited = any(x is not None for x in (options.epochs, options.steps, options.until, options.seconds))
@@ -176,12 +176,12 @@ def _compare(options: argparse.Namespace, local: LocalRun | None, commanded_at: 
 
 
 def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from squall.run import load_code
+    from squall.rereading import code_again
     from squall.script import resumed_script, run_script
     from squall.train import Launch, resumed_code
 
     path = Path(options.run_dir)
-    old = load_code(path)
+    old = code_again(path, options.task, options.as_it_was)
     changes = {n: getattr(options, n) for n in ("replicas", "shards") if getattr(options, n) is not None}
     limits = {n: getattr(options, n) for n in ("epochs", "steps", "until") if getattr(options, n) is not None}
     strategy = _changed(old["strategy"], changes)
@@ -294,6 +294,11 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     again = commands.add_parser("resume", help="go on with a run from its last snapshot")
     again.set_defaults(run=_resume)
     again.add_argument("run_dir", metavar="RUN_DIR")
+    code = again.add_mutually_exclusive_group()
+    code.add_argument("--task", metavar="FILE[:function]", help="train this task from now on (default: the run's own)")
+    code.add_argument(
+        "--as-it-was", action="store_true", help="go on with the code that was kept, instead of reading its file again"
+    )
     again.add_argument("--replicas", type=int, help="another number of replicas")
     again.add_argument("--shards", type=int, help="another number of shards")
     _limits(again)

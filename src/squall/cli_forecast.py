@@ -42,10 +42,10 @@ def simulate_file(options: argparse.Namespace) -> tuple[int, str]:
     if options.cluster is None:
         raise ValueError(f"name the cluster: --cluster cluster.toml; `squall measure {options.file}` writes one")
     from squall.cli_options import build_strategy
-    from squall.cli_task import load_task
     from squall.plan import Settings
     from squall.sim.cluster.model import Cluster
     from squall.sim.cluster.simulate import simulate
+    from squall.task_file import load_task
 
     cluster = Cluster.load(options.cluster)
     loaded = load_task(options.file)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from squall.cli_output import check_output, out_path
 
 if TYPE_CHECKING:
-    from squall.cli_task import Loaded
     from squall.sim.planning.ranking import Ranking
     from squall.strategies import Strategy
+    from squall.task_file import Loaded
 
 _ABOUT = (
     "Simulate strategies with many settings and numbers of processes on a modelled cluster, and rank them: by useful"
@@ -51,10 +51,10 @@ def add_plan(commands: Any) -> None:
 def _plan(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
     path = out_path(options.out, "plan.svg", options.cluster)
     check_output(path, options.force, beside=[path.with_suffix(".html")], example="plan.svg")
-    from squall.cli_task import load_task
     from squall.report.planning import text, write_picture
     from squall.sim.cluster.model import Cluster
     from squall.sim.planning.planner import plan_cluster
+    from squall.task_file import load_task
 
     if not Path(options.cluster).is_file():
         raise ValueError(f"--cluster {options.cluster} is no file: write one with `squall measure {options.file}`")

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from squall.errors import SnapshotMismatch
 from squall.launchers.environment import is_script
 from squall.plan import Plan
-from squall.run import Code, ScriptCode, load_code
+from squall.run import Code, ScriptCode, load_code, load_sources
 from squall.runtime import attempts
 from squall.runtime.attempts import Start, read_start, surroundings
 from squall.runtime.backward import resolve_device
@@ -29,6 +29,7 @@ from squall.sim.replay.nonfinite import NonFiniteBatch
 from squall.sim.replay.performance import Replay
 from squall.sim.replay.scripts import Stage, Strayed, on_stage
 from squall.sim.replay.witness import Difference, Observer
+from squall.sources import changes
 from squall.strategies import Strategy
 from squall.task import Task
 from squall.vector import Layout
@@ -194,6 +195,7 @@ class _Rerun:
         """Replay one attempt; `after` is the next one, which throws away what this did behind its snapshot."""
         code = load_code(path)
         plan = self._here(code, start)
+        self._elsewhere |= dict.fromkeys(changes(load_sources(path).imported))
         perform = partial(self._perform, path, start, after, plan)
         if "script" in code:
             torch.set_num_threads(1)  # a thread pool would not survive the forks
@@ -251,7 +253,7 @@ class _Rerun:
     def _here(self, code: Code | ScriptCode, start: Start) -> Plan:
         """The attempt's plan, as it can be carried out here; what is different is noted."""
         plan = code["plan"]
-        here = surroundings(plan.threads, cast(Path | None, code.get("script")))
+        here = surroundings(plan.threads, "script" in code)
         for name, there in start.where.items():
             if here.get(name) != there:
                 self._elsewhere[f"{name} is {here.get(name)} here and was {there}"] = None

@@ -6,9 +6,8 @@ import datetime
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict, final
+from typing import NotRequired, TypedDict, TypeVar, final
 
-import cloudpickle
 import msgspec
 from torch import nn
 
@@ -17,12 +16,14 @@ from squall.plan import Plan, Settings, versions
 from squall.report import Reader, Summary, summarize, write_report
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Snapshots
-from squall.shipping import ship
+from squall.shipping import pack, unpack, unpack_sources
+from squall.sources import Sources
 from squall.strategies import Strategy
 from squall.task import Task
 from squall.vector import Layout
 
 TaskFunction = Callable[[], Task]
+T = TypeVar("T")
 
 
 @final
@@ -33,6 +34,8 @@ class Code(TypedDict):
     strategy: Strategy
     settings: Settings
     plan: Plan
+    file: NotRequired[str]  # FILE:function, where the task was read from one
+    shipped: NotRequired[dict[str, str]]  # file -> text, where the task is one that was kept
 
 
 @final
@@ -40,6 +43,7 @@ class ScriptCode(TypedDict):
     """A script's run, as `code.pickle` keeps it."""
 
     script: Path
+    text: str  # of the script
     arguments: list[str]
     strategy: Strategy
     settings: Settings
@@ -119,7 +123,7 @@ def write_plan(path: Path, code: Code | ScriptCode, shipped: bytes | None = None
     if "script" in code:
         document["script"] = str(code["script"])
     _replace(path / "run.json", msgspec.json.format(msgspec.json.encode(document)))
-    _replace(path / "code.pickle", shipped if shipped is not None else ship(code))
+    _replace(path / "code.pickle", shipped if shipped is not None else pack(code))
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -130,12 +134,27 @@ def _replace(path: Path, data: bytes) -> None:
     os.replace(beside, path)
 
 
-def load_code(path: Path) -> Code | ScriptCode:
-    """Raises `ValueError` for a directory that holds no run. Reads a pickle: only of directories you trust."""
+def load_code(path: Path, task: TaskFunction | None = None) -> Code | ScriptCode:
+    """What a run was started with; `task` instead of the stored one, which is then not even looked at.
+
+    Raises `ValueError` for a directory that holds no run. Reads a pickle: only of directories you trust.
+    """
+    code: Code | ScriptCode = _read(path, lambda data: unpack(data, task))
+    return code
+
+
+def load_sources(path: Path) -> Sources:
+    """The user's files as they were when the run was last started. Raises `ValueError` as `load_code` does."""
+    return _read(path, unpack_sources)
+
+
+def _read(path: Path, read: Callable[[bytes], T]) -> T:
     try:
-        code: Code | ScriptCode = cloudpickle.loads((path / "code.pickle").read_bytes())
+        return read((path / "code.pickle").read_bytes())
     except FileNotFoundError:
         raise ValueError(f"{path} holds no run that can be resumed or replayed: it has no code.pickle") from None
     except Exception as error:
-        raise ValueError(f"{path / 'code.pickle'} cannot be read ({error}): start a new run") from error
-    return code
+        raise ValueError(
+            f"{path / 'code.pickle'} cannot be read ({type(error).__name__}: {error}): start a new run, or give the"
+            " task anew (`squall resume --task FILE:function`, `squall.resume(task=...)`)"
+        ) from error

@@ -12,6 +12,7 @@ from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.lock import hold
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.snapshot import Snapshots
+from squall.sources import read
 from squall.strategies import Strategy
 from squall.train import attend, finish_report
 
@@ -26,6 +27,7 @@ def script_code(
     seed: int = 0,
     device: str = "cpu",
     until: str | None = None,
+    text: str | None = None,
 ) -> ScriptCode:
     """What `run_script` will run. Raises `ValueError` for a setting that is wrong.
 
@@ -38,8 +40,11 @@ def script_code(
         seed: of the data order, and of chance when the script begins; it may seed anew what it makes before it joins.
         device: as of `fit`.
         until: as of `fit`, of a metric that the script logs.
+        text: of the script; read from its file by default.
     """
-    if not script.is_file():
+    if text is None:
+        text = read(str(script))
+    if text is None:
         raise ValueError(f"{script} is no file: give the Python script that calls squall.join")
     if strategy.in_process or settings.launcher != "local":
         raise ValueError(f"{type(strategy).__name__} runs in one process: start the script with python instead")
@@ -48,7 +53,7 @@ def script_code(
     plan = make_plan(strategy, settings, epochs=None, steps=None, until=until, seed=seed, device=device)
     check_optimizers(strategy.recipe())
     return ScriptCode(
-        script=script.resolve(), arguments=list(arguments), strategy=strategy, settings=settings, plan=plan,
+        script=script.resolve(), text=text, arguments=list(arguments), strategy=strategy, settings=settings, plan=plan,
         optimizer_chosen=optimizer_chosen,
     )  # fmt: skip
 
@@ -60,7 +65,7 @@ def resumed_script(code: ScriptCode, strategy: Strategy, until: str | None) -> S
         until = f"{plan.until[0]}={plan.until[1]}"
     return script_code(
         code["script"], code["arguments"], strategy, code["settings"],
-        optimizer_chosen=code["optimizer_chosen"], seed=plan.seed, device=plan.device, until=until,
+        optimizer_chosen=code["optimizer_chosen"], seed=plan.seed, device=plan.device, until=until, text=code["text"],
     )  # fmt: skip
 
 
@@ -83,7 +88,8 @@ def run_script(
     local = local or LocalRun()
     message = {
         "plan": code["plan"], "commanded_at": commanded_at, "shared_memory": str(SHARED_MEMORY),
-        "script": str(code["script"]), "arguments": code["arguments"], "optimizer_chosen": code["optimizer_chosen"],
+        "script": str(code["script"]), "text": code["text"], "arguments": code["arguments"],
+        "optimizer_chosen": code["optimizer_chosen"],
     }  # fmt: skip
     try:
         local.prepare({"strategy": code["strategy"]}, message)

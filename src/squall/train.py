@@ -19,7 +19,8 @@ from squall.plan import SIMULATED, Settings, check_together, make_plan
 from squall.protocol.core import End
 from squall.record import settle
 from squall.report import Progress, Reader, prepare_report
-from squall.run import Code, Run, TaskFunction, load_code, new_directory, write_plan
+from squall.rereading import code_again
+from squall.run import Code, Run, TaskFunction, load_sources, new_directory, write_plan
 from squall.runtime import attempts
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.interrupts import collected_interrupts
@@ -29,7 +30,8 @@ from squall.runtime.optimizers import check_optimizers, state_name
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
-from squall.shipping import ship
+from squall.shipping import pack
+from squall.sources import Sources
 from squall.strategies import Strategy
 from squall.task import Task, check_task
 from squall.vector import Layout
@@ -74,21 +76,32 @@ def fit(
 
 
 def resume(
-    run_dir: str | Path, *, strategy: Strategy | None = None, settings: Settings | None = None, **limits: Any
-) -> Run:
+    run_dir: str | Path, *, task: TaskFunction | None = None, as_it_was: bool = False,
+    strategy: Strategy | None = None, settings: Settings | None = None, **limits: Any,
+) -> Run:  # fmt: skip
     """Go on with a run from its last snapshot, with its own strategy or with another one (more replicas, say).
 
-    `limits` replace those of the plan: epochs, steps, until.
+    What of the user's files has changed since the run began is said on standard error.
+
+    Args:
+        run_dir: of any run but a script's.
+        task: what to train now, such as the mended function. Without it a file that was given to `squall train` is
+            read again. A function that was given to `fit` goes on as it was, because the file of a program and a
+            notebook cannot be read again without running them; only what it imports is imported anew.
+        as_it_was: a file is not read again either; the code that was kept with the run goes on.
+        strategy: instead of the run's own.
+        settings: instead of the run's own.
+        limits: replace those of the plan: epochs, steps, until.
 
     Raises:
         ValueError: the directory holds no run that can be resumed.
         SnapshotMismatch: the task builds another model now, or the optimizer or the training set is another one.
     """
-    old = load_code(Path(run_dir))
+    path = Path(run_dir)
+    old = code_again(path, task, as_it_was)
     if "script" in old:
         raise ValueError(f"{run_dir} is the run of a script: go on with it by `squall resume {run_dir}`")
-    code = resumed_code(old, strategy, settings, **limits)
-    return Launch(code).go(run_dir, again=True)
+    return Launch(resumed_code(old, strategy, settings, **limits)).go(path, again=True)
 
 
 def resumed_code(code: Code, strategy: Strategy | None, settings: Settings | None, **limits: Any) -> Code:
@@ -100,7 +113,7 @@ def resumed_code(code: Code, strategy: Strategy | None, settings: Settings | Non
     limits = {"epochs": old.epochs, "steps": old.steps, "until": until, **limits}
     strategy, settings = strategy or code["strategy"], settings or code["settings"]
     plan = make_plan(strategy, settings, **limits, seed=old.seed, device=old.device)
-    return Code(task=code["task"], strategy=strategy, settings=settings, plan=plan)
+    return {**code, "strategy": strategy, "settings": settings, "plan": plan}
 
 
 class Launch:
@@ -122,7 +135,7 @@ class Launch:
             if self._local is not None:
                 self._local.prepare({"task": self.code["task"], "strategy": self._strategy}, self._message())
             task, layout = self._checked()
-            shipped = ship(self.code)
+            shipped = pack(self.code)
             path = Path(directory) if again and directory is not None else new_directory(directory)
             with hold(path) as lock:
                 return self._start(task, layout, path, shipped, again, lock)
@@ -158,7 +171,10 @@ class Launch:
     # ------------------------------------------------------------ in processes
 
     def _message(self) -> dict[str, Any]:
-        return {"plan": self.plan, "commanded_at": self._commanded_at, "shared_memory": str(SHARED_MEMORY)}
+        return {
+            "plan": self.plan, "commanded_at": self._commanded_at, "shared_memory": str(SHARED_MEMORY),
+            "sources": Sources.now(self.code.get("file", ""), self.code.get("shipped")),
+        }  # fmt: skip
 
     # ------------------------------------------------------------ in this process
 
@@ -179,8 +195,10 @@ def attend(local: LocalRun, path: Path, progress: bool) -> None:
     """Until the run's processes have ended; raises what ended them, if that was not their work."""
     try:
         end = _attend(local, path, progress)
-    except (ProcessLost, TaskError) as error:
-        raise type(error)(f"{error}\n{_remedy(path)}") from None
+    except TaskError as error:
+        raise TaskError(f"{error}\n{_mended(path)}") from None
+    except ProcessLost as error:
+        raise ProcessLost(f"{error}\n{_remedy(path)}") from None
     _raise_for(end, path)
 
 
@@ -227,10 +245,18 @@ def finish_report(run: Run) -> None:
         warnings.warn(f"the report of {run.directory} could not be written: {error}", RuntimeWarning, stacklevel=2)
 
 
-def _remedy(path: Path) -> str:
+def _remedy(path: Path, command: str = "squall resume {path}") -> str:
     number = Snapshots(path).numbers()
     where = f"from snapshot {number[-1]}" if number else "from the beginning (no snapshot was written yet)"
-    return f"go on {where} with: squall resume {path}"
+    return f"go on {where} with: {command.format(path=str(path))}"
+
+
+def _mended(path: Path) -> str:
+    """The remedy where the user's own code has failed."""
+    file = load_sources(path).file
+    if file:
+        return f"mend it, and {_remedy(path)} (which reads {file} again)"
+    return f"mend it, and {_remedy(path, 'squall.resume({path!r}, task=...)')}, with the mended function"
 
 
 def _raise_for(end: End, path: Path) -> None:

@@ -57,23 +57,21 @@ def test_a_resumed_run_trains_every_example(interrupted: Started, changes: tuple
     assert len(found.epochs) == epochs
 
 
-def test_another_model_is_refused_with_the_tensors_that_differ(interrupted: Started) -> None:
-    from squall.run import load_code, write_plan
+WIDER = """
+import dataclasses
+from torch import nn
+from tests.launchers import blobs
 
-    code = load_code(interrupted.directory)
-    original = code["task"]
+def task():
+    model = nn.Sequential(nn.Linear(16, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 8))
+    return dataclasses.replace(blobs.task(), model=model)
+"""
 
-    def wider():  # type: ignore[no-untyped-def]
-        import dataclasses
 
-        from torch import nn
-
-        task = original()
-        model = nn.Sequential(nn.Linear(16, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 8))
-        return dataclasses.replace(task, model=model)
-
-    write_plan(interrupted.directory, {**code, "task": wider})  # type: ignore[typeddict-item]
-    status, _, err = Started(interrupted.directory, "resume", str(interrupted.directory)).finish()
+def test_another_model_is_refused_with_the_tensors_that_differ(interrupted: Started, tmp_path: Path) -> None:
+    (tmp_path / "wider.py").write_text(WIDER)
+    command = ("resume", str(interrupted.directory), "--task", str(tmp_path / "wider.py"))
+    status, _, err = Started(interrupted.directory, *command).finish()
     assert status == 1
     assert "0.weight: [48, 16] here, [32, 16] there" in err
     assert "Traceback" not in err

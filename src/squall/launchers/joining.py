@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 import squall.session
 from squall.runtime.seeds import seed_everything
 from squall.side import Side
+from squall.sources import show
 from squall.strategies import Strategy
 from squall.task import OptimizerFactory, Task
 
@@ -35,8 +36,11 @@ class Counted(Dataset[Any]):
         return self._examples
 
 
-def run_file(path: Path, arguments: Sequence[str], seed: int, join: Join) -> None:
-    """Run a script as `python path arguments` does, seeded, with `join` behind its `squall.join`."""
+def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: Join) -> None:
+    """Run a script as `python path arguments` does, seeded, with `join` behind its `squall.join`.
+
+    `text` is the script's, whatever its file holds by now.
+    """
     joined = False
 
     def join_once(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
@@ -46,17 +50,20 @@ def run_file(path: Path, arguments: Sequence[str], seed: int, join: Join) -> Non
         joined = True
         return join(model, optimizer, options)
 
-    before = sys.argv, sys.path, squall.session.launched
+    before = sys.argv, sys.path, squall.session.launched, sys.modules["__main__"]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = str(path)
+    show({str(path): text})
     sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *sys.path]
     squall.session.launched = join_once
     seed_everything(seed)
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        exec(compile(text, str(path), "exec"), main.__dict__)
     except SystemExit as exit_:
         if exit_.code not in (None, 0):
             raise
     finally:
-        sys.argv, sys.path, squall.session.launched = before
+        sys.argv, sys.path, squall.session.launched, sys.modules["__main__"] = before
 
 
 def joined_task(model: nn.Module, options: dict[str, Any]) -> Task:

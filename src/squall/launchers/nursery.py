@@ -45,6 +45,7 @@ from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import die_with_parent, ending
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
+from squall.sources import Sources, show
 from squall.task import Task
 from squall.vector import Layout
 
@@ -226,11 +227,14 @@ def hear_launch(launcher: Line) -> dict[str, Any] | None:
 
 
 def build_task(message: dict[str, Any]) -> Task:
+    sources: Sources = message["sources"]
+    show(sources.shipped)
     seed_everything(message["plan"].seed)
     try:
         task: Task = message["task"]()
     except Exception as error:
         raise TaskError(traceback.format_exc()) from error
+    show(Sources.now(f"{sources.file}:").imported)
     warn_of_threads("the task function")
     if torch.cuda.is_initialized():
         raise TaskError("the task function used CUDA: build the model on the CPU and pass device='cuda' to fit")

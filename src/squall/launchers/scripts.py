@@ -274,7 +274,7 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
             job.restored.manifest.check_optimizer(state_name(job.recipe))
         if job.recipe.shards > job.layout.elements:
             raise ValueError(f"{job.recipe.shards} shards for {job.layout.elements} parameters: use fewer shards")
-        job = attempts.begin(job, path)
+        job = attempts.begin(job, script=True)
         try:
             ScriptNursery(launcher, job, sockets).run()
         except _Forked as forked:
@@ -285,7 +285,7 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
 
     path = Path(message["script"])
     try:
-        run_file(path, message["arguments"], message["plan"].seed, join)
+        run_file(path, message["text"], message["arguments"], message["plan"].seed, join)
         _check_training(joined, path)
         joined[0].leave()  # if something, such as a framework's own cycles, still holds its batches
     except Over:

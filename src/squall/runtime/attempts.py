@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import shutil
 import sys
@@ -39,8 +38,8 @@ def read_start(path: Path) -> Start:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
 
 
-def surroundings(threads: int, script: Path | None = None) -> dict[str, str]:
-    """What decides about the last bits of a result here; a script's text is not kept with its run."""
+def surroundings(threads: int, script: bool) -> dict[str, str]:
+    """What decides about the last bits of a result here."""
     found = {
         "torch": str(torch.__version__),
         "squall": __version__,
@@ -49,17 +48,9 @@ def surroundings(threads: int, script: Path | None = None) -> dict[str, str]:
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": str(threads),
     }
-    if script is not None:
-        found["the script"] = _digest(script)
+    if script:
         found["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED", "")
     return found
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError:
-        return "not there"
 
 
 def _cpu() -> str:
@@ -70,7 +61,7 @@ def _cpu() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def begin(job: Job, script: Path | None = None) -> Job:
+def begin(job: Job, script: bool = False) -> Job:
     """The job with a directory for its schedule. Where that cannot be, the run goes on without, with a warning.
 
     The run's code lies beside the schedule, because a resume may change the strategy.

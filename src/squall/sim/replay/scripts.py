@@ -269,8 +269,6 @@ def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, Stage], None])
 
     Raises `ValueError` if the script does not come to join, and whatever `perform` raises.
     """
-    if not code["script"].is_file():
-        raise ValueError(f"{code['script']} is there no more: put it back, as it was")
     known = set(sys.modules)
     stages: list[Stage] = []  # one, when the script has joined
     failures: list[BaseException] = []
@@ -289,7 +287,7 @@ def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, Stage], None])
     ended: BaseException | None = None
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            run_file(code["script"], code["arguments"], code["plan"].seed, join)
+            run_file(code["script"], code["text"], code["arguments"], code["plan"].seed, join)
     except BaseException as error:  # a replica's process never returns into the replay's own code
         ended = error
     story = "it ended" if ended is None else f"it raised\n{''.join(traceback.format_exception(ended))}"
