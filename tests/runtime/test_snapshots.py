@@ -21,6 +21,7 @@ import squall
 from squall.errors import SnapshotMismatch
 from squall.report import Reader, audit
 from squall.run import Run
+from squall.runtime import rates
 from squall.runtime.snapshot import KEEP, Snapshots
 from tests.tasks import INLINE, Noisy, assert_same, plain, regression, snapshot
 
@@ -53,6 +54,29 @@ def test_two_epochs_and_two_more_are_four_epochs_bit_for_bit(inline: Fit, strate
     straight = inline(TASK, strategy, epochs=4, seed=2)
     halved = inline(TASK, strategy, epochs=2, seed=2)
     assert_same(again(halved, epochs=4), straight, TASK)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        squall.Downpour(replicas=1, optimizer=ADAM),
+        squall.DiLoCo(replicas=1, inner_steps=3, outer_momentum=0.0, optimizer=partial(torch.optim.SGD, lr=0.02)),
+    ],
+    ids=["of the shard", "of the replica"],
+)
+def test_a_run_that_goes_on_does_not_take_all_steps_of_its_schedule_again(
+    inline: Fit, monkeypatch: pytest.MonkeyPatch, strategy: squall.Strategy
+) -> None:
+    monkeypatch.setattr(rates, "EVERY", 4)
+    steps: list[None] = []
+    step = CosineAnnealingLR.step
+    monkeypatch.setattr(CosineAnnealingLR, "step", lambda *given: (steps.append(None), step(*given))[1])
+    straight = inline(TASK, strategy, epochs=4)
+    halved = inline(TASK, strategy, epochs=2)
+    steps.clear()
+    run = again(halved, epochs=4)
+    assert len(steps) < 4 * 6, "not those of the first two epochs, of six batches each"
+    assert_same(run, straight, TASK)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 5)])

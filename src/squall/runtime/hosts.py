@@ -51,6 +51,7 @@ class ReplicaHost(QuietHost):
             self.training = Gradients(job.task, job.layout, weights, gradients, rates, seed, device)
         else:
             self.training = LocalTraining(job.task, job.recipe, job.layout, weights[0], gradients[0], seed, device)
+            job.keep(self.training.schedule)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
@@ -103,6 +104,7 @@ class ShardHost(QuietHost):
         self._index = index
         self._shards = job.recipe.shards
         self.store = Store(job.task, job.recipe, job.layout, index, job.arena, job.initial)
+        job.keep(self.store.schedule)
         self._snapshots = Snapshots(job.directory)
         if job.restored is not None:
             self.store.restore(job.restored.tensors, job.restored.updates)

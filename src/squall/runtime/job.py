@@ -14,6 +14,7 @@ from squall.plan import Plan
 from squall.protocol.core import Node
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.backward import resolve_device
+from squall.runtime.rates import NAME, Schedule
 from squall.runtime.snapshot import Restored
 from squall.strategies import Recipe, Strategy
 from squall.task import Task
@@ -36,6 +37,11 @@ class Job:
     @property
     def recipe(self) -> Recipe:
         return self.strategy.recipe()
+
+    def keep(self, schedule: Schedule | None) -> None:
+        """In the run's directory, so that no process has to take all of its steps."""
+        if schedule is not None:
+            schedule.file = self.directory / NAME
 
     def slowness(self, node: Node) -> float:
         """How many times as long a node's computations shall take."""

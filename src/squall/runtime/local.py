@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from squall.protocol.core import Compute, GradientComputed
 from squall.runtime.backward import Backward
 from squall.runtime.compute import all_finite
 from squall.runtime.optimizers import build_optimizer
+from squall.runtime.rates import Schedule
 from squall.strategies import Recipe
 from squall.task import Task
 from squall.vector import Layout, count_in, put_count
@@ -42,8 +42,7 @@ class LocalTraining:
         layout.write_buffers(task.model, self._own)
         self.backward.on_vector.use(0)
         self._optimizer = build_optimizer(recipe.local, task.param_groups())
-        self._scheduler = task.schedule(self._optimizer) if task.schedule is not None else None
-        self._scheduled = 0  # steps of the schedule taken
+        self.schedule = Schedule(task, self._optimizer) if task.schedule is not None else None
         self._batches_per_epoch = -(-task.examples // task.batch_size)
         self._batch_size = task.batch_size
 
@@ -71,7 +70,7 @@ class LocalTraining:
         finite = self.backward.finish() and (loss is None or math.isfinite(loss))
         finite = finite and all_finite([p.grad for p in self.backward.on_vector.parameters if p.grad is not None])
         if finite:
-            self._schedule(effect)
+            self._advance(effect)
             self._optimizer.step()
             self._layout.write_buffers(self.backward.on_vector.model, self._own)
             finite = math.isfinite(self._own[: self._layout.tail].sum().item())  # a step may overflow
@@ -90,13 +89,8 @@ class LocalTraining:
         for pushed, before in zip(self._layout.counter_views(self._pushed), self._counted):
             put_count(pushed, count_in(pushed) - before)
 
-    def _schedule(self, effect: Compute) -> None:
+    def _advance(self, effect: Compute) -> None:
         """The schedule is a function of the batch's place in the run, so that a replacement goes on where it should."""
-        if self._scheduler is None:
-            return
-        batch = effect.epoch * self._batches_per_epoch + effect.start // self._batch_size
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch expects optimizer steps in between
-            while self._scheduled < batch // self._recipe.replicas:
-                self._scheduler.step()
-                self._scheduled += 1
+        if self.schedule is not None:
+            batch = effect.epoch * self._batches_per_epoch + effect.start // self._batch_size
+            self.schedule.advance(batch // self._recipe.replicas)

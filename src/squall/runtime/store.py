@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from squall.protocol.core import Term
 from squall.runtime.arena import Arena, newest_first
 from squall.runtime.compensation import Compensation
 from squall.runtime.optimizers import bare_step, build_optimizer
+from squall.runtime.rates import Schedule
 from squall.runtime.seeds import mix
 from squall.strategies.base import Recipe
 from squall.task import Task
@@ -41,7 +41,7 @@ class Store:
         local = recipe.local is not None
         options = [{k: v for k, v in g.items() if k != "params" and not local} for g in task.param_groups()]
         self.optimizer = build_optimizer(recipe.optimizer, self._groups(options))
-        self.scheduler = task.schedule(self.optimizer) if task.schedule is not None and not local else None
+        self.schedule = Schedule(task, self.optimizer) if task.schedule is not None and not local else None
         self._step = bare_step(self.optimizer)
         self._recipe = recipe
         self._compensation: Compensation | None = None
@@ -78,8 +78,8 @@ class Store:
                 self._step()
             else:
                 self._step_at(rate)
-        if self.scheduler is not None:
-            self.scheduler.step()
+        if self.schedule is not None:
+            self.schedule.step()
         if self._tail:
             self._move_buffers(terms, share)
         for piece in self._counters:
@@ -172,8 +172,7 @@ class Store:
     def restore(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Go on from whole-vector state: "weights" and the optimizer's tensors [length] or scalars per group.
 
-        The schedule is a function of the number of updates, so it is stepped that often: this needs no knowledge of
-        any scheduler's insides.
+        The schedule is a function of the number of updates, and advances to it.
         """
         self.weights.copy_(state["weights"][self.start : self.stop])
         for piece, parameter in zip(self.pieces, self.parameters):
@@ -186,11 +185,8 @@ class Store:
         for piece, own_mean in zip(self.pieces, self._mean_squares()):
             if (kept := state.get(f"{piece.group}:{_MEAN_SQUARE}")) is not None:
                 own_mean.copy_(kept[piece.start : piece.stop])
-        if self.scheduler is not None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch expects optimizer steps in between
-                for _ in range(updates):
-                    self.scheduler.step()
+        if self.schedule is not None:
+            self.schedule.advance(updates)
 
 
 def turn(clock: int, blocks: int, order: str) -> int:
