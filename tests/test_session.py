@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import squall
 from squall.protocol.core import Compute
+from squall.protocol.messages import Factors
+from squall.runtime.seeds import epoch_order
 from squall.session import Session
+from squall.session_optimizer import taken_apart
 from squall.side import Side
 from squall.task import Batch, Task
 from tests.tasks import mean_square, numbers, plain
@@ -29,6 +36,7 @@ class Replica(Side):
         self.work = iter(range(batches))
         self.stepped: list[int] = []
         self.losses: list[float | None] = []
+        self.factors: list[Factors] = []
         self.left = 0
 
     def begin(self, task: Task, epochs: int) -> None: ...
@@ -40,9 +48,10 @@ class Replica(Side):
     def load(self, effect: Compute) -> Batch:
         return effect.start
 
-    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
+    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
         self.stepped.append(effect.start)
         self.losses.append(loss)
+        self.factors.append(factors)
 
     def log(self, values: Mapping[str, float]) -> None: ...
 
@@ -145,21 +154,79 @@ def stepping(session: Session) -> Iterator[None]:
     batches.close()
 
 
-@pytest.mark.usefixtures("stepping")
-def test_a_constant_scheduler_is_fine(session: Session, side: Replica) -> None:
-    scheduler = LambdaLR(session.optimizer, lambda step: 1)
-    session.optimizer.step()
-    scheduler.step()
-    assert side.stepped == [0]
-    assert side.losses == [None]
-
-
-@pytest.mark.usefixtures("stepping")
-def test_a_scheduler_that_changes_the_rate_is_an_error_at_the_next_step(session: Session, side: Replica) -> None:
-    LambdaLR(session.optimizer, lambda step: 0.5)
-    with pytest.raises(ValueError, match=r"0\.5, which has no effect.*squall\.join\(model, schedule=\.\.\.\)"):
+def test_what_a_scheduler_makes_of_the_rate_travels_as_a_factor(session: Session, side: Replica) -> None:
+    scheduler = LambdaLR(session.optimizer, lambda step: 1 / (1 + step // 2))
+    for _ in session.batches(DATA):
         session.optimizer.step()
-    assert side.stepped == []
+        scheduler.step()
+    assert side.factors == [(), (), (0.5,), (0.5,), (1 / 3,), (1 / 3,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("lr", -1.0, "a learning rate of -1.0: it must be 0 or more"),
+        ("lr", float("nan"), "a learning rate of nan"),
+        ("momentum", 0.5, "'momentum' of param group 1 to 0.5, which has no effect"),
+    ],
+)
+def test_what_cannot_travel_is_an_error_at_the_next_step(name: str, value: float, message: str) -> None:
+    model = plain()
+    session = squall.join(model, two_groups(model))
+    for _ in session.batches(DATA):
+        session.optimizer.param_groups[1][name] = value
+        with pytest.raises(ValueError, match=message):
+            session.optimizer.step()
+        break
+
+
+# ---------------------------------------------------------------- an optimizer of the script's own
+
+
+def two_groups(model: nn.Module, **settings: Any) -> torch.optim.SGD:
+    weight, *others = model.parameters()
+    groups = [{"params": [weight], "lr": 0.05}, {"params": others, "weight_decay": 0.1}]
+    return torch.optim.SGD(groups, lr=0.2, momentum=0.9, **settings)
+
+
+def dealt(epochs: int, size: int) -> list[Batch]:
+    """What a session deals, in the order of seed 0."""
+    parts = [part for epoch in range(epochs) for part in epoch_order(0, epoch, len(DATA)).split(size)]
+    return [[tensor[part] for tensor in DATA.tensors] for part in parts]
+
+
+def test_an_ordinary_loop_ends_where_it_ends_without_squall() -> None:
+    """Own groups and rates, several backward passes a step, clipping, a scaler that is off, evaluations between."""
+    found = []
+    for joined in (False, True):
+        torch.manual_seed(0)
+        model = plain()
+        optimizer: torch.optim.Optimizer = two_groups(model)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        batches: Iterable[Batch] = dealt(epochs=2, size=16)
+        if joined:
+            session = squall.join(model, optimizer)
+            optimizer = session.optimizer
+            batches = session.batches(DATA, batch_size=16, epochs=2)
+        for step, batch in enumerate(batches):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / (1 + step)
+            for part in zip(*(tensor.chunk(2) for tensor in batch)):
+                loss = mean_square(model, part) / 2
+                scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            assert norm.isfinite()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            if step % 4 == 0:
+                model.eval()
+                with torch.no_grad():
+                    mean_square(model, DATA.tensors)
+                model.train()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.usefixtures("stepping")
@@ -178,3 +245,42 @@ def test_an_optimizer_that_is_saved_and_loaded_still_steps_its_session(session: 
     for _ in session.batches(DATA):
         session.optimizer.step()
     assert side.stepped == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_optimizer_is_taken_with_its_class_settings_and_groups() -> None:
+    model = plain()
+    factory, groups = taken_apart(two_groups(model, nesterov=True), model)
+    assert isinstance(factory, partial)
+    assert (factory.func, factory.keywords) == (torch.optim.SGD, {"lr": 0.2, "momentum": 0.9, "nesterov": True})
+    assert [{k: v for k, v in group.items() if k != "params"} for group in groups(model)] == [
+        {"lr": 0.05}, {"weight_decay": 0.1},
+    ]  # fmt: skip
+    assert "fused" in factory(groups(model), fused=True).defaults, "left open for a shard to choose"
+
+
+def test_an_optimizer_that_cannot_be_taken_is_refused_and_one_that_is_taken_steps_no_more() -> None:
+    model, other = plain(), plain()
+    with pytest.raises(ValueError, match="a parameter that is not the model's"):
+        squall.join(model, torch.optim.SGD(other.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="leave groups out"):
+        squall.join(model, two_groups(model), groups=lambda model: [{"params": model.parameters()}])
+    mean_square(model, DATA.tensors).backward()
+    optimizer = two_groups(model)
+    optimizer.step()
+    with pytest.raises(ValueError, match="has stepped already"):
+        squall.join(model, optimizer)
+    optimizer = two_groups(model)
+    squall.join(model, optimizer)
+    with pytest.raises(RuntimeError, match=r"step session\.optimizer instead"):
+        optimizer.step()
+
+
+@given(st.floats(1e-8, 10), st.floats(1e-8, 10))
+@settings(deadline=None)
+def test_a_rate_that_a_loop_sets_is_the_rate_of_the_step_to_the_bit(first: float, wanted: float) -> None:
+    model = plain()
+    optimizer = squall.join(model, torch.optim.SGD(model.parameters(), lr=first)).optimizer
+    optimizer.param_groups[0]["lr"] = wanted
+    (factor,) = optimizer.factors() or (1.0,)
+    assert factor is not None
+    assert first * factor == pytest.approx(wanted, rel=3e-16)

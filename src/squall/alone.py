@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import torch
 
 from squall.protocol.core import Compute
+from squall.protocol.messages import Factors
 from squall.runtime.backward import Backward
 from squall.runtime.job import initial_vector
-from squall.runtime.optimizers import build_optimizer
+from squall.runtime.optimizers import build_optimizer, rates_scaled
 from squall.side import Side
 from squall.task import Batch, OptimizerFactory, Task
 from squall.vector import Layout
@@ -45,9 +46,10 @@ class Alone(Side):
     def load(self, effect: Compute) -> Batch:
         return self._backward.load(effect)
 
-    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
+    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
         self._backward.finish()
-        self._optimizer.step()
+        with rates_scaled(self._optimizer, 1.0, factors):
+            self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
 

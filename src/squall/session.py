@@ -13,9 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from squall.alone import Alone
+from squall.joined import joined_task, no_loss
 from squall.protocol.core import Compute
 from squall.runtime.evaluate import evaluate
-from squall.session_optimizer import SessionOptimizer
+from squall.runtime.optimizers import build_optimizer
+from squall.session_optimizer import Groups, SessionOptimizer, taken_apart
 from squall.side import Side
 from squall.strategies.base import default_optimizer
 from squall.task import Batch, OptimizerFactory, Task, check_data
@@ -51,10 +53,14 @@ class Batches:
 class Session:
     """One script's part in a training. `join` makes it."""
 
-    def __init__(self, model: nn.Module, side: Side, options: dict[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, side: Side, options: dict[str, Any], groups: Groups | None = None
+    ) -> None:  # fmt: skip
+        """`groups`: those that the optimizer shows; none: all parameters in one."""
         self._model = model
         self._side = side
         self._options = options
+        self._groups = groups if groups is not None else [{"params": list(model.parameters())}]
         self._current: Compute | None = None  # handed out, and not stepped
         self._started = 0.0
         self._begun = False
@@ -133,12 +139,14 @@ class Session:
 
         Raises:
             RuntimeError: there is no batch to step, or its loss was not propagated back.
+            ValueError: the loop has set something else than a learning rate on `optimizer`.
         """
         if self._current is None:
             raise RuntimeError("session.step has no batch: take one from session.batches first, and step it once")
+        factors = self.optimizer.factors()
         effect, self._current = self._current, None
         value = float(loss.detach()) if isinstance(loss, Tensor) else loss
-        self._side.accept(effect, value, self._started)
+        self._side.accept(effect, value, self._started, factors)
 
     def evaluate(
         self, dataset: Dataset[Any], metrics: Mapping[str, Metric], *, batch_size: int = 64, **loader: Any
@@ -169,12 +177,13 @@ class Session:
             self._side.log({name: float(value) for name, value in values.items()})
 
     @cached_property
-    def optimizer(self) -> Optimizer:
-        """An optimizer whose `step` is this session's, for loops that are not yours (Trainer, Lightning).
+    def optimizer(self) -> SessionOptimizer:
+        """An optimizer whose `step` is this session's, with the param groups of the one that was given to `join`.
 
-        Its learning rate is 1.0 and stays so: a scheduler that changes it raises a `ValueError` at the next step.
+        A loop, or a scheduler, may set their learning rates. It counts this replica's own steps, of which there are
+        fewer than updates; the numbers of `steps` are those of all replicas together.
         """
-        return SessionOptimizer(self)
+        return SessionOptimizer(self, self._groups)
 
 
 # What `join` asks under `squall run`: it forks this process into replicas (`launchers.scripts`).
@@ -183,8 +192,8 @@ launched: Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], Side] |
 
 def join(
     model: nn.Module,
+    optimizer: Optimizer | OptimizerFactory | None = None,
     *,
-    optimizer: OptimizerFactory | None = None,
     groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None,
     schedule: Callable[[Optimizer], LRScheduler] | None = None,
     clip_norm: float | None = None,
@@ -196,10 +205,14 @@ def join(
 
     Args:
         model: any `nn.Module` with float32 parameters, on the CPU, with its initial weights.
-        optimizer: factory of the optimizer, `partial(torch.optim.SGD, lr=0.1)`; flags of `squall run` come first.
-        groups: as of `squall.Task`.
+        optimizer: the optimizer, of which the class, the settings and the param groups are taken, or a factory,
+            `partial(torch.optim.SGD, lr=0.1)`; flags of `squall run` come first.
+        groups: as of `squall.Task`; an optimizer has its own.
         schedule: as of `squall.Task`.
         clip_norm: as of `squall.Task`.
+
+    Raises:
+        ValueError: the optimizer does not train this model, or has stepped already.
 
     Example:
         >>> import squall, torch
@@ -207,10 +220,14 @@ def join(
         >>> session.rank, session.replicas, session.is_leader
         (0, 1, True)
     """
+    shown: Groups | None = None
+    if isinstance(optimizer, Optimizer):
+        if groups is not None:
+            raise ValueError("groups is set, and the optimizer has param groups of its own: leave groups out")
+        shown = optimizer.param_groups
+        optimizer, groups = taken_apart(optimizer, model)
     options = {"groups": groups, "schedule": schedule, "clip_norm": clip_norm}
+    if shown is None and optimizer is not None:
+        shown = build_optimizer(optimizer, joined_task(model, options).param_groups()).param_groups
     side = launched(model, optimizer, options) if launched is not None else Alone(optimizer or default_optimizer)
-    return Session(model, side, options)
-
-
-def no_loss(model: nn.Module, batch: Batch) -> Tensor:
-    raise AssertionError("a session's loss is its script's")
+    return Session(model, side, options, shown)

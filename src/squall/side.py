@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from squall.protocol.core import Compute
+from squall.protocol.messages import Factors
 from squall.task import Batch, Task
 
 
@@ -24,7 +25,7 @@ class Side(Protocol):
 
     def load(self, effect: Compute) -> Batch: ...
 
-    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
+    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
         """The fresh gradients of that batch are in the parameters' `grad`; its loss may not be known."""
 
     def log(self, values: Mapping[str, float]) -> None: ...

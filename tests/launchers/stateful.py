@@ -48,6 +48,7 @@ for number, (x, y) in enumerate(session.batches(data, batch_size=20, epochs=epoc
     if number == change("NAN_AT"):
         loss = loss * float("nan")
     loss.backward()
+    session.optimizer.param_groups[0]["lr"] = 0.001 / (1 + number % 3)
     session.step(loss)
     if number == change("BREAK_AT"):
         break

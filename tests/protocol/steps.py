@@ -5,7 +5,8 @@ from typing import Any
 from squall.protocol.check import check
 from squall.protocol.core import COORDINATOR, Effect, Event, Machine, MessageArrived, Node, Send
 from squall.protocol.messages import Cover, Exchange, Exchanged, Member, Message, View
-from squall.protocol.shard import Rules, Shard
+from squall.protocol.rules import Rules
+from squall.protocol.shard import Shard
 
 R0, R1, R2 = (Node("replica", i) for i in range(3))
 R1_AGAIN = Node("replica", 1, 1)

@@ -181,6 +181,18 @@ def test_a_round_that_is_cut_short_is_that_much_less_of_a_step() -> None:
     assert rates == [1.0, 0.75, 0.3, 1.0]
 
 
+def test_an_update_has_the_rates_that_the_loops_behind_it_want() -> None:
+    alone = shard_of(R0)
+    found = tell(alone, R0, Exchange(1, 0, 0, 0, 8, factors=(0.5, None)))
+    assert only(found, Apply).factors == (0.5, None)
+    both = shard_of(R0, R1, gather="mean", max_delay=0)
+    factors = []
+    for clock, (first, second) in enumerate([((0.1, 2.0), (0.1, 2.0)), ((0.5, 1.0), ()), ((), ())], 1):
+        tell(both, R0, Exchange(clock, 0, 0, 0, 6, factors=first))
+        factors.append(only(tell(both, R1, Exchange(clock, 0, 0, 0, 2, factors=second)), Apply).factors)
+    assert factors == [(0.1, 2.0), (0.5 * 6 / 8 + 2 / 8, 1.0), ()]
+
+
 def test_a_snapshot_tells_what_was_in_it_not_what_came_while_it_was_written() -> None:
     shard = shard_of(R0)
     tell(shard, R0, push(1, covers=(Cover(2, 8),)))

@@ -226,9 +226,10 @@ def test_a_shards_schedule_says_what_it_applied_delivered_and_saved(tmp_path: Pa
     host = RecordedShard(still, Log(tmp_path / "log"), 4)  # type: ignore[arg-type]
     one = Apply((Term(R0, 1, 1.0, 70_000),), 1 / 3, 70_000, 1 / 7)
     round_ = Apply((Term(R0, 0, 0.4, 3), Term(R1_AGAIN, 1, 0.6, 2)), 1.0, 3, 0.55)
+    at_own_rates = Apply((Term(R0, 0, 1.0, 4),), 1.0, 4, 1.0, (0.25, None, 0.3))
     fingerprint = Fingerprint(still.store.weights)
     expected = []
-    for update in (one, round_):
+    for update in (one, round_, at_own_rates):
         host.perform(update, 0.0)
         host.attach(Payload("weights", R1_AGAIN, 1, 5))
         host.attach(Payload("weights", Node("evaluator", 4), 0, 0))

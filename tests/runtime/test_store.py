@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 import squall
 from squall.protocol.core import Node, Term
+from squall.protocol.messages import Factors
 from squall.run import TaskFunction
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.job import initial_vector
@@ -70,14 +71,14 @@ class Shards:
             for store in self.stores:
                 store.restore(restored.tensors, restored.updates)
 
-    def step(self, times: int) -> Tensor:
+    def step(self, times: int, factors: Factors = ()) -> Tensor:
         """The weights after so many more updates."""
         for _ in range(times):
             generator = torch.Generator().manual_seed(self.number)
             self.arena.gradient(0, 0).copy_(torch.randn(self.layout.length, generator=generator))
             self.number += 1
             for store in self.stores:
-                store.apply((Term(Node("replica"), 0, 1.0, 1),), 1.0)
+                store.apply((Term(Node("replica"), 0, 1.0, 1),), 1.0, factors=factors)
                 store.deliver(0, 0)
         return self.arena.weights(0, 0).clone()
 
@@ -113,6 +114,20 @@ def test_a_snapshot_of_two_shards_goes_on_in_three_exactly(tmp_path: Path, name:
     assert torch.equal(again.arena.rates(0, 0), straight.arena.rates(0, 0))
     same = Shards(task, OPTIMIZERS[name], 3, others.snapshot(tmp_path / "three"))
     assert torch.equal(same.step(3), others.step(3)), "kernels on the same ranges give the same bits"
+
+
+def test_factors_are_of_one_step_and_a_group_without_one_takes_no_part() -> None:
+    task, adam = regression(model, groups=groups), OPTIMIZERS["Adam"]
+    shards = Shards(task, adam, 2)
+    second, tail = shards.layout.group_starts[1], shards.layout.tail
+    begin = torch.cat([store.weights for store in shards.stores])
+    assert torch.equal(shards.step(1, (0.0, None))[:tail], begin[:tail]), "neither moves"
+    stepped = {piece.group for s in shards.stores for piece, p in zip(s.pieces, s.parameters) if s.optimizer.state[p]}
+    assert stepped == {0}, "and the second has no state yet"
+    whole, half = Shards(task, adam, 2).step(1), Shards(task, adam, 2).step(1, (0.5, None))
+    torch.testing.assert_close(half[:second] - begin[:second], (whole[:second] - begin[:second]) / 2)
+    assert torch.equal(half[second:tail], begin[second:tail])
+    assert torch.equal(Shards(task, adam, 2).step(3), Shards(task, adam, 2).step(3, (1.0, 1.0)))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

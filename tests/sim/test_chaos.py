@@ -148,7 +148,7 @@ def mistaken(monkeypatch: pytest.MonkeyPatch) -> soak.Verdict:
 
     def without_pushing(replica: Replica, now: float, effects: list[object]) -> None:
         if not replica._missing:
-            replica._unreported += replica._covers
+            replica._unreported += replica._gathered.covers
             leave(replica, effects)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Replica, "_finish", without_pushing)

@@ -26,6 +26,7 @@ from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.portions import Portions
 from squall.protocol.shard import Shard
 from squall.protocol.side_work import Snapshots
+from squall.protocol.tally import Work
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Part, Weather
 from squall.sim.proof.soak import rebuilt, verdict
@@ -155,6 +156,11 @@ def at_once(original: Any, shard: Shard, replica: Any, exchange: Exchange, now: 
     shard._settle(now, effects)
 
 
+def rates_forgotten(original: Any, shard: Shard, event: Event, now: float) -> list[Effect]:
+    effects: list[Effect] = original(shard, event, now)
+    return [msgspec.structs.replace(e, factors=()) if isinstance(e, Apply) else e for e in effects]
+
+
 # ---------------------------------------------------------------- the coordinator
 
 
@@ -221,9 +227,14 @@ def older_weights_will_do(original: Any, replica: Replica, *given: Any) -> None:
     original(replica, *given)
 
 
+def rates_of_the_first_batch(original: Any, work: Work, cover: Any, examples: int, loss: float, factors: Any) -> Work:
+    more: Work = original(work, cover, examples, loss, factors)
+    return msgspec.structs.replace(more, factors=work.factors) if work.batches else more
+
+
 def told_after_one_shard(original: Any, replica: Replica, shard: Node, message: Any, now: float, effects: Any) -> None:
-    if replica._pushed and not message.dropped:
-        replica._unreported = covered(replica._unreported, replica._pushed)
+    if replica._pushed.covers and not message.dropped:
+        replica._unreported = covered(replica._unreported, replica._pushed.covers)
         replica._report(now, effects, at_once=True)
     original(replica, shard, message, now, effects)
 
@@ -280,6 +291,9 @@ PLANTED: dict[str, Planted] = {
         wrapped(Replica, "_exchange", rhythm_lost), 200, "I3", of="stale"),
     "a push counts when one shard has it": Planted(
         wrapped(Replica, "_on_exchanged", told_after_one_shard), 20, "I1"),
+    "a shard forgets the learning rates that loops set": Planted(wrapped(Shard, "on", rates_forgotten), 40, "I6"),
+    "a push has the learning rates of its first batch": Planted(
+        wrapped(Work, "and_batch", rates_of_the_first_batch), 40, "I6", of="downpour, push 4"),
     "a portion counts as often as it is computed": Planted(
         wrapped(Portions, "done", every_answer_counts), 30, "I2", of="sandblaster"),
     "a sum that a dead replica has spoilt is used": Planted(

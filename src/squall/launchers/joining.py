@@ -10,30 +10,19 @@ from types import ModuleType
 from typing import Any
 
 from torch import nn
-from torch.utils.data import Dataset
 
 import squall.session
 from squall.runtime.seeds import seed_everything
 from squall.side import Side
 from squall.sources import show
 from squall.strategies import Strategy
-from squall.task import OptimizerFactory, Task
+from squall.task import OptimizerFactory
 
 Join = Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], Side]
 
 
 class Over(BaseException):
     """In the process whose forks are the replicas: all is over, and the script does not go on here."""
-
-
-class Counted(Dataset[Any]):
-    """So many examples, which whoever holds no data counts and never loads."""
-
-    def __init__(self, examples: int) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return self._examples
 
 
 def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: Join) -> None:
@@ -64,11 +53,6 @@ def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: J
             raise
     finally:
         sys.argv, sys.path, squall.session.launched, sys.modules["__main__"] = before
-
-
-def joined_task(model: nn.Module, options: dict[str, Any]) -> Task:
-    """What is known of the task when the script joins: all but the data."""
-    return Task(model=model, loss=squall.session.no_loss, train=Counted(1), **options)
 
 
 def chosen(strategy: Strategy, optimizer: OptimizerFactory | None, optimizer_chosen: bool) -> Strategy:

@@ -24,11 +24,13 @@ import torch
 from torch import nn
 
 from squall.errors import SnapshotMismatch, TaskError
-from squall.launchers.joining import Counted, Over, chosen, joined_task, run_file
+from squall.joined import Counted, joined_task
+from squall.launchers.joining import Over, chosen, run_file
 from squall.launchers.line import Line
 from squall.launchers.nursery import DONE, RAISED, Child, Nursery, build_job, hear_launch, warn_of_threads
 from squall.launchers.roles import name_process, transport_of
 from squall.protocol.core import COORDINATOR, Compute, Effect, Event, Node, ValuesLogged
+from squall.protocol.messages import Factors
 from squall.record import Metric, Record
 from squall.report import Reader, summarize
 from squall.runtime import attempts
@@ -207,9 +209,9 @@ class Replica(Side):
     def load(self, effect: Compute) -> Batch:
         return self._host.training.backward.load(effect)
 
-    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
+    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
         self._host.wanted = None
-        found = self._host.training.accept(effect, loss, started)
+        found = self._host.training.accept(effect, loss, started, factors)
         if isinstance(self._seen, RecordedReplica):
             self._seen.computed(effect, found.finite)
         self._driver.post(found)

@@ -100,13 +100,13 @@ def _replica(replica: Replica) -> Iterator[Claim]:
     exchanging = replica._missing > 0
     yield replica._answers.count(None) == replica._missing, "missing answers are counted"
     yield replica.clock is not None or (not exchanging and replica._batch is None), "nothing happens before Welcome"
-    yield exchanging or (replica._fetching < 0 and not replica._pushed), "a push or fetch under way is awaited"
+    yield exchanging or (replica._fetching < 0 and not replica._pushed.covers), "a push or fetch under way is awaited"
     alone = not replica.cadence.overlap and not replica._retried
     yield not (exchanging and replica._batch is not None and alone), "without overlap it computes or exchanges"
     computing = replica._batch is not None and not replica._retried
     yield not computing or replica._fetching != replica._active, "weights that are computed on are not written"
-    yield replica._since_push > 0 or replica._examples == 0, "examples are behind a gradient"
-    for covers in (replica._covers, replica._pushed, replica._unreported):
+    yield replica._since_push > 0 or replica._gathered.examples == 0, "examples are behind a gradient"
+    for covers in (replica._gathered.covers, replica._pushed.covers, replica._unreported):
         yield len({cover.lease for cover in covers}) == len(covers), "of each lease the newest cover counts"
     buffers = 2 if replica.cadence.overlap else 1
     yield {replica._gradient, replica._active} <= set(range(buffers)), f"it has {buffers} buffers of each kind"

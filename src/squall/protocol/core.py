@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from squall.protocol.messages import Calculation, Frame, Message, Stats
+from squall.protocol.messages import Calculation, Factors, Frame, Message, Stats
 
 
 class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
@@ -92,6 +92,7 @@ class GradientComputed(Event, frozen=True, gc=False):
     loss: float  # mean over the batch; NaN with a finite gradient: not known
     finite: bool
     seconds: float
+    factors: Factors = ()  # that a script's loop sets for this step
 
 
 class ValuesLogged(Event, frozen=True, gc=False):
@@ -242,13 +243,14 @@ class Apply(Effect, frozen=True, gc=False):
     """One update of a shard: the optimizer steps on the weighted sum of the terms.
 
     `share` (pushes in the update / live replicas) is how far the running means of the buffers move. `clock` is that of
-    the push, or of the round. `rate` is a factor on the learning rates of this step.
+    the push, or of the round. `rate` is a factor on the learning rates of this step, and so are `factors`.
     """
 
     terms: tuple[Term, ...]
     share: float
     clock: int
     rate: float = 1.0
+    factors: Factors = ()  # that scripts' loops want
 
 
 class CalculateVectors(Effect, frozen=True, gc=False):

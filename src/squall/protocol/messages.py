@@ -20,6 +20,9 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pass
 
 
+Factors = tuple[float | None, ...]  # of each param group's learning rate; None: it takes no part. Empty: all are 1
+
+
 class Cover(_Message, frozen=True, array_like=True, gc=False):
     """Examples up to `upto` of this lease are in what is pushed or reported."""
 
@@ -144,6 +147,7 @@ class Exchange(_Message, frozen=True, tag="exchange", array_like=True, gc=False)
     examples: Count = 0  # behind the pushed gradient
     covers: tuple[Cover, ...] = ()
     batches: Count = 0  # behind the pushed gradient
+    factors: Factors = ()  # that the script's loop wants
 
 
 class Exchanged(_Message, frozen=True, tag="exchanged", array_like=True, gc=False):

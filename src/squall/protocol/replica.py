@@ -78,11 +78,11 @@ class Replica:
     """States, told by what is set: no clock yet (joining); `_batch` (computing); `_missing` (exchanging)."""
 
     __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
-        "_active", "_answers", "_asked", "_basis", "_batch", "_computing_since", "_covers", "_ended", "_epoch",
-        "_examples", "_fetch_every", "_fetching", "_gradient", "_grants", "_idle", "_lease", "_missing", "_next",
-        "_paced_s", "_poisoned", "_push_every", "_pushed", "_pushed_work", "_report_at", "_report_from", "_retried",
-        "_since_fetch", "_since_push", "_starved", "_steps", "_stopping", "_tally", "_unreported", "_versions",
-        "_waiting_since", "_work_done", "batch_size", "cadence", "clock", "node", "pid", "shards",
+        "_active", "_answers", "_asked", "_basis", "_batch", "_computing_since", "_ended", "_epoch", "_fetch_every",
+        "_fetching", "_gathered", "_gradient", "_grants", "_idle", "_lease", "_missing", "_next", "_paced_s",
+        "_poisoned", "_push_every", "_pushed", "_report_at", "_report_from", "_retried", "_since_fetch", "_since_push",
+        "_starved", "_steps", "_stopping", "_tally", "_unreported", "_versions", "_waiting_since", "batch_size",
+        "cadence", "clock", "node", "pid", "shards",
     )  # fmt: skip
 
     wake_at: float | None = None
@@ -107,11 +107,8 @@ class Replica:
         self._computing_since = 0.0
         self._since_push = 0  # batches in the gradient buffer
         self._since_fetch = 0
-        self._examples = 0  # behind the gradient buffer
-        self._covers: tuple[Cover, ...] = ()  # of the gradient buffer
-        self._pushed: tuple[Cover, ...] = ()  # of the exchange under way
-        self._pushed_work = NO_WORK  # behind it
-        self._work_done = NO_WORK  # behind the gradient buffer
+        self._gathered = NO_WORK  # behind the gradient buffer
+        self._pushed = NO_WORK  # behind the exchange under way
         self._unreported: tuple[Cover, ...] = ()  # applied by all shards
         self._gradient = 0  # buffer that gradients go to
         self._active = 0  # weights buffer that is computed on
@@ -270,9 +267,8 @@ class Replica:
         self._paced_s += now - self._computing_since
         self._since_push += 1
         self._since_fetch += 1
-        self._examples += batch.stop - batch.start
-        self._covers = covered(self._covers, (Cover(batch.lease, batch.stop),))
-        self._work_done = self._work_done.and_batch(batch.stop - batch.start, event.loss)
+        cover, examples = Cover(batch.lease, batch.stop), batch.stop - batch.start
+        self._gathered = self._gathered.and_batch(cover, examples, event.loss, event.factors)
         self._proceed(now, effects)
 
     def _on_non_finite(self, batch: _Batch, now: float, effects: list[Effect]) -> None:
@@ -303,8 +299,7 @@ class Replica:
         assert self.clock is not None
         if push:
             self.clock += 1
-            self._pushed, self._covers = self._covers, ()
-            self._pushed_work, self._work_done = self._work_done, NO_WORK
+            self._pushed, self._gathered = self._gathered, NO_WORK
         self._fetching = -1
         if fetch:
             swaps = self.cadence.overlap and push
@@ -315,17 +310,18 @@ class Replica:
         if self.cadence.local and push and self._since_push:
             effects.append(PreparePush(gradient))
         payload = Payload("gradient", self.node, gradient, self.clock) if push else None
-        covers = self._pushed if push else ()
-        examples, batches = (self._examples, self._since_push) if push else (0, 0)
+        work = self._pushed if push else NO_WORK
         for shard, basis in zip(self.shards, self._basis):
-            exchange = Exchange(self.clock, gradient, self._fetching, basis, examples, covers, batches)
+            exchange = Exchange(
+                self.clock, gradient, self._fetching, basis, work.examples, work.covers, work.batches, work.factors
+            )
             effects.append(Send(shard, exchange, payload))
         self._answers, self._missing = [None] * len(self.shards), len(self.shards)
         self._tally.exchanges += 1
-        self._tally.pushes += push and self._examples > 0
+        self._tally.pushes += work.examples > 0
         self._tally.fetches += fetch
         if push:
-            self._since_push = self._examples = 0
+            self._since_push = 0
             self._idle = False
             if self.cadence.overlap:
                 self._gradient = 1 - self._gradient
@@ -365,14 +361,14 @@ class Replica:
             self._tally = Tally()
             return
         if dropped:
-            leases = [cover.lease for cover in self._pushed]
+            leases = [cover.lease for cover in self._pushed.covers]
             effects.extend(Send(COORDINATOR, Dropped(lease)) for lease in leases)
             if self._lease is not None and self._lease.id in leases:
                 self._lease = None
         else:
-            self._unreported = covered(self._unreported, self._pushed)
-            self._tally.add(self._pushed_work)
-        self._pushed, self._pushed_work = (), NO_WORK
+            self._unreported = covered(self._unreported, self._pushed.covers)
+            self._tally.add(self._pushed)
+        self._pushed = NO_WORK
         self._report(now, effects)
         if self._batch is None:
             self._proceed(now, effects)

@@ -15,8 +15,6 @@ The rules that tell the algorithms apart live here:
 
 from __future__ import annotations
 
-import msgspec
-
 from squall.protocol.clocks import Clocks
 from squall.protocol.core import (
     COORDINATOR,
@@ -51,25 +49,9 @@ from squall.protocol.messages import (
     ViewSeen,
     covered,
 )
+from squall.protocol.rules import Rules, mean_factors
 
 LEASES_KEPT = 64  # of each replica; with `replica.REPORT_LEASES` unreported ones, the coordinator knows of all others
-
-
-class Rules(msgspec.Struct, frozen=True):
-    """What of a strategy a shard must know."""
-
-    gather: str = "each"  # "each" | "mean"
-    max_delay: int | None = None  # exchanges; None: no bound
-    scaled: bool = False  # learning rates are divided by the push's staleness
-    backup: int = 0  # replicas that a round does not wait for
-    quorum: int | None = None  # pushes that close a round; None: those of all but the backup replicas
-    grace: float = 0.0  # how long a round stays open beyond that, as a share of the last round's duration
-    late: str = "drop"  # or "fold": what happens to a push that comes after its round
-    whole: int = 0  # batches of a whole push; a round with fewer is that much less of a step. 0: every round is whole
-
-    @property
-    def waits_for_all(self) -> bool:
-        return self.backup == 0 and self.quorum is None
 
 
 class _Replica:
@@ -197,8 +179,8 @@ class Shard:
         if exchange.examples:
             staleness = replica.staleness = self.version - exchange.basis
             term = Term(replica.node, exchange.gradient, 1.0, exchange.clock)
-            rate = 1 / staleness if self.rules.scaled and staleness else 1.0
-            effects.append(Apply((term,), 1 / len(self._replicas), exchange.clock, rate))
+            rate = self.rules.rate_of_push(staleness)
+            effects.append(Apply((term,), 1 / len(self._replicas), exchange.clock, rate, exchange.factors))
             self.version += 1
         replica.cover(exchange.covers)
 
@@ -261,18 +243,14 @@ class Shard:
                 for node, exchange in ordered
                 if exchange.examples
             )
-            effects.append(Apply(terms, 1.0, clock, self._rate([exchange for _, exchange in ordered])))
+            filled = [exchange for _, exchange in ordered if exchange.examples]
+            effects.append(Apply(terms, 1.0, clock, self.rules.rate_of_round(filled), mean_factors(filled)))
             self.version += 1
         for node, exchange in ordered:
             replica = self._replicas[node]
             replica.staleness = stale - exchange.basis if exchange.examples else -1
             replica.cover(exchange.covers)
             self._answer(replica, exchange, effects)
-
-    def _rate(self, pushes: list[Exchange]) -> float:
-        """Momentum moves the weights as far for a few batches as for hundreds: a round that is cut short must not."""
-        whole = self.rules.whole * sum(push.examples > 0 for push in pushes)
-        return min(1.0, sum(push.batches for push in pushes) / whole) if whole else 1.0
 
     def _answer(self, replica: _Replica, exchange: Exchange, effects: list[Effect], dropped: bool = False) -> None:
         node, answer = replica.node, Exchanged(replica.clock, self.version, replica.staleness, dropped)

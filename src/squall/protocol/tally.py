@@ -7,7 +7,7 @@ from collections import Counter
 
 import msgspec
 
-from squall.protocol.messages import Stats
+from squall.protocol.messages import Cover, Factors, Stats, covered
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -16,9 +16,12 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     examples: int = 0
     batches: int = 0
     loss_sum: float = 0.0  # over batches: mean loss x examples
+    covers: tuple[Cover, ...] = ()
+    factors: Factors = ()  # of the newest batch
 
-    def and_batch(self, examples: int, loss: float) -> Work:
-        return Work(self.examples + examples, self.batches + 1, self.loss_sum + examples * loss)
+    def and_batch(self, cover: Cover, examples: int, loss: float, factors: Factors) -> Work:
+        covers = covered(self.covers, (cover,))
+        return Work(self.examples + examples, self.batches + 1, self.loss_sum + examples * loss, covers, factors)
 
 
 NO_WORK = Work()

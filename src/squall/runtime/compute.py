@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from squall.protocol.core import Compute, GradientComputed
+from squall.protocol.messages import Factors
 from squall.runtime.arena import newest_first
 from squall.runtime.backward import Backward
 from squall.task import Task
@@ -55,22 +56,25 @@ class Gradients:
         loss = self.backward.differentiate(self.backward.load(effect))
         return self.accept(effect, loss, started)
 
-    def accept(self, effect: Compute, loss: float | None, started: float) -> GradientComputed:
+    def accept(
+        self, effect: Compute, loss: float | None, started: float, factors: Factors = ()
+    ) -> GradientComputed:  # fmt: skip
         """Take the fresh gradients of the batch that the effect names.
 
         Args:
             effect: what was computed.
             loss: of the batch; None if it is not known.
             started: when, by `time.perf_counter()`.
+            factors: that the step's learning rates are to have.
         """
         finite = self.backward.finish() and (loss is None or math.isfinite(loss))
         finite = finite and self._gather(effect.buffer, effect.accumulate)
         if finite:
             if effect.local_step:
-                self._local_step()
+                self._local_step(factors)
             self.backward.push_buffers(self._vectors[effect.buffer], effect.accumulate)
             self._to_arena(effect.buffer)
-        return GradientComputed(math.nan if loss is None else loss, finite, time.perf_counter() - started)
+        return GradientComputed(math.nan if loss is None else loss, finite, time.perf_counter() - started, factors)
 
     def _gather(self, buffer: int, accumulate: bool) -> bool:
         """Put the fresh gradients into the vector, unless one is not finite."""
@@ -91,11 +95,13 @@ class Gradients:
         # One sum shows any NaN or Inf; finite gradients would have to exceed 1e31 to overflow it.
         return math.isfinite(sum(part.sum().item() for part in self._summed[buffer]))
 
-    def _local_step(self) -> None:
+    def _local_step(self, factors: Factors) -> None:
         """SGD on the replica's own weights until the next fetch, with the shards' current learning rates."""
         pairs = [(own, p.data, p.grad) for own, p in zip(self._group_of, self._parameters)]
         with torch.no_grad():
-            for group, rate in enumerate(self._rate.tolist()):
+            rates = self._rate.tolist()
+            for group, (rate, factor) in enumerate(zip(rates, factors or (1.0,) * len(rates))):
+                rate *= factor or 0.0
                 chosen = [(weights, g) for own, weights, g in pairs if own == group and g is not None]
                 if chosen:
                     torch._foreach_add_([w for w, _ in chosen], [g for _, g in chosen], alpha=-rate)

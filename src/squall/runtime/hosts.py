@@ -114,8 +114,8 @@ class ShardHost(QuietHost):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
-            case Apply(terms, share, clock, rate):
-                self.store.apply(terms, share, clock, rate)
+            case Apply(terms, share, clock, rate, factors):
+                self.store.apply(terms, share, clock, rate, factors)
             case WriteSnapshot(number):
                 return self._snapshots.write_shard(number, self._index, self._shards, self.store)
             case End():

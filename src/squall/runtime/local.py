@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from squall.protocol.core import Compute, GradientComputed
+from squall.protocol.messages import Factors
 from squall.runtime.backward import Backward
 from squall.runtime.compute import all_finite
-from squall.runtime.optimizers import build_optimizer
+from squall.runtime.optimizers import build_optimizer, rates_scaled
 from squall.runtime.rates import Schedule
 from squall.strategies import Recipe
 from squall.task import Task
@@ -65,13 +66,16 @@ class LocalTraining:
         loss = self.backward.differentiate(self.backward.load(effect))
         return self.accept(effect, loss, started)
 
-    def accept(self, effect: Compute, loss: float | None, started: float) -> GradientComputed:
+    def accept(
+        self, effect: Compute, loss: float | None, started: float, factors: Factors = ()
+    ) -> GradientComputed:  # fmt: skip
         """Step on the fresh gradients of the batch that the effect names; its loss may not be known."""
         finite = self.backward.finish() and (loss is None or math.isfinite(loss))
         finite = finite and all_finite([p.grad for p in self.backward.on_vector.parameters if p.grad is not None])
         if finite:
             self._advance(effect)
-            self._optimizer.step()
+            with rates_scaled(self._optimizer, 1.0, factors):
+                self._optimizer.step()
             self._layout.write_buffers(self.backward.on_vector.model, self._own)
             finite = math.isfinite(self._own[: self._layout.tail].sum().item())  # a step may overflow
         else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from squall.protocol.messages import Factors
 from squall.strategies.base import Recipe
 from squall.task import OptimizerFactory
 
@@ -114,6 +116,20 @@ def _optimized(factory: OptimizerFactory, parts: list[Tensor], gradients: list[T
         results.append(parameter.detach())
         at += len(part)
     return torch.cat(results)
+
+
+@contextmanager
+def rates_scaled(optimizer: Optimizer, rate: float, factors: Factors) -> Iterator[None]:
+    """In here all learning rates are `rate` times themselves, and of each group its factor."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    wanted = factors or (1.0,) * len(rates)
+    for group, before, factor in zip(optimizer.param_groups, rates, wanted):
+        group["lr"] = before * rate * (1.0 if factor is None else factor)
+    try:
+        yield
+    finally:
+        for group, before in zip(optimizer.param_groups, rates):
+            group["lr"] = before
 
 
 def bare_step(optimizer: Optimizer) -> Callable[[], Any]:

@@ -114,7 +114,7 @@ class RecordedShard:
         for done in self._done:
             if isinstance(done, Apply):
                 clock = done.terms[0].clock
-                record += (APPLIED, next(fingerprints), short(done.share), short(done.rate), len(done.terms))
+                record += (APPLIED, next(fingerprints), short(done.share), _rates(done), len(done.terms))
                 for term in done.terms:
                     record += (self._who(term.owner), term.buffer, term.clock, short(term.weight))
                 record.append(done.clock - clock)
@@ -201,3 +201,8 @@ class RecordedReplica:
         self._stop, self._bits, self._count_at = stop, bits, count_at
         if not finite:
             self._write()
+
+
+def _rates(update: Apply) -> object:
+    rate = short(update.rate)
+    return rate if not update.factors else [rate, *(None if f is None else short(f) for f in update.factors)]

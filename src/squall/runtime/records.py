@@ -2,7 +2,8 @@
 
 A record is a flat list of entries, each a tag and what belongs to it:
 
-    APPLIED    fingerprint, share, rate, n, n times (who, buffer, clock, weight), clock - clock of the first term
+    APPLIED    fingerprint, share, rate, n, n times (who, buffer, clock, weight), clock - clock of the first term;
+               where loops set learning rates, the rate is a list: with a factor for each group behind it
     DELIVERED  who, buffer
     SAVED      snapshot, version
     COMPUTED   flags, count, epoch, start, length: so many batches of this length, one behind the other
@@ -16,8 +17,8 @@ A record is a flat list of entries, each a tag and what belongs to it:
     ADDED      who, buffer, clock: portions pushed, into the sum
     KEPT       buffer, weight, whether it is added to what the buffer holds: the gradient computed last
 
-`who` is slot + replicas x incarnation. A float that is 1/n for an integer n (a share, a rate) is written as n. Flags
-leave out whether a gradient is added to what the buffer holds: it is, unless it is the first behind a push.
+`who` is slot + replicas x incarnation. A float that is 1/n for an integer n (a share, a rate, a factor) is written as
+n. Flags leave out whether a gradient is added to what the buffer holds: it is, unless it is the first behind a push.
 """
 
 from __future__ import annotations
@@ -200,7 +201,9 @@ def _applied(entries: Iterator[Any], replicas: int) -> Applied:
         who, buffer, clock, weight = islice(entries, 4)
         terms.append(Term(_node(who, replicas), buffer, _long(weight), clock))
     clock = terms[0].clock + next(entries)
-    return Applied(Apply(tuple(terms), _long(share), clock, _long(rate)), fingerprint)
+    rate, *factors = rate if isinstance(rate, list) else [rate]
+    scaled = tuple(None if factor is None else _long(factor) for factor in factors)
+    return Applied(Apply(tuple(terms), _long(share), clock, _long(rate), scaled), fingerprint)
 
 
 def _node(who: int, replicas: int) -> Node:

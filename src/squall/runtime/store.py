@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from squall.protocol.core import Term
+from squall.protocol.messages import Factors
 from squall.runtime.arena import Arena, newest_first
 from squall.runtime.compensation import Compensation
-from squall.runtime.optimizers import bare_step, build_optimizer
+from squall.runtime.optimizers import bare_step, build_optimizer, rates_scaled
 from squall.runtime.rates import Schedule
 from squall.runtime.seeds import mix
 from squall.strategies.base import Recipe
@@ -63,21 +64,25 @@ class Store:
 
     # ------------------------------------------------------------ exchanges
 
-    def apply(self, terms: Sequence[Term], share: float, clock: int = 1, rate: float = 1.0) -> None:
+    def apply(
+        self, terms: Sequence[Term], share: float, clock: int = 1, rate: float = 1.0, factors: Factors = ()
+    ) -> None:  # fmt: skip
         """One optimizer step on the weighted sum of pushed gradients; buffers move by `share` to the pushed ones, and
         counters by `share` of what was added to them.
 
         Only the elements of the block whose turn it is at this clock are moved. `rate` is a factor on the learning
-        rates of this step.
+        rates of this step, and `factors` are more, one a group; groups with None are not stepped.
         """
         block = turn(clock, self._recipe.blocks, self._recipe.block_order)
+        left_out = {group for group, factor in enumerate(factors) if factor is None}
         with torch.no_grad():
             for piece, parameter, gradient in zip(self.pieces, self.parameters, self._gradient(terms)):
-                parameter.grad = gradient if piece.block == block else None
-            if rate == 1.0:
+                parameter.grad = gradient if piece.block == block and piece.group not in left_out else None
+            if rate == 1.0 and not factors:
                 self._step()
             else:
-                self._step_at(rate)
+                with rates_scaled(self.optimizer, rate, factors):
+                    self._step()
         if self.schedule is not None:
             self.schedule.step()
         if self._tail:
@@ -101,14 +106,6 @@ class Store:
         whole = self.arena.weights(first.slot, 0)
         then = [whole[piece.start : piece.stop] for piece in self.pieces]
         return self._compensation.correct(pushed, self.parameters, then)
-
-    def _step_at(self, rate: float) -> None:
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["lr"] * rate
-        self._step()
-        for group, before in zip(self.optimizer.param_groups, rates):
-            group["lr"] = before
 
     def _pushed(self, slot: int, buffer: int) -> list[Tensor]:
         """A slot's gradient, cut as the parameters are. Cut once: a small exchange is over before three slices are."""

@@ -12,8 +12,8 @@ import torch
 
 from squall.protocol.dealing import Dealing
 from squall.protocol.replica import Cadence
+from squall.protocol.rules import Rules
 from squall.protocol.sandblaster.method import Rules as MethodRules
-from squall.protocol.shard import Rules
 from squall.task import OptimizerFactory
 
 default_optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=0.01)

@@ -24,8 +24,10 @@ from squall.protocol.shard import Shard
 from squall.sim.proof.batch_invariants import BatchAuditor
 from squall.sim.proof.batch_phantoms import BatchStage
 from squall.sim.proof.chaos import Chaos
-from squall.sim.proof.invariants import Auditor, restored
+from squall.sim.proof.invariants import Auditor
+from squall.sim.proof.loops import rates
 from squall.sim.proof.phantoms import File, Phantom, Stage
+from squall.sim.proof.positions import restored
 
 
 class Saved(NamedTuple):
@@ -103,6 +105,8 @@ class LeaseCast(Cast):
     def begin(self, now: Callable[[], float]) -> None:
         chaos, saved = self.chaos, self.saved
         self.stage = Stage(self.recipe, now, self.computed)
+        if chaos.scripted and self.recipe.local is None:  # an optimizer of the replica's own takes its rates itself
+            self.stage.factors = rates
         if saved is None:
             leases, number = Leases(chaos.examples, chaos.batch_size, self._limits), 0
             self._auditor.begin(self.stage)

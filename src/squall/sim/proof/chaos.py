@@ -58,6 +58,7 @@ STRATEGIES: dict[str, Make] = {
     "sandblaster, sampled": lambda n, k: Sandblaster(replicas=n, shards=k, batch=20, push_every=1),
 }
 FAULTS_AT_MOST = 6
+SCRIPTED = 0.4  # of the worlds have loops of users' own
 LONG = 0.03  # of the worlds have many batches, soon computed
 FOLLOWED = 0.4  # of the cuts, pauses and storms are followed by the death of somebody who is in them
 MORTAL = ("replica", "evaluator")  # others start in their place
@@ -81,6 +82,7 @@ class Chaos:
     evaluate: bool
     evaluate_every_s: float | None  # beside the evaluation after each epoch
     faults: tuple[Fault, ...]
+    scripted: bool = False  # replicas are users' loops
 
     @property
     def recipe(self) -> Recipe:
@@ -121,7 +123,7 @@ def chaos(seed: int) -> Chaos:
         paces=paces, notice_s=chance.choice((0.0, 0.002, 0.02)),
         snapshot_every_s=chance.choice((None, 0.02, 0.05)), evaluate=chance.random() < 0.7,
         evaluate_every_s=chance.choice((None, None, 0.03)),
-        faults=_faults(chance, events, replicas, shards),
+        faults=_faults(chance, events, replicas, shards), scripted=chance.random() < SCRIPTED,
     )  # fmt: skip
 
 
@@ -190,6 +192,8 @@ def smaller(world: Chaos) -> list[Chaos]:
         found.append(dataclasses.replace(world, replicas=world.replicas - 1))
     if world.shards > 1:
         found.append(dataclasses.replace(world, shards=world.shards - 1))
+    if world.scripted:
+        found.append(dataclasses.replace(world, scripted=False))
     if world.evaluate:
         found.append(dataclasses.replace(world, evaluate=False))
     if world.snapshot_every_s is not None:

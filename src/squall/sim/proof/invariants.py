@@ -21,7 +21,9 @@ from squall.protocol.core import (
 )
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.messages import Exchange, Exchanged
+from squall.sim.proof.loops import mean_rates
 from squall.sim.proof.phantoms import Batch, File, Gradient, Stage, Written, folded
+from squall.sim.proof.positions import restored, trained
 from squall.strategies.base import Recipe
 
 INVARIANTS = {
@@ -99,8 +101,8 @@ class Auditor:
 
     def _name_repeats(self, left: Leases) -> None:
         """What the data position deals again may be in the files of some shards."""
-        trained = _trained(left, self.batch_size)
-        for batch in sorted({batch for applied in self._applied for batch in applied} - trained):
+        known = {batch for applied in self._applied for batch in applied}
+        for batch in sorted(known - trained(left, self.batch_size)):
             self.allowed[batch] += 1
 
     # ------------------------------------------------------------ what is seen
@@ -230,6 +232,9 @@ class Auditor:
             right = [push.exchange.examples / total for push in pushes]
         if [term.weight for term in apply.terms] != right:
             raise Broken("I6", f"shard {shard} weighs an update as {apply.terms}, and its pushes are {right}")
+        wanted = mean_rates([(push.gradients[-1].factors, push.exchange.examples) for push in pushes])
+        if apply.factors != wanted:
+            raise Broken("I6", f"shard {shard} steps at {apply.factors}, and the loops behind it want {wanted}")
 
     # ------------------------------------------------------------ the accounting
 
@@ -247,19 +252,18 @@ class Auditor:
 
     def _on_published(self, manifest: PublishSnapshot) -> None:
         """A run that goes on from it trains exactly what is not in every shard's file."""
-        left = restored(manifest, self.batch_size, self.limits)
-        trained = _trained(left, self.batch_size)
+        ledger = trained(restored(manifest, self.batch_size, self.limits), self.batch_size)
         written = self.stage.files(manifest.number)
         if manifest.checksums != tuple(file.checksum for file in written):
             raise Broken("I1", f"the manifest of snapshot {manifest.number} has the checksums of other files")
         files = [[g for applied in file.applied for g in applied.gradients] for file in written]
         for shard, gradients in enumerate(files):
-            missing = sorted(trained - {gradient.batch for gradient in gradients})
+            missing = sorted(ledger - {gradient.batch for gradient in gradients})
             if missing:
                 where = f"snapshot {manifest.number} of shard {shard}"
                 raise Broken("I1", f"the ledger calls {_text(missing[0])} trained, and {where} lacks it")
         common = set.intersection(*({gradient.number for gradient in gradients} for gradients in files))
-        again = sorted({gradient.batch for gradient in files[0] if gradient.number in common} - trained)
+        again = sorted({gradient.batch for gradient in files[0] if gradient.number in common} - ledger)
         if again:
             raise Broken("I4", f"all files of snapshot {manifest.number} have {_text(again[0])}, which is dealt again")
 
@@ -275,23 +279,6 @@ class Auditor:
             raise Broken("I4", f"the ledger counts {trained} examples")
         if lives == 1 and told != trained:
             raise Broken("I4", f"the reports name {told} examples of {trained}")
-
-
-def restored(manifest: PublishSnapshot, batch_size: int, limits: Limits) -> Leases:
-    """The data position that a run goes on from."""
-    progress = [(int(lease), upto) for lease, upto in manifest.progress.items()]
-    return Leases.restore(dict(manifest.ledger), progress, batch_size, limits)
-
-
-def _trained(left: Leases, size: int) -> set[Batch]:
-    """Batches that were dealt, and are not dealt again."""
-
-    def batches(epoch: int, start: int, stop: int) -> list[Batch]:
-        return [(epoch, at, min(at + size, left.examples)) for at in range(start, stop, size)]
-
-    dealt = [batch for epoch in range(left.epoch) for batch in batches(epoch, 0, left.examples)]
-    again = {batch for span in left.returned for batch in batches(*span)}
-    return {*dealt, *batches(left.epoch, 0, left.cursor)} - again
 
 
 def _bound(recipe: Recipe) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from squall.protocol import core
 from squall.protocol.core import Effect, Event, Node, Note, Payload, PublishSnapshot
+from squall.protocol.messages import Factors
 from squall.runtime.driver import QuietHost
 from squall.sim.world import Price
 from squall.strategies.base import Recipe
@@ -31,6 +32,7 @@ class Gradient(NamedTuple):
     start: int
     stop: int
     basis: tuple[int, ...]  # version of each shard
+    factors: Factors = ()  # that the loop behind it wants
 
     @property
     def batch(self) -> Batch:
@@ -92,6 +94,7 @@ class Stage:
         self.computed = first  # computations so far
         self.compute_s: Callable[[Node], float] = lambda node: COMPUTE_S * (1 + 0.37 * node.index)
         self.poison: Callable[[int, Batch], bool] = lambda number, batch: False
+        self.factors: Callable[[int], Factors] = lambda number: ()
         self.disk: Callable[[int], str] = lambda number: ""
         self.metrics: Callable[[], dict[str, float]] = lambda: {"loss": 1.0}
         self.prices: dict[type[Effect], Price] = {
@@ -149,8 +152,9 @@ class ReplicaPhantom(Phantom):
             stage.gradients[slot, effect.buffer] = []
         if finite:
             basis = tuple(written.version for written in stage.weights[slot, self.active])
-            stage.gradients[slot, effect.buffer].append(Gradient(stage.computed, *batch, basis))
-        return core.GradientComputed(1.0, finite, seconds)
+            gradient = Gradient(stage.computed, *batch, basis, stage.factors(stage.computed))
+            stage.gradients[slot, effect.buffer].append(gradient)
+        return core.GradientComputed(1.0, finite, seconds, stage.factors(stage.computed))
 
 
 class ShardPhantom(Phantom):

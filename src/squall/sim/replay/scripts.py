@@ -30,8 +30,10 @@ import torch
 from setproctitle import setproctitle
 from torch import nn
 
-from squall.launchers.joining import Counted, Over, chosen, joined_task, run_file
+from squall.joined import Counted, joined_task
+from squall.launchers.joining import Over, chosen, run_file
 from squall.protocol.core import Compute, Effect, End, Event, GradientComputed, Node
+from squall.protocol.messages import Factors
 from squall.run import ScriptCode
 from squall.runtime.compute import Gradients
 from squall.runtime.driver import QuietHost
@@ -184,12 +186,12 @@ class _Replica(Side):
             self._examination = Examination(self._node, effect, backward, batch)
         return batch
 
-    def accept(self, effect: Compute, loss: float | None, started: float) -> None:
+    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
         self._batch = None
         if self._examination is not None:
             self._found = self._examination.end(loss)
         else:
-            self._found = self._training.accept(effect, loss, started)
+            self._found = self._training.accept(effect, loss, started, factors)
 
     def log(self, values: Mapping[str, float]) -> None:
         pass

@@ -1,0 +1,29 @@
+"""The task of a script, of which a session learns by and by: the model and its optimizer first, then the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from squall.task import Batch, Task
+
+
+class Counted(Dataset[Any]):
+    """So many examples, which whoever holds no data counts and never loads."""
+
+    def __init__(self, examples: int) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return self._examples
+
+
+def joined_task(model: nn.Module, options: dict[str, Any]) -> Task:
+    """What is known of the task when the script joins: all but the data."""
+    return Task(model=model, loss=no_loss, train=Counted(1), **options)
+
+
+def no_loss(model: nn.Module, batch: Batch) -> Tensor:
+    raise AssertionError("a session's loss is its script's")
