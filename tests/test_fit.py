@@ -196,6 +196,29 @@ def test_evaluations_come_by_the_epoch_and_by_the_second(inline: Fit, strategy: 
     assert len(metrics(inline(task, strategy, epochs=3, settings=settings))) > 3
 
 
+def laborious(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    """A metric that takes as long as dozens of steps."""
+    far = torch.ones(400, 400)
+    for _ in range(8):
+        far = (far @ far).clamp(max=1.0)
+    return far[0, 0].expand(len(batch[0]))
+
+
+def test_an_evaluation_is_labelled_with_what_was_in_its_weights_and_when(run_dir: Path, without_report: None) -> None:
+    """Training goes on while weights are measured: what is trained when the result comes is another thing."""
+    task = regression(examples=16 * 4000, validate=numbers(64), metrics={"laborious": laborious})
+    strategy = squall.Downpour(replicas=2, optimizer=partial(torch.optim.SGD, lr=0.05))
+    settings = dataclasses.replace(LOCAL, evaluate_every_s=0.02)
+    run = squall.fit(task, strategy, epochs=1, run_dir=run_dir, settings=settings)
+    found = [metric for metric in metrics(run) if metric.name == "loss"]
+    assert len(found) > 2
+    assert [metric.examples for metric in found] == [16 * metric.updates for metric in found]
+    assert found[-1].examples == 16 * 4000
+    times = [metric.time_s for metric in found]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(run.summary().training_s, abs=0.01)
+
+
 def metrics(run: Run) -> list[Metric]:
     reader = Reader(run.directory / "run.sqlite")
     try:

@@ -24,12 +24,15 @@ class RecordError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One validation result. Names are ``loss`` and those of `Task.metrics`."""
+    """One validation result. Names are ``loss`` and those of `Task.metrics`.
+
+    All but the value is of the moment when the weights that were measured had been fetched.
+    """
 
     time_s: float
     epoch: int
-    examples: int  # trained by all replicas until then
-    updates: int  # applied until then
+    examples: int  # applied by all shards
+    updates: int  # applied by all shards
     name: str
     value: float
 

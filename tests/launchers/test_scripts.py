@@ -53,6 +53,7 @@ def test_replicas_train_every_example_once_and_end_with_the_same_weights(tmp_pat
     assert found.complete, str(found)
     assert len(found.epochs) == 4
     assert {metric.name for metric in metrics} == {"accuracy"}
+    assert [metric.examples for metric in metrics] == [64 * metric.updates for metric in metrics]
     assert metrics[-1].examples == 4 * EXAMPLES, "the result behind the loop is of the final weights"
     assert run.gone()
     assert (run.directory / "schedule" / "0" / "replica-2.0").exists()

@@ -16,6 +16,7 @@ class Desk:
     def __init__(self, **cadence: object) -> None:
         self.replica = Replica(Node("replica", 1), len(SHARDS), BATCH, Cadence(**cadence), pid=77)
         self.version = 100
+        self.applied = 400  # examples, by the first shard; the next has applied one less
         self.now = 0.0
         self.leases = 0
         self.exchange: Exchange | None = None  # the newest
@@ -61,7 +62,7 @@ class Desk:
         self.version += 1
         for shard in SHARDS:
             self.pending = shard is not SHARDS[-1]
-            answered = Exchanged(clock, self.version + shard.index, stale)
+            answered = Exchanged(clock, self.version + shard.index, stale, examples=self.applied - shard.index)
             self._take(tell(self.replica, shard, answered, self.now))
         return self
 

@@ -24,6 +24,7 @@ from squall.protocol.messages import (
     TakeSnapshot,
     View,
     ViewSeen,
+    Weights,
     Welcome,
 )
 
@@ -118,7 +119,7 @@ class Office:
 
     def evaluated(self, **values: float) -> list[Effect]:
         number = [message.number for _, message in self.said if isinstance(message, Evaluate)][-1]
-        return self.tell(self.evaluator, Evaluated(number, 5, values or {"loss": 0.5}))
+        return self.tell(self.evaluator, Evaluated(number, Weights(5, 40, 0.25), values or {"loss": 0.5}))
 
     def heard(self, node: Node, kind: type) -> list[Message]:
         """What the coordinator has said of a kind to a node."""

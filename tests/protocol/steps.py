@@ -50,9 +50,10 @@ def view(shard: Shard, number: int, *nodes: Node, entry: int = 0) -> list[Effect
 
 
 def shard_of(
-    *nodes: Node, gather: str = "each", max_delay: int | None = None, version: int = 0, **rules: Any
+    *nodes: Node, gather: str = "each", max_delay: int | None = None, version: int = 0, examples: int = 0,
+    **rules: Any,
 ) -> Shard:  # fmt: skip
-    shard = Shard(0, Rules(gather, max_delay, **rules), version)
+    shard = Shard(0, Rules(gather, max_delay, **rules), version, examples)
     view(shard, 1, *nodes)
     return shard
 

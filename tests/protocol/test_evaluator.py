@@ -3,7 +3,7 @@ from steps import give, kinds, sent, shard_nodes, tell
 
 from squall.protocol.core import COORDINATOR, EvaluateModel, ModelEvaluated, Node, Started, StopRequested, TimePassed
 from squall.protocol.evaluator import Evaluator
-from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop
+from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop, Weights
 
 S0, S1 = shard_nodes(2)
 
@@ -14,15 +14,16 @@ def evaluator() -> Evaluator:
     return machine
 
 
-def test_it_fetches_from_every_shard_and_reports_the_updates_of_the_first() -> None:
+def test_it_fetches_from_every_shard_and_tells_what_is_in_the_weights_that_it_measured() -> None:
     machine = evaluator()
     asked = sent(tell(machine, COORDINATOR, Evaluate(4)), Exchange)
     assert [to for to, _ in asked] == [S0, S1]
     assert all(message.weights == 0 and message.gradient == -1 for _, message in asked)
-    assert tell(machine, S1, Exchanged(0, 71)) == []
-    assert tell(machine, S0, Exchanged(0, 70)) == [EvaluateModel(0)]
-    answer = give(machine, ModelEvaluated({"loss": 0.5, "accuracy": 0.75}))
-    assert sent(answer, Evaluated) == [(COORDINATOR, Evaluated(4, 70, {"loss": 0.5, "accuracy": 0.75}))]
+    assert tell(machine, S1, Exchanged(0, 71, examples=710), 9.0) == []
+    assert tell(machine, S0, Exchanged(0, 70, examples=700), 10.0) == [EvaluateModel(0)]
+    answer = give(machine, ModelEvaluated({"loss": 0.5, "accuracy": 0.75}), 12.5)
+    evaluated = Evaluated(4, Weights(70, 700, age_s=2.5), {"loss": 0.5, "accuracy": 0.75})
+    assert sent(answer, Evaluated) == [(COORDINATOR, evaluated)]
 
 
 def test_one_evaluation_after_the_other() -> None:
@@ -32,7 +33,7 @@ def test_one_evaluation_after_the_other() -> None:
         tell(machine, S0, Exchanged(0, version))
         assert kinds(tell(machine, S1, Exchanged(0, version))) == ["EvaluateModel"]
         ((_, answer),) = sent(give(machine, ModelEvaluated({})), Evaluated)
-        assert (answer.number, answer.updates) == (number, version)
+        assert (answer.number, answer.weights.updates) == (number, version)
 
 
 @pytest.mark.parametrize("asked", [False, True])

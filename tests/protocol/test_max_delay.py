@@ -27,7 +27,7 @@ def test_answers_that_are_released_together_go_out_in_slot_order() -> None:
 def test_who_waits_for_a_replica_that_is_gone_waits_no_longer() -> None:
     shard = shard_of(R0, R1, max_delay=0)
     tell(shard, R0, push(1))
-    assert answers(view(shard, 2, R0)) == {R0: Exchanged(1, 1, 0)}
+    assert answers(view(shard, 2, R0)) == {R0: Exchanged(1, 1, 0, examples=8)}
 
 
 def test_a_newcomer_begins_where_the_slowest_is_and_holds_nobody() -> None:
@@ -38,7 +38,7 @@ def test_a_newcomer_begins_where_the_slowest_is_and_holds_nobody() -> None:
     tell(shard, R0, push(4))
     effects = view(shard, 2, R0, R1_AGAIN)
     assert list(answers(effects)) == [R0]  # the newcomer is at 4 as well
-    assert answers(tell(shard, R1_AGAIN, Exchange(0, -1, 0))) == {R1_AGAIN: Exchanged(4, 7, -1)}
+    assert answers(tell(shard, R1_AGAIN, Exchange(0, -1, 0))) == {R1_AGAIN: Exchanged(4, 7, -1, examples=56)}
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """What a replica asks for, computes, pushes and reports, as its effects show it."""
 
 import pytest
-from desk import Desk
+from desk import BATCH, Desk
 from steps import give, only, sent, tell
 
 from squall.protocol.core import (
@@ -12,6 +12,7 @@ from squall.protocol.core import (
     StopRequested,
     TimePassed,
     UseWeights,
+    ValuesLogged,
 )
 from squall.protocol.messages import (
     Cover,
@@ -19,8 +20,10 @@ from squall.protocol.messages import (
     Exchanged,
     Join,
     LeaseRequest,
+    Logged,
     Progress,
     View,
+    Weights,
 )
 from squall.protocol.replica import REPORT_EVERY_S, REPORT_LEASES
 
@@ -219,3 +222,25 @@ def test_it_wakes_for_nothing_and_knows_nothing_else() -> None:
         desk.replica.on(StopRequested("no"), 0.0)
     with pytest.raises(AssertionError, match="does not know"):
         tell(desk.replica, COORDINATOR, View(1, ()))
+
+
+# ---------------------------------------------------------------- a script's own numbers
+
+
+def test_what_a_script_logs_is_of_the_weights_that_it_has_and_not_of_those_on_their_way() -> None:
+    desk = Desk().welcome().grant(3).computed()  # its push, and the fetch with it, are not answered
+    desk.applied, desk.now = 500, 7.0
+    ((to, logged),) = sent(give(desk.replica, ValuesLogged({"accuracy": 0.5}), 7.0), Logged)
+    assert to == COORDINATOR
+    assert logged == Logged({"accuracy": 0.5}, Weights(updates=101, examples=399, age_s=7.0))
+    desk.answer()
+    ((_, logged),) = sent(give(desk.replica, ValuesLogged({}), 9.5), Logged)
+    assert logged.weights == Weights(updates=102, examples=499, age_s=2.5)
+
+
+def test_a_replica_that_moves_its_own_weights_counts_its_batches_since_the_fetch() -> None:
+    desk = Desk(local=True, push_every=3, fetch_every=3)
+    desk.now = 1.0
+    desk.welcome().grant(3).computed().computed()
+    ((_, logged),) = sent(give(desk.replica, ValuesLogged({}), 4.0), Logged)
+    assert logged.weights == Weights(updates=101, examples=399 + 2 * BATCH, age_s=4.0 - 1.25)  # a batch takes 0.25 s

@@ -42,7 +42,7 @@ def test_each_push_is_an_update_and_is_answered_with_the_weights_after_it() -> N
     effects = tell(shard, R1, Exchange(1, 1, 1, 0, 8))
     assert effects == [
         Apply((Term(R1, 1, 1.0, 1),), 0.5, 1),
-        Send(R1, Exchanged(1, 1, 0), Payload("weights", R1, 1, 1)),
+        Send(R1, Exchanged(1, 1, 0, examples=8), Payload("weights", R1, 1, 1)),
     ]
 
 
@@ -50,20 +50,20 @@ def test_staleness_counts_the_updates_since_the_gradients_weights() -> None:
     shard = shard_of(R0, R1, version=10)
     tell(shard, R0, push(1, basis=10))
     tell(shard, R0, push(2, basis=11))
-    assert answers(tell(shard, R1, push(1, basis=10))) == {R1: Exchanged(1, 13, 2)}
+    assert answers(tell(shard, R1, push(1, basis=10))) == {R1: Exchanged(1, 13, 2, examples=24)}
 
 
 def test_a_push_without_examples_moves_nothing_but_the_clock() -> None:
     shard = shard_of(R0)
     assert tell(shard, R0, push(1, examples=0)) == [Send(R0, Exchanged(1, 0, -1), Payload("weights", R0, 0, 1))]
-    assert answers(tell(shard, R0, push(2))) == {R0: Exchanged(2, 1, 0)}
+    assert answers(tell(shard, R0, push(2))) == {R0: Exchanged(2, 1, 0, examples=8)}
 
 
 def test_a_fetch_alone_is_answered_at_once_and_a_push_alone_gets_no_weights() -> None:
     shard = shard_of(R0, R1, max_delay=0)
     assert tell(shard, R0, Exchange(0, -1, 0)) == [Send(R0, Exchanged(0, 0, -1), Payload("weights", R0, 0, 0))]
     assert kinds(tell(shard, R0, push(1))) == ["Apply"]  # held: replica 1 has not pushed
-    assert tell(shard, R1, push(1, weights=-1))[1] == Send(R1, Exchanged(1, 2, 1))
+    assert tell(shard, R1, push(1, weights=-1))[1] == Send(R1, Exchanged(1, 2, 1, examples=16))
 
 
 def test_a_clock_that_does_not_advance_is_a_slip_of_ours() -> None:
@@ -90,7 +90,7 @@ def test_a_round_is_one_update_weighed_by_examples_in_slot_order() -> None:
     assert tell(shard, R0, push(1, examples=6)) == []
     effects = tell(shard, R1, push(1, examples=2))
     assert effects[0] == Apply((Term(R0, 0, 6 / 16, 1), Term(R1, 0, 2 / 16, 1), Term(R2, 0, 8 / 16, 1)), 1.0, 1)
-    assert answers(effects[1:]) == {node: Exchanged(1, 1, 0) for node in (R0, R1, R2)}
+    assert answers(effects[1:]) == {node: Exchanged(1, 1, 0, examples=16) for node in (R0, R1, R2)}
     assert [effect.to for effect in effects[1:]] == [R0, R1, R2]
 
 
@@ -99,7 +99,7 @@ def test_who_has_no_batch_takes_part_without_weight_and_an_empty_round_is_no_upd
     tell(shard, R0, push(1, examples=0))
     effects = tell(shard, R1, push(1))
     assert effects[0] == Apply((Term(R1, 0, 1.0, 1),), 1.0, 1)
-    assert answers(effects) == {R0: Exchanged(1, 1, -1), R1: Exchanged(1, 1, 0)}
+    assert answers(effects) == {R0: Exchanged(1, 1, -1, examples=8), R1: Exchanged(1, 1, 0, examples=8)}
     tell(shard, R0, push(2, basis=1, examples=0))
     effects = tell(shard, R1, push(2, basis=1, examples=0))
     assert kinds(effects) == ["Exchanged", "Exchanged"]
@@ -165,10 +165,12 @@ def test_an_older_view_is_ignored() -> None:
     assert tell(shard, R1, push(1)) == []
 
 
-def test_an_evaluator_only_looks() -> None:
-    shard = shard_of(R0, max_delay=0, version=7)
+def test_an_evaluator_only_looks_and_hears_how_many_examples_are_in_what_it_gets() -> None:
+    shard = shard_of(R0, max_delay=0, version=7, examples=56)
     look = tell(shard, EVALUATOR, Exchange(0, weights=0))
-    assert look == [Send(EVALUATOR, Exchanged(0, 7, -1), Payload("weights", EVALUATOR, 0, 0))]
+    assert look == [Send(EVALUATOR, Exchanged(0, 7, -1, examples=56), Payload("weights", EVALUATOR, 0, 0))]
+    tell(shard, R0, push(1, examples=5))
+    assert answers(tell(shard, EVALUATOR, Exchange(0, weights=0)))[EVALUATOR].examples == 61
 
 
 def test_a_round_that_is_cut_short_is_that_much_less_of_a_step() -> None:
@@ -232,7 +234,7 @@ def test_a_newcomers_first_weights_wait_for_the_round_before_its_first() -> None
     assert tell(shard, R2, Exchange(1, weights=0)) == []
     effects = tell(shard, R1, push(1))
     assert kinds(effects) == ["Apply", "Exchanged", "Exchanged", "Exchanged"]
-    assert answers(effects)[R2] == Exchanged(1, 1)
+    assert answers(effects)[R2] == Exchanged(1, 1, examples=16)
 
 
 def test_a_newcomers_first_weights_come_when_who_is_waited_for_is_gone() -> None:

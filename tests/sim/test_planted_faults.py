@@ -20,10 +20,11 @@ from squall.protocol.leases import Leases
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.membership import Membership
-from squall.protocol.messages import Exchange, Frame, ViewSeen, covered
+from squall.protocol.messages import Calculation, Evaluated, Exchange, Frame, ViewSeen, covered
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.portions import Portions
+from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 from squall.protocol.side_work import Snapshots
 from squall.protocol.tally import Work
@@ -239,6 +240,27 @@ def told_after_one_shard(original: Any, replica: Replica, shard: Node, message: 
     original(replica, shard, message, now, effects)
 
 
+# ---------------------------------------------------------------- labels of what is measured
+
+
+def labelled_by_the_ledger(original: Any, coordinator: Coordinator, message: Evaluated, *given: Any) -> None:
+    """With the examples that are known when the answer comes: those of another moment."""
+    weights = msgspec.structs.replace(message.weights, examples=coordinator.trained)
+    original(coordinator, msgspec.structs.replace(message, weights=weights), *given)
+
+
+def every_batch_counted(original: Any, replica: Replica, *given: Any) -> None:
+    """Also one that moves the shards' weights only."""
+    original(replica, *given)
+    replica._held += replica.batch_size
+
+
+def every_evaluation_counted(original: Any, shard: BatchShard, message: Calculation, effects: list[Effect]) -> None:
+    """Also those of steps that are not accepted."""
+    original(shard, message, effects)
+    shard.examples = message.examples
+
+
 # ---------------------------------------------------------------- Sandblaster
 
 
@@ -255,7 +277,7 @@ def spoilt_sums_used(original: Any, coordinator: BatchCoordinator, node: Node, a
 PLANTED: dict[str, Planted] = {
     "duplicates are delivered": Planted(
         both(wrapped(Linked, "_receive", every_copy), wrapped(Shard, "_on_exchange", clocks_not_compared)), 20, "I2"),
-    "frames are delivered as they come": Planted(wrapped(Linked, "_receive", as_they_come), 200, "I4"),
+    "frames are delivered as they come": Planted(wrapped(Linked, "_receive", as_they_come), 300, "I4"),
     "nothing is sent again": Planted(wrapped(Linked, "_check", acknowledgements_alone), 20, "I5"),
     "a push is acknowledged before it is applied": Planted(
         wrapped(Shard, "on", acknowledged_before_applied), 5, "I6"),
@@ -294,6 +316,12 @@ PLANTED: dict[str, Planted] = {
     "a shard forgets the learning rates that loops set": Planted(wrapped(Shard, "on", rates_forgotten), 40, "I6"),
     "a push has the learning rates of its first batch": Planted(
         wrapped(Work, "and_batch", rates_of_the_first_batch), 40, "I6", of="downpour, push 4"),
+    "an evaluation is labelled with the examples of another moment": Planted(
+        wrapped(Coordinator, "_on_evaluated", labelled_by_the_ledger), 20, "I7"),
+    "a script's values are labelled with batches that are not in its weights": Planted(
+        wrapped(Replica, "_on_gradient", every_batch_counted), 50, "I7"),
+    "L-BFGS weights are labelled with what was evaluated after them": Planted(
+        wrapped(BatchShard, "_on_calculation", every_evaluation_counted), 30, "I7", of="sandblaster"),
     "a portion counts as often as it is computed": Planted(
         wrapped(Portions, "done", every_answer_counts), 30, "I2", of="sandblaster"),
     "a sum that a dead replica has spoilt is used": Planted(
@@ -345,7 +373,7 @@ FOUND: dict[str, tuple[Chaos, Patch, str]] = {
     "what a dead evaluator had asked for was written over its successor's weights": (
         dataclasses.replace(
             chaos(2234), faults=(STORM, Kill(31, Part("evaluator")), Kill(56, Part("evaluator"))), epochs=1, examples=8,
-            evaluate=True, evaluate_every_s=0.01, notice_s=0.0),
+            evaluate=True, evaluate_every_s=0.01, notice_s=0.0, scripted=False),
         dead_evaluators_served, "I6"),
 }  # fmt: skip
 

@@ -215,10 +215,11 @@ def test_a_snapshot_that_fails_is_noted_and_training_goes_on() -> None:
     bench.expect_all_trained()
 
 
-def test_evaluations_are_numbered_and_of_weights_at_least_as_new_as_when_they_were_asked_for() -> None:
+def test_evaluations_are_of_newer_weights_each_time_and_the_last_of_all_that_was_trained() -> None:
     bench = Bench(RECIPES["downpour"], network=NETWORKS["faulty"], seed=2, examples=50, evaluate_every_s=0.02).go()
-    asked = [note.values["number"] for note in bench.notes if note.kind == "evaluating"]
     answers: list[Note] = [note for note in bench.notes if note.kind == "metric"]
-    assert asked == [note.values["number"] for note in answers] == list(range(len(asked)))
-    assert len(asked) >= 5
+    assert len(answers) >= 5
+    updates = [note.values["updates"] for note in answers]
+    assert updates == sorted(updates)
     assert answers[-1].values["updates"] == bench.shards[0].version
+    assert answers[-1].values["examples"] == bench.coordinator.trained

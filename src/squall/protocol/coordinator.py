@@ -175,7 +175,7 @@ class Coordinator(ABC):
                 effects.append(Note("member", "left", node=sender))
                 self._depart(sender, effects)
             case Logged(values):
-                self._evaluations.logged(values, self.trained, effects)
+                self._evaluations.logged(message, effects)
                 self._stop_if_reached(values, now, effects)
             case NonFinite():
                 self._on_non_finite(sender, message, now, effects)
@@ -197,7 +197,7 @@ class Coordinator(ABC):
                 self._snapshots.take(self._ledger(), effects)
         if _due(self._evaluate_at, now):
             self._evaluate_at = _after(now, self.policy.evaluate_every_s)
-            self._evaluations.ask(self.trained, effects)
+            self._evaluations.ask(effects)
 
     # ------------------------------------------------------------ members
 
@@ -297,7 +297,7 @@ class Coordinator(ABC):
         if self._stop_if_reached(message.values, now, effects):
             return
         if self._evaluations.wanted and self.phase in (Phase.RUNNING, Phase.EVALUATING):
-            self._evaluations.ask(self.trained, effects)
+            self._evaluations.ask(effects)
         elif self.phase is Phase.EVALUATING:
             self._close_with_snapshot(effects)
 
@@ -353,7 +353,7 @@ class Coordinator(ABC):
             effects.append(Note("trained"))
         if self.policy.evaluate and not self._hurried:
             self.phase = Phase.EVALUATING
-            self._evaluations.ask(self.trained, effects)
+            self._evaluations.ask(effects)
         else:
             self._close_with_snapshot(effects)
 

@@ -307,7 +307,7 @@ class End(Effect, frozen=True, gc=False):
 class Note(Effect, frozen=True, gc=False):
     """A row for the run's record."""
 
-    # "member", "lease", "metric", "evaluating", "stats", "asked" (for a snapshot), "trained", "iteration",
+    # "member", "lease", "metric", "stats", "asked" (for a snapshot), "trained", "iteration",
     # or an event kind of `squall.record.Event`
     kind: str
     text: str = ""  # for people; of a metric its name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from squall.protocol.core import (
     COORDINATOR,
     Effect,
@@ -16,7 +18,7 @@ from squall.protocol.core import (
     Started,
     TimePassed,
 )
-from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop
+from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop, Weights
 
 BUFFER = 0
 
@@ -35,8 +37,9 @@ class Evaluator:
         self.pid = pid
         self._shards = [Node("shard", i) for i in range(shards)]
         self._number: int | None = None  # of the evaluation under way
-        self._updates = 0
         self._awaited: dict[Node, None] = {}
+        self._updates = self._examples = 0  # in the weights, by the shard that has applied least
+        self._fetched_at = 0.0
 
     @property
     def wake_at(self) -> float | None:
@@ -49,15 +52,18 @@ class Evaluator:
             case MessageArrived(_, Evaluate(number)):
                 self._number = number
                 self._awaited = dict.fromkeys(self._shards)
+                self._updates = self._examples = sys.maxsize
                 return [Send(shard, Exchange(0, weights=BUFFER)) for shard in self._shards]
             case MessageArrived(sender, Exchanged() as answer):
-                if sender.index == 0:
-                    self._updates = answer.version
+                self._updates = min(self._updates, answer.version)
+                self._examples = min(self._examples, answer.examples)
+                self._fetched_at = now
                 self._awaited.pop(sender, None)
                 return [] if self._awaited else [EvaluateModel(BUFFER)]
             case ModelEvaluated(values):
                 assert self._number is not None
-                return [Send(COORDINATOR, Evaluated(self._number, self._updates, values))]
+                weights = Weights(self._updates, self._examples, now - self._fetched_at)
+                return [Send(COORDINATOR, Evaluated(self._number, weights, values))]
             case MessageArrived(_, Stop()):
                 return [End("finished")]
             case TimePassed():

@@ -115,7 +115,7 @@ class LeaseCoordinator(Coordinator):
         if epochs > self._epochs_seen:
             self._epochs_seen = epochs
             if self.policy.evaluate and not self._finished():
-                self._evaluations.ask(self.trained, effects)
+                self._evaluations.ask(effects)
         self._look_for_end(now, effects)
 
     def _close(self, ended: Ended | None, effects: list[Effect]) -> None:

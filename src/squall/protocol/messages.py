@@ -107,10 +107,19 @@ class Dropped(_Message, frozen=True, tag="dropped", array_like=True, gc=False):
     lease: Count
 
 
+class Weights(_Message, frozen=True, array_like=True, gc=False):
+    """Which weights were measured: what is in them, counted by the shard that has applied least, and their age."""
+
+    updates: Count
+    examples: Count
+    age_s: float  # since they were fetched, or moved by the replica itself
+
+
 class Logged(_Message, frozen=True, tag="logged", array_like=True, gc=False):
-    """A user's own numbers, for the record."""
+    """A user's own numbers, for the record, and the weights that the replica has."""
 
     values: dict[str, float]
+    weights: Weights
 
 
 class NonFinite(_Message, frozen=True, tag="nonfinite", array_like=True, gc=False):
@@ -157,6 +166,7 @@ class Exchanged(_Message, frozen=True, tag="exchanged", array_like=True, gc=Fals
     version: Count
     staleness: int = -1  # of the push; -1 where there was none
     dropped: bool = False  # the push came too late for its round, and was not applied
+    examples: Count = 0  # behind that version
 
 
 # ---------------------------------------------------------------- coordinator <-> shard
@@ -215,7 +225,7 @@ class Evaluate(_Message, frozen=True, tag="evaluate", array_like=True, gc=False)
 
 class Evaluated(_Message, frozen=True, tag="evaluate!", array_like=True, gc=False):
     number: Count
-    updates: Count  # of shard 0, in the weights that were evaluated
+    weights: Weights
     values: dict[str, float]
 
 
@@ -241,6 +251,7 @@ class Calculation(_Message, frozen=True, tag="vectors", array_like=True, gc=Fals
     columns: tuple[str, ...] = ()
     largest: tuple[str, ...] = ()
     opens: Count | None = None
+    examples: Count = 0  # evaluated so far
 
 
 class Calculated(_Message, frozen=True, tag="vectors!", array_like=True, gc=False):

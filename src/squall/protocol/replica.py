@@ -8,6 +8,7 @@ next exchange instead. Between exchanges it may move its own weights by local SG
 from __future__ import annotations
 
 import math
+import sys
 
 import msgspec
 
@@ -45,6 +46,7 @@ from squall.protocol.messages import (
     NonFinite,
     Progress,
     Stop,
+    Weights,
     Welcome,
     covered,
 )
@@ -79,10 +81,10 @@ class Replica:
 
     __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
         "_active", "_answers", "_asked", "_basis", "_batch", "_computing_since", "_ended", "_epoch", "_fetch_every",
-        "_fetching", "_gathered", "_gradient", "_grants", "_idle", "_lease", "_missing", "_next", "_paced_s",
-        "_poisoned", "_push_every", "_pushed", "_report_at", "_report_from", "_retried", "_since_fetch", "_since_push",
-        "_starved", "_steps", "_stopping", "_tally", "_unreported", "_versions", "_waiting_since", "batch_size",
-        "cadence", "clock", "node", "pid", "shards",
+        "_fetching", "_gathered", "_gradient", "_grants", "_held", "_held_at", "_idle", "_lease", "_missing", "_next",
+        "_paced_s", "_poisoned", "_push_every", "_pushed", "_report_at", "_report_from", "_retried", "_since_fetch",
+        "_since_push", "_starved", "_steps", "_stopping", "_tally", "_unreported", "_versions", "_waiting_since",
+        "batch_size", "cadence", "clock", "node", "pid", "shards",
     )  # fmt: skip
 
     wake_at: float | None = None
@@ -114,6 +116,7 @@ class Replica:
         self._active = 0  # weights buffer that is computed on
         self._fetching = -1  # weights buffer that the exchange under way fills; -1: it fetches nothing
         self._versions = [0] * shards  # of the active weights
+        self._held, self._held_at = 0, math.inf  # examples behind them, with its own steps on them; since when
         self._answers: list[Exchanged | None] = []  # of each shard, to the exchange under way
         self._missing = 0  # answers to come
         self._basis = self._versions  # of the oldest batch in the gradient buffer
@@ -140,7 +143,8 @@ class Replica:
             case Started():
                 effects.append(Send(COORDINATOR, Join(self.pid)))
             case ValuesLogged(values):
-                effects.append(Send(COORDINATOR, Logged(values)))
+                weights = Weights(min(self._versions), self._held, max(0.0, now - self._held_at))
+                effects.append(Send(COORDINATOR, Logged(values, weights)))
             case TimePassed():
                 pass
             case _:
@@ -262,6 +266,9 @@ class Replica:
         if not event.finite:
             self._on_non_finite(batch, now, effects)
             return
+        if self.cadence.local or self._since_fetch + 1 < self._fetch_every:
+            self._held += batch.stop - batch.start
+            self._held_at = self._computing_since + event.seconds
         self._batch = None
         self._steps += 1
         self._paced_s += now - self._computing_since
@@ -341,11 +348,13 @@ class Replica:
         """All shards have answered. A newcomer learns where the others are."""
         assert self.clock is not None
         clocks, versions, dropped, staleness = [], [], False, self._tally.staleness
+        held = sys.maxsize
         for answer in self._answers:
             assert answer is not None
             clocks.append(answer.clock)
             versions.append(answer.version)
             dropped |= answer.dropped
+            held = min(held, answer.examples)
             if answer.staleness >= 0:
                 staleness.append(answer.staleness)
         self._answers = []
@@ -353,6 +362,7 @@ class Replica:
         fetched = self._fetching >= 0
         if fetched:
             self._versions = versions
+            self._held, self._held_at = held, now
             self._active = self._fetching
             self._fetching = -1
             effects.append(UseWeights(self._active))

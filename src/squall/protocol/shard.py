@@ -71,10 +71,11 @@ class _Replica:
 
 
 class Shard:
-    def __init__(self, index: int, rules: Rules, version: int = 0) -> None:
+    def __init__(self, index: int, rules: Rules, version: int = 0, examples: int = 0) -> None:
         self.node = Node("shard", index)
         self.rules = rules
         self.version = version  # updates applied
+        self.examples = examples  # behind them
         self.view = View(0, ())
         self._replicas: dict[Node, _Replica] = {}  # the newest view, in slot order
         self._rounds: dict[int, dict[Node, Exchange]] = {}  # clock -> pushes not applied yet ("mean")
@@ -134,7 +135,8 @@ class Shard:
             effects.extend(predecessors(sender, self._evaluator))
             self._evaluator = max(self._evaluator, sender.incarnation)
             weights = Payload("weights", sender, exchange.weights, exchange.clock)
-            effects.append(Send(sender, Exchanged(exchange.clock, self.version), weights))  # an evaluator only looks
+            answer = Exchanged(exchange.clock, self.version, examples=self.examples)
+            effects.append(Send(sender, answer, weights))  # an evaluator only looks
             return
         if exchange.gradient < 0:
             self._fetch(replica, exchange, now, effects)
@@ -182,6 +184,7 @@ class Shard:
             rate = self.rules.rate_of_push(staleness)
             effects.append(Apply((term,), 1 / len(self._replicas), exchange.clock, rate, exchange.factors))
             self.version += 1
+            self.examples += exchange.examples
         replica.cover(exchange.covers)
 
     def _release(self, effects: list[Effect]) -> None:
@@ -246,6 +249,7 @@ class Shard:
             filled = [exchange for _, exchange in ordered if exchange.examples]
             effects.append(Apply(terms, 1.0, clock, self.rules.rate_of_round(filled), mean_factors(filled)))
             self.version += 1
+            self.examples += examples
         for node, exchange in ordered:
             replica = self._replicas[node]
             replica.staleness = stale - exchange.basis if exchange.examples else -1
@@ -253,7 +257,8 @@ class Shard:
             self._answer(replica, exchange, effects)
 
     def _answer(self, replica: _Replica, exchange: Exchange, effects: list[Effect], dropped: bool = False) -> None:
-        node, answer = replica.node, Exchanged(replica.clock, self.version, replica.staleness, dropped)
+        node = replica.node
+        answer = Exchanged(replica.clock, self.version, replica.staleness, dropped, self.examples)
         payload = Payload("weights", node, exchange.weights, exchange.clock) if exchange.weights >= 0 else None
         effects.append(Send(node, answer, payload))
         replica.staleness = -1

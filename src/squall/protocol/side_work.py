@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from squall.protocol.core import Effect, Node, Note, PublishSnapshot, Send
-from squall.protocol.messages import Evaluate, Evaluated, SnapshotTaken, TakeSnapshot
+from squall.protocol.messages import Evaluate, Evaluated, Logged, SnapshotTaken, TakeSnapshot, Weights
 
 Extend = Callable[[dict[str, object], dict[str, int]], dict[str, object]]
 
@@ -19,7 +19,7 @@ class Evaluations:
         self.wanted = False
         self._count = 0
 
-    def ask(self, trained: int, effects: list[Effect]) -> None:
+    def ask(self, effects: list[Effect]) -> None:
         if self.under_way is not None:
             self.wanted = True
             return
@@ -27,15 +27,10 @@ class Evaluations:
         self.under_way = self._count
         self._count += 1
         effects.append(Send(self.evaluator, Evaluate(self.under_way)))
-        effects.append(Note("evaluating", values={"number": self.under_way, "trained": trained}))
 
-    def logged(self, values: dict[str, float], trained: int, effects: list[Effect]) -> None:
-        """Results that a user's script has measured itself, of now."""
-        number = self._count
-        self._count += 1
-        effects.append(Note("evaluating", values={"number": number, "trained": trained}))
-        for name, value in values.items():
-            effects.append(Note("metric", name, values={"number": number, "updates": 0, "value": value}))
+    def logged(self, message: Logged, effects: list[Effect]) -> None:
+        """Results that a user's script has measured itself."""
+        _note(message.values, message.weights, effects)
 
     def replaced(self, evaluator: Node, effects: list[Effect]) -> None:
         """An evaluator joined. A new one repeats what its predecessor was lost over."""
@@ -50,10 +45,13 @@ class Evaluations:
         if message.number != self.under_way:
             return False
         self.under_way = None
-        for name, value in message.values.items():
-            values: dict[str, float] = {"number": message.number, "updates": message.updates, "value": value}
-            effects.append(Note("metric", name, values=values))
+        _note(message.values, message.weights, effects)
         return True
+
+
+def _note(values: dict[str, float], weights: Weights, effects: list[Effect]) -> None:
+    of: dict[str, float] = {"updates": weights.updates, "examples": weights.examples, "age_s": weights.age_s}
+    effects.extend(Note("metric", name, values={**of, "value": value}) for name, value in values.items())
 
 
 class Snapshots:

@@ -37,11 +37,11 @@ def machine(job: Job, node: Node) -> Linked:
         case "coordinator":
             return Linked(lease_coordinator(job) if recipe.batch is None else batch_coordinator(job, recipe.batch))
         case "shard" if recipe.batch is not None:
-            return Linked(BatchShard(node.index, _version(job, node.index)))
+            return Linked(BatchShard(node.index, *_begun(job)))
         case "replica" if recipe.batch is not None:
             return Linked(BatchReplica(node, recipe.shards, os.getpid()))
         case "shard":
-            return Linked(Shard(node.index, recipe.rules(), _version(job, node.index)))
+            return Linked(Shard(node.index, recipe.rules(), *_begun(job)))
         case "replica":
             replica = Replica(node, recipe.shards, job.task.batch_size, recipe.cadence(), os.getpid())
             return Linked(replica)
@@ -50,14 +50,17 @@ def machine(job: Job, node: Node) -> Linked:
 
 
 def lease_coordinator(job: Job) -> LeaseCoordinator:
-    policy, dealing = _policy(job), job.recipe.dealing()
+    number = job.restored.manifest.number if job.restored is not None else 0
+    return LeaseCoordinator(_policy(job), job.recipe.dealing(), _leases(job), number)
+
+
+def _leases(job: Job) -> Leases:
     limits, batch_size = job.plan.limits(), job.task.batch_size
     if job.restored is None:
-        return LeaseCoordinator(policy, dealing, Leases(job.task.examples, batch_size, limits))
+        return Leases(job.task.examples, batch_size, limits)
     manifest = job.restored.manifest
     progress = [(int(lease), upto) for lease, upto in manifest.progress.items()]
-    leases = Leases.restore(manifest.ledger, progress, batch_size, limits)
-    return LeaseCoordinator(policy, dealing, leases, manifest.number)
+    return Leases.restore(manifest.ledger, progress, batch_size, limits)
 
 
 def batch_coordinator(job: Job, method: BatchMethod) -> BatchCoordinator:
@@ -81,6 +84,10 @@ def _policy(job: Job) -> Policy:
     return msgspec.structs.replace(policy, seconds=max(0.0, left_s))
 
 
-def _version(job: Job, shard: int) -> int:
-    """All shards of a resumed run count on from the newest of the old ones."""
-    return job.restored.updates if job.restored is not None else 0
+def _begun(job: Job) -> tuple[int, int]:
+    """Updates and examples that shards count on from: in a resumed run all from the newest of the old versions."""
+    if job.restored is None:
+        return 0, 0
+    if job.recipe.batch is None:
+        return job.restored.updates, _leases(job).trained
+    return job.restored.updates, msgspec.convert(job.restored.manifest.ledger["trained"], int)

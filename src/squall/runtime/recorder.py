@@ -47,7 +47,6 @@ class CoordinatorHost(QuietHost):
         self._complained = False  # that the record cannot be written
         self._unpublished = ""  # why the newest snapshot could not be made visible
         self._asked_s = 0.0  # training time when the snapshot under way was asked for
-        self._marks: dict[int, tuple[float, int]] = {}  # evaluation -> (training time, examples) of its weights
         plan = job.plan
         facts = {
             "strategy": plan.strategy, "replicas": plan.replicas, "shards": plan.shards, "epochs": plan.epochs or "",
@@ -113,10 +112,13 @@ class CoordinatorHost(QuietHost):
 
     @property
     def training_s(self) -> float:
+        return self._training_s(self._now)
+
+    def _training_s(self, at: float) -> float:
         if self._begun is None:
             return self._trained_s
-        now = self._now if self._stopped is None else self._stopped
-        return self._trained_s + now - self._begun
+        until = at if self._stopped is None else min(at, self._stopped)
+        return self._trained_s + max(0.0, until - self._begun)
 
     def _note(self, note: Note) -> None:
         match note.kind:
@@ -128,8 +130,6 @@ class CoordinatorHost(QuietHost):
                 self._lease(note)
             case "asked":
                 self._asked_s = self.training_s
-            case "evaluating":
-                self._marks[int(note.values["number"])] = (self.training_s, int(note.values["trained"]))
             case "metric":
                 self._metric(note)
             case "iteration":
@@ -189,9 +189,9 @@ class CoordinatorHost(QuietHost):
         )
 
     def _metric(self, note: Note) -> None:
-        time_s, examples = self._marks.get(int(note.values["number"]), (self.training_s, 0))
-        updates, value = int(note.values["updates"]), note.values["value"]
-        self._record.add(Metric(time_s, examples // self._job.task.examples, examples, updates, note.text, value))
+        values, at = note.values, self._training_s(self._now - note.values["age_s"])
+        examples, updates = int(values["examples"]), int(values["updates"])
+        self._record.add(Metric(at, examples // self._job.task.examples, examples, updates, note.text, values["value"]))
 
     def _iteration(self, values: dict[str, float]) -> None:
         examples, number = int(values["trained"]), int(values["number"])

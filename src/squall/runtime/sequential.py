@@ -85,7 +85,6 @@ class Sequential:
         self._shard, self._replica = recorded(shard, job, _SHARD), recorded(lone, job, _REPLICA)
         self._tally = Stats()
         self._reported_at = 0.0
-        self._evaluations = 0
         self._interrupts: list[int] = []  # signals caught
 
     def run(self) -> End:
@@ -182,15 +181,12 @@ class Sequential:
         task = self._job.task
         if task.validate is None:
             return {}
-        number = self._evaluations
-        self._evaluations += 1
-        self._note("evaluating", values={"number": number, "trained": self._leases.trained})
         with self._pause():
             self._gradients.use(0)
             values = evaluate(task, task.model, self._gradients.device)
+        weights: dict[str, float] = {"updates": self._updates, "examples": self._leases.trained, "age_s": 0.0}
         for name, value in values.items():
-            marks = {"number": float(number), "updates": float(self._updates), "value": value}
-            self._note("metric", name, values=marks)
+            self._note("metric", name, values={**weights, "value": value})
         return values
 
     def _snapshot(self) -> str:

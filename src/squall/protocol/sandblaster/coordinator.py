@@ -189,7 +189,7 @@ class BatchCoordinator(Coordinator):
     ) -> None:  # fmt: skip
         self._number += 1
         self._answers = {}
-        message = Calculation(self._number, combine, rows, columns, largest, opens)
+        message = Calculation(self._number, combine, rows, columns, largest, opens, self._trained)
         effects.extend(Send(shard, message) for shard in self._shards)
 
     def _evaluate(self, effects: list[Effect]) -> None:
@@ -224,7 +224,7 @@ class BatchCoordinator(Coordinator):
         number, limits = self.state.iteration, self.limits
         if self.policy.evaluate and number > self._evaluated_at:
             self._evaluated_at = number
-            self._evaluations.ask(self.trained, effects)
+            self._evaluations.ask(effects)
         if limits.steps is not None and number >= limits.steps:
             self._over = f"{number} iterations are done"
         elif limits.epochs is not None and self.trained >= limits.epochs * self.batches.examples:

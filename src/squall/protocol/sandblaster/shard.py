@@ -40,9 +40,10 @@ from squall.protocol.messages import (
 
 
 class BatchShard:
-    def __init__(self, index: int, version: int = 0) -> None:
+    def __init__(self, index: int, version: int = 0, examples: int = 0) -> None:
         self.node = Node("shard", index)
         self.version = version  # steps accepted
+        self.examples = examples  # evaluated until then
         self.evaluation = 0  # whose portions are taken
         self.view = View(0, ())
         self._evaluator = 0  # incarnation of the newest that was heard of
@@ -81,7 +82,7 @@ class BatchShard:
                     self._evaluator = max(self._evaluator, sender.incarnation)
                 kind = "trial" if sender.role == "replica" else "weights"
                 payload = Payload(kind, sender, message.weights, clock)
-                effects.append(Send(sender, Exchanged(clock, self.version), payload))
+                effects.append(Send(sender, Exchanged(clock, self.version, examples=self.examples), payload))
             case View():
                 self._on_view(message, effects)
             case TakeSnapshot(number):
@@ -96,7 +97,9 @@ class BatchShard:
             self.evaluation = message.opens
             for taken in self._taken.values():
                 taken.clear()
-        self.version += any(combine.target == "weights" for combine in message.combine)
+        if any(combine.target == "weights" for combine in message.combine):
+            self.version += 1
+            self.examples = message.examples
         effects.append(CalculateVectors(message))
 
     def _on_push(self, sender: Node, push: PushPortions, effects: list[Effect]) -> None:

@@ -130,5 +130,5 @@ class Watch(QuietHost):
                 sums.stopped_s = now
             case "reached":
                 sums.reached_s = now
-            case "metric" | "logged":
+            case "metric":
                 sums.metrics[note.text] = note.values["value"]

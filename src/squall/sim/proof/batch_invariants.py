@@ -12,10 +12,10 @@ from squall.protocol.core import (
     Transmit,
     UseWeights,
 )
-from squall.protocol.messages import Calculation, Exchanged, PortionsTaken, PushPortions
+from squall.protocol.messages import Calculation, Evaluated, Exchanged, PortionsTaken, PushPortions
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.sim.proof.batch_phantoms import WIDTH, BatchStage, Kept, entry_of, example
-from squall.sim.proof.invariants import Broken
+from squall.sim.proof.broken import Broken
 from squall.sim.proof.phantoms import File, folded_with
 from squall.strategies.base import Recipe
 
@@ -25,8 +25,9 @@ NEAR = 1e-3  # of the minimum
 class _Log:
     """What one shard has applied."""
 
-    def __init__(self, fold: int) -> None:
+    def __init__(self, fold: int, examples: int) -> None:
         self.fold = fold
+        self.examples = examples  # evaluated before the weights were accepted
         self.sent: list[Calculation] = []  # to it, and not carried out yet
         self.evaluation = 0
         self.opened = 0  # calculation that opened it
@@ -43,9 +44,10 @@ class BatchAuditor:
     def begin(self, stage: BatchStage, coordinator: BatchCoordinator, files: Sequence[File] | None) -> None:
         shards = range(self.recipe.shards)
         self.stage, self.coordinator = stage, coordinator
-        self._logs = [_Log(files[shard].fold if files else 0) for shard in shards]
+        self._begun = coordinator.trained
+        self._logs = [_Log(files[shard].fold if files else 0, self._begun) for shard in shards]
         self._pushes: dict[Node, tuple[PushPortions, list[Kept]]] = {}  # the last one
-        self._answered: dict[Node, dict[int, int]] = {}  # fold of what each shard's last answer brought
+        self._answered: dict[Node, dict[int, tuple[int, int]]] = {}  # fold, examples of each shard's last answer
 
     def watch(self, now: float, node: Node, what: object) -> None:
         match what:
@@ -57,7 +59,7 @@ class BatchAuditor:
                 self._on_push(node.index, owner.index)
             case UseWeights(buffer) | EvaluateModel(buffer):
                 for shard, found in enumerate(self.stage.weights[node.index, buffer]):
-                    if found.fold != self._answered[node][shard]:
+                    if found.fold != self._answered[node][shard][0]:
                         raise Broken("I6", f"{node} has of shard {shard} what the log does not explain")
 
     def _on_sent(self, node: Node, to: Node, message: object) -> None:
@@ -68,7 +70,12 @@ class BatchAuditor:
             case PushPortions():
                 self._pushes[node] = (message, self.stage.kept[node.index])
             case Exchanged():
-                self._answered.setdefault(to, {})[node.index] = self._logs[node.index].fold
+                log = self._logs[node.index]
+                self._answered.setdefault(to, {})[node.index] = log.fold, log.examples
+            case Evaluated(_, weights):
+                examples = min(examples for _, examples in self._answered[node].values())
+                if weights.examples != examples:
+                    raise Broken("I7", f"{node} says {weights.examples} examples of weights with {examples}")
             case PortionsTaken(evaluation, portions) if evaluation == self._logs[node.index].evaluation:
                 ranges = self.coordinator.portions.ranges if self.coordinator.portions is not None else []
                 if self.coordinator.evaluation != evaluation:
@@ -95,6 +102,9 @@ class BatchAuditor:
             raise Broken("I6", f"shard {shard} carries out calculation {calculation.number} out of turn")
         log.sent.pop(0)
         log.fold = folded_with(log.fold, (calculation.number,))
+        if any(combine.target == "weights" for combine in calculation.combine):
+            reports = (note.stats.examples for note in self.stage.notes if note.stats is not None)
+            log.examples = self._begun + sum(reports)
         if calculation.opens is not None:
             log.evaluation, log.opened = calculation.opens, calculation.number
             log.sum.clear()

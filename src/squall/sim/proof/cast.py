@@ -105,6 +105,7 @@ class LeaseCast(Cast):
     def begin(self, now: Callable[[], float]) -> None:
         chaos, saved = self.chaos, self.saved
         self.stage = Stage(self.recipe, now, self.computed)
+        self.stage.logs = chaos.scripted
         if chaos.scripted and self.recipe.local is None:  # an optimizer of the replica's own takes its rates itself
             self.stage.factors = rates
         if saved is None:
@@ -113,6 +114,7 @@ class LeaseCast(Cast):
         else:
             leases, number = restored(saved.manifest, chaos.batch_size, self._limits), saved.manifest.number
             self._auditor.begin(self.stage, saved.version, saved.files, leases)
+        self._trained = leases.trained
         self._coordinator = LeaseCoordinator(self._policy, self.recipe.dealing(), leases, number)
 
     def _machine(self, node: Node) -> Machine:
@@ -121,7 +123,7 @@ class LeaseCast(Cast):
             case "coordinator":
                 return self._coordinator
             case "shard":
-                return Shard(node.index, recipe.rules(), self._version)
+                return Shard(node.index, recipe.rules(), self._version, self._trained)
             case "replica":
                 return Replica(node, recipe.shards, self.chaos.batch_size, recipe.cadence())
         return Evaluator(node, recipe.shards)
@@ -151,6 +153,7 @@ class BatchCast(Cast):
             self._policy, method.rules, balance, Batches(chaos.examples, method.examples), limits, state, trained,
             number,
         )  # fmt: skip
+        self._trained = trained
         self._auditor.begin(stage, self._coordinator, saved.files if saved is not None else None)
 
     def watch(self, now: float, node: Node, what: object) -> None:
@@ -161,7 +164,7 @@ class BatchCast(Cast):
             case "coordinator":
                 return self._coordinator
             case "shard":
-                return BatchShard(node.index, self._version)
+                return BatchShard(node.index, self._version, self._trained)
             case "replica":
                 return BatchReplica(node, self.recipe.shards)
         return Evaluator(node, self.recipe.shards)

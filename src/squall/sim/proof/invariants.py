@@ -21,27 +21,12 @@ from squall.protocol.core import (
 )
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.messages import Exchange, Exchanged
+from squall.sim.proof.broken import Broken
+from squall.sim.proof.labels import Labels
 from squall.sim.proof.loops import mean_rates
 from squall.sim.proof.phantoms import Batch, File, Gradient, Stage, Written, folded
 from squall.sim.proof.positions import restored, trained
 from squall.strategies.base import Recipe
-
-INVARIANTS = {
-    "I1": "no acknowledged push is lost",
-    "I2": "none is applied twice",
-    "I3": "staleness stays within its bound, and is reported as it is",
-    "I4": "every example of an epoch is trained, and repeats are those that the audit names",
-    "I5": "a run whose faults heal ends",
-    "I6": "weights are the log, applied one entry after the other",
-}
-
-
-class Broken(AssertionError):
-    """An invariant does not hold."""
-
-    def __init__(self, invariant: str, text: str) -> None:
-        super().__init__(f"{invariant} ({INVARIANTS[invariant]}): {text}")
-        self.invariant = invariant
 
 
 class _Push:
@@ -92,6 +77,8 @@ class Auditor:
         self._pushes: dict[tuple[int, int], _Push] = {}  # by slot and buffer
         self._under_way: dict[Node, _Push | None] = {}  # of replicas: the last push sent
         self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
+        trained = left.trained if left is not None else 0
+        self._labels = Labels(self.recipe.shards, version, trained, self.recipe.local is not None)
         for shard, file in enumerate(files):
             for applied in file.applied:
                 for gradient in applied.gradients:
@@ -124,6 +111,8 @@ class Auditor:
                 self._on_lease(what)
             case PublishSnapshot():
                 self._on_published(what)
+        if wrong := self._labels.wrong(node, what):
+            raise Broken("I7", wrong)
 
     def _on_exchange(self, node: Node, exchange: Exchange) -> None:
         if exchange.gradient < 0:
@@ -152,6 +141,7 @@ class Auditor:
         update = [(push.gradients, term.weight) for push, term in zip(pushes, apply.terms)]
         log.folds.append(folded(log.folds[-1], update))
         log.pushers.append(tuple(push.node for push in pushes))
+        self._labels.applied(shard, sum(push.exchange.examples for push in pushes))
 
     def _on_exchanged(self, shard: int, to: Node, answer: Exchanged) -> None:
         self._at_version(shard, answer.version, f"its answer to {to}")
@@ -178,6 +168,7 @@ class Auditor:
                 raise Broken("I6", f"{node} uses weights that shard {shard} has not sent")
             if found != self._logs[shard].written(answered):
                 raise Broken("I6", f"{node} has of shard {shard} what is not its version {answered}")
+        self._labels.used(node, self._answered[node])
 
     def _at_version(self, shard: int, version: int, where: str) -> None:
         applied = self._logs[shard].version

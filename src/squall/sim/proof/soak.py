@@ -16,8 +16,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.pool import AsyncResult
 
+from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos, chaos, smaller
-from squall.sim.proof.invariants import Broken
 from squall.sim.proof.story import line
 from squall.sim.proof.trial import Sight, Trial
 

@@ -15,10 +15,10 @@ from squall.protocol.coordinator import LOST_IN_A_ROW
 from squall.protocol.core import COORDINATOR, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
 from squall.sim.places import Clock
+from squall.sim.proof.broken import Broken
 from squall.sim.proof.cast import BatchCast, Cast, LeaseCast
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
-from squall.sim.proof.invariants import Broken
 from squall.sim.proof.phantoms import Batch, Phantom
 from squall.sim.world import World
 

@@ -1,0 +1,19 @@
+"""What must hold in every world, and the error where it does not."""
+
+INVARIANTS = {
+    "I1": "no acknowledged push is lost",
+    "I2": "none is applied twice",
+    "I3": "staleness stays within its bound, and is reported as it is",
+    "I4": "every example of an epoch is trained, and repeats are those that the audit names",
+    "I5": "a run whose faults heal ends",
+    "I6": "weights are the log, applied one entry after the other",
+    "I7": "what is measured is labelled with what was in the weights that it was measured on",
+}
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        super().__init__(f"{invariant} ({INVARIANTS[invariant]}): {text}")
+        self.invariant = invariant

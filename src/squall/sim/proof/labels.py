@@ -1,0 +1,54 @@
+"""I7: what is measured is labelled with what was in the weights that it was measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from squall.protocol.core import Compute, GradientComputed, Node, Note, Transmit
+from squall.protocol.messages import Evaluated, Logged, Weights
+
+Label = tuple[int, int]  # updates and examples, each by the shard that has fewest
+
+
+class Labels:
+    """Keeps what is in everybody's weights. `wrong` compares what is told of them."""
+
+    def __init__(self, shards: int, version: int, examples: int, local: bool) -> None:
+        """Each shard begins with `version` updates of `examples`; `local`: every batch moves the replica's weights."""
+        self._first, self._local = version, local
+        self._examples = [[examples] for _ in range(shards)]  # by shard, after each update
+        self._in_use: dict[Node, Label] = {}
+        self._stepping: dict[Node, Compute] = {}  # computations that will move a replica's own weights
+        self._told: set[Label] = set()
+
+    def applied(self, shard: int, examples: int) -> None:
+        self._examples[shard].append(self._examples[shard][-1] + examples)
+
+    def used(self, node: Node, versions: Mapping[int, int]) -> None:
+        """The node goes on with weights of these versions, by shard."""
+        examples = min(self._examples[shard][version - self._first] for shard, version in versions.items())
+        self._in_use[node] = min(versions.values()), examples
+
+    def wrong(self, node: Node, what: object) -> str:
+        """What is wrong with what is seen of a node, or nothing."""
+        match what:
+            case Compute(local_step=steps):
+                self._stepping.pop(node, None)
+                if steps or self._local:
+                    self._stepping[node] = what
+            case GradientComputed(finite=True) if node in self._stepping:
+                own = self._stepping.pop(node)
+                updates, examples = self._in_use[node]
+                self._in_use[node] = updates, examples + own.stop - own.start
+            case Transmit(again=False) if isinstance(what.frame.message, Evaluated | Logged):
+                return self._wrong_label(node, what.frame.message.weights)
+            case Note("metric"):
+                label = what.values["updates"], what.values["examples"]
+                if label not in self._told:
+                    return f"the record labels {what.text} with updates, examples {label}, and nobody has told that"
+        return ""
+
+    def _wrong_label(self, node: Node, weights: Weights) -> str:
+        label, right = (weights.updates, weights.examples), self._in_use.get(node, (0, 0))
+        self._told.add(label)
+        return "" if label == right else f"{node} tells updates, examples {label} of weights with {right}"
