@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from squall.runtime.optimizers import check_optimizers
 from squall.runtime.snapshot import Snapshots
 from squall.sources import read
 from squall.strategies import Strategy
-from squall.train import attend, finish_report
+from squall.train import attend, begun, finish_report
 
 
 def script_code(
@@ -104,6 +105,8 @@ def run_script(
             finally:
                 local.close()
                 finish_report(run)
+                if not (again or begun(path)):
+                    shutil.rmtree(path, ignore_errors=True)
             return run
     finally:
         local.close()

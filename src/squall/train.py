@@ -195,10 +195,11 @@ def attend(local: LocalRun, path: Path, progress: bool) -> None:
     """Until the run's processes have ended; raises what ended them, if that was not their work."""
     try:
         end = _attend(local, path, progress)
-    except TaskError as error:
-        raise TaskError(f"{error}\n{_mended(path)}") from None
-    except ProcessLost as error:
-        raise ProcessLost(f"{error}\n{_remedy(path)}") from None
+    except (ProcessLost, TaskError) as error:
+        if not begun(path):
+            raise
+        remedy = _mended(path) if isinstance(error, TaskError) else _remedy(path)
+        raise type(error)(f"{error}\n{remedy}") from None
     _raise_for(end, path)
 
 
@@ -209,7 +210,7 @@ def _attend(local: LocalRun, path: Path, progress: bool) -> End:
         while local.ended is None:
             local.attend(POLL_S)
             show(time.monotonic())
-            if time.monotonic() >= prepare_at:
+            if time.monotonic() >= prepare_at and begun(path):
                 prepare_at = math.inf
                 prepare_report()
             if interrupts and not asked:
@@ -235,12 +236,11 @@ def _last_snapshot(path: Path, task: Task, layout: Layout, strategy: Strategy) -
 
 def finish_report(run: Run) -> None:
     """The last thing that a run does, however it ended; what fails here must not hide that."""
-    record = run.directory / "run.sqlite"
-    if not record.exists():
+    if not begun(run.directory):
         return
     try:
         run.report()
-        settle(record)
+        settle(run.directory / "run.sqlite")
     except Exception as error:
         warnings.warn(f"the report of {run.directory} could not be written: {error}", RuntimeWarning, stacklevel=2)
 
@@ -259,7 +259,14 @@ def _mended(path: Path) -> str:
     return f"mend it, and {_remedy(path, 'squall.resume({path!r}, task=...)')}, with the mended function"
 
 
+def begun(path: Path) -> bool:
+    """Whether there is anything of a run that could be gone on with, or looked at."""
+    return (path / "run.sqlite").exists()
+
+
 def _raise_for(end: End, path: Path) -> None:
+    if end.status == "interrupted" and not begun(path):
+        raise Interrupted(end.reason)
     if end.status == "interrupted":
         raise Interrupted(f"{end.reason}; {_remedy(path)}")
     if end.status == "nonfinite":
@@ -283,7 +290,7 @@ def _progress(path: Path, wanted: bool) -> Iterator[Any]:
                 display[0].stop()
 
         def show(now: float) -> None:
-            if not wanted or failed or not (path / "run.sqlite").exists():
+            if not wanted or failed or not begun(path):
                 return
             try:
                 if not display:

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import os
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -19,18 +20,28 @@ options = argparse.ArgumentParser()
 options.add_argument("--epochs", type=int, default=3)
 options.add_argument("--mode", default="")
 options.add_argument("--after", type=Path, help="rank 0 takes its first batch when the others have written this file")
+options.add_argument("--stay", type=Path, help="write this file where a mode says to stay")
 options = options.parse_args()
 mode = options.mode
+
+
+def stay(where):
+    if mode == f"stay {where}":
+        options.stay.touch()
+        threading.Event().wait()
+
 
 print("before")
 torch.manual_seed(0)
 data = blobs()
+stay("before")
 if mode == "no join":
     sys.exit()
 if mode == "raise before":
     raise KeyError("before the join")
 session = squall.join(data.model, optimizer=partial(torch.optim.SGD, lr=0.1))
 print(f"replica {session.rank} of {session.replicas}, leader {session.is_leader}")
+stay("between")
 if mode == "no batches":
     sys.exit()
 if mode == "step first":
@@ -73,5 +84,7 @@ if options.after is not None and session.rank != 0:
 if mode == "twice":
     list(session.batches(data.train))
 session.evaluate(data.validate, data.metrics)
+if session.is_leader and options.stay is not None and not options.stay.exists():  # a resume goes on
+    stay("behind")
 weights = torch.cat([p.detach().flatten() for p in data.model.parameters()])
 print(f"weights {hashlib.sha256(weights.numpy().tobytes()).hexdigest()}")

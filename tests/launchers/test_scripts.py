@@ -92,6 +92,21 @@ def test_flags_choose_the_strategy_and_the_optimizer(tmp_path: Path) -> None:
         ("raise before", "KeyError: 'before the join'"),
         ("no batches", "ended without training: iterate over session.batches"),
         ("step first", "session.step has no batch: take one from session.batches first"),
+    ],
+)
+def test_a_script_that_fails_before_it_trains_uses_up_no_directory(tmp_path: Path, mode: str, message: str) -> None:
+    run = started(tmp_path, "--mode", mode)
+    status, out, err = run.finish()
+    assert status == 1, out
+    assert message in err
+    assert "resume" not in err
+    assert run.gone()
+    assert not run.directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
         ("no step", "a batch was not stepped: call session.step"),
         ("raise", "KeyError: 'in the loop'"),
         ("leave", "was lost 5 times in a row, last: exit status 0"),

@@ -37,13 +37,17 @@ class LocalRun:
             )  # fmt: skip
         self._line = Line(Connection(mine.detach()))
         self._launched = False
+        self._listening = False  # the nursery: until then it runs the user's code
         self.ended: End | None = None
         self._exits: list[dict[str, Any]] = []
 
     def prepare(self, code: dict[str, Any], message: dict[str, Any]) -> None:
         """Have the task built, beside the check of it here. `code` holds the user's functions, shipped by value."""
         changed = {k: v for k, v in os.environ.items() if self._environment.get(k) != v}  # by the user's file, say
-        blob = {**message, "environment": changed, "sockets": self._sockets, "sys_path": sys.path, "code": ship(code)}
+        blob = {
+            **message, "environment": changed, "sockets": self._sockets, "sys_path": sys.path, "code": ship(code),
+            "launcher": os.getpid(),
+        }  # fmt: skip
         self._line.connection.send_bytes(cloudpickle.dumps(blob))
 
     def launch(self, directory: Path, snapshot: int | None, lock: int) -> None:
@@ -60,6 +64,8 @@ class LocalRun:
         if said is None:
             raise ProcessLost(f"the nursery (pid {self._process.pid}) was lost: {self._nursery_exit()}")
         match said["kind"]:
+            case "listening":
+                self._listening = True
             case "failed":
                 raise (TaskError if said["task"] else SquallError)(said["error"])
             case "exited":
@@ -82,15 +88,19 @@ class LocalRun:
         self.ended = End(status, reason)
 
     def stop(self) -> None:
-        """Ask for a snapshot and an orderly end."""
-        self._line.say(kind="stop")
+        """Ask for a snapshot and an orderly end. Before the nursery listens there is nothing to keep."""
+        if self._listening:
+            self._line.say(kind="stop")
+        else:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self.ended = End("interrupted", "interrupted before the training began")
 
     def close(self) -> None:
         """Nothing is left running when this returns. May be called again."""
         if self._line.connection.closed:
             return
         if not self._launched:
-            self._process.kill()  # it has no children yet
+            os.killpg(self._process.pid, signal.SIGKILL)
         elif self.ended is None:
             self._line.say(kind="kill")
         try:

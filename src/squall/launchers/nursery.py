@@ -5,7 +5,7 @@ memory, and inherits the arena. It speaks with the launching process (`launchers
 over pipes; it decides nothing itself:
 
     launcher -> nursery      the task, "launch", "stop", "kill"
-    nursery -> launcher      "exited", "failed", "ended"
+    nursery -> launcher      "listening", "exited", "failed", "ended"
     coordinator -> nursery   "start" a member, "end"
     nursery -> coordinator   "lost" a member, "stop"
 
@@ -16,14 +16,12 @@ children (PR_SET_PDEATHSIG), and the arena has no name that could be left behind
 from __future__ import annotations
 
 import gc
-import math
 import os
 import shutil
 import signal
 import sys
 import time
 import traceback
-import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -34,20 +32,15 @@ import torch
 from setproctitle import setproctitle
 
 from squall.errors import TaskError
+from squall.launchers.building import build_job, build_task
 from squall.launchers.line import Line
 from squall.launchers.roles import run_role
 from squall.protocol.core import COORDINATOR, Node
 from squall.runtime import attempts
-from squall.runtime.arena import Arena
-from squall.runtime.job import Job, arena_shape, initial_vector
+from squall.runtime.job import Job
 from squall.runtime.machines import nodes
 from squall.runtime.optimizers import check_optimizers
-from squall.runtime.processes import die_with_parent, ending
-from squall.runtime.seeds import seed_everything
-from squall.runtime.snapshot import Snapshots
-from squall.sources import Sources, show
-from squall.task import Task
-from squall.vector import Layout
+from squall.runtime.processes import die_with_parent, ending, outlive_parent
 
 GRACE_S = 1.0  # for processes to end after the coordinator has
 RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
@@ -64,8 +57,6 @@ class Child:
 class Nursery:
     """Forks, watches and reaps. One instance per process, used by `main` alone."""
 
-    grace_s = GRACE_S
-
     def __init__(self, launcher: Line, job: Job, sockets: Path) -> None:
         self._launcher = launcher
         self._job = job
@@ -73,6 +64,7 @@ class Nursery:
         self._children: dict[int, Child] = {}  # by pidfd
         self._killing = False  # what ends from now on was ended here
         self._end: dict[str, Any] | None = None  # what the coordinator said last
+        self._deadline: float | None = None  # when what is left then is killed
         mine, theirs = Pipe()
         self._coordinator = Line(mine)
         self._theirs: Connection | None = theirs
@@ -84,22 +76,25 @@ class Nursery:
         self.watch()
 
     def prepare(self) -> None:
+        self._launcher.say(kind="listening")
+        outlive_parent()  # from here on it is heard when that goes, and what there is can be saved
         gc.collect()
         gc.freeze()  # a collection in a child would otherwise copy the pages that all share
 
     def watch(self) -> None:
         """Until all children are gone."""
-        deadline: float | None = None
         while self._children:
-            if self._end is not None and deadline is None:
-                deadline = time.monotonic() + self.grace_s
-            timeout = None if deadline in (None, math.inf) else max(0.0, deadline - time.monotonic())
+            timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
             ready = wait([*self._lines(), *self._children], timeout)
-            if not ready and deadline is not None:
+            if not ready:
                 self._kill_all()
             for source in ready:
                 self._attend(source)
-        self._launcher.say(kind="ended", **(self._end or {"status": "", "reason": ""}))
+        self._launcher.say(kind="ended", **self._verdict())
+
+    def _verdict(self) -> dict[str, Any]:
+        """How the run has ended."""
+        return self._end or {"status": "", "reason": ""}
 
     def _lines(self) -> list[Connection]:
         return [line.connection for line in (self._launcher, self._coordinator) if line.open]
@@ -110,7 +105,7 @@ class Nursery:
             if said is not None and said["kind"] == "kill":
                 self._kill_all()
             else:  # a stop, or the launcher is gone
-                self._coordinator.say(kind="stop", why="interrupted" if said else "the launching process is gone")
+                self._stop("interrupted" if said else "the launching process is gone")
         elif source is self._coordinator.connection:
             said = self._coordinator.hear()
             if said is not None and said["kind"] == "start":
@@ -121,8 +116,12 @@ class Nursery:
         elif source in self._children:
             self._reap(self._children.pop(source))
 
+    def _stop(self, why: str) -> None:
+        self._coordinator.say(kind="stop", why=why)
+
     def _ended(self) -> None:
         """The coordinator has said its last; `self._end` is how it ended."""
+        self._deadline = time.monotonic() + GRACE_S
 
     def _reap(self, child: Child) -> None:
         _, status = os.waitpid(child.pid, 0)
@@ -131,9 +130,12 @@ class Nursery:
         if child.node == COORDINATOR:
             while self._coordinator.open and self._coordinator.connection.poll():  # its last words
                 self._attend(self._coordinator.connection)
-        if code == DONE or self._killing:
-            return
-        why = _explain(code)
+        if code != DONE and not self._killing:
+            self._lose(child, code)
+
+    def _lose(self, child: Child, code: int) -> None:
+        """A process has ended that had not done its work."""
+        why = explain(code)
         story = self._story(child.node) if code == RAISED else ""
         self._launcher.say(kind="exited", node=str(child.node), pid=child.pid, why=why, traceback=story)
         if child.node == COORDINATOR:
@@ -213,7 +215,7 @@ class Nursery:
         run_role(self._job, node, self._sockets, line)
 
 
-def _explain(code: int) -> str:
+def explain(code: int) -> str:
     return "raised an exception" if code == RAISED else ending(code)
 
 
@@ -226,52 +228,6 @@ def hear_launch(launcher: Line) -> dict[str, Any] | None:
     return order
 
 
-def build_task(message: dict[str, Any]) -> Task:
-    sources: Sources = message["sources"]
-    show(sources.shipped)
-    seed_everything(message["plan"].seed)
-    try:
-        task: Task = message["task"]()
-    except Exception as error:
-        raise TaskError(traceback.format_exc()) from error
-    show(Sources.now(f"{sources.file}:").imported)
-    warn_of_threads("the task function")
-    if torch.cuda.is_initialized():
-        raise TaskError("the task function used CUDA: build the model on the CPU and pass device='cuda' to fit")
-    return task
-
-
-def warn_of_threads(culprit: str) -> None:
-    if len(os.listdir("/proc/self/task")) > 1:
-        sys.stderr.write(
-            f"squall: warning: {culprit} left threads running (torch.set_num_threads, a client, a tokenizer?);"
-            " they are not there in the run's processes, which may wait for them for ever\n"
-        )
-
-
-def build_job(message: dict[str, Any], task: Task, directory: Path, snapshot: int | None) -> Job:
-    """Everything that all processes share."""
-    strategy = message["strategy"]
-    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-    restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        arena = Arena.create(arena_shape(layout, strategy.recipe()), directory, Path(message["shared_memory"]))
-    for warning in caught:
-        sys.stderr.write(f"squall: warning: {warning.message}\n")
-    return Job(
-        plan=message["plan"],
-        strategy=strategy,
-        task=task,
-        layout=layout,
-        arena=arena,
-        initial=initial_vector(layout, task),
-        directory=directory,
-        commanded_at=message["commanded_at"],
-        restored=restored,
-    )
-
-
 def main(handle: int) -> None:
     """Entry point: `handle` is the launcher's pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -282,6 +238,7 @@ def main(handle: int) -> None:
     except EOFError:
         return
     sockets = Path(message["sockets"])
+    die_with_parent(message["launcher"])  # while the user's code runs here, nobody listens
     sys.path[:] = message["sys_path"]
     os.environ.update(message["environment"])
     try:

@@ -4,50 +4,49 @@ The nursery runs the script. Where that calls `squall.join`, the nursery forks t
 `join` into a script of its own, and stays behind as the nursery: a replacement is one more fork from the same place.
 What the coordinator has to know (how many examples, in which batches) a script says only in `session.batches`, so the
 coordinator and the shards are forked when the first replica has come so far.
+
+The coordinator is in charge of a script from `session.batches` to the end of the training, and the nursery before and
+after: who stops the run then ends the scripts where they are, and a leader that dies then fails the run.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
+import signal
 import sys
+import time
 import traceback
-from collections.abc import Mapping
-from contextlib import closing
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from torch import nn
 
 from squall.errors import SnapshotMismatch, TaskError
 from squall.joined import Counted, joined_task
+from squall.launchers.building import build_job, warn_of_threads
 from squall.launchers.joining import Over, chosen, run_file
 from squall.launchers.line import Line
-from squall.launchers.nursery import DONE, RAISED, Child, Nursery, build_job, hear_launch, warn_of_threads
-from squall.launchers.roles import name_process, transport_of
-from squall.protocol.core import COORDINATOR, Compute, Effect, Event, Node, ValuesLogged
-from squall.protocol.messages import Factors
-from squall.record import Metric, Record
-from squall.report import Reader, summarize
+from squall.launchers.nursery import (
+    DONE,
+    GRACE_S,
+    RAISED,
+    Child,
+    Nursery,
+    explain,
+    hear_launch,
+)
+from squall.launchers.script_replica import Replica, RunOver, add_rows
+from squall.protocol.core import Node
+from squall.record import Event, State
 from squall.runtime import attempts
-from squall.runtime.driver import Driver
-from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
-from squall.runtime.machines import machine, nodes
+from squall.runtime.machines import nodes
 from squall.runtime.optimizers import state_name
-from squall.runtime.processes import keep_freed_memory
-from squall.runtime.recording import RecordedReplica, recorded
-from squall.runtime.snapshot import Snapshots
 from squall.side import Side
-from squall.task import Batch, OptimizerFactory, Task
-
-
-class RunOver(SystemExit):
-    """In a replica's script: the run has ended, and not well. The launching process says why."""
+from squall.task import OptimizerFactory
 
 
 class _Forked(BaseException):
@@ -61,12 +60,11 @@ class _Forked(BaseException):
 class ScriptNursery(Nursery):
     """A nursery whose replicas are scripts."""
 
-    grace_s = math.inf  # a script may have much to do when its training is over
-
     def __init__(self, launcher: Line, job: Job, sockets: Path) -> None:
         super().__init__(launcher, job, sockets)
         self._scripts: dict[Connection, Line] = {}
         self._trained_on: dict[str, Any] | None = None  # what the scripts said
+        self._unfinished: dict[int, str] = {}  # replica -> how its last process was lost
 
     def run(self) -> None:
         """Raises `_Forked` in every replica."""
@@ -108,14 +106,57 @@ class ScriptNursery(Nursery):
                 self._fork(node)
 
     def _ended(self) -> None:
+        """A script may have much to do when its training is over. One that has not begun hears no other end."""
         assert self._end is not None
+        if self._end["status"] != "finished":
+            self._interrupt_scripts()
         for line in self._scripts.values():
             line.say(kind="ended", **self._end)
 
-    def _reap(self, child: Child) -> None:
-        super()._reap(child)
-        if self._trained_on is None and child.node.role == "replica":
-            self._kill_all()  # it raised, or was killed, before there was a coordinator to replace it
+    def _stop(self, why: str) -> None:
+        if self._trained_on is not None and self._end is None:
+            super()._stop(why)
+            return
+        if self._trained_on is None:
+            self._end = {"status": "interrupted", "reason": f"{why} before the training began"}
+        self._amend("interrupted", f"{why} when the training was complete, and the script not at its end")
+        self._killing = True
+        self._deadline = time.monotonic() + GRACE_S
+        self._interrupt_scripts()
+
+    def _interrupt_scripts(self) -> None:
+        """All other processes, and scripts from `session.batches` to the end of the training, take no notice."""
+        for child in self._children.values():
+            signal.pidfd_send_signal(child.handle, signal.SIGINT)
+
+    def _lose(self, child: Child, code: int) -> None:
+        super()._lose(child, code)
+        if child.node.role != "replica":
+            return
+        if self._trained_on is None:
+            self._kill_all()  # there is no coordinator to replace it
+        elif self._end is None or code != 0:  # behind its loop a script may leave by os._exit(0)
+            why = f"the script of replica {child.node.index} (pid {child.pid}) did not come to its end: {explain(code)}"
+            self._unfinished[child.node.index] = why
+            if code == RAISED:
+                self._amend("failed", why)
+
+    def _verdict(self) -> dict[str, Any]:
+        """The coordinator has judged the training; scripts may have been lost since."""
+        for replica, why in sorted(self._unfinished.items()):
+            if replica == 0:
+                self._amend("failed", f"{why}; the training is complete, in the last snapshot")
+            elif self._end is not None and self._end["status"] == "finished":
+                sys.stderr.write(f"squall: warning: {why}\n")
+        return super()._verdict()
+
+    def _amend(self, status: str, reason: str) -> None:
+        """What the record says of a finished run."""
+        if self._end is None or self._end["status"] != "finished":
+            return
+        self._end = {"status": status, "reason": reason}
+        kind = "stopped" if status == "interrupted" else "error"
+        add_rows(self._job, lambda done: [State("status", status), Event(done.training_s, kind, reason)])
 
     def _fork(self, node: Node) -> None:
         if node.role != "replica":
@@ -129,6 +170,7 @@ class ScriptNursery(Nursery):
         if pid:
             theirs.close()
             self._look_after(node, pid)
+            self._unfinished.pop(node.index, None)
             self._scripts[mine] = Line(mine)
             return
         self._detach(parent)
@@ -136,127 +178,6 @@ class ScriptNursery(Nursery):
         for other in self._scripts:
             other.close()
         raise _Forked(node, Line(theirs))
-
-
-class _ScriptHost(ReplicaHost):
-    """A replica's host that leaves the computing to the script, and hears how the run ends."""
-
-    def __init__(self, job: Job, slot: int, line: Line) -> None:
-        super().__init__(job, slot)
-        self._line = line
-        self.wanted: Compute | None = None
-        self.over: dict[str, Any] | None = None
-
-    def perform(self, effect: Effect, now: float) -> Event | None:
-        if isinstance(effect, Compute):
-            self.wanted = effect
-            return None
-        return super().perform(effect, now)
-
-    def poll(self) -> Event | None:
-        if self.over is None and (not self._line.open or self._line.connection.poll()):
-            self.hear()
-        return None
-
-    def hear(self) -> None:
-        self.over = self._line.hear() or {"status": "failed", "reason": "the nursery is gone"}
-
-
-class Replica(Side):
-    """What stands behind the session of one replica."""
-
-    def __init__(self, job: Job, node: Node, sockets: Path, line: Line) -> None:
-        self.rank = node.index
-        self.replicas = job.recipe.replicas
-        self.began = False
-        self._left = False
-        self._job = job
-        self._node = node
-        self._sockets = sockets
-        self._line = line
-        self._logged: list[Mapping[str, float]] = []  # before there was anybody to tell
-        torch.set_num_threads(job.plan.threads)
-        keep_freed_memory()
-        name_process(node, job)
-
-    def begin(self, task: Task, epochs: int) -> None:
-        self.began = True
-        self._line.say(kind="begin", examples=task.examples, batch_size=task.batch_size, epochs=epochs)
-        self._job = job = dataclasses.replace(self._job, task=task)
-        self._await_coordinator()
-        self._host = _ScriptHost(job, self.rank, self._line)
-        self._transport = transport_of(job, self._node, self._sockets, self._line)
-        self._seen = recorded(self._host, job, self._node)
-        self._driver = Driver(machine(job, self._node), self._transport, self._seen)
-        self._driver.start()
-        for values in self._logged:
-            self.log(values)
-
-    def _await_coordinator(self) -> None:
-        """What is said before it listens would be said again only a second later."""
-        while not (self._sockets / str(COORDINATOR)).exists():
-            if self._line.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
-                return
-
-    def next(self) -> Compute | None:
-        while self._host.wanted is None and self._driver.end is None and self._host.over is None:
-            self._driver.step()
-        if self._driver.end is None and self._host.over is None:
-            return self._host.wanted
-        self._finish()  # the run may have ended without this replica: the others were done before it had joined
-        return None
-
-    def load(self, effect: Compute) -> Batch:
-        return self._host.training.backward.load(effect)
-
-    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
-        self._host.wanted = None
-        found = self._host.training.accept(effect, loss, started, factors)
-        if isinstance(self._seen, RecordedReplica):
-            self._seen.computed(effect, found.finite)
-        self._driver.post(found)
-
-    def log(self, values: Mapping[str, float]) -> None:
-        if not self.began:
-            self._logged.append(values)
-        elif not self._left:
-            self._driver.post(ValuesLogged(dict(values)))
-        else:
-            self._log_final(values)
-
-    def _log_final(self, values: Mapping[str, float]) -> None:
-        """The coordinator has closed the record: what comes now is of the final weights."""
-        path = self._job.directory / "run.sqlite"
-        with closing(Reader(path)) as reader:
-            done = summarize(reader)
-        epoch = done.examples // self._job.task.examples
-        with closing(Record(path)) as record:
-            for name, value in values.items():
-                record.add(Metric(done.training_s, epoch, done.examples, done.updates or 0, name, value))
-
-    def leave(self) -> None:
-        """A batch under way is given up; whoever computes when a run is stopped is not waited for."""
-        if self._left:
-            return
-        self._left = True
-        if self._host.over is None and self.next() is None:
-            return  # the batch stepped last was the last one that there was
-        self._line.say(kind="leave", why=f"the script of replica {self.rank} took no more batches")
-        self._finish()
-
-    def _finish(self) -> None:
-        """Wait for the last snapshot, and take its weights."""
-        self._left = True
-        if self._driver.end is not None:
-            self._driver.finish()
-        self._transport.close()
-        while self._host.over is None:
-            self._host.hear()
-        if self._host.over["status"] not in ("finished", "interrupted"):
-            raise RunOver(1)
-        snapshots = Snapshots(self._job.directory)
-        weights = snapshots.restore(snapshots.numbers()[-1], self._job.layout).tensors["weights"]
-        self._job.layout.read_model(weights, self._job.task.model)
 
 
 def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None:
@@ -292,7 +213,7 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
         joined[0].leave()  # if something, such as a framework's own cycles, still holds its batches
     except Over:
         return
-    except RunOver:
+    except (RunOver, KeyboardInterrupt):  # which only the nursery sends
         _leave(DONE)
     except BaseException as error:
         story = str(error) if isinstance(error, _Unfinished | SnapshotMismatch) else traceback.format_exc()

@@ -45,6 +45,11 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def outlive_parent() -> None:
+    """Take `die_with_parent` back."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 0)
+
+
 def keep_freed_memory() -> None:
     """Let the allocator use freed memory again instead of giving it back to the kernel.
 

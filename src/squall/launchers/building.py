@@ -1,0 +1,67 @@
+"""What a nursery builds once, before the forks that share it: the task, and the job of all processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from squall.errors import TaskError
+from squall.runtime.arena import Arena
+from squall.runtime.job import Job, arena_shape, initial_vector
+from squall.runtime.seeds import seed_everything
+from squall.runtime.snapshot import Snapshots
+from squall.sources import Sources, show
+from squall.task import Task
+from squall.vector import Layout
+
+
+def build_task(message: dict[str, Any]) -> Task:
+    sources: Sources = message["sources"]
+    show(sources.shipped)
+    seed_everything(message["plan"].seed)
+    try:
+        task: Task = message["task"]()
+    except Exception as error:
+        raise TaskError(traceback.format_exc()) from error
+    show(Sources.now(f"{sources.file}:").imported)
+    warn_of_threads("the task function")
+    if torch.cuda.is_initialized():
+        raise TaskError("the task function used CUDA: build the model on the CPU and pass device='cuda' to fit")
+    return task
+
+
+def warn_of_threads(culprit: str) -> None:
+    if len(os.listdir("/proc/self/task")) > 1:
+        sys.stderr.write(
+            f"squall: warning: {culprit} left threads running (torch.set_num_threads, a client, a tokenizer?);"
+            " they are not there in the run's processes, which may wait for them for ever\n"
+        )
+
+
+def build_job(message: dict[str, Any], task: Task, directory: Path, snapshot: int | None) -> Job:
+    """Everything that all processes share."""
+    strategy = message["strategy"]
+    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+    restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        arena = Arena.create(arena_shape(layout, strategy.recipe()), directory, Path(message["shared_memory"]))
+    for warning in caught:
+        sys.stderr.write(f"squall: warning: {warning.message}\n")
+    return Job(
+        plan=message["plan"],
+        strategy=strategy,
+        task=task,
+        layout=layout,
+        arena=arena,
+        initial=initial_vector(layout, task),
+        directory=directory,
+        commanded_at=message["commanded_at"],
+        restored=restored,
+    )

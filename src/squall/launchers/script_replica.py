@@ -1,0 +1,165 @@
+"""One replica whose computing is a user's script: what stands behind its session under `squall run`."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from squall.launchers.line import Line
+from squall.launchers.roles import name_process, transport_of
+from squall.protocol.core import COORDINATOR, Compute, Effect, Event, Node, ValuesLogged
+from squall.protocol.messages import Factors
+from squall.record import Metric, Record, Row
+from squall.report import Reader, Summary, summarize
+from squall.runtime.driver import Driver
+from squall.runtime.hosts import ReplicaHost
+from squall.runtime.job import Job
+from squall.runtime.machines import machine
+from squall.runtime.processes import keep_freed_memory
+from squall.runtime.recording import RecordedReplica, recorded
+from squall.runtime.snapshot import Snapshots
+from squall.side import Side
+from squall.task import Batch, Task
+
+
+class RunOver(SystemExit):
+    """In a replica's script: the run has ended, and not well. The launching process says why."""
+
+
+class _ScriptHost(ReplicaHost):
+    """A replica's host that leaves the computing to the script, and hears how the run ends."""
+
+    def __init__(self, job: Job, slot: int, line: Line) -> None:
+        super().__init__(job, slot)
+        self._line = line
+        self.wanted: Compute | None = None
+        self.over: dict[str, Any] | None = None
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if isinstance(effect, Compute):
+            self.wanted = effect
+            return None
+        return super().perform(effect, now)
+
+    def poll(self) -> Event | None:
+        if self.over is None and (not self._line.open or self._line.connection.poll()):
+            self.hear()
+        return None
+
+    def hear(self) -> None:
+        self.over = self._line.hear() or {"status": "failed", "reason": "the nursery is gone"}
+
+
+class Replica(Side):
+    """What stands behind the session of one replica."""
+
+    def __init__(self, job: Job, node: Node, sockets: Path, line: Line) -> None:
+        self.rank = node.index
+        self.replicas = job.recipe.replicas
+        self.began = False
+        self._left = False
+        self._job = job
+        self._node = node
+        self._sockets = sockets
+        self._line = line
+        self._logged: list[Mapping[str, float]] = []  # before there was anybody to tell
+        torch.set_num_threads(job.plan.threads)
+        keep_freed_memory()
+        name_process(node, job)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the nursery; else the script's own
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def begin(self, task: Task, epochs: int) -> None:
+        self.began = True
+        self._on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator ends the training
+        self._line.say(kind="begin", examples=task.examples, batch_size=task.batch_size, epochs=epochs)
+        self._job = job = dataclasses.replace(self._job, task=task)
+        self._await_coordinator()
+        self._host = _ScriptHost(job, self.rank, self._line)
+        self._transport = transport_of(job, self._node, self._sockets, self._line)
+        self._seen = recorded(self._host, job, self._node)
+        self._driver = Driver(machine(job, self._node), self._transport, self._seen)
+        self._driver.start()
+        for values in self._logged:
+            self.log(values)
+
+    def _await_coordinator(self) -> None:
+        """What is said before it listens would be said again only a second later."""
+        while not (self._sockets / str(COORDINATOR)).exists():
+            if self._line.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
+                return
+
+    def next(self) -> Compute | None:
+        while self._host.wanted is None and self._driver.end is None and self._host.over is None:
+            self._driver.step()
+        if self._driver.end is None and self._host.over is None:
+            return self._host.wanted
+        self._finish()  # the run may have ended without this replica: the others were done before it had joined
+        return None
+
+    def load(self, effect: Compute) -> Batch:
+        return self._host.training.backward.load(effect)
+
+    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
+        self._host.wanted = None
+        found = self._host.training.accept(effect, loss, started, factors)
+        if isinstance(self._seen, RecordedReplica):
+            self._seen.computed(effect, found.finite)
+        self._driver.post(found)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        if not self.began:
+            self._logged.append(values)
+        elif not self._left:
+            self._driver.post(ValuesLogged(dict(values)))
+        else:
+            self._log_final(values)
+
+    def _log_final(self, values: Mapping[str, float]) -> None:
+        """What comes now is of the final weights."""
+        of_epoch = self._job.task.examples
+        add_rows(self._job, lambda done: [
+            Metric(done.training_s, done.examples // of_epoch, done.examples, done.updates or 0, name, value)
+            for name, value in values.items()
+        ])  # fmt: skip
+
+    def leave(self) -> None:
+        """A batch under way is given up; whoever computes when a run is stopped is not waited for."""
+        if self._left:
+            return
+        self._left = True
+        if self._host.over is None and self.next() is None:
+            return  # the batch stepped last was the last one that there was
+        self._line.say(kind="leave", why=f"the script of replica {self.rank} took no more batches")
+        self._finish()
+
+    def _finish(self) -> None:
+        """Wait for the last snapshot, and take its weights."""
+        self._left = True
+        if self._driver.end is not None:
+            self._driver.finish()
+        self._transport.close()
+        while self._host.over is None:
+            self._host.hear()
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        if self._host.over["status"] not in ("finished", "interrupted"):
+            raise RunOver(1)
+        snapshots = Snapshots(self._job.directory)
+        weights = snapshots.restore(snapshots.numbers()[-1], self._job.layout).tensors["weights"]
+        self._job.layout.read_model(weights, self._job.task.model)
+
+
+def add_rows(job: Job, rows: Callable[[Summary], Iterable[Row]]) -> None:
+    """Write into the record what comes when the coordinator has closed it; `rows` is given what it holds."""
+    path = job.directory / "run.sqlite"
+    with closing(Reader(path)) as reader:
+        done = summarize(reader)
+    with closing(Record(path)) as record:
+        for row in rows(done):
+            record.add(row)

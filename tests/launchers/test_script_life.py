@@ -1,0 +1,80 @@
+"""A script where no coordinator is in charge: before its loop, and behind it. Real processes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from squall.report import Reader, audit
+from squall.run import Run
+from tests.launchers.processes import Started, wait_for
+from tests.launchers.test_scripts import started, weights
+
+STOP_S = 10.0  # a full machine takes its time to end a process that has imported torch
+
+
+def staying(tmp_path: Path, where: str) -> Started:
+    """A run whose script stays there."""
+    run = started(tmp_path, "--mode", f"stay {where}", "--stay", str(tmp_path / "here"))
+    wait_for((tmp_path / "here").exists, 60, "the script to be there")
+    return run
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("where", "number"), [("before", signal.SIGINT), ("between", signal.SIGTERM)])
+def test_a_script_that_does_not_train_yet_is_ended_at_once(tmp_path: Path, where: str, number: signal.Signals) -> None:
+    run = staying(tmp_path, where)
+    run.process.send_signal(number)
+    status, _, err = run.finish(STOP_S)
+    assert status == 130
+    assert err == "squall: interrupted before the training began\n"
+    assert run.gone()
+    assert not run.directory.exists()
+
+
+@pytest.mark.parametrize("where", ["before", "between", "behind"])
+def test_a_script_goes_with_the_launching_process(tmp_path: Path, where: str) -> None:
+    run = staying(tmp_path, where)
+    (nursery,) = map(int, Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split())
+    run.process.kill()
+    wait_for(lambda: not alive(nursery) and run.gone(), STOP_S, "the nursery and its scripts to end")
+    if where == "behind":
+        assert Run(run.directory).summary().status == "interrupted"
+    run.finish()
+
+
+def test_a_script_is_ended_behind_its_loop_by_the_first_interrupt(tmp_path: Path) -> None:
+    run = staying(tmp_path, "behind")
+    run.process.send_signal(signal.SIGINT)
+    status, out, err = run.finish(STOP_S)
+    assert status == 130, err
+    assert "interrupted when the training was complete, and the script not at its end; go on from snapshot" in err
+    assert len(weights(out)) == 1
+    assert run.gone()
+    assert Run(run.directory).summary().status == "interrupted"
+
+
+def test_a_leader_that_is_killed_behind_its_loop_fails_the_run_and_a_resume_does_the_rest(tmp_path: Path) -> None:
+    run = staying(tmp_path, "behind")
+    pid = run.kill("replica 0")
+    status, out, err = run.finish()
+    assert status == 1
+    assert f"the script of replica 0 (pid {pid}) did not come to its end: killed by SIGKILL" in err
+    assert "the training is complete, in the last snapshot" in err
+    assert len(weights(out)) == 1
+    assert Run(run.directory).summary().status == "failed"
+    status, again, err = Started(run.directory, "resume", str(run.directory)).finish()
+    assert status == 0, err
+    assert set(weights(again)) == set(weights(out))
+    assert Run(run.directory).summary().status == "finished"
+    reader = Reader(run.directory / "run.sqlite")
+    assert audit(reader).complete
+    reader.close()
