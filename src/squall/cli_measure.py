@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from squall.version import __version__
 
 if TYPE_CHECKING:
     from squall.sim.cluster.measure import Measured
+    from squall.sim.cluster.model import Machine
 
 _ABOUT = (
     "Measure a task on this machine (steps, alone and several at once; exchanges; memory), and write a cluster file"
@@ -34,6 +35,9 @@ def add_measure(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=10.0, help="for all measurements together (default: 10)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of a replica (default: 1)")
+    parser.add_argument(
+        "--busy", action="store_true", help="measure even if other programs leave little of the machine"
+    )
     parser.add_argument("--force", action="store_true", help="write over an older output")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
 
@@ -51,29 +55,21 @@ def _measure(options: argparse.Namespace, local: object, commanded_at: float) ->
     loaded = load_task(options.file)
     strategy = loaded.strategies[0] if loaded.strategies else None
     sys.stderr.write(f"squall: measuring for about {options.seconds:g} s\n")
-    _warn_if_busy(os.getloadavg()[0], len(os.sched_getaffinity(0)))
     measured = measure(
-        loaded.function, strategy, seconds=options.seconds, threads=options.threads, trace_file=trace_file
+        loaded.function, strategy, seconds=options.seconds, threads=options.threads, trace_file=trace_file,
+        busy=options.busy,
     )  # fmt: skip
-    trace = write(measured, path, _comment(options.file, options.threads, torch.__version__))
+    trace = write(measured, path, _comment(measured, options.file, options.threads, torch.__version__))
     if options.json:
         return 0, json.dumps(_document(measured, path, trace)) + "\n"
     return 0, _summary(measured, path, trace, options.file)
 
 
-def _warn_if_busy(load: float, cores: int) -> None:
-    if load > 0.25 * cores:
-        sys.stderr.write(
-            f"squall: warning: other programs are busy here (load {load:.1f} on {cores} cores), and get into the step"
-            " times and slowdowns: measure again when it is quiet\n"
-        )
-
-
-def _comment(file: str, threads: int, torch_version: str) -> str:
+def _comment(measured: Measured, file: str, threads: int, torch_version: str) -> str:
     today = datetime.date.today().isoformat()
     return (
         f"{file}, measured by squall {__version__} with torch {torch_version} on {today};"
-        f" threads of a replica: {threads}.\n"
+        f" threads of a replica: {threads}. Other programs had {measured.others:.0%} of the cores.\n"
         "Not measured, so put in your own: count, interface, links, failures. docs/cluster.md describes this file."
     )
 
@@ -90,8 +86,11 @@ def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
     rows = [
         ("step", f"{_time(machine.step_s)} for a batch of {measured.batch_size}: half are below {_time(usual)},"
          f" 95 % below {_time(slow)} ({len(ordered):,} measured)"),
+        ("other programs", f"had {measured.others:.0%} of the cores in the moments that count"),
         ("slowdown", ", ".join(slowdown if len(slowdown) <= 8 else [slowdown[0], slowdown[-1]])),
         ("exchange", ", ".join(exchanges)),
+        ("overhead", _overhead(machine)),
+        ("single process", f"{_time(machine.single_s)} for a batch" if machine.single_s else "not measured"),
         ("memory", f"{size(round(machine.memory))}/s copied by one core"),
         ("written", f"{path}, and {trace} with the step times"),
         ("not measured", f"count, interface, links and failures: put your own into {path} (docs/cluster.md)"),
@@ -100,13 +99,22 @@ def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
     return "".join(f" {name:<14} {text}\n" for name, text in rows)
 
 
+def _overhead(machine: Machine) -> str:
+    code = machine.overhead
+    return (
+        f"of a replica {_time(code.batch_s)} a batch and {_time(code.exchange_s)} an exchange,"
+        f" of a shard {_time(code.serve_s)} an exchange, of the coordinator {_time(code.lease_s)} a lease"
+    )
+
+
 def _document(measured: Measured, path: Path, trace: Path) -> dict[str, Any]:
     """Seconds, and bytes a second."""
     machine = measured.machine
     return {
         "cluster": str(path), "steps": str(trace), "step_s": machine.step_s, "steps_measured": len(measured.steps),
         "batch_size": measured.batch_size, "elements": measured.elements, "cores": machine.cores,
-        "slowdown": machine.slowdown, "exchange": machine.exchange, "memory": machine.memory,
+        "single_s": machine.single_s, "slowdown": machine.slowdown, "exchange": machine.exchange,
+        "overhead": dataclasses.asdict(machine.overhead), "memory": machine.memory, "others": measured.others,
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from squall.errors import ClusterError
 from squall.sim.cluster.jitter import Constant, Jitter, LogNormal, Pareto, Trace
-from squall.sim.cluster.model import ROLES, Cluster, Failure, Link, Machine, Preemption
+from squall.sim.cluster.model import ROLES, Cluster, Failure, Link, Machine, Overhead, Preemption
 from squall.sim.cluster.tables import Document
 from squall.sim.cluster.units import BANDWIDTH, TIME, parse, write_bandwidth, write_time
 
@@ -292,6 +292,7 @@ def machines(draw: st.DrawFn, name: str, first: bool) -> Machine:
         name=name, count=draw(st.integers(1, 500)), cores=cores, step_s=draw(seconds) if first and timed else None,
         speed=1.0 if first and timed else draw(parts), jitter=draw(laws),
         slowdown=draw(st.sampled_from([(), (1.0, *factors)])), exchange=tuple((n, draw(seconds)) for n in sizes),
+        single_s=draw(st.none() | seconds), overhead=draw(st.builds(Overhead, batch_s=seconds, lease_s=seconds)),
         memory=draw(rates), interface=draw(rates),
         roles=ROLES if first else draw(st.permutations(ROLES).map(lambda roles: tuple(roles[:2]))),
     )  # fmt: skip

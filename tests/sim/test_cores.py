@@ -69,6 +69,15 @@ def test_who_sleeps_afterwards_sleeps_in_proportion_and_leaves_the_core() -> Non
     assert ends == {A: 1.5 * 4.0, B: 2.0}
 
 
+def test_who_looks_out_keeps_its_core_for_a_while_and_then_sleeps() -> None:
+    ends, cores = Ends(), shared(cores=1)
+    cores.take(A, 0.0, 1.0, ends.__setitem__, spin_s=2.0)
+    ends.take(cores, B, 1.0, 4.0)
+    assert ends[B] == 6.0  # until 3 s A has half of the core
+    ends.take(cores, A, 2.5, 0.5)  # what it looked out for came: it computes instead, and does not look out any more
+    assert ends == {A: 3.5, B: 6.25}
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 5)), min_size=1, max_size=12),
     st.integers(1, 4), st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4),

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,12 +22,15 @@ from torch import Tensor, nn
 
 import squall
 from squall.cli import main
-from squall.cli_measure import _warn_if_busy
 from squall.errors import TaskError
+from squall.launchers.line import Line
 from squall.sim.cluster import measure as measuring
+from squall.sim.cluster import quiet
+from squall.sim.cluster.forks import answer, forked
 from squall.sim.cluster.jitter import Trace
 from squall.sim.cluster.measure import measure, quantiles, running_counts, slowdowns, write
 from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.quiet import Moment, Stopwatch, calmest
 from tests.tasks import mean_square, regression
 
 FILE = """
@@ -79,7 +83,7 @@ def children() -> list[str]:
 @pytest.mark.usefixtures("small")
 def test_a_machine_is_measured_and_written(tmp_path: Path) -> None:
     strategy = squall.Downpour(replicas=3, optimizer=partial(torch.optim.Adagrad, lr=0.1))
-    measured = measure(regression(), strategy, seconds=0.4, trace_file="mine.steps.txt")
+    measured = measure(regression(), strategy, seconds=0.4, trace_file="mine.steps.txt", busy=True)
     machine = measured.machine
     assert (machine.cores, machine.slowdown[0], len(machine.slowdown)) == (2, 1.0, 2)
     assert machine.step_s == pytest.approx(statistics.fmean(measured.steps), rel=1e-3)
@@ -88,6 +92,11 @@ def test_a_machine_is_measured_and_written(tmp_path: Path) -> None:
     assert [elements for elements, _ in machine.exchange] == [73, 100, 2000]
     assert all(seconds > 0 for _, seconds in machine.exchange)
     assert machine.memory > 0
+    assert machine.single_s is not None
+    assert machine.single_s > 0
+    assert all(
+        seconds > 0 for seconds in (machine.overhead.batch_s, machine.overhead.serve_s, machine.overhead.lease_s)
+    )
     assert write(measured, tmp_path / "mine.toml", "first\nsecond") == tmp_path / "mine.steps.txt"
     assert (tmp_path / "mine.toml").read_text().startswith("# first\n# second\n\n[[machines]]\n")
     assert Cluster.load(tmp_path / "mine.toml") == measured.cluster
@@ -116,7 +125,7 @@ def test_a_failing_shard_ends_the_measurement() -> None:
         return torch.optim.SGD(parameters, lr=0.1)
 
     with pytest.raises(TaskError, match="no optimizer here"):
-        measure(regression(), squall.Downpour(optimizer=optimizer), seconds=0.2)
+        measure(regression(), squall.Downpour(optimizer=optimizer), seconds=0.2, busy=True)
 
 
 @pytest.mark.parametrize(("settings", "remedy"), [({"seconds": 0.0}, "positive"), ({"threads": 0}, "at least 1")])
@@ -140,6 +149,67 @@ def test_processes_at_once() -> None:
     assert slowdowns([1], [0.5], 1) == (1.0,)
     assert slowdowns([1, 2, 4], [0.5, 0.6, 1.0], 4) == pytest.approx((1.0, 1.2, 1.6, 2.0))
     assert slowdowns([1, 2, 3], [0.5, 0.4, 0.6], 3) == pytest.approx((1.0, 1.0, 1.2))  # never faster
+
+
+def test_of_moments_the_calm_ones_count_and_a_quarter_in_any_case() -> None:
+    shares = [0.9, 0.02, 0.5, 0.04, 0.8, 0.7, 0.6, 0.65]
+    assert [m.others for m in calmest([Moment(share, []) for share in shares])] == [0.02, 0.04]
+    assert [m.others for m in calmest([Moment(share + 0.1, []) for share in shares])] == pytest.approx([0.12, 0.14])
+
+
+def test_a_machine_that_others_keep_busy_is_refused_with_the_remedy() -> None:
+    crowd = [Moment(0.6, []), Moment(0.8, [])]
+    with pytest.raises(ValueError, match=r"other programs have 70% of this machine's cores .*--busy"):
+        measuring._calm_enough(crowd, busy=False)
+    assert measuring._calm_enough(crowd, busy=True) == pytest.approx(0.7)
+
+
+def test_what_another_program_takes_of_the_core_is_not_in_the_time_and_is_seen() -> None:
+    """Both on one core: each has half of it, and what one computes takes twice as long by the clock."""
+    core = min(os.sched_getaffinity(0))
+
+    def spin(line: Line) -> None:
+        os.sched_setaffinity(0, {core})
+        line.say(there=True)
+        while True:
+            pass
+
+    def compute(line: Line) -> None:
+        os.sched_setaffinity(0, {core})
+        watch, begun, had = Stopwatch(1), time.perf_counter(), time.process_time()
+        line.say(there=True)
+        line.hear()
+        watch.restart()
+        begun, had = time.perf_counter(), time.process_time()
+        while time.process_time() < had + 0.2:
+            pass
+        line.say(measured=watch.seconds(), wall=time.perf_counter() - begun, core=time.process_time() - had)
+
+    with forked([spin, compute]) as lines:
+        for line in lines:
+            answer(line)
+        lines[1].say(go=True)
+        said = answer(lines[1])
+    assert said["wall"] > 1.5 * said["core"], "they did share it"
+    assert said["measured"] == pytest.approx(said["core"], rel=0.2)
+
+
+def test_others_are_those_that_are_no_children() -> None:
+    with subprocess.Popen(["sh", "-c", "echo; while :; do :; done"], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+
+        def seen() -> tuple[float, float, float]:
+            mine = quiet.core_s(child.pid) + quiet.core_s(os.getpid())
+            return time.monotonic(), quiet._others_s(), mine
+
+        before = seen()
+        while time.monotonic() < before[0] + 0.5:
+            pass
+        elapsed, others, mine = (b - a for a, b in zip(before, seen()))
+        child.kill()
+    assert mine > 0
+    assert -0.1 < others < len(os.sched_getaffinity(0)) * elapsed - mine + 0.1
 
 
 def test_many_times_become_few_of_the_same_mean() -> None:
@@ -180,13 +250,6 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_busy_machine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    _warn_if_busy(0.3, cores=2)
-    assert not capsys.readouterr().err
-    _warn_if_busy(1.7, cores=2)
-    assert "load 1.7 on 2 cores" in capsys.readouterr().err
-
-
 @contextmanager
 def _command(folder: Path, temporary: Path, *arguments: str, stand_still: str = "") -> Iterator[subprocess.Popen[str]]:
     (folder / "measured.py").write_text(FILE)
@@ -207,7 +270,7 @@ def _command(folder: Path, temporary: Path, *arguments: str, stand_still: str = 
 
 def test_the_command_writes_what_simulate_reads(tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "cluster.toml").write_text("old")
-    with _command(tmp_path, temporary, "--seconds", "0.4", "--force", "--json") as process:
+    with _command(tmp_path, temporary, "--seconds", "0.4", "--busy", "--force", "--json") as process:
         output, errors = process.communicate()
     assert process.returncode == 0, errors
     document = json.loads(output)
@@ -219,7 +282,7 @@ def test_the_command_writes_what_simulate_reads(tmp_path: Path, temporary: Path)
 
 @pytest.mark.parametrize("where", ["in a step", "in a shard"])
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, temporary: Path, where: str) -> None:
-    with _command(tmp_path, temporary, "--seconds", "0.4", stand_still=where) as process:
+    with _command(tmp_path, temporary, "--seconds", "0.4", "--busy", stand_still=where) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"{where}\n"
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does

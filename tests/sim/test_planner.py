@@ -20,7 +20,7 @@ from squall.cli import main
 from squall.plan import Settings
 from squall.report.planning import text, write_picture
 from squall.sim.cluster.forecast import Forecast
-from squall.sim.cluster.model import Cluster, Failure, Machine
+from squall.sim.cluster.model import Cluster, Failure, Machine, Overhead
 from squall.sim.cluster.simulate import simulate
 from squall.sim.planning import planner
 from squall.sim.planning.candidates import Candidate
@@ -51,7 +51,9 @@ task = regression(examples=320, validate=numbers(64))
 def test_with_one_slow_machine_synchronous_is_not_first_and_the_reason_says_who_waits() -> None:
     ranking = plan_cluster(TASK, SLOW_ONE, strategies=BOTH)
     assert ranking.first.candidate.family == "downpour"
-    synchronous = ranking.shown[1]
+    alone, synchronous = ranking.shown[1:]
+    assert (alone.candidate.family, alone.useful) == ("single_process", pytest.approx(1600, rel=0.01))
+    assert "One process alone trains 1,600 examples/s: the first is 3.0 times as fast." in reason(ranking)
     assert synchronous.speed.idle > 0.5
     assert "since its replicas wait" in reason(ranking)
     assert "for the slowest" in reason(ranking)
@@ -61,12 +63,29 @@ def test_with_one_slow_machine_synchronous_is_not_first_and_the_reason_says_who_
 
 
 def test_a_target_ranks_by_the_time_to_it(tmp_path: Path) -> None:
-    ranking = plan_cluster(TASK, SLOW_ONE, strategies=BOTH, until="loss=0.3", trials=2, seconds=60, keep=tmp_path / "k")
-    assert [e.trial is not None for e in ranking.shown] == [True, True]
-    assert ranking.first.candidate.family == "downpour"
+    ranking = plan_cluster(TASK, SLOW_ONE, strategies=BOTH, until="loss=0.3", trials=3, seconds=60, keep=tmp_path / "k")
+    assert {e.candidate.family for e in ranking.shown if e.trial is not None} == {*BOTH, "single_process"}
+    families = [entry.candidate.family for entry in ranking.shown]
+    assert families.index("downpour") < families.index("synchronous")
     assert ranking.first.reached_s is not None
     assert "loss 0.3 in" in reason(ranking)
-    assert len(list((tmp_path / "k").glob("*/run.sqlite"))) == 2
+    assert len(list((tmp_path / "k").glob("*/run.sqlite"))) == 3
+
+
+def test_one_process_is_in_every_ranking_as_fast_as_it_was_measured() -> None:
+    """Where exchanges cost more than they bring, the answer is to stay with one process."""
+    code = Overhead(batch_s=30e-6, exchange_s=100e-6, serve_s=100e-6, lease_s=300e-6)
+    machine = Machine(name="box", cores=2, step_s=100e-6, single_s=200e-6, overhead=code)
+    ranking = plan_cluster(TASK, Cluster(machines=(machine,)), strategies=BOTH, budget=3)
+    alone = ranking.first
+    assert (str(alone.candidate), alone.candidate.alone) == ("single_process", True)
+    assert alone.useful == pytest.approx(16 / 200e-6, rel=0.01)
+    assert alone.speed.bytes_per_second == 0
+    assert "Stay with one process: single_process trains 80,000 examples/s, more than any with" in reason(ranking)
+    assert "1 alone" in text(ranking)
+    failing = Cluster(machines=(machine,), failures={"replica": Failure(every_s=60, repair_s=30)})
+    (entry,) = [e for e in plan_cluster(TASK, failing, strategies=BOTH).entries if e.candidate.alone]
+    assert entry.survival.left == pytest.approx(0.5), "it is gone for half a minute, and loses as much each time"
 
 
 def test_long_inner_loops_are_as_fast_in_short() -> None:
@@ -178,14 +197,14 @@ def test_the_command_prints_a_ranking_and_draws_it(files: Path, capsys: pytest.C
     command = ["plan", "job.py", "--cluster", "cluster.toml", "--budget", "3"]
     assert main([*command, "--strategies", "synchronous,bounded_delay:max_delay=2"]) == 0
     output = capsys.readouterr().out
-    assert "is first: it trains" in output
+    assert "Stay with one process: single_process trains 1,600 examples/s" in output
     assert "bounded_delay:max_delay" in output
     assert "to train  squall train job.py --strategy" in output
     assert (files / "plan.svg").exists()
     assert main([*command, "--strategies", "downpour", "--force", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["budget"] == 3
-    assert all(e["settings"]["replicas"] + e["settings"]["shards"] <= 3 for e in document["ranking"])
+    assert all(e["settings"].get("replicas", 0) + e["settings"].get("shards", 1) <= 3 for e in document["ranking"])
     assert main(command) == 1
     assert "plan.svg exists already: write over it with --force" in capsys.readouterr().err
     (files / "lab").mkdir()

@@ -38,10 +38,10 @@ def rows(ranking: Ranking) -> list[list[str]]:
     """The table's lines, in its columns."""
     found = []
     for place, entry in enumerate(ranking.shown[:ROWS], 1):
-        recipe, speed = entry.candidate.recipe, entry.speed
+        speed = entry.speed
         goal = [_goal(entry)] if _with_target(ranking) else []
         found.append([
-            str(place), entry.candidate.name, f"{recipe.replicas} + {recipe.shards}", *goal, rate_text(entry.useful),
+            str(place), entry.candidate.name, entry.candidate.sizes, *goal, rate_text(entry.useful),
             percent(speed.idle, 1), f"{size(round(speed.bytes_per_second))}/s", percent(entry.goodput, 1),
         ])  # fmt: skip
     return found
@@ -144,8 +144,7 @@ def bars(ranking: Ranking) -> Chart:
         value = _goal(entry) if timed else rate_text(entry.useful)
         note = f"{value}, wait {percent(entry.speed.idle, 1)}"
         axes.text(length + 0.02 * max(lengths), place, note, va="center", color=INK, fontsize=8)
-    recipes = [entry.candidate.recipe for entry in shown]
-    names = [f"{entry.candidate.name}\n{recipe.replicas} + {recipe.shards}" for entry, recipe in zip(shown, recipes)]
+    names = [f"{entry.candidate.name}\n{entry.candidate.sizes}" for entry in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=7.5)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.45 * max(lengths, default=1.0) or 1.0)

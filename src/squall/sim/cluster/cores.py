@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 
 from squall.protocol.core import Node
 from squall.sim.cluster.model import Machine
@@ -12,27 +13,31 @@ HAIR_S = 1e-12  # what is left of a computation that is over, by rounding
 
 
 class _Job:
-    __slots__ = ("began", "left", "stretch", "until")
+    __slots__ = ("began", "left", "spin_s", "stretch", "until")
 
-    def __init__(self, began: float, left: float, stretch: float) -> None:
+    def __init__(self, began: float, left: float, stretch: float, spin_s: float) -> None:
         self.began = began
         self.left = left  # seconds that it would take alone
         self.stretch = stretch  # the process sleeps afterwards, for so many times what it took, less one
+        self.spin_s = spin_s  # it keeps its core for so long afterwards, unless it begins the next: it looks out
         self.until = began
 
 
 class Cores:
     """Processor sharing. When a computation ends is foreseen as if nothing else began; what begins then puts it off."""
 
-    __slots__ = ("_at", "_jobs", "_kind", "alone")
+    __slots__ = ("_at", "_jobs", "_kind", "_spinning", "alone")
 
     def __init__(self, kind: Machine) -> None:
         self.alone = True  # one process has them all
         self._kind = kind
         self._jobs: dict[Node, _Job] = {}
+        self._spinning: dict[Node, float] = {}  # processes that look out -> until when
         self._at = 0.0  # that `left` is true of
 
-    def take(self, node: Node, begins: float, seconds: float, prolong: Prolong, stretch: float = 1.0) -> float:
+    def take(
+        self, node: Node, begins: float, seconds: float, prolong: Prolong, stretch: float = 1.0, spin_s: float = 0.0
+    ) -> float:
         """Begin what takes so many seconds alone, or go on with that behind what the node does; how long it takes."""
         if self.alone:
             return seconds * stretch
@@ -41,37 +46,59 @@ class Cores:
             job.left += seconds
         else:
             self._advance(begins)
-            job = self._jobs[node] = _Job(begins, seconds, stretch)
+            self._spinning.pop(node, None)
+            job = self._jobs[node] = _Job(begins, seconds, stretch, spin_s)
         self._foresee(node, prolong)
         return job.began + (job.until - job.began) * job.stretch - begins
 
     def forget(self, node: Node) -> None:
         """It is gone, and what it did with it. The others are told when the next begins: they are not slower for it."""
         self._jobs.pop(node, None)
+        self._spinning.pop(node, None)
 
     def clear(self) -> None:
         """Nothing runs any more."""
         self._jobs.clear()
+        self._spinning.clear()
 
     def _advance(self, now: float) -> None:
         while self._jobs and self._at < now:
-            slowdown = self._kind.slowdown_of(len(self._jobs))
+            slowdown = self._kind.slowdown_of(len(self._jobs) + len(self._spinning))
             shortest = min(job.left for job in self._jobs.values())
-            until = min(now, self._at + shortest * slowdown)
+            until = min(now, self._at + shortest * slowdown, *self._spinning.values())
             for node, job in list(self._jobs.items()):
                 job.left -= (until - self._at) / slowdown
                 if job.left <= HAIR_S:
                     del self._jobs[node]
+                    if job.spin_s:
+                        self._spinning[node] = until + job.spin_s
             self._at = until
+            self._rest()
         self._at = max(self._at, now)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Who has looked out for long enough sleeps."""
+        for node in [node for node, until in self._spinning.items() if until <= self._at]:
+            del self._spinning[node]
 
     def _foresee(self, beginner: Node, prolong: Prolong) -> None:
         """When each will be over, if it stays at these; those are put off that this changes."""
         at, done = self._at, 0.0
+        spinning = list(self._spinning.values())
+        heapify(spinning)
         by_length = sorted(self._jobs.items(), key=lambda item: item[1].left)
         for number, (node, job) in enumerate(by_length):
-            at += (job.left - done) * self._kind.slowdown_of(len(by_length) - number)
-            done = job.left
+            left, done = job.left - done, job.left
+            while spinning:
+                slowdown = self._kind.slowdown_of(len(by_length) - number + len(spinning))
+                if at + left * slowdown <= spinning[0]:
+                    break
+                left -= (spinning[0] - at) / slowdown
+                at = heappop(spinning)
+            at += left * self._kind.slowdown_of(len(by_length) - number + len(spinning))
+            if job.spin_s:
+                heappush(spinning, at + job.spin_s)
             if at > job.until + HAIR_S:
                 job.until = at
                 if node != beginner:

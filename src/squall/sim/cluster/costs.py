@@ -6,6 +6,8 @@ The model, in the order of what matters:
   on the machine for as long as that does (`cores.py`);
 - a shard works off pushes one after another. Its work on one is what the machine was measured to need for an exchange
   of so many elements beyond a doorbell: 3 of 5 passes over them are the update, 2 the copy of the weights;
+- a run's own code takes cores as well: of replicas, shards and the coordinator so much as was measured. Who looks out
+  for an answer keeps its core meanwhile;
 - between machines a payload takes the interfaces of both ends for as long as its bytes need there, after those that
   came before it, and the link's latency on top. Within a machine nothing but doorbells travels.
 """
@@ -16,6 +18,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from squall.launchers.roles import SPIN_S
 from squall.protocol.core import (
     AddPortions,
     Apply,
@@ -25,6 +28,7 @@ from squall.protocol.core import (
     EvaluateModel,
     Keep,
     Node,
+    Note,
     PreparePush,
     Send,
     Transmit,
@@ -80,16 +84,15 @@ class Costs:
         self._whole = sum(workload.elements)
         self._steps: dict[int, float] = {}  # machine kind, by id -> step time
         self._shards = [placement.of(Node("shard", index)) for index in range(len(workload.elements))]
-        work = [
-            place.kind.exchange_s(count // recipe.blocks) - place.kind.doorbell_s
-            for place, count in zip(self._shards, workload.elements)
-        ]
-        self._updates = [UPDATE_SHARE * seconds for seconds in work]
-        self._copies = [(1 - UPDATE_SHARE) * seconds for seconds in work]
+        work = [place.kind.work_s(count // recipe.blocks) for place, count in zip(self._shards, workload.elements)]
+        code = [place.kind.overhead.serve_s / 2 for place in self._shards]  # half of it around each
+        self._updates = [UPDATE_SHARE * seconds + half for seconds, half in zip(work, code)]
+        self._copies = [(1 - UPDATE_SHARE) * seconds + half for seconds, half in zip(work, code)]
+        self._spins = [SPIN_S if self._roomy(place) else 0.0 for place in self._shards]
         self.prices: dict[type[Effect], Price] = {
             Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
             Keep: self._keep, AddPortions: self._add_portions, CalculateVectors: self._vectors,
-            EvaluateModel: self._evaluate, WriteSnapshot: self._snapshot,
+            Note: self._note, EvaluateModel: self._evaluate, WriteSnapshot: self._snapshot,
         }  # fmt: skip
         if recipe.local is not None:
             self.prices |= {UseWeights: self._own_weights, PreparePush: self._own_weights}
@@ -105,10 +108,12 @@ class Costs:
         place = self.placement.of(node)
         part = (effect.stop - effect.start) / self._workload.batch_size
         seconds = part * self._step_s(place) * place.kind.jitter.draw(self._chance)
+        code = place.kind.overhead
+        seconds += code.batch_s + code.exchange_s * self._recipe.shards / self._recipe.push_every
         if self._recipe.local is not None:  # an optimizer step on the whole vector
-            seconds += UPDATE_SHARE * (place.kind.exchange_s(self._whole) - place.kind.doorbell_s)
+            seconds += UPDATE_SHARE * place.kind.work_s(self._whole)
         stretch = self._slowest if node.index == self._recipe.replicas - 1 else 1.0
-        self.last_s = seconds = place.cores.take(node, begins, seconds, self.prolong, stretch)
+        self.last_s = seconds = place.cores.take(node, begins, seconds, self.prolong, stretch, SPIN_S)
         return seconds
 
     def _message(self, node: Node, effect: Send | Transmit, begins: float) -> float:
@@ -136,7 +141,14 @@ class Costs:
 
     def _evaluate(self, node: Node, effect: EvaluateModel, begins: float) -> float:
         step_s = self._step_s(self.placement.of(node))
-        return FORWARD_SHARE * step_s * self._workload.validation / self._workload.batch_size
+        seconds = FORWARD_SHARE * step_s * self._workload.validation / self._workload.batch_size
+        return self.placement.of(node).cores.take(node, begins, seconds, self.prolong)
+
+    def _note(self, node: Node, effect: Note, begins: float) -> float:
+        place = self.placement.of(node)
+        if effect.kind != "lease" or not place.kind.overhead.lease_s:
+            return 0.0
+        return place.cores.take(node, begins, place.kind.overhead.lease_s, self.prolong)
 
     def _snapshot(self, node: Node, effect: WriteSnapshot, begins: float) -> float:
         return 4 * STATE * self._workload.elements[node.index] / DISK
@@ -150,9 +162,14 @@ class Costs:
     def _at_shard(self, node: Node, seconds: float, begins: float) -> float:
         cores = self._shards[node.index].cores
         if not cores.alone:
-            seconds = cores.take(node, begins, seconds, self.prolong)
+            seconds = cores.take(node, begins, seconds, self.prolong, spin_s=self._spins[node.index])
         self.busy_s += seconds
         return seconds
+
+    def _roomy(self, place: Place) -> bool:
+        """A shard looks out for the next push where replicas leave it a core of its own."""
+        there = [role for role, _ in self.placement.on(place) if role in ("replica", "shard")]
+        return len(there) <= place.kind.cores
 
     def _passes(self, node: Node, passes: int, elements: int) -> float:
         return 4 * passes * elements / self.placement.of(node).kind.memory
@@ -174,7 +191,7 @@ class Costs:
         if source is target:
             link = self._within
             rings = sender.role == "shard" or effect.to.role == "shard"
-            at = now + (source.kind.doorbell_s / 2 if rings else link.latency_s)
+            at = now + (source.kind.bell_s / 2 if rings else link.latency_s)
         else:
             link = self._between
             if link.loss and chance.random() < link.loss:

@@ -1,14 +1,11 @@
-"""A `cluster.toml`, read with a complaint for whatever is wrong in it, and written.
+"""A `cluster.toml`, read with a complaint for whatever is wrong in it; `text` writes one.
 
 docs/cluster.md describes the format for its users.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +20,14 @@ from squall.sim.cluster.model import (
     Failure,
     Link,
     Machine,
+    Overhead,
     Preemption,
 )
 from squall.sim.cluster.tables import Document, Table
-from squall.sim.cluster.units import BANDWIDTH, TIME, write_bandwidth, write_time
+from squall.sim.cluster.units import BANDWIDTH, TIME
 
 LAWS = {"constant": (), "log-normal": ("sigma",), "pareto": ("alpha",), "trace": ("file",)}  # with what they need
+OVERHEADS = ("batch", "exchange", "serve", "lease")
 MOST_MACHINES, MOST_CORES, MOST_ELEMENTS, MOST_SLOWDOWN = 10**6, 4096, 10**12, 10**6
 
 # ---------------------------------------------------------------- reading
@@ -58,7 +57,21 @@ def read_cluster(path: Path) -> Cluster:
 
 def _machine(table: Table, folder: Path) -> Machine:
     table.expect(
-        ("name", "count", "cores", "step", "speed", "jitter", "slowdown", "exchange", "memory", "interface", "roles"),
+        (
+            "name",
+            "count",
+            "cores",
+            "step",
+            "speed",
+            "jitter",
+            "single",
+            "slowdown",
+            "exchange",
+            "overhead",
+            "memory",
+            "interface",
+            "roles",
+        ),
         required=["name"],
     )
     name = table.word("name")
@@ -76,6 +89,8 @@ def _machine(table: Table, folder: Path) -> Machine:
         jitter=_jitter(table.table("jitter"), folder),
         slowdown=_slowdown(table, cores),
         exchange=_exchange(table),
+        single_s=table.quantity("single", TIME) if "single" in table.values else None,
+        overhead=_overhead(table.table("overhead")),
         memory=table.quantity("memory", BANDWIDTH, MEMORY),
         interface=table.quantity("interface", BANDWIDTH, INTERFACE),
         roles=_roles(table),
@@ -143,6 +158,11 @@ def _exchange(table: Table) -> tuple[tuple[int, float], ...]:
     return tuple(points)
 
 
+def _overhead(table: Table) -> Overhead:
+    table.expect(OVERHEADS)
+    return Overhead(**{f"{key}_s": table.quantity(key, TIME, 0.0, zero=True) for key in OVERHEADS})
+
+
 def _roles(table: Table) -> tuple[str, ...]:
     example = '["shard", "coordinator"]'
     for role in (values := table.items("roles", example)):
@@ -202,77 +222,3 @@ def _check_together(tables: list[Table], machines: tuple[Machine, ...]) -> None:
         if not any(role in machine.roles for machine in machines):
             restricted = next(table for table in tables if "roles" in table.values)
             restricted.refuse("roles", f"no machine may hold a {role}", f'add "{role}" to the roles of one')
-
-
-# ---------------------------------------------------------------- writing
-
-
-def cluster_text(cluster: Cluster) -> str:
-    """What `read_cluster` reads as this cluster again, to the last bit."""
-    parts = [_text("[[machines]]", _machine_lines(machine)) for machine in cluster.machines]
-    parts += [
-        _text(f"[links.{name}]", _link_lines(link))
-        for name, link in (("between", cluster.between), ("within", cluster.within))
-    ]
-    for role, failure in cluster.failures.items():
-        lines = {"every": _time(failure.every_s), "repair": _time(failure.repair_s)}
-        parts.append(_text(f"[failures.{role}]", lines))
-    parts += [_text("[[preemptions]]", _preemption_lines(preemption)) for preemption in cluster.preemptions]
-    return "\n".join(parts)
-
-
-def _text(header: str, lines: Mapping[str, str]) -> str:
-    return "".join([f"{header}\n", *(f"{key} = {value}\n" for key, value in lines.items())])
-
-
-def _machine_lines(machine: Machine) -> dict[str, str]:
-    lines = {"name": _quoted(machine.name), "count": str(machine.count), "cores": str(machine.cores)}
-    if machine.step_s is not None:
-        lines["step"] = _time(machine.step_s)
-    else:
-        lines["speed"] = repr(machine.speed)
-    lines["jitter"] = _jitter_text(machine.jitter)
-    if machine.slowdown:
-        lines["slowdown"] = f"[{', '.join(map(repr, machine.slowdown))}]"
-    if machine.exchange:
-        lines["exchange"] = f"[{', '.join(f'[{n}, {_time(s)}]' for n, s in machine.exchange)}]"
-    lines["memory"] = _quoted(write_bandwidth(machine.memory, bits=False))
-    lines["interface"] = _quoted(write_bandwidth(machine.interface, bits=True))
-    if machine.roles != ROLES:
-        lines["roles"] = f"[{', '.join(map(_quoted, machine.roles))}]"
-    return lines
-
-
-def _jitter_text(jitter: Jitter) -> str:
-    match jitter:
-        case LogNormal(sigma):
-            return f'{{ law = "log-normal", sigma = {sigma!r} }}'
-        case Pareto(alpha):
-            return f'{{ law = "pareto", alpha = {alpha!r} }}'
-        case Trace(file):
-            return f'{{ law = "trace", file = {_quoted(file)} }}'
-        case _:
-            return '{ law = "constant" }'
-
-
-def _link_lines(link: Link) -> dict[str, str]:
-    lines = {"latency": _time(link.latency_s), "jitter": _time(link.jitter_s)}
-    if link.bandwidth < math.inf:
-        lines["bandwidth"] = _quoted(write_bandwidth(link.bandwidth, bits=True))
-    return lines | {"loss": repr(link.loss)}
-
-
-def _preemption_lines(preemption: Preemption) -> dict[str, str]:
-    lines = {
-        "at": _time(preemption.at_s), "machine": _quoted(preemption.machine), "count": str(preemption.count),
-        "for": _time(preemption.for_s),
-    }  # fmt: skip
-    return lines if preemption.every_s is None else lines | {"every": _time(preemption.every_s)}
-
-
-def _time(seconds: float) -> str:
-    return _quoted(write_time(seconds))
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # TOML's basic strings, but for the character 127

@@ -31,14 +31,16 @@ from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.forks import Work, answer, forked
 from squall.sim.cluster.jitter import Trace
 from squall.sim.cluster.measure_exchange import BYTES, exchange_seconds
-from squall.sim.cluster.model import Cluster, Machine
+from squall.sim.cluster.measure_run import overhead_of, single_s
+from squall.sim.cluster.model import Cluster, Machine, Overhead
+from squall.sim.cluster.quiet import BUSY, Moment, Stopwatch, calmest, moment
 from squall.strategies import Downpour, Strategy
 from squall.task import OptimizerFactory, Task, check_task
 from squall.vector import Layout
 
 SIZES = (1_000, 100_000, 1_000_000, 10_000_000)  # elements of an exchange; and the model's own
 MEMORY_SHARE = 0.25  # of what is free, for one measurement
-ROUNDS = 3  # of one process alone, two at once, ...
+ROUND_S, ROUNDS = 0.5, 3  # of one process alone, two at once, ...; and how many there are at least
 WARM_UP_STEPS, AHEAD = 5, 8
 MOST_WARM_UP_S = 1.0
 MOST_TIMES = 400  # lines of a trace
@@ -54,12 +56,14 @@ class Measured:
         steps: seconds of every step that ran alone, in their order.
         batch_size: examples of a step.
         elements: of the task's vector.
+        others: share of the cores that other programs had in the moments that count, mean.
     """
 
     machine: Machine
     steps: tuple[float, ...]
     batch_size: int
     elements: int
+    others: float
 
     @property
     def cluster(self) -> Cluster:
@@ -69,7 +73,7 @@ class Measured:
 @chance_kept()
 def measure(
     task: TaskFunction, strategy: Strategy | None = None, *, seconds: float = 10.0, threads: int = 1,
-    trace_file: str = "cluster.steps.txt",
+    trace_file: str = "cluster.steps.txt", busy: bool = False,
 ) -> Measured:  # fmt: skip
     """Measure a task on this machine for about so many seconds.
 
@@ -79,9 +83,10 @@ def measure(
         seconds: for all measurements together, but at least three steps of each number of processes.
         threads: torch threads of a replica.
         trace_file: what the machine's jitter calls the file of step times, which is not written here.
+        busy: measure also where other programs leave too little of the machine to tell what it does.
 
     Raises:
-        ValueError: a setting or the task is wrong; nothing was measured.
+        ValueError: a setting or the task is wrong; or other programs take the cores, even in the calmest moments.
         TaskError: the task's own code failed.
     """
     if not 0 < seconds < math.inf:
@@ -95,16 +100,37 @@ def measure(
     layout = Layout.of(built.model, [group["params"] for group in built.param_groups()])
     cores = max(1, len(os.sched_getaffinity(0)) // threads)
     counts = running_counts(cores)
-    times = _rounds(partial(_steps, built, layout, threads), counts, 3 / 4 * seconds)
-    alone = times[1]
+    moments = _rounds(partial(_steps, built, layout, threads), counts, seconds / 2)
+    times = {count: _times(calmest(moments[count])) for count in counts}
+    others = _calm_enough([each for count in counts for each in calmest(moments[count])], busy)
     means = [statistics.fmean(times[count]) for count in counts]
-    memory = memory_bandwidth()
-    exchange = _exchanges(layout.elements, recipe.optimizer, seconds / 4)
+    exchange = _exchanges(layout.elements, recipe.optimizer, seconds / 6)
+    alone_s = single_s(built, layout, recipe.local or recipe.optimizer, threads, seconds / 12)
     machine = Machine(
-        name="machine", cores=cores, step_s=_rounded(means[0]), jitter=Trace(trace_file, quantiles(alone)),
-        slowdown=slowdowns(counts, means, cores), exchange=exchange, memory=_rounded(memory),
+        name="machine", cores=cores, step_s=_rounded(means[0]), jitter=Trace(trace_file, quantiles(times[1])),
+        single_s=_rounded(alone_s), slowdown=slowdowns(counts, means, cores), exchange=exchange,
+        overhead=_overhead(built, layout, recipe.optimizer, threads, seconds / 4),
+        memory=_rounded(memory_bandwidth()),
     )  # fmt: skip
-    return Measured(machine, tuple(alone), built.batch_size, layout.elements)
+    return Measured(machine, tuple(times[1]), built.batch_size, layout.elements, others)
+
+
+def _calm_enough(moments: Sequence[Moment], busy: bool) -> float:
+    """The others' mean share of the cores. Raises `ValueError` where it is too much."""
+    others = statistics.fmean(moment.others for moment in moments)
+    if others > BUSY and not busy:
+        raise ValueError(
+            f"other programs have {others:.0%} of this machine's cores even in the calmest moments: measure again when"
+            " it is quiet, look longer for such moments (--seconds), or measure what they leave (--busy)"
+        )
+    return others
+
+
+def _overhead(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int, seconds: float) -> Overhead:
+    if BYTES * layout.elements > MEMORY_SHARE * _free_bytes():
+        return Overhead()  # of so large a vector it is next to nothing
+    found = overhead_of(task, layout, optimizer, threads, seconds)
+    return Overhead(**{name: _rounded(value) for name, value in dataclasses.asdict(found).items()})
 
 
 def write(measured: Measured, path: Path, comment: str) -> Path:
@@ -123,23 +149,24 @@ def write(measured: Measured, path: Path, comment: str) -> Path:
 # ---------------------------------------------------------------- steps
 
 
-def _rounds(work: Work, counts: Sequence[int], seconds: float) -> dict[int, list[float]]:
-    """Count -> seconds of the steps while so many processes compute. In turns, so that a noisy moment meets them all.
+def _rounds(work: Work, counts: Sequence[int], seconds: float) -> dict[int, list[Moment]]:
+    """Count -> moments in which so many processes compute. In turns, so that a noisy moment meets them all.
 
     A step alone is what all else is a factor on: it gets as much time as all other counts together.
     """
-    times: dict[int, list[float]] = {count: [] for count in counts}
+    moments: dict[int, list[Moment]] = {count: [] for count in counts}
+    rounds = max(ROUNDS, round(seconds / ROUND_S))
     with forked([work] * counts[-1]) as lines:
         for line in lines:
             answer(line)  # it has warmed up
-        for count in [*counts] * ROUNDS:
+        for count in [*counts] * rounds:
             share = 1.0 if len(counts) == 1 else 0.5 if count == 1 else 0.5 / (len(counts) - 1)
-            until = time.monotonic() + share * seconds / ROUNDS
-            for line in lines[:count]:
-                line.say(until=until)
-            for line in lines[:count]:
-                times[count] += answer(line)["times"]
-    return times
+            moments[count].append(moment(lines[:count], share * seconds / rounds))
+    return moments
+
+
+def _times(moments: Sequence[Moment]) -> list[float]:
+    return [time for moment in moments for said in moment.said for time in said["times"]]
 
 
 def _steps(task: Task, layout: Layout, threads: int, line: Line) -> None:
@@ -159,10 +186,14 @@ def _steps(task: Task, layout: Layout, threads: int, line: Line) -> None:
         if time.monotonic() - begun > MOST_WARM_UP_S:
             break
     line.say(ready=True)
+    watch = Stopwatch(threads)
     while (said := line.hear()) is not None:
-        times = [gradients.compute(next(batches)).seconds]
-        while time.monotonic() < said["until"]:
-            times.append(gradients.compute(next(batches)).seconds)
+        times: list[float] = []
+        while not times or time.monotonic() < said["until"]:
+            effect = next(batches)
+            watch.restart()
+            gradients.compute(effect)
+            times.append(watch.seconds())
         line.say(times=times)
 
 

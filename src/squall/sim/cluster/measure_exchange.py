@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from functools import partial
+from itertools import pairwise
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import cast
@@ -26,24 +27,30 @@ from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, QuietHost
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import machine
-from squall.sim.cluster.forks import answer, forked
+from squall.sim.cluster.forks import forked
+from squall.sim.cluster.quiet import Chunks, Enough, Moment, calmest, moment
 from squall.strategies import Downpour
 from squall.task import OptimizerFactory, Task
 from squall.transports.host import HostTransport
 from squall.vector import Layout
 
 REPLICA, SHARD = Node("replica", 0), Node("shard", 0)
-WARM_UP, FEWEST, MOST = 5, 10, 2000  # exchanges
+WARM_UP, FEWEST = 5, 5  # exchanges
+MOMENTS = 4
+ENDLESS = 10**9  # epochs
 BYTES = 40  # an element: three buffers of the arena, a shard's weights and optimizer state, and their temporaries
 
 
 def exchange_seconds(elements: int, optimizer: OptimizerFactory, seconds: float) -> float:
     """Median seconds of an exchange of one shard of so many elements; measured for about `seconds`."""
+    found: list[Moment] = []
     with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
         job = _job(elements, optimizer, Path(folder))
-        works = [partial(_serve, job, COORDINATOR), partial(_serve, job, SHARD), partial(_replica, job, seconds)]
+        works = [partial(_serve, job, COORDINATOR), partial(_serve, job, SHARD), partial(_replica, job)]
         with forked(works) as lines:
-            times: list[float] = answer(*lines)["times"]  # or the failure of any of them
+            for _ in range(MOMENTS):
+                found.append(moment(lines[2:], seconds / MOMENTS, beside=lines[:2]))
+    times: list[float] = [time for each in calmest(found) for time in each.said[0]["times"]]
     return statistics.median(times)
 
 
@@ -55,12 +62,12 @@ class _Vector(nn.Module):
 
 def _job(elements: int, optimizer: OptimizerFactory, directory: Path) -> Job:
     strategy = Downpour(replicas=1, optimizer=optimizer)
-    data = TensorDataset(torch.zeros(MOST + WARM_UP + 2))  # an exchange each
+    data = TensorDataset(torch.zeros(1000))  # an exchange each
     task = Task(
         model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1
     )  # fmt: skip
     settings = Settings(threads=1, snapshot_every_s=None, progress=False)
-    plan = make_plan(strategy, settings, epochs=1, steps=None, until=None, seed=0, device="cpu")
+    plan = make_plan(strategy, settings, epochs=ENDLESS, steps=None, until=None, seed=0, device="cpu")
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     arena = Arena.create(arena_shape(layout, strategy.recipe()), directory)
     arena.gradient(0, 0).normal_()
@@ -76,34 +83,30 @@ def _serve(job: Job, node: Node, line: Line) -> None:
     theirs.close()
 
 
-class _Enough(Exception):
-    """Of exchanges."""
-
-
 class _ReadyGradient(QuietHost):
-    """A replica's host whose gradient is always there; notes when each exchange began."""
+    """A replica's host whose gradient is always there; tells how long exchanges took."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.began: list[float] = []
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self._began: list[float] = []
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if not isinstance(effect, Compute):
             return None
-        self.began.append(time.perf_counter())
-        done = len(self.began) - WARM_UP - 1
-        if done >= MOST or (done >= FEWEST and self.began[-1] - self.began[WARM_UP] >= self._seconds):
-            raise _Enough
+        self._began.append(time.perf_counter())
+        if len(self._began) > WARM_UP + FEWEST and self._chunks.over():
+            times = [after - before for before, after in pairwise(self._began)]
+            self._chunks.next(times=times[WARM_UP:])
+            self._began = []
         return GradientComputed(0.0, True, 0.0)
 
 
-def _replica(job: Job, seconds: float, line: Line) -> None:
+def _replica(job: Job, line: Line) -> None:
     torch.set_num_threads(1)
-    host = _ReadyGradient(seconds)
     transport = HostTransport(REPLICA, job.directory, peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
+    chunks = Chunks(line)
     try:
-        Driver(machine(job, REPLICA), transport, host).run()
-    except _Enough:
+        chunks.begin()
+        Driver(machine(job, REPLICA), transport, _ReadyGradient(chunks)).run()
+    except Enough:
         pass
-    times = [after - before for before, after in zip(host.began, host.began[1:])]
-    line.say(times=times[WARM_UP:])

@@ -19,6 +19,23 @@ PASSES = 3  # over a shard's float32 elements in an exchange: the push is read, 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """What a run's own code takes of a core, in seconds, beside gradients and passes over vectors.
+
+    Attributes:
+        batch_s: of a replica, for each batch.
+        exchange_s: of a replica, for each exchange with a shard.
+        serve_s: of a shard, for each exchange.
+        lease_s: of the coordinator, for each lease.
+    """
+
+    batch_s: float = 0.0
+    exchange_s: float = 0.0
+    serve_s: float = 0.0
+    lease_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """`count` machines that are alike.
 
@@ -27,6 +44,8 @@ class Machine:
         step_s: seconds of one batch with nothing else on the machine; None: by `speed` (see `Cluster.step_s`).
         speed: steps a second, as a ratio to the first machine's.
         jitter: the law of a step's time around its mean.
+        single_s: seconds of one batch of `SingleProcess`, everything included; None: see `Cluster.single_s`.
+        overhead: of a run's processes.
         slowdown: [k - 1] is the factor on the step time while k computations run, 1 <= k <= cores; () is all 1.
         exchange: (elements, seconds) of a push + apply + fetch of a shard within the machine, rising in elements.
         memory: bytes a second that one core reads and writes.
@@ -40,6 +59,8 @@ class Machine:
     step_s: float | None = None
     speed: float = 1.0
     jitter: Jitter = field(default_factory=Constant)
+    single_s: float | None = None
+    overhead: Overhead = Overhead()
     slowdown: tuple[float, ...] = ()
     exchange: tuple[tuple[int, float], ...] = ()
     memory: float = MEMORY
@@ -62,6 +83,15 @@ class Machine:
                 return before[1] + part * (point[1] - before[1])
             before = point
         return before[1] * elements / before[0]
+
+    def work_s(self, elements: int) -> float:
+        """Of an exchange's time, a shard's passes over so many elements."""
+        return self.exchange_s(elements) - self.doorbell_s
+
+    @property
+    def bell_s(self) -> float:
+        """Of an exchange's time, what neither end works: until its bell, and the answer's, is heard."""
+        return max(0.0, self.doorbell_s - self.overhead.exchange_s - self.overhead.serve_s)
 
     @property
     def doorbell_s(self) -> float:
@@ -120,7 +150,7 @@ class Cluster:
 
     def to_toml(self) -> str:
         """The text of a file that loads as this cluster; a trace's own file is not written."""
-        from squall.sim.cluster.file import cluster_text
+        from squall.sim.cluster.text import cluster_text
 
         return cluster_text(self)
 

@@ -261,10 +261,8 @@ def own_step_s(job: Job) -> float:
         host = own_host(alone, Node("replica", 0))
         host.perform(UseWeights(0), 0.0)
         times: list[float] = []
-        for number in range(TIMED_STEPS):
-            if len(times) > 1 and sum(times) > TIMED_S:
-                break
-            start = number * size % max(1, job.task.examples - size + 1)
+        while len(times) < TIMED_STEPS and (len(times) < 2 or sum(times) < TIMED_S):
+            start = len(times) * size % max(1, job.task.examples - size + 1)
             stop = min(start + size, job.task.examples)
             event = host.perform(Compute(0, start, stop, 0, accumulate=False, local_step=False), 0.0)
             assert isinstance(event, GradientComputed)

@@ -11,7 +11,7 @@ from squall.sim.cluster.model import Cluster
 from squall.strategies import STRATEGIES, Recipe, Strategy
 
 LEFT_OUT = {
-    "single_process": "is one process without exchanges: leave it out, one replica of another strategy equals it",
+    "single_process": "is in every ranking: leave it out",
     "sandblaster": "decides by what it computes, so its speed is not known without: try it with `squall simulate`",
 }
 REPLICAS_OF_A_SHARD = 4  # fewer would leave it with nothing to do for most of the time
@@ -56,7 +56,19 @@ class Candidate:
         delay = 0 if recipe.gather == "mean" else 1 + (recipe.max_delay if recipe.max_delay is not None else 10**6)
         return recipe.push_every, delay, recipe.replicas
 
+    @property
+    def alone(self) -> bool:
+        """One process, without replicas and shards."""
+        return self.strategy.in_process
+
+    @property
+    def sizes(self) -> str:
+        """Replicas + shards."""
+        return "1 alone" if self.alone else f"{self.recipe.replicas} + {self.recipe.shards}"
+
     def __str__(self) -> str:
+        if self.alone:
+            return self.name
         replicas, shards = self.recipe.replicas, self.recipe.shards
         return f"{self.name}, {_count(replicas, 'replica')}, {_count(shards, 'shard')}"
 
@@ -91,6 +103,11 @@ def default_strategies(
     return found
 
 
+def baseline(strategies: Iterable[Strategy]) -> Candidate:
+    """One process, with its own settings where it is among these, or with the first optimizer of them."""
+    return Candidate("single_process", _with("single_process", {}, list(strategies)))
+
+
 def _with(name: str, settings: Mapping[str, Any], from_file: Sequence[Strategy]) -> Strategy:
     """The file's strategy that is nearest to the settings, with them put in; else one with the file's optimizer."""
     kind: Any = STRATEGIES[name]
@@ -101,7 +118,8 @@ def _with(name: str, settings: Mapping[str, Any], from_file: Sequence[Strategy])
         optimizers = [getattr(strategy, "optimizer", None) for strategy in from_file]
         given = next((optimizer for optimizer in optimizers if optimizer is not None), None)
         base = kind() if given is None else kind(optimizer=given)
-    return _sized(dataclasses.replace(base, **settings), 2, 1)
+    changed: Strategy = dataclasses.replace(base, **settings)
+    return changed if changed.in_process else _sized(changed, 2, 1)
 
 
 def _sized(strategy: Strategy, replicas: int, shards: int) -> Strategy:

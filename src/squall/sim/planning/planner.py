@@ -25,7 +25,8 @@ from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import ROLES, Cluster
 from squall.sim.cluster.simulate import own_step_s, simulate
-from squall.sim.planning.candidates import Candidate, cores, default_strategies, sweep
+from squall.sim.planning.alone import stand_in
+from squall.sim.planning.candidates import Candidate, baseline, cores, default_strategies, sweep
 from squall.sim.planning.ranking import Entry, Ranking, finalists, ranked
 from squall.sim.planning.speed import speed_of
 from squall.sim.planning.survival import survival_of
@@ -86,10 +87,10 @@ def plan_cluster(
     built = check_task(task())
     if strategies is None:
         strategies = default_strategies(from_file, batches=-(-built.examples // built.batch_size))
-    candidates = sweep(strategies, cluster, budget)
+    candidates = [baseline([*from_file, *strategies.values()]), *sweep(strategies, cluster, budget)]
     target = _check(candidates, built, until, seconds, seed)
     kept = None if keep is None else new_directory(keep)
-    stages = _Stages(task, built, _timed(cluster, built, candidates[0], seed), seed, progress)
+    stages = _Stages(task, built, _timed(cluster, built, candidates[-1], seed), seed, progress)
     try:
         for candidate in candidates:
             stages.add(candidate)
@@ -138,13 +139,17 @@ class _Stages:
         self._task = task
         self._built = built
         self._cluster = cluster
+        self._elements = sum(p.numel() for group in built.param_groups() for p in group["params"])
         self._seed = seed
         self._progress = progress
 
     def add(self, candidate: Candidate) -> None:
         """Simulate its speed."""
-        speed = speed_of(candidate, self._built, self._cluster, self._seed)
-        survival = survival_of(candidate.recipe, self._cluster, speed.round_s)
+        strategy, cluster = stand_in(candidate.strategy, self._cluster, self._elements)
+        speed = speed_of(Candidate(candidate.name, strategy), self._built, cluster, self._seed)
+        if candidate.alone:
+            speed = dataclasses.replace(speed, idle=0.0, shard_busy=0.0, bytes_per_second=0.0, network=0.0)
+        survival = survival_of(strategy.recipe(), cluster, speed.round_s)
         entry = self.entries[str(candidate)] = Entry(candidate=candidate, speed=speed, survival=survival)
         self._tell(f"{candidate}: {rate_text(entry.useful)} examples/s")
 
@@ -163,13 +168,15 @@ class _Stages:
                 steps = math.ceil(SLOWER * limit_s * entry.speed.examples_per_second / self._built.batch_size)
                 settings = Settings(seconds=min(limit_s, SLOWER * best_s), evaluate_every_s=every_s)
                 path = Path(directory) / re.sub(r"\W+", "-", str(entry.candidate))
+                strategy, cluster = stand_in(entry.candidate.strategy, self._cluster, self._elements)
                 trial = simulate(
-                    self._task, entry.candidate.strategy, self._cluster, until=until, steps=steps, seed=self._seed,
+                    self._task, strategy, cluster, until=until, steps=steps, seed=self._seed,
                     run_dir=path, settings=settings,
                 )  # fmt: skip
                 if trial.status == "interrupted":
                     raise KeyboardInterrupt
-                trial = dataclasses.replace(trial, run_directory=None if keep is None else trial.run_directory)
+                kept = None if keep is None else trial.run_directory
+                trial = dataclasses.replace(trial, strategy=entry.candidate.family, run_directory=kept)
                 self.entries[str(entry.candidate)] = dataclasses.replace(entry, trial=trial)
                 best_s = min(best_s, math.inf if trial.reached_s is None else trial.reached_s)
                 self._tell(f"{entry.candidate}: {_outcome(trial, until)}")

@@ -14,7 +14,7 @@ def reason(ranking: Ranking) -> str:
     """One paragraph; every figure in it is in the ranking."""
     first = ranking.first
     others = _others(ranking)
-    sentences = [_first(first, ranking.target), *_with_more(ranking)]
+    sentences = [_first(first, ranking.target), *_with_more(ranking), *_without(ranking)]
     if first.trial is not None and first.reached_s is None:
         return f"{sentences[0]} {_none_arrived(ranking)}"
     alike = [entry for entry in others if _slower(entry, first) <= 1 + ALIKE]
@@ -38,6 +38,12 @@ def _others(ranking: Ranking) -> list[Entry]:
 
 
 def _first(first: Entry, target: tuple[str, float] | None) -> str:
+    if first.candidate.alone:
+        goal = "trains" if target is None or first.reached_s is None else (
+            f"reaches {target[0]} {target[1]:g} in {clock(first.reached_s)}, sooner than any with several processes, at"
+        )  # fmt: skip
+        more = ", more than any with several processes" if goal == "trains" else ""
+        return f"Stay with one process: {first.candidate} {goal} {_rate(first)} examples/s{more}."
     if target is not None and first.reached_s is not None:
         return (
             f"{first.candidate} is first: it reaches {target[0]} {target[1]:g} in {clock(first.reached_s)},"
@@ -61,6 +67,15 @@ def _with_more(ranking: Ranking) -> list[str]:
         f", waiting {percent(most.speed.idle, 1)} of their time" if most.speed.idle > first.speed.idle + MARKED else ""
     )
     return [f"With {replicas} replicas it would train {_rate(most)} examples/s{wait}."]
+
+
+def _without(ranking: Ranking) -> list[str]:
+    """What one process does, where it is not the first and its own line would not say so."""
+    found = next((entry for entry in ranking.entries if entry.candidate.alone), None)
+    if found is None or found is ranking.first or not found.useful:
+        return []
+    ratio = ranking.first.useful / found.useful
+    return [f"One process alone trains {_rate(found)} examples/s: the first is {ratio:.1f} times as fast."]
 
 
 def _none_arrived(ranking: Ranking) -> str:
@@ -134,7 +149,8 @@ def _waits_for(entry: Entry) -> str:
         return f"for the network (the busiest interface is full for {percent(entry.speed.network, 1)} of the time)"
     if entry.speed.shard_busy > FULL:
         return f"for the shards, which work {percent(entry.speed.shard_busy, 1)} of the time"
-    return "for the slowest" if entry.candidate.recipe.answered else "for their exchanges"
+    recipe = entry.candidate.recipe
+    return "for the slowest" if recipe.answered and recipe.replicas > 1 else "for their exchanges"
 
 
 def _more_examples(entry: Entry, first: Entry) -> str | None:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from squall.plan import Settings
 from squall.protocol.core import Node
+from squall.protocol.replica import REPORT_LEASES
 from squall.sim.cluster.costs import UPDATE_SHARE
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import Constant, Jitter, Trace
@@ -29,6 +30,7 @@ from squall.task import Task
 
 ROUNDS = 10  # exchanges of the slowest replica in the shorter run, beyond a bounded delay
 MESSAGES = 8_000  # about so many at most in the shorter run, as long as it has two rounds: a fraction of a second
+REPORTS = 4  # of a replica in the shorter run
 FEWEST = 5  # exchanges of a replica, or the shorter run is made longer
 INNER = 16  # batches between exchanges that are simulated one by one; of more, several are taken as one long one
 DRAWS = 400  # of a law of the mean of several steps
@@ -118,8 +120,12 @@ def _span_s(recipe: Recipe, placement: Placement, cluster: Cluster) -> float:
     steps = {place: cluster.step_s(place.kind) * place.kind.slowdown_of(count) for place, count in on.items()}
     messages = 1 + 3 * recipe.shards / recipe.push_every  # of a batch, about
     rate = sum(count * messages / steps[place] for place, count in on.items())
-    round_s = recipe.push_every * max(steps.values())
+    code = [place.kind.overhead for place in placement.places]
+    code_s = max(each.exchange_s + recipe.replicas * (each.serve_s + each.lease_s) for each in code)
+    round_s = recipe.push_every * max(steps.values()) + code_s
     rounds = ROUNDS + (recipe.max_delay or 0)
+    if any(each.lease_s for each in code):  # which the coordinator pays for by the report
+        rounds = max(rounds, REPORTS * REPORT_LEASES)
     return max(min(rounds * round_s, MESSAGES / rate), 2 * round_s)
 
 
@@ -169,7 +175,7 @@ def _field_of_rounds(strategy: Strategy) -> str | None:
 
 def _longer(kind: Machine, cluster: Cluster, elements: int, times: int) -> Machine:
     """Its steps are as long as so many, with the updates of a replica's own optimizer between them."""
-    update_s = UPDATE_SHARE * (kind.exchange_s(elements) - kind.doorbell_s)
+    update_s = UPDATE_SHARE * kind.work_s(elements) + kind.overhead.batch_s
     step_s = times * cluster.step_s(kind) + (times - 1) * update_s
     return dataclasses.replace(kind, step_s=step_s, jitter=_mean_of(kind.jitter, times))
 

@@ -1,0 +1,130 @@
+"""What other programs do on a machine while it is measured, and how a measurement does without it.
+
+Two things keep the figures of a busy machine true. What a process waited for a core is subtracted, which the kernel
+knows. And what is measured is cut into moments: those count in which other programs took least, because a core's caches
+and its share of the memory suffer from them as well.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from squall.launchers.line import Line
+from squall.sim.cluster.forks import answer
+
+CALM = 0.05  # share of the cores that others may take in a moment that counts in any case
+KEPT = 0.25  # of the moments count in any case
+BUSY = 0.5  # others' share, in those that count, beyond which nothing can be said of the machine
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Moment(NamedTuple):
+    others: float  # share of the cores' time that other programs had
+    said: list[dict[str, Any]]  # by each process that measured
+
+
+def moment(lines: Sequence[Line], seconds: float, beside: Sequence[Line] = ()) -> Moment:
+    """Let processes measure at once for about so long; those `beside` may only fail. Raises as `answer` does."""
+    before, began = _others_s(), time.monotonic()
+    for line in lines:
+        line.say(until=began + seconds)
+    said = [answer(line, *beside) for line in lines]
+    cores = len(os.sched_getaffinity(0))
+    return Moment(max(0.0, _others_s() - before) / (cores * (time.monotonic() - began)), said)
+
+
+def calmest(moments: Sequence[Moment]) -> list[Moment]:
+    """Those that count: all that are calm, and a quarter at least."""
+    ordered = sorted(moments, key=lambda moment: moment.others)
+    least = max(1, round(KEPT * len(ordered)))
+    return [moment for number, moment in enumerate(ordered) if number < least or moment.others <= CALM]
+
+
+def _others_s() -> float:
+    """Seconds for which this process's cores have worked for others than it and its children."""
+    cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    busy = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *ticks = line.split()
+        if name in cores:
+            user, nice, system, _, _, *interrupts = map(int, ticks[:8])
+            busy += user + nice + system + sum(interrupts)
+    return busy * _TICK_S - sum(core_s(pid) for pid in [os.getpid(), *_children()])
+
+
+def _children() -> list[int]:
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
+def core_s(pid: int) -> float:
+    """Seconds of cores that a process has had, all its threads together; 0 where it is gone."""
+    return _scheduled(pid, 0)
+
+
+def _scheduled(pid: int, field: int) -> float:
+    """Nanoseconds of schedstat, in seconds: 0 is on a core, 1 ready and without one."""
+    total = 0
+    with suppress(OSError):  # it has ended, or the kernel does not count
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[field])
+    return total / 1e9
+
+
+class Enough(Exception):
+    """Of measuring."""
+
+
+class Chunks:
+    """Of a process that measures: when the time of a moment is over it says what came out, and is told of the next."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._until = 0.0
+
+    def over(self) -> bool:
+        return time.monotonic() >= self._until
+
+    def begin(self) -> None:
+        """Wait to be told. Raises `Enough` when there is no more to measure."""
+        said = self._line.hear()
+        if said is None:
+            raise Enough
+        self._until = said["until"]
+
+    def next(self, **found: object) -> None:
+        """Raises `Enough` as `begin` does."""
+        self._line.say(**found)
+        self.begin()
+
+
+class Stopwatch:
+    """Times what this process does, without what it waited for a core.
+
+    Of several threads each waits on its own; they compute together, so what one of them waited they all did. Never less
+    than the cores' time that all had, divided by their number.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._files: list[int] = []
+        with suppress(OSError):
+            self._files = [os.open(t / "schedstat", os.O_RDONLY) for t in Path("/proc/self/task").iterdir()]
+        self.restart()
+
+    def restart(self) -> None:
+        self._core, self._waited, self._wall = time.process_time(), self._waited_s(), time.perf_counter()
+
+    def seconds(self) -> float:
+        """Since `restart`."""
+        wall = time.perf_counter() - self._wall
+        core, waited = time.process_time() - self._core, self._waited_s() - self._waited
+        return max(wall - waited, core / self._threads)
+
+    def _waited_s(self) -> float:
+        return sum(int(os.pread(file, 100, 0).split()[1]) for file in self._files) / 1e9
