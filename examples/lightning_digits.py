@@ -59,7 +59,7 @@ trainer = lightning.Trainer(
     enable_progress_bar=False,
     enable_model_summary=False,
 )
-trainer.fit(module, batches)
+trainer.fit(module, batches.epoch)
 batches.close()  # Lightning may have stopped by its own count: these are the final weights
 
 if session.is_leader:

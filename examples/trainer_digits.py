@@ -10,7 +10,9 @@ downloaded. Needs: pip install 'squall-train[trainer]'
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -60,8 +62,8 @@ batches = session.batches(train, batch_size=32, epochs=EPOCHS)
 
 
 class SquallTrainer(Trainer):
-    def get_train_dataloader(self) -> squall.Batches:
-        return batches  # and not Trainer's own loader, which accelerate would have read ahead
+    def get_train_dataloader(self) -> Iterable[Any]:
+        return batches.epoch  # and not Trainer's own loader, which accelerate would have read ahead
 
     def is_local_process_zero(self) -> bool:
         return session.is_leader  # one of them logs

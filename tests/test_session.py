@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -33,17 +34,18 @@ class Replica(Side):
     rank, replicas = 0, 2
 
     def __init__(self, batches: int = 6) -> None:
-        self.work = iter(range(batches))
+        self.work = iter([(0, number) for number in range(batches)])  # epoch, and what the batch is
         self.stepped: list[int] = []
         self.losses: list[float | None] = []
         self.factors: list[Factors] = []
+        self.logged: list[dict[str, float]] = []
         self.left = 0
 
     def begin(self, task: Task, epochs: int) -> None: ...
 
     def next(self) -> Compute | None:
-        start = next(self.work, None)
-        return None if start is None else Compute(0, start, start + 1, 0, False, False)
+        epoch, start = next(self.work, (None, 0))
+        return None if epoch is None else Compute(epoch, start, start + 1, 0, False, False)
 
     def load(self, effect: Compute) -> Batch:
         return effect.start
@@ -53,7 +55,8 @@ class Replica(Side):
         self.losses.append(loss)
         self.factors.append(factors)
 
-    def log(self, values: Mapping[str, float]) -> None: ...
+    def log(self, values: Mapping[str, float]) -> None:
+        self.logged.append(dict(values))
 
     def leave(self) -> None:
         self.left += 1
@@ -73,8 +76,25 @@ def session(side: Replica) -> Session:
 
 
 @pytest.mark.parametrize(("batch_size", "length"), [(16, 6), (45, 2), (90, 1), (1000, 1)])
-def test_the_length_is_an_epoch_of_all_replicas(session: Session, batch_size: int, length: int) -> None:
-    assert len(session.batches(DATA, batch_size=batch_size, epochs=3)) == length
+def test_the_length_is_what_there_is_to_come_and_that_of_an_epoch_is_its_own(
+    session: Session, batch_size: int, length: int
+) -> None:
+    batches = session.batches(DATA, batch_size=batch_size, epochs=3)
+    assert (len(batches), len(batches.epoch)) == (3 * length, length)
+
+
+def test_a_loop_that_counts_epochs_gets_what_is_of_one_and_late_batches_of_the_one_before_it() -> None:
+    side = Replica(0)
+    side.work = iter([(0, 0), (0, 1), (1, 2), (0, 3), (1, 4), (3, 5), (3, 6)])
+    session = Session(plain(), side, {})
+    batches = session.batches(DATA, epochs=4)
+    seen: list[list[int]] = [[], [], [], []]
+    for epoch in seen:
+        for batch in batches.epoch:
+            epoch.append(batch)
+            session.step()
+    assert seen == [[0, 1], [2, 3, 4], [5, 6], []]
+    assert side.left == 1
 
 
 def test_every_iter_goes_on_where_the_last_one_stopped(session: Session, side: Replica) -> None:
@@ -133,13 +153,44 @@ def test_a_script_alone_gets_every_example_once_an_epoch() -> None:
     batches = session.batches(DATA, batch_size=16, epochs=2)
     seen = []
     for _ in range(2):  # by its own count: the batches are never asked for a thirteenth
-        for batch in islice(batches, len(batches)):
+        for batch in islice(batches, len(batches.epoch)):
             seen.append(batch[0])
             mean_square(model, batch).backward()
             session.step()
     for epoch in (seen[:6], seen[6:]):
         assert sorted(torch.cat(epoch).tolist()) == sorted(DATA.tensors[0].tolist())
     assert list(batches) == []
+
+
+def test_steps_are_numbers_and_chance_is_that_of_each(side: Replica) -> None:
+    drawn: list[dict[int, float]] = []
+    for _ in range(2):
+        torch.rand(len(drawn))  # whatever was drawn before
+        model = plain()
+        session = squall.join(model)
+        steps = session.steps(5, examples=12)
+        assert len(steps) == 5
+        drawn.append({})
+        for step in steps:
+            drawn[-1][step] = torch.rand(1).item() + random.random()
+            mean_square(model, DATA.tensors).backward()
+            session.optimizer.step()
+    assert list(drawn[0]) == [0, 1, 2, 3, 4]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0].values())) == 5
+    with pytest.raises(ValueError, match="examples is 0: it must be at least 1"):
+        Session(plain(), side, {}).steps(5, examples=0)
+
+
+def test_in_a_loop_of_steps_whoever_has_the_step_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Replica()
+    monkeypatch.setattr(follower, "rank", 1)
+    session = Session(plain(), follower, {})
+    for step in session.steps(6):
+        session.log(step=step)
+        session.step()
+    session.log(behind=1)
+    assert follower.logged == [{"step": step} for step in range(6)]
 
 
 # ---------------------------------------------------------------- the optimizer

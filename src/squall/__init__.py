@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 from squall.version import __version__
 
 if TYPE_CHECKING:
+    from squall.batches import Batches
     from squall.errors import Interrupted, NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
     from squall.plan import Settings
     from squall.rerun import Replayed, replay
     from squall.run import Run
-    from squall.session import Batches, Session, join
+    from squall.session import Session, join
     from squall.sim.cluster.forecast import Forecast
     from squall.sim.cluster.model import Cluster
     from squall.sim.cluster.simulate import simulate
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
     from squall.train import fit, resume
 
 _HOMES = {
+    "batches": ("Batches",),
     "errors": ("Interrupted", "NotFinite", "PeerFault", "ProcessLost", "SnapshotMismatch", "SquallError", "TaskError"),
     "train": ("fit", "resume"),
     "plan": ("Settings",),
     "rerun": ("Replayed", "replay"),
     "run": ("Run",),
-    "session": ("Batches", "Session", "join"),
+    "session": ("Session", "join"),
     "sim.cluster.forecast": ("Forecast",),
     "sim.cluster.model": ("Cluster",),
     "sim.cluster.simulate": ("simulate",),

@@ -20,6 +20,18 @@ class Counted(Dataset[Any]):
         return self._examples
 
 
+class Steps(Counted):
+    """What a loop that makes its batches itself is dealt: the numbers of its steps."""
+
+    def __init__(self, examples: int, step_examples: int) -> None:
+        super().__init__(examples)
+        self._step_examples = step_examples
+
+    def number(self, start: int) -> int:
+        """Of the step whose first example this is."""
+        return start // self._step_examples
+
+
 def joined_task(model: nn.Module, options: dict[str, Any]) -> Task:
     """What is known of the task when the script joins: all but the data."""
     return Task(model=model, loss=no_loss, train=Counted(1), **options)

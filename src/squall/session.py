@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from squall.alone import Alone
-from squall.joined import joined_task, no_loss
+from squall.batches import Batches
+from squall.joined import Steps, joined_task, no_loss
 from squall.protocol.core import Compute
 from squall.runtime.evaluate import evaluate
 from squall.runtime.optimizers import build_optimizer
@@ -23,31 +24,6 @@ from squall.strategies.base import default_optimizer
 from squall.task import Batch, OptimizerFactory, Task, check_data
 
 Metric = Callable[[nn.Module, Batch], Tensor]
-
-
-class Batches:
-    """The batches of one replica, as they are dealt; `Session.batches` makes it.
-
-    Every `iter()` goes on where the last one stopped, so that a loop which counts epochs of its own (Trainer,
-    Lightning) may come back for more. The training is over, for all replicas, when the data is used up, or when one
-    replica wants no more: when it closes its batches or lets go of them, as a plain loop does at its end or at a
-    `break`, or when its script ends. From then on the model holds the final weights.
-    """
-
-    def __init__(self, batches: Generator[Batch], length: int) -> None:
-        self._batches = batches
-        self._length = length
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._batches
-
-    def __len__(self) -> int:
-        """Batches in an epoch of all replicas together: the most that one of them can get."""
-        return self._length
-
-    def close(self) -> None:
-        """Take no more batches. A loop that stopped by its own count, and not by the data's end, has to say so."""
-        self._batches.close()
 
 
 class Session:
@@ -61,9 +37,11 @@ class Session:
         self._side = side
         self._options = options
         self._groups = groups if groups is not None else [{"params": list(model.parameters())}]
+        self._coming: Compute | None = None  # is next, and not handed out
         self._current: Compute | None = None  # handed out, and not stepped
         self._started = 0.0
         self._begun = False
+        self._numbered = False  # a loop of steps is under way
 
     @property
     def rank(self) -> int:
@@ -104,6 +82,30 @@ class Session:
             RuntimeError: it is called a second time, or a batch was not stepped.
             ValueError: an argument is out of range, or the dataset is empty or not map-style.
         """
+        return self._begin(dataset, batch_size, epochs, shuffle=shuffle, loader=loader)
+
+    def steps(self, count: int, examples: int = 1) -> Batches:
+        """Numbers of steps, 0 to `count` - 1, for a loop that makes its batches itself: each once, by all together.
+
+        Before each step torch, NumPy and `random` are seeded by its number, so a loop that draws its batch is replayed.
+        In such a loop `evaluate` and `log` are for whoever has the step, and not for the leader.
+
+        Args:
+            count: steps, of all replicas together.
+            examples: in a step; the record counts them.
+
+        Raises:
+            RuntimeError: as `batches`.
+            ValueError: an argument is below 1.
+        """
+        for name, value in (("count", count), ("examples", examples)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}: it must be at least 1")
+        return self._begin(Steps(count * examples, examples), examples, 1, shuffle=False, loader={})
+
+    def _begin(
+        self, dataset: Dataset[Any], batch_size: int, epochs: int, *, shuffle: bool, loader: dict[str, Any]
+    ) -> Batches:  # fmt: skip
         if self._begun:
             raise RuntimeError("session.batches was called before: give all epochs to one call, batches(..., epochs=3)")
         if epochs < 1:
@@ -114,22 +116,35 @@ class Session:
         )  # fmt: skip
         check_data(task)
         self._begun = True
+        self._numbered = isinstance(dataset, Steps)
         self._side.begin(task, epochs)
-        return Batches(self._loop(), -(-task.examples // batch_size))
+        return Batches(self._loop(), -(-task.examples // batch_size), epochs, self._next)
 
     def _loop(self) -> Generator[Batch]:
         try:
-            while (effect := self._side.next()) is not None:
-                self._current, self._started = effect, time.perf_counter()
+            while (effect := self._next()) is not None:
+                self._coming, self._current, self._started = None, effect, time.perf_counter()
                 yield self._side.load(effect)
-                if self._current is not None:
-                    raise RuntimeError(
-                        "a batch was not stepped: call session.step(loss) after loss.backward(); a framework must"
-                        " neither take batches ahead nor accumulate gradients (the strategy's push_every does)"
-                    )
         finally:
             self._current = None
+            self._numbered = False
             self._side.leave()
+
+    def _next(self) -> Compute | None:
+        """What comes next; waits for it."""
+        if self._current is not None:
+            raise RuntimeError(
+                "a batch was not stepped: call session.step(loss) after loss.backward(); a framework must"
+                " neither take batches ahead nor accumulate gradients (the strategy's push_every does)"
+            )
+        if self._coming is None:
+            self._coming = self._side.next()
+        return self._coming
+
+    @property
+    def _speaks(self) -> bool:
+        """What this replica measures is kept."""
+        return self.is_leader or self._numbered
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """Push the gradients of the last batch, and fetch newer weights, as the strategy wants it.
@@ -151,7 +166,9 @@ class Session:
     def evaluate(
         self, dataset: Dataset[Any], metrics: Mapping[str, Metric], *, batch_size: int = 64, **loader: Any
     ) -> dict[str, float]:
-        """Means of metrics over a dataset, on this replica's weights; they go into the record. The leader does it.
+        """Means of metrics over a dataset, on this replica's weights; they go into the record.
+
+        The leader does it; in a loop over `steps` whoever has the step.
 
         Args:
             dataset: a map-style dataset.
@@ -159,9 +176,9 @@ class Session:
             batch_size: batches are of four times this size.
 
         Returns:
-            name -> mean; in replicas that do not lead an empty dict, at once.
+            name -> mean; in the other replicas an empty dict, at once.
         """
-        if not self.is_leader:
+        if not self._speaks:
             return {}
         task = Task(
             model=self._model, loss=no_loss, train=dataset, validate=dataset, batch_size=batch_size, metrics=metrics,
@@ -172,8 +189,11 @@ class Session:
         return values
 
     def log(self, **values: float) -> None:
-        """Put numbers into the run's record, where the report draws them over time. Only the leader's are kept."""
-        if self.is_leader:
+        """Put numbers into the run's record, where the report draws them over time.
+
+        Only the leader's are kept; in a loop over `steps` everybody's.
+        """
+        if self._speaks:
             self._side.log({name: float(value) for name, value in values.items()})
 
     @cached_property

@@ -40,6 +40,21 @@ def test_the_language_model_learns_the_bytes_frequencies(tmp_path: Path) -> None
     assert summary["updates"] == 60
 
 
+def test_a_trainer_with_a_loop_of_its_own_is_trained_by_replicas_and_replayed(tmp_path: Path) -> None:
+    flags = ["--steps", "21", "--batch", "1", "--passes", "2"]
+    squall = [sys.executable, "-m", "squall"]
+    run = [*squall, "run", "--run-dir", str(tmp_path / "run"), "--replicas", "2", str(EXAMPLES / "own_loop.py"), *flags]
+    ran = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert re.findall(r"step (\d+): \d\.\d\d bits", ran.stdout) == ["0", "20"], "each by the replica that had it"
+    reader = Reader(tmp_path / "run" / "run.sqlite")
+    assert str(audit(reader)).endswith("Epoch 0: each of 42 examples trained exactly once.")
+    reader.close()
+    replay = [*squall, "replay", "--check", str(tmp_path / "run")]
+    ran = subprocess.run(replay, capture_output=True, text=True, check=False)
+    assert (ran.returncode, "the same, bit for bit: 21 updates" in ran.stdout) == (0, True), ran.stdout + ran.stderr
+
+
 def without(package: str, extra: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(find_spec(package) is None, reason=f"pip install 'squall-train[{extra}]'")
 

@@ -57,7 +57,7 @@ def batches():
     if mode not in ("count", "held"):
         return dealt
     held.extend([dealt, held])  # a cycle, as frameworks have them
-    epochs = (itertools.islice(dealt, len(dealt)) for _ in range(options.epochs))  # by its own count
+    epochs = (itertools.islice(dealt, len(dealt.epoch)) for _ in range(options.epochs))  # by its own count
     return itertools.chain.from_iterable(epochs)
 
 

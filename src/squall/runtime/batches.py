@@ -12,6 +12,7 @@ import torch
 from setproctitle import getproctitle, setproctitle
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from squall.joined import Steps
 from squall.runtime.processes import die_with_parent
 from squall.runtime.seeds import chance_kept, epoch_order, mix, seed_everything
 from squall.task import Batch, Task
@@ -71,6 +72,7 @@ class Batches:
         self._under_way: deque[Key] = deque()  # asked of the loader
         self._coming: dict[Key, Batch | None] = {}  # announced, where there are no workers; the first may be loaded
         self._last: tuple[Key, Batch] | None = None
+        self._steps = task.train if isinstance(task.train, Steps) else None
         self._tensors = _Tensors(task.train) if type(task.train) is TensorDataset and not task.loader else None
         self._loader = _loader(task, self._requests)
         self._ahead = self._loader.num_workers > 0
@@ -90,7 +92,8 @@ class Batches:
         key = next(iter(self._coming), None)
         if key is None or self._coming[key] is not None:
             return
-        with chance_kept(gpus_too=False) if self._tensors is None else contextlib.nullcontext():
+        draws = self._tensors is None and self._steps is None
+        with chance_kept(gpus_too=False) if draws else contextlib.nullcontext():
             self._coming[key] = self._load(key)
 
     def load(self, epoch: int, start: int, stop: int) -> Batch:
@@ -107,6 +110,8 @@ class Batches:
         return batch
 
     def _load(self, key: Key) -> Batch:
+        if self._steps is not None:
+            return self._steps.number(key.start)
         if self._tensors is not None:
             return self._tensors.batch(self._order(key.epoch)[key.start : key.stop])
         if self._last is not None and self._last[0] == key:
