@@ -8,9 +8,7 @@ import dataclasses
 import json
 import os
 import sys
-import sysconfig
 import time
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -101,26 +99,22 @@ def _start_early(arguments: Sequence[str]) -> LocalRun | None:
 
 def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     """The exit status, and what belongs on stdout."""
+    from squall.blame import as_json, failure
     from squall.errors import SquallError
     from squall.record import RecordError
 
     try:
         done: tuple[int, str] = options.run(options, local, commanded_at)
         return done
-    except (ValueError, SquallError, RecordError) as error:
-        if _in_users_code(error):
-            raise
-        sys.stderr.write(f"squall: error: {error}\n")
-        return 1, ""
-
-
-def _in_users_code(error: Exception) -> bool:
-    """Whether it came from the user's own function: then its traceback is what helps."""
-    paths = sysconfig.get_paths()
-    homes = [str(Path(__file__).parent), *(paths[n] for n in ("stdlib", "platstdlib", "purelib", "platlib"))]
-    installed = ("<", *(home + os.sep for home in homes))
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(not frame.f_code.co_filename.startswith(installed) for frame, _ in frames)
+    except Exception as error:
+        text = str(error)
+        if not isinstance(error, SquallError):
+            found = failure(error)
+            if not found.file and not isinstance(error, ValueError | RecordError):
+                raise
+            text = f"in the user's own code:\n{found}" if found.file else text
+        sys.stderr.write(f"squall: error: {text}\n")
+        return 1, f"{json.dumps({'error': as_json(error)})}\n" if getattr(options, "json", False) else ""
 
 
 # ---------------------------------------------------------------- commands

@@ -13,6 +13,8 @@ Interrupted             (a KeyboardInterrupt) Ctrl-C or SIGTERM, after an orderl
 
 from __future__ import annotations
 
+from squall.blame import Failure, decode
+
 
 class ClusterError(ValueError):
     """A cluster file cannot be used as it is: "cluster.toml, line 12: what: remedy"."""
@@ -23,7 +25,20 @@ class SquallError(Exception):
 
 
 class TaskError(SquallError):
-    """The user's task, loss, metric or dataset raised inside one of the run's processes."""
+    """The user's task, loss, metric or dataset raised inside one of the run's processes.
+
+    `failure` says of which line, and of which replica, epoch and examples, where that is known.
+    """
+
+    def __init__(self, text: str, failure: Failure | None = None) -> None:
+        super().__init__(text)
+        self.failure = failure
+
+    @classmethod
+    def told(cls, text: str) -> TaskError:
+        """From what a process has written with `blame.encode`, or from a plain text."""
+        failure = decode(text)
+        return cls(text if failure is None else f"in the user's own code:\n{failure}", failure)
 
 
 class ProcessLost(SquallError):

@@ -186,6 +186,9 @@ class Launch:
         torch.set_num_threads(self.plan.threads)
         try:
             end = Sequential(job, LoneChannel()).run() if self._strategy.in_process else InlineRun(job).run()
+        except Exception as error:
+            error.add_note(_mended(path))
+            raise
         finally:
             torch.set_num_threads(threads)
         _raise_for(end, path)
@@ -198,8 +201,9 @@ def attend(local: LocalRun, path: Path, progress: bool) -> None:
     except (ProcessLost, TaskError) as error:
         if not begun(path):
             raise
-        remedy = _mended(path) if isinstance(error, TaskError) else _remedy(path)
-        raise type(error)(f"{error}\n{remedy}") from None
+        if isinstance(error, TaskError):
+            raise TaskError(f"{error}\n\n{_mended(path)}", error.failure) from None
+        raise ProcessLost(f"{error}\n{_remedy(path)}") from None
     _raise_for(end, path)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from squall.blame import encode
 from squall.errors import TaskError
 from squall.runtime.arena import Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
@@ -28,7 +28,7 @@ def build_task(message: dict[str, Any]) -> Task:
     try:
         task: Task = message["task"]()
     except Exception as error:
-        raise TaskError(traceback.format_exc()) from error
+        raise TaskError(encode(error)) from error
     show(Sources.now(f"{sources.file}:").imported)
     warn_of_threads("the task function")
     if torch.cuda.is_initialized():

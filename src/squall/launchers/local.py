@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from squall.blame import decode
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.launchers.environment import environment
 from squall.launchers.line import Line
@@ -67,7 +68,7 @@ class LocalRun:
             case "listening":
                 self._listening = True
             case "failed":
-                raise (TaskError if said["task"] else SquallError)(said["error"])
+                raise TaskError.told(said["error"]) if said["task"] else SquallError(said["error"])
             case "exited":
                 self._exits.append(said)
             case "ended":
@@ -76,8 +77,8 @@ class LocalRun:
     def _on_ended(self, status: str, reason: str) -> None:
         for failure in (e for e in self._exits if e["traceback"]):
             if Node.parse(failure["node"]) == COORDINATOR:
-                raise SquallError(f"the coordinator failed\n{failure['traceback']}")
-            raise TaskError(failure["traceback"])
+                raise SquallError(f"the coordinator failed\n{decode(failure['traceback'])}")
+            raise TaskError.told(failure["traceback"])
         for loss in self._exits:
             node = Node.parse(loss["node"])
             if node.role in ("coordinator", "shard") and status in ("", "failed"):  # else all was over for it

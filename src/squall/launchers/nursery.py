@@ -21,7 +21,6 @@ import shutil
 import signal
 import sys
 import time
-import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -31,6 +30,7 @@ import cloudpickle
 import torch
 from setproctitle import setproctitle
 
+from squall.blame import encode, note
 from squall.errors import TaskError
 from squall.launchers.building import build_job, build_task
 from squall.launchers.line import Line
@@ -181,8 +181,9 @@ class Nursery:
             self._detach(parent)
             self._become(node)
             status = DONE
-        except BaseException:
-            (self._sockets / f"{node}.traceback").write_text(traceback.format_exc())
+        except BaseException as error:
+            note(error, f"in {node.role} {node.index}", role=node.role, index=node.index)
+            (self._sockets / f"{node}.traceback").write_text(encode(error))
         finally:
             try:
                 sys.stdout.flush()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from squall.blame import note, note_batch
 from squall.launchers.line import Line
 from squall.launchers.roles import name_process, transport_of
 from squall.protocol.core import COORDINATOR, Compute, Effect, Event, Node, ValuesLogged
@@ -102,6 +103,13 @@ class Replica(Side):
             return self._host.wanted
         self._finish()  # the run may have ended without this replica: the others were done before it had joined
         return None
+
+    def note(self, error: BaseException) -> None:
+        """Say of what the script has raised where that was, and which batch it had."""
+        note(error, f"in replica {self.rank}", role="replica", index=self.rank)
+        batch = self._host.wanted if self.began else None
+        if batch is not None:
+            note_batch(error, batch.epoch, batch.start, batch.stop)
 
     def load(self, effect: Compute) -> Batch:
         return self._host.training.backward.load(effect)

@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import msgspec
 from torch import nn
 
+from squall.blame import encode
 from squall.errors import SnapshotMismatch, TaskError
 from squall.joined import Counted, joined_task
 from squall.launchers.building import build_job, warn_of_threads
@@ -216,7 +216,9 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
     except (RunOver, KeyboardInterrupt):  # which only the nursery sends
         _leave(DONE)
     except BaseException as error:
-        story = str(error) if isinstance(error, _Unfinished | SnapshotMismatch) else traceback.format_exc()
+        for replica in joined:
+            replica.note(error)
+        story = str(error) if isinstance(error, _Unfinished | SnapshotMismatch) else encode(error)
         if not forked_as:  # still the nursery
             raise TaskError(story) from None
         (sockets / f"{forked_as[0]}.traceback").write_text(story)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from squall.blame import note_batch
 from squall.protocol.core import Compute
 from squall.runtime.batches import Batches, to_device
 from squall.runtime.seeds import mix, seed_everything
@@ -81,11 +82,13 @@ class Backward:
         self.batches = Batches(task, seed)
         self._seed = seed
         self._counted: list[Tensor] = []  # counters, as they were before the batch
+        self._at: Compute  # the batch loaded last
         self._trained = False  # some parameter got a gradient
         task.model.train()
 
     def load(self, effect: Compute) -> Batch:
         """The batch that the effect names, with nothing left of the gradients of the one before."""
+        self._at = effect
         batch = self.batches.load(effect.epoch, effect.start, effect.stop)
         self._counted = [counter.double() for counter in self.layout.counters_of(self.on_vector.model)]
         seed_everything(mix(self._seed, effect.epoch, effect.start, 1), self.device)
@@ -100,10 +103,14 @@ class Backward:
             if self.task.autocast is not None
             else contextlib.nullcontext()
         )
-        with autocast:
-            loss = self.task.loss(self.on_vector.model, batch)
-        loss.backward()
-        return loss.item()
+        try:
+            with autocast:
+                loss = self.task.loss(self.on_vector.model, batch)
+            loss.backward()
+            return loss.item()
+        except Exception as error:
+            note_batch(error, self._at.epoch, self._at.start, self._at.stop)
+            raise
 
     def finish(self) -> bool:
         """Make fresh gradients dense, and clip them; whether their norm is finite, where it was asked for.

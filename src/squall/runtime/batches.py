@@ -12,6 +12,7 @@ import torch
 from setproctitle import getproctitle, setproctitle
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from squall.blame import note_batch
 from squall.joined import Steps
 from squall.runtime.processes import die_with_parent
 from squall.runtime.seeds import chance_kept, epoch_order, mix, seed_everything
@@ -118,7 +119,11 @@ class Batches:
             return self._last[1]
         if not self._ahead:
             self._expected.append(key)
-        batch = self._next(key)
+        try:
+            batch = self._next(key)
+        except Exception as error:
+            note_batch(error, *key)
+            raise
         self._last = (key, batch)
         return batch
 

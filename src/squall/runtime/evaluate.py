@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from squall.blame import note
 from squall.runtime.batches import to_device, validation_batches
 from squall.task import Task, check_metric
 
@@ -24,14 +25,21 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, *, loss: bool =
     sums: dict[str, float] = dict.fromkeys(["loss"] * loss + [*task.metrics], 0.0)
     total = len(cast(Sized, task.validate))
     autocast = torch.autocast(device.type, task.autocast) if task.autocast is not None else contextlib.nullcontext()
+    at, what = 0, "the dataset"  # what is under way
     try:
         with torch.no_grad(), autocast:
             for count, batch in validation_batches(task):
                 moved = to_device(batch, device)
                 if loss:
+                    what = "the loss"
                     sums["loss"] += task.loss(model, moved).item() * count
                 for name, metric in task.metrics.items():
+                    what = f"metric {name!r}"
                     sums[name] += _per_example(name, metric(model, moved), count)
+                at, what = at + count, "the dataset"
+    except Exception as error:
+        note(error, f"in {what}, on validation examples from {at} on", evaluating=what, start=at)
+        raise
     finally:
         model.train(was_training)
     return {name: value / total for name, value in sums.items()}

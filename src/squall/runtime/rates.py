@@ -19,6 +19,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from squall.blame import note
 from squall.task import Task
 
 EVERY = 1 << 16  # steps from one line to the next: they take a second
@@ -37,7 +38,11 @@ class Schedule:
         self.steps = 0
 
     def step(self) -> None:
-        self._scheduler.step()
+        try:
+            self._scheduler.step()
+        except Exception as error:
+            note(error, f"at step {self.steps + 1} of the learning-rate schedule", step=self.steps + 1)
+            raise
         self.steps += 1
         if self.steps % EVERY == 0:
             self._keep()

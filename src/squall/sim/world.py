@@ -16,6 +16,7 @@ from heapq import heappop, heappush, heapreplace
 from itertools import repeat
 from typing import Any, Protocol
 
+from squall.blame import note
 from squall.protocol.core import (
     COORDINATOR,
     Effect,
@@ -308,7 +309,11 @@ class World:
         elif type(effect) in _WORLDLY:
             self._change(place, effect)
             return
-        answer = place.host.perform(effect, self.now)
+        try:
+            answer = place.host.perform(effect, self.now)
+        except Exception as error:
+            note(error, f"in {place.node.role} {place.node.index}", role=place.node.role, index=place.node.index)
+            raise
         if answer is not None:
             self._put(max(self.now, place.busy_until), place, answer)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any
 
+from squall.blame import encode
 from squall.errors import ProcessLost, TaskError
 from squall.launchers.line import Line
 from squall.runtime.processes import die_with_parent
@@ -57,8 +57,8 @@ def _become(work: Work, line: Line, parent: int, mask: set[int]) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         die_with_parent(parent)
         work(line)
-    except BaseException:
-        line.say(failed=traceback.format_exc())
+    except BaseException as error:
+        line.say(failed=encode(error))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -75,5 +75,5 @@ def answer(*lines: Line) -> dict[str, Any]:
     if said is None:
         raise ProcessLost("a process of the measurement was killed: is there too little memory?")
     if "failed" in said:
-        raise TaskError(said["failed"])
+        raise TaskError.told(said["failed"])
     return said
