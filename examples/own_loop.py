@@ -1,4 +1,4 @@
-"""A trainer of a small language model, with a loop of its own: `docs/porting.md` counts the lines that Squall has cost it.
+"""The trainer of a small language model, with a loop of its own and the four lines that let replicas run it.
 
     python examples/own_loop.py                                  alone
     squall run --replicas 2 examples/own_loop.py --steps 400     two replicas, with Downpour
