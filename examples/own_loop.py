@@ -24,12 +24,13 @@ parser.add_argument("--batch", type=int, default=4, help="windows in a backward 
 parser.add_argument("--passes", type=int, default=3, help="backward passes in a step")
 parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate")
 options = parser.parse_args()
+highest: float = options.rate
 warm_up, every = options.steps // 10, 100
 
 torch.manual_seed(0)
 texts = {"train": source(held_out=False), "held out": source(held_out=True)}
 model = Transformer()
-optimizer = torch.optim.AdamW(decayed_and_not(model), lr=options.rate, betas=(0.9, 0.95))
+optimizer: torch.optim.Optimizer = torch.optim.AdamW(decayed_and_not(model), lr=highest, betas=(0.9, 0.95))
 session = squall.join(model, optimizer)  # 2: is new
 optimizer = session.optimizer  # 3: is new
 scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -53,9 +54,9 @@ def bits(name: str) -> float:
 def rate(step: int) -> float:
     """Up, and down along a cosine to a tenth."""
     if step < warm_up:
-        return options.rate * (step + 1) / warm_up
+        return highest * (step + 1) / warm_up
     way = (step - warm_up) / (options.steps - warm_up)
-    return options.rate * (0.55 + 0.45 * math.cos(math.pi * way))
+    return highest * (0.55 + 0.45 * math.cos(math.pi * way))
 
 
 for step in session.steps(options.steps, examples=options.batch * options.passes):  # 4: was range(options.steps)
