@@ -25,7 +25,8 @@ parser.add_argument("--passes", type=int, default=3, help="backward passes in a 
 parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate")
 options = parser.parse_args()
 highest: float = options.rate
-warm_up, every = options.steps // 10, 100
+steps: int = options.steps
+warm_up, every = steps // 10, 100
 
 torch.manual_seed(0)
 texts = {"train": source(held_out=False), "held out": source(held_out=True)}
@@ -55,14 +56,14 @@ def rate(step: int) -> float:
     """Up, and down along a cosine to a tenth."""
     if step < warm_up:
         return highest * (step + 1) / warm_up
-    way = (step - warm_up) / (options.steps - warm_up)
+    way = (step - warm_up) / (steps - warm_up)
     return highest * (0.55 + 0.45 * math.cos(math.pi * way))
 
 
-for step in session.steps(options.steps, examples=options.batch * options.passes):  # 4: was range(options.steps)
+for step in session.steps(steps, examples=options.batch * options.passes):  # 4: was range(steps)
     for group in optimizer.param_groups:
         group["lr"] = rate(step)
-    if step % every == 0 or step == options.steps - 1:
+    if step % every == 0 or step == steps - 1:
         print(f"step {step}: {bits('train'):.2f} bits a byte, {bits('held out'):.2f} of held-out files", flush=True)
     for _ in range(options.passes):
         loss = nats(model, draw("train")).mean() / options.passes
