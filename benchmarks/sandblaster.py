@@ -111,7 +111,9 @@ def _fastest(work: Callable[[], object], times: int = 8) -> float:
 
 def _iteration(workload: Workload, replicas: int, slow: float | None, backup: bool) -> float:
     """Seconds of an iteration, from the first one's end to the last one's."""
-    strategy = squall.Sandblaster(replicas=replicas, backup=backup, tolerance_change=0.0, tolerance_gradient=0.0)
+    strategy = squall.Sandblaster(
+        batch="full", replicas=replicas, backup=backup, tolerance_change=0.0, tolerance_gradient=0.0
+    )
     settings = squall.Settings(threads=1, slow=slow, snapshot_every_s=None, progress=False)
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
         run = squall.fit(

@@ -6,11 +6,15 @@ import inspect
 import re
 from pathlib import Path
 
+from squall.runtime.optimizers import in_words
 from squall.strategies import STRATEGIES, Recipe, Strategy
 
 PAGE = Path(__file__).with_name("strategies.md")
 BEGIN, END = "<!-- table: written by `make docs` from the code -->\n", "<!-- end of table -->"
-COLUMNS = ("strategy", "pushes", "every", "a batch moves", "one update is", "staleness", "waits for", "tolerates")
+COLUMNS = (
+    "strategy", "by default", "pushes", "every", "a batch moves", "one update is", "staleness", "waits for",
+    "tolerates",
+)  # fmt: skip
 
 
 def table() -> str:
@@ -32,14 +36,14 @@ def _row(kind: type[Strategy], strategy: Strategy) -> tuple[str, ...]:
     if recipe.batch is not None:
         every = recipe.batch.push_every
         return (
-            name, "sum of gradients", f"{every} portions", f"2 P / {every}", "a step along a direction", "0",
-            "the batch", "slow replicas, lost replicas",
+            name, in_words(recipe), "sum of gradients", f"{every} portions", f"2 P / {every}",
+            "a step along a direction", "0", "the batch", "slow replicas, lost replicas",
         )  # fmt: skip
     if strategy.in_process:
-        return (name, "nothing", "-", "0", "one batch", "0", "-", "-")
+        return (name, in_words(recipe), "nothing", "-", "0", "one batch", "0", "-", "-")
     return (
-        name, _pushes(recipe), _every(recipe), _moves(recipe), _update(recipe), _staleness(recipe), _waits(recipe),
-        _tolerates(recipe),
+        name, in_words(recipe), _pushes(recipe), _every(recipe), _moves(recipe), _update(recipe), _staleness(recipe),
+        _waits(recipe), _tolerates(recipe),
     )  # fmt: skip
 
 

@@ -170,6 +170,20 @@ def test_every_field_of_a_strategy_is_a_flag_with_a_help_text(name: str, capsys:
     assert text.count("(default: ") > len(dataclasses.fields(STRATEGIES[name]))
 
 
+def test_help_is_short_and_shows_the_flags_of_a_named_strategy_alone(capsys: Any) -> None:
+    def text(*arguments: str) -> str:
+        with pytest.raises(SystemExit):
+            main(["train", *arguments, "--help"])
+        return capsys.readouterr().out  # type: ignore[no-any-return]
+
+    plain, diloco = text(), text("--strategy", "diloco")
+    assert len(plain.splitlines()) < 60
+    assert all(flag in plain for flag in ("--strategy NAME --help", "--replicas", "--lr", "--epochs", "--run-dir"))
+    assert not any(flag in plain for flag in ("--inner-steps", "--push-every"))
+    assert "--inner-steps" in diloco
+    assert "--push-every" not in diloco
+
+
 def test_until_ends_the_run(squall_: Squall, file: str, tmp_path: Path, capsys: Any) -> None:
     assert squall_(*inline(file), "--until", "close=0.5", "--run-dir", "r", "--json") == 0
     document = json.loads(capsys.readouterr().out)
@@ -204,6 +218,14 @@ WRONG = {
     "no such setting": (["train", "FILE", "--optimizer", "adagrad", "--momentum", "0.9"], "takes no momentum"),
     "wrong rate": (["train", "FILE", "--lr", "-1"], "Invalid learning rate"),
     "another's flag": (["train", "FILE", "--push-every", "2"], "Synchronous has no --push-every: leave it out"),
+    "named without it": (
+        ["train", "FILE", "--strategy", "averaging", "--inner-steps", "5"],
+        "Averaging has no --inner-steps: leave it out, it is for --strategy diloco",
+    ),
+    "momentum without SGD": (
+        ["train", "FILE", "--strategy", "diloco", "--optimizer", "adamw", "--momentum", "0.9"],
+        "AdamW takes no momentum: leave --momentum out, or name one that does",
+    ),
     "no GPU": (["train", "FILE", "--device", "tpu"], "device 'tpu'"),
     "no run to resume": (["resume", "nowhere"], "holds no run that can be resumed"),
     "no run to report": (["report", "nowhere"], "holds no run"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import squall
+from squall.cli import main
 from squall.compare import compare
 from squall.run import TaskFunction
 from tests.tasks import INLINE, mean_square, numbers, regression
@@ -95,7 +96,7 @@ def test_a_column_without_figures_is_left_out_and_one_evaluation_is_a_point(
 ) -> None:
     strategies = {"single_process": squall.SingleProcess(optimizer=SGD)}
     found = compare(measured(), strategies, epochs=1, run_dir=run_dir, settings=INLINE)
-    assert found.cells()[0] == ["strategy", "replicas x threads", "result", "examples/s"]
+    assert found.cells()[0] == ["strategy", "optimizer", "replicas x threads", "result", "examples/s"]
     page = found.page.read_text()
     assert "mean staleness" not in page
     assert "<use " in page, "the marker of a curve's only point"
@@ -121,6 +122,21 @@ def test_what_cannot_be_is_refused_before_a_directory_is_made(
     with pytest.raises(ValueError, match=message):
         compare(measured(), **options)
     assert not run_dir.exists()
+
+
+def test_one_optimizer_for_all_and_it_stands_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, without_report: None
+) -> None:
+    file = tmp_path / "my_task.py"
+    file.write_text("from tests.tasks import regression\ntask = regression()\n")
+    monkeypatch.chdir(tmp_path)
+    names = "single_process,averaging:every=4,sandblaster:batch=full"
+    flags = ["--epochs", "1", "--launcher", "inline", "--optimizer", "adagrad", "--lr", "0.03", "--run-dir", "r"]
+    assert main(["compare", str(file), "--strategies", names, "--quiet", *flags]) == 0
+    text = capsys.readouterr().out
+    assert text.count("Adagrad, lr 0.03") == 2
+    assert "L-BFGS" in text
+    assert "<td>Adagrad, lr 0.03</td>" in (tmp_path / "r" / "compare.html").read_text()
 
 
 def test_a_slow_replica_does_less_where_nobody_waits(run_dir: Path, without_report: None) -> None:

@@ -104,7 +104,9 @@ def test_one_epoch_is_the_limit_where_none_is_given() -> None:
 def test_a_plan_prints_itself_and_is_plain_data() -> None:
     strategy = squall.Downpour(replicas=4, shards=2, optimizer=partial(torch.optim.Adagrad, lr=0.02))
     made = plan(strategy, Settings(threads=1), epochs=3, until="accuracy=0.97", seed=7)
-    text = "downpour: 4 replicas x 1 threads on cpu, 2 shards, 3 epochs, until accuracy is 0.97, seed 7"
+    text = (
+        "downpour: 4 replicas x 1 threads on cpu, 2 shards, Adagrad, lr 0.02, 3 epochs, until accuracy is 0.97, seed 7"
+    )
     assert str(made) == text
     assert made.strategy_fields["optimizer"] == "Adagrad(lr=0.02)"
     assert msgspec.json.decode(msgspec.json.encode(made), type=Plan) == made

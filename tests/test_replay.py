@@ -126,7 +126,7 @@ def test_single_process_is_replayed_with_until_and_check(inline: Fit) -> None:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_l_bfgs_is_replayed_with_backup_portions_and_a_replica_that_dies(shards: int, tmp_path: Path) -> None:
-    strategy = squall.Sandblaster(replicas=3, shards=shards, portions=8, push_every=2)
+    strategy = squall.Sandblaster(batch="full", replicas=3, shards=shards, portions=8, push_every=2)
     run = rehearse(tmp_path / "run", strategy, regression(), epochs=40, kill_at={60: 1})
     assert (run.directory / "schedule" / "0" / "replica-1.1").exists(), "the dead one was replaced"
     replayed = assert_replays(run)

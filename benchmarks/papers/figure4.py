@@ -61,7 +61,7 @@ class Method:
 
     def strategy(self, rate: float) -> squall.Strategy:
         if self.name == "Sandblaster":
-            return squall.Sandblaster(replicas=self.replicas, portions=TRAINED // PORTION)
+            return squall.Sandblaster(batch="full", replicas=self.replicas, portions=TRAINED // PORTION)
         optimizer = torch.optim.Adagrad if "Adagrad" in self.name else torch.optim.SGD
         return squall.Downpour(replicas=self.replicas, optimizer=partial(optimizer, lr=rate))
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from squall.cli_flags import add_common, add_limits, add_seconds, add_settings, add_snapshots, ratio
 from squall.cli_measure import add_measure
 from squall.cli_plan import add_plan
 from squall.cli_replay import add_replay, begin_anew
@@ -237,7 +238,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"squall {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    train = commands.add_parser("train", help="train the task of a Python file")
+    train = commands.add_parser(
+        "train", help="train the task of a Python file", usage="%(prog)s FILE[:function] [--strategy NAME] [flags]"
+    )
     train.set_defaults(run=_train)
     train.add_argument(
         "file", metavar="FILE[:function]", help="a file whose function (default: task) builds a squall.Task"
@@ -246,21 +249,26 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         from squall.cli_options import add_strategy_flags
 
         add_strategy_flags(train, arguments)
-    _limits(train)
-    _settings(train)
+    add_limits(train)
+    add_snapshots(add_settings(train))
     train.set_defaults(slow=None)
-    train.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
 
-    script = commands.add_parser("run", help="start your own script, once per replica (it calls squall.join)")
+    script = commands.add_parser(
+        "run", help="start your own script, once per replica (it calls squall.join)",
+        usage="%(prog)s [--strategy NAME] [flags] SCRIPT [the script's own flags]",
+    )  # fmt: skip
     script.set_defaults(run=_script)
     if arguments[:1] == ["run"]:
         from squall.cli_options import add_strategy_flags
 
         add_strategy_flags(script, _before_script(arguments))
-    script.add_argument("--until", metavar="METRIC=VALUE", help="end when a metric that the script logs is reached")
-    _common(script)
-    script.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
-    script.add_argument(
+    ends = script.add_argument_group("when it ends, beside the script's own end")
+    ends.add_argument("--until", metavar="METRIC=VALUE", help="when a metric that the script logs is reached")
+    add_seconds(ends)
+    how = script.add_argument_group("where and how")
+    add_common(how)
+    add_snapshots(how)
+    how.add_argument(
         "--progress", dest="quiet", action="store_false", help="show progress between what the script prints"
     )
     script.set_defaults(launcher="local", evaluate_every_s=None, slow=None, json=False)
@@ -279,10 +287,14 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )  # fmt: skip
     side.add_argument("--replicas", type=int, help="of all of them")
     side.add_argument("--shards", type=int, help="of all of them")
+    if arguments[:1] == ["compare"]:
+        from squall.cli_options import add_optimizer_flags
+
+        add_optimizer_flags(side)
     side.add_argument("--seeds", type=int, default=1, help="runs of each strategy (default: 1)")
-    side.add_argument("--slow", type=_ratio, metavar="0.1x", help="let the last replica run at a fraction of its speed")
-    _limits(side)
-    _settings(side)
+    side.add_argument("--slow", type=ratio, metavar="0.1x", help="let the last replica run at a fraction of its speed")
+    add_limits(side)
+    add_settings(side)
     side.set_defaults(snapshot_every_s=None)
 
     again = commands.add_parser("resume", help="go on with a run from its last snapshot")
@@ -295,7 +307,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     again.add_argument("--replicas", type=int, help="another number of replicas")
     again.add_argument("--shards", type=int, help="another number of shards")
-    _limits(again)
+    add_limits(again, resumed=True)
     again.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
     report = commands.add_parser("report", help="write a run's report.html anew")
@@ -311,34 +323,6 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do about what is found")
     doctor.set_defaults(run=_doctor)
     return parser
-
-
-def _settings(parser: argparse.ArgumentParser) -> None:
-    _common(parser)
-    parser.add_argument("--launcher", choices=("local", "inline"), default="local", help="processes, or all in one")
-    parser.add_argument("--evaluate-every-s", type=float, help="seconds between evaluations, beside each epoch's")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
-
-
-def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, help="end after so much training time")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, data order, dropout (default: 0)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
-    parser.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
-    parser.add_argument("--shard-threads", type=int, default=1, help="torch threads of a shard (default: 1)")
-    parser.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
-
-
-def _ratio(text: str) -> float:
-    """0.1 or 0.1x"""
-    return float(text.removesuffix("x"))
-
-
-def _limits(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--epochs", type=int, help="end after so many passes over the training data")
-    parser.add_argument("--steps", type=int, help="end after so many batches, over all replicas")
-    parser.add_argument("--until", metavar="METRIC=VALUE", help="end when a metric is reached, such as accuracy=0.97")
 
 
 def _process_started_at() -> float:

@@ -21,23 +21,29 @@ DEFAULT_STRATEGY = "downpour"
 
 
 def add_strategy_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Add --strategy and the flags of the strategy that the arguments name (of all, where they name none)."""
-    names = ", ".join(STRATEGIES)
-    parser.add_argument(
-        "--strategy",
-        choices=sorted(STRATEGIES),
-        help=f"one of {names} (default: the file's own, else {DEFAULT_STRATEGY})",
-    )
+    """Add --strategy and every strategy's flags; the help shows those of the strategy that the arguments name.
+
+    The others are read as well: the file may have settings of its own for any of them, and `build_strategy` says of a
+    flag that does not fit whose it is.
+    """
     chosen = _named(arguments)
-    added: set[str] = set()
-    for name, kind in STRATEGIES.items():
-        if chosen is not None and name != chosen:
-            continue
-        group = parser.add_argument_group(f"{name} (squall.{kind.__name__})")
+    title = f"strategy {chosen}" if chosen else "strategy; its flags are shown by --strategy NAME --help"
+    group = parser.add_argument_group(title)
+    group.add_argument(
+        "--strategy", choices=sorted(STRATEGIES), metavar="NAME",
+        help=f"one of {', '.join(STRATEGIES)} (default: the file's own, else {DEFAULT_STRATEGY})",
+    )  # fmt: skip
+    shown = [field.name for field in dataclasses.fields(STRATEGIES[chosen])] if chosen else ["replicas", "shards"]
+    added = {"optimizer"}
+    for kind in sorted(STRATEGIES.values(), key=lambda kind: kind is not STRATEGIES.get(chosen or DEFAULT_STRATEGY)):
         for field in dataclasses.fields(kind):
-            if field.name not in added and field.name != "optimizer":
+            if field.name not in added:
                 added.add(field.name)
-                _add_flag(group, kind, field)
+                _add_flag(group, kind, field, field.name in shown)
+    add_optimizer_flags(parser)
+
+
+def add_optimizer_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("optimizer, of the shards or, where replicas have their own, of those")
     group.add_argument("--optimizer", help="a torch.optim class by name, such as sgd, adagrad or adamw")
     group.add_argument("--lr", type=float, help="its learning rate")
@@ -55,10 +61,10 @@ def _named(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _add_flag(group: Any, kind: type[Strategy], field: dataclasses.Field[Any]) -> None:
+def _add_flag(group: Any, kind: type[Strategy], field: dataclasses.Field[Any], shown: bool) -> None:
     described = _descriptions(kind).get(field.name, "")
     default = "none" if field.default is None else field.default
-    text = f"{described.rstrip('.')} (default: {default})".replace("%", "%%")
+    text = f"{described.rstrip('.')} (default: {default})".replace("%", "%%") if shown else argparse.SUPPRESS
     flag = "--" + field.name.replace("_", "-")
     declared = typing.get_type_hints(kind)[field.name]
     if typing.get_origin(declared) is typing.Literal:
@@ -106,7 +112,8 @@ def build_strategy(options: argparse.Namespace, from_file: Sequence[Strategy]) -
                 continue
             if not _has(base, field.name):
                 flag = "--" + field.name.replace("_", "-")
-                raise ValueError(f"{type(base).__name__} has no {flag}: leave it out or choose another --strategy")
+                owners = ", ".join(name for name, own in STRATEGIES.items() if _has(own, field.name))
+                raise ValueError(f"{type(base).__name__} has no {flag}: leave it out, it is for --strategy {owners}")
             changes[field.name] = value
     if _has(base, "optimizer"):
         changes["optimizer"] = build_optimizer_factory(options, base.optimizer)
@@ -126,6 +133,8 @@ def named_strategies(options: argparse.Namespace, from_file: Sequence[Strategy])
         base: Any = _chosen(name, from_file)
         shared = {n: getattr(options, n) for n in ("replicas", "shards") if getattr(options, n) is not None}
         changes = {n: value for n, value in shared.items() if _has(base, n)} | _parsed(type(base), settings)
+        if _has(base, "optimizer"):
+            changes["optimizer"] = build_optimizer_factory(options, base.optimizer)
         if text.strip() in found:
             raise ValueError(f"--strategies has {text.strip()} twice: leave one out, or give them other settings")
         found[text.strip()] = dataclasses.replace(base, **changes)
@@ -177,6 +186,7 @@ def build_optimizer_factory(options: argparse.Namespace, base: OptimizerFactory)
     """The optimizer that the flags describe, or `base` with the flags put in."""
     given = {n: getattr(options, n) for n in ("lr", "momentum", "weight_decay") if getattr(options, n) is not None}
     if options.optimizer is None:
+        _check_taken(base, given)
         return partial(base, **given) if given else base
     kinds = {
         name.lower(): kind
@@ -188,10 +198,19 @@ def build_optimizer_factory(options: argparse.Namespace, base: OptimizerFactory)
         raise ValueError(
             f"--optimizer {options.optimizer} is not in torch.optim: use one of {', '.join(sorted(kinds))}"
         )
-    unknown = [name for name in given if name not in inspect.signature(kind).parameters]
-    if unknown:
-        raise ValueError(f"torch.optim.{kind.__name__} takes no {', '.join(unknown)}: leave it out")
+    _check_taken(kind, given)
     return partial(kind, **given)
+
+
+def _check_taken(kind: Any, given: dict[str, float]) -> None:
+    parameters = inspect.signature(kind).parameters
+    unknown = [name for name in given if name not in parameters]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        name = getattr(getattr(kind, "func", kind), "__name__", "the optimizer")
+        flags = ", ".join("--" + n.replace("_", "-") for n in unknown)
+        raise ValueError(
+            f"{name} takes no {', '.join(unknown)}: leave {flags} out, or name one that does by --optimizer"
+        )
 
 
 def settings_of(options: argparse.Namespace) -> Settings:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from squall.plan import Plan, Settings, check_together, default_threads, make_plan
+from squall.plan import Plan, Settings, check_together, default_threads, make_plan, timed
 from squall.report.comparison import Comparison, Trial
 from squall.run import TaskFunction, new_directory
 from squall.runtime.job import private_job
@@ -34,6 +34,7 @@ def compare(
     *,
     epochs: int | None = None,
     steps: int | None = None,
+    seconds: float | None = None,
     until: str | None = None,
     seeds: int = 1,
     seed: int = 0,
@@ -50,7 +51,7 @@ def compare(
     Args:
         task: as of `fit`.
         strategies: name on the page -> strategy.
-        epochs, steps: limits of each run, as of `fit`.
+        epochs, steps, seconds: limits of each run, as of `fit`.
         until: a metric's target, such as "accuracy=0.97": what the page tells the time and examples to. A run goes on
             to its other limit, so that the curves can be compared; without one it ends there.
         seeds: runs of each strategy, with the seeds `seed`, `seed` + 1, ...
@@ -66,7 +67,7 @@ def compare(
         ValueError: a setting of one of them is wrong; nothing was launched.
         SquallError: a run ended with an error. The runs before it are kept.
     """
-    settings = settings or Settings()
+    settings = timed(settings, seconds)
     if not strategies:
         raise ValueError("there is nothing to compare: name at least one strategy")
     if seeds < 1:

@@ -16,7 +16,7 @@ import torch
 from squall.protocol.coordinator import Policy
 from squall.protocol.leases import Limits
 from squall.runtime.backward import resolve_device
-from squall.runtime.optimizers import build_optimizer
+from squall.runtime.optimizers import build_optimizer, in_words
 from squall.strategies import STRATEGIES, Recipe, Strategy
 from squall.task import Task
 from squall.vector import Layout
@@ -66,6 +66,12 @@ class Settings:
                 raise ValueError(f"{name} is {value}: it must be positive, or None")
 
 
+def timed(settings: Settings | None, seconds: float | None) -> Settings:
+    """Settings in which `seconds`, where given, is the limit."""
+    settings = settings or Settings()
+    return settings if seconds is None else dataclasses.replace(settings, seconds=seconds)
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a run that is not code. `str(plan)` is what a person reads."""
 
@@ -86,6 +92,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     progress: bool = True
     slow: float | None = None
     shard_threads: int = 1
+    optimizer: str = ""  # in words, with its rate; a script may give another one to `join`
 
     def limits(self) -> Limits:
         return Limits(self.epochs, self.steps)
@@ -104,7 +111,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             f"until {self.until[0]} is {self.until[1]:g}" if self.until else "",
         ]
         where = f"{self.replicas} replicas x {self.threads} threads on {self.device}, {self.shards} shards"
-        return f"{self.strategy}: {where}, {', '.join(filter(None, limits))}, seed {self.seed}"
+        return ", ".join([f"{self.strategy}: {where}", self.optimizer, *filter(None, limits), f"seed {self.seed}"])
 
 
 def make_plan(
@@ -133,7 +140,7 @@ def make_plan(
         until=target, seed=seed, device=device, threads=settings.threads or default_threads(recipe.replicas),
         launcher=settings.launcher, evaluate_every_s=settings.evaluate_every_s,
         snapshot_every_s=settings.snapshot_every_s, progress=settings.progress, slow=settings.slow,
-        shard_threads=settings.shard_threads,
+        shard_threads=settings.shard_threads, optimizer=in_words(recipe),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import torch
 from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
-from squall.plan import SIMULATED, Settings, check_together, make_plan
+from squall.plan import SIMULATED, Settings, check_together, make_plan, timed
 from squall.protocol.core import End
 from squall.record import settle
 from squall.report import Progress, Reader, prepare_report
@@ -46,6 +46,7 @@ def fit(
     *,
     epochs: int | None = None,
     steps: int | None = None,
+    seconds: float | None = None,
     until: str | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -59,6 +60,7 @@ def fit(
         strategy: such as `squall.Downpour(replicas=4, shards=2)`.
         epochs: end after so many passes over the training data (default 1, if no other limit is given).
         steps: end after so many batches, over all replicas.
+        seconds: end after so much training time (`settings.seconds` is the same).
         until: end when a validation metric is reached, such as "accuracy=0.97" (a loss is to fall to its target).
         seed: decides initial weights, data order, dropout and augmentation.
         device: "cpu", "cuda" (replicas take the GPUs in turn) or "cuda:1".
@@ -70,7 +72,7 @@ def fit(
         SquallError: the run ended with an error (see `squall.errors`).
         Interrupted: Ctrl-C or SIGTERM; there is a snapshot, and nothing is left running.
     """
-    settings = settings or Settings()
+    settings = timed(settings, seconds)
     plan = make_plan(strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device=device)
     return Launch(Code(task=task, strategy=strategy, settings=settings, plan=plan)).go(run_dir)
 

@@ -25,7 +25,7 @@ SGD = partial(torch.optim.SGD, lr=0.05)
 STRATEGIES = {
     "downpour": squall.Downpour(replicas=3, shards=2, overlap=True, push_every=2, optimizer=SGD),
     "elastic averaging": squall.ElasticAveraging(replicas=2, shards=2, every=3, optimizer=SGD),
-    "l-bfgs": squall.Sandblaster(replicas=2, shards=2, push_every=2),
+    "l-bfgs": squall.Sandblaster(batch="full", replicas=2, shards=2, push_every=2),
     "decoupled diloco": squall.DiLoCo(replicas=3, optimizer=SGD, inner_steps=3, form="decoupled"),
 }
 

@@ -24,7 +24,7 @@ FILE = str(Path(logistic.__file__))
 @cache
 def undisturbed(directory: Path) -> float:
     """The optimum, found in one process."""
-    run = squall.fit(logistic.task, squall.Sandblaster(replicas=1), settings=INLINE, run_dir=directory)
+    run = squall.fit(logistic.task, squall.Sandblaster(batch="full", replicas=1), settings=INLINE, run_dir=directory)
     return run.summary().metrics["objective"]
 
 

@@ -33,7 +33,9 @@ def lease(epoch: int, start: int, stop: int, trained_stop: int | None = None) ->
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """A finished run of two replicas, two epochs of 1,000 examples, in ten seconds; the second replica is slower."""
-    rows = state(epochs=EPOCHS, examples_per_epoch=SIZE, replicas=2, shards=1, strategy="downpour")
+    rows = state(
+        epochs=EPOCHS, examples_per_epoch=SIZE, replicas=2, shards=1, strategy="downpour", optimizer="Adagrad, lr 0.02"
+    )
     rows += state(status="finished", first_step_s=1.5, training_s=10.0, updates=40)
     rows += [Event(0.0, "started", ""), Member("replica-0", 11, 0.0, "joined", "")]
     for second in range(1, 11):

@@ -17,6 +17,7 @@ def summary(path: Path) -> Summary:
 def test_a_finished_run(run_dir: Path) -> None:
     assert summary(run_dir / "run.sqlite") == Summary(
         strategy="downpour",
+        optimizer="Adagrad, lr 0.02",
         status="finished",
         metrics={"loss": 0.125, "accuracy": 0.875},
         first_step_s=1.5,
@@ -36,6 +37,7 @@ def test_it_prints_as_a_plain_table(run_dir: Path) -> None:
     lines = [line.strip().split("  ", 1) for line in text.splitlines() if line.strip()]
     assert {name: value.strip() for name, value in lines} == {
         "strategy": "downpour",
+        "optimizer": "Adagrad, lr 0.02",
         "status": "finished",
         "loss": "0.125",
         "accuracy": "0.875",

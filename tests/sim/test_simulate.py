@@ -393,6 +393,6 @@ def test_what_cannot_be_simulated_is_refused(arguments: dict[str, str], text: st
 
 def test_methods_that_need_numbers_and_those_without_exchanges_are_refused() -> None:
     with pytest.raises(ValueError, match="use gradients='real'"):
-        hollow(squall.Sandblaster(replicas=2), workers(2))
+        hollow(squall.Sandblaster(batch="full", replicas=2), workers(2))
     with pytest.raises(ValueError, match="nothing to simulate"):
         hollow(squall.SingleProcess(), workers(2))

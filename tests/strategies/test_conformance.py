@@ -27,7 +27,9 @@ import squall
 from squall.optim import Proximal
 from squall.report import Reader
 from squall.run import Run
+from squall.runtime.optimizers import in_words
 from squall.strategies import STRATEGIES, Strategy
+from squall.task_file import load_task
 from squall.vector import Layout
 from tests.tasks import INLINE, by_hand, regression, snapshot
 
@@ -165,6 +167,16 @@ def digits() -> squall.Task:
     )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:the model has Dropout")  # which a line search compares losses of
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_defaults_learn_the_digits_in_ten_epochs(inline: Fit, name: str) -> None:
+    pytest.importorskip("sklearn")
+    task = load_task(str(Path(__file__).parents[2] / "examples" / "digits.py")).function
+    summary = inline(task, STRATEGIES[name](), epochs=10).summary()
+    assert summary.metrics["accuracy"] > 0.93
+    assert summary.optimizer == in_words(STRATEGIES[name]().recipe())
+
+
 def test_averaging_and_diloco_move_one_kth_of_the_bytes(inline: Fit) -> None:
     def exchanged(strategy: Strategy) -> int:
         return inline(regression(examples=96 * 8), strategy, epochs=2).summary().exchanged_bytes
@@ -220,6 +232,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import squall
+from squall.task_file import load_task
 from squall.optim import Proximal
 from squall.run import Run
 from tests.tasks import INLINE, regression

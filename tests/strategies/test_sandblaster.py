@@ -154,7 +154,7 @@ def test_it_finds_the_optimum_of_scipy_and_torch_in_as_many_evaluations(inline: 
     options = {"maxcor": 10, "gtol": 1e-6, "ftol": 1e-10, "maxfun": 100000, "maxiter": 100000}
     start = vector(task().model)
     theirs = optimize.minimize(function, start, jac=True, method="L-BFGS-B", options=options)
-    run = inline(task, squall.Sandblaster(replicas=2, shards=2, backup=False, **EXACT))
+    run = inline(task, squall.Sandblaster(batch="full", replicas=2, shards=2, backup=False, **EXACT))
     found = function(vector(run.model))[0]
     assert found == pytest.approx(theirs.fun, rel=1e-6)
     assert found == pytest.approx(_of_torch(task, function), rel=1e-6)
@@ -183,7 +183,7 @@ def test_any_number_of_replicas_and_shards_finds_the_same_optimum(inline: Fit) -
     task = breast_cancer()
     function = whole(task)
     found = [
-        function(vector(inline(task, squall.Sandblaster(replicas=n, shards=k, **EXACT)).model))[0]
+        function(vector(inline(task, squall.Sandblaster(batch="full", replicas=n, shards=k, **EXACT)).model))[0]
         for n, k in ((1, 1), (2, 1), (4, 1), (1, 3), (4, 3))
     ]
     assert found == pytest.approx([found[0]] * 5, rel=1e-6)
@@ -199,8 +199,8 @@ def test_two_runs_of_one_configuration_are_the_same_bit_for_bit(inline: Fit, bat
 def test_armijo_and_batches_learn_as_well(inline: Fit) -> None:
     task = digits()
     function = whole(task)
-    best = function(vector(inline(task, squall.Sandblaster(**EXACT)).model))[0]
-    armijo = inline(task, squall.Sandblaster(line_search="armijo", **EXACT))
+    best = function(vector(inline(task, squall.Sandblaster(batch="full", **EXACT)).model))[0]
+    armijo = inline(task, squall.Sandblaster(batch="full", line_search="armijo", **EXACT))
     assert function(vector(armijo.model))[0] == pytest.approx(best, rel=1e-3)
     sampled = inline(task, squall.Sandblaster(batch=600), steps=40)
     assert function(vector(sampled.model))[0] < 1.3 * best
@@ -210,7 +210,7 @@ def test_armijo_and_batches_learn_as_well(inline: Fit) -> None:
 
 
 def test_steps_are_iterations_and_every_one_is_recorded(inline: Fit) -> None:
-    run = inline(digits(), squall.Sandblaster(), steps=7)
+    run = inline(digits(), squall.Sandblaster(batch="full"), steps=7)
     losses = [row.value for row in records(run, Metric) if row.name == "objective"]
     assert len(losses) == 7
     assert losses == sorted(losses, reverse=True)
@@ -219,7 +219,7 @@ def test_steps_are_iterations_and_every_one_is_recorded(inline: Fit) -> None:
 
 
 def test_a_run_that_is_done_has_nothing_to_go_on_with(inline: Fit) -> None:
-    run = inline(digits(), squall.Sandblaster(), steps=3)
+    run = inline(digits(), squall.Sandblaster(batch="full"), steps=3)
     again = squall.resume(run.directory)
     assert again.summary().updates == 3
     assert len([row for row in records(again, Metric) if row.name == "objective"]) == 3
@@ -231,7 +231,7 @@ def test_sampled_batches_end_after_an_epoch_where_nothing_else_is_said(inline: F
 
 
 def test_epochs_count_what_line_searches_compute_as_well(inline: Fit) -> None:
-    run = inline(digits(), squall.Sandblaster(backup=False), epochs=5)
+    run = inline(digits(), squall.Sandblaster(batch="full", backup=False), epochs=5)
     assert run.summary().examples == 5 * 1797
 
 
@@ -247,14 +247,14 @@ def test_a_loss_that_is_no_number_in_a_line_search_shortens_the_step(inline: Fit
         loss = lambda model, batch: (batch[0] * model.w - model.w.log()).mean()  # noqa: E731  # NaN below zero
         return squall.Task(model=Scale(), loss=loss, train=data, batch_size=16)
 
-    run = inline(task, squall.Sandblaster())
+    run = inline(task, squall.Sandblaster(batch="full"))
     assert run.model.w.item() == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_loss_that_is_no_number_at_the_start_ends_the_run(inline: Fit) -> None:
     task = regression(loss=lambda model, batch: mean_square(model, batch) + (model[0].weight.sum() * 0).log() * 0)
     with pytest.raises(squall.NotFinite, match=r"iteration 1 begins: NaN or Inf in examples \d+ to \d+ of epoch 0"):
-        inline(task, squall.Sandblaster())
+        inline(task, squall.Sandblaster(batch="full"))
 
 
 # ---------------------------------------------------------------- bad input
@@ -278,23 +278,23 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_wrong_is_named_with_the_remedy(inline: Fit, name: str) -> None:
     settings, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
-        inline(regression(), squall.Sandblaster(**settings))
+        inline(regression(), squall.Sandblaster(**{"batch": "full"} | settings))
 
 
 def test_a_task_that_wants_to_choose_the_steps_is_refused(inline: Fit) -> None:
     schedule = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)  # noqa: E731
     groups = lambda model: [{"params": model.parameters(), "weight_decay": 0.1}]  # noqa: E731
     with pytest.raises(ValueError, match=r"put a penalty into Task\.loss"):
-        inline(regression(groups=groups), squall.Sandblaster())
+        inline(regression(groups=groups), squall.Sandblaster(batch="full"))
     for options in ({"schedule": schedule}, {"clip_norm": 1.0}):
         with pytest.raises(ValueError, match=r"L-BFGS chooses its steps by itself: leave it out"):
-            inline(regression(**options), squall.Sandblaster())
+            inline(regression(**options), squall.Sandblaster(batch="full"))
 
 
 def test_dropout_and_batchnorm_are_warned_of(inline: Fit) -> None:
     model = lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Linear(4, 1))  # noqa: E731
     with pytest.warns(RuntimeWarning, match=r"BatchNorm1d, Dropout: a line search compares losses"):
-        inline(regression(model), squall.Sandblaster(), steps=2)
+        inline(regression(model), squall.Sandblaster(batch="full"), steps=2)
 
 
 # ---------------------------------------------------------------- worlds
@@ -382,7 +382,7 @@ FAULTY = Network(latency_s=0.0005, jitter_s=0.002, loss=0.02, duplication=0.02)
 @pytest.mark.parametrize("seed", range(12))
 def test_worlds_with_faults_and_deaths_end_at_the_same_optimum(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    strategy = squall.Sandblaster(replicas=3, shards=2, push_every=1 + seed % 4)
+    strategy = squall.Sandblaster(batch="full", replicas=3, shards=2, push_every=1 + seed % 4)
     actions = {chance.randrange(20, 1500): partial(World.kill, slot=chance.randrange(3)) for _ in range(3)}
     step_s = lambda node: chance.lognormvariate(-5, 0.5)  # noqa: E731
     network = FAULTY if seed % 2 else LATENCY
@@ -397,8 +397,8 @@ def test_one_seed_is_one_world_bit_for_bit(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         chance = random.Random(4)
         world = World(
-            tmp_path / name, breast_cancer(), squall.Sandblaster(replicas=3, shards=2), network=FAULTY, seed=4,
-            step_s=lambda node, chance=chance: chance.lognormvariate(-5, 0.5),
+            tmp_path / name, breast_cancer(), squall.Sandblaster(batch="full", replicas=3, shards=2),
+            network=FAULTY, seed=4, step_s=lambda node, chance=chance: chance.lognormvariate(-5, 0.5),
         )  # fmt: skip
         found.append((world.go({300: partial(World.kill, slot=1)}).weights, world.events))
     assert torch.equal(found[0][0], found[1][0])
@@ -407,7 +407,7 @@ def test_one_seed_is_one_world_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_replica_killed_at_any_event_costs_only_its_portions(tmp_path: Path) -> None:
     """The sum is right whenever it dies: with a push on its way to one of the shards, with two portions kept ..."""
-    strategy = squall.Sandblaster(replicas=2, shards=2, push_every=2)
+    strategy = squall.Sandblaster(batch="full", replicas=2, shards=2, push_every=2)
     task = regression(examples=160)
 
     def world(name: str) -> World:
@@ -439,7 +439,7 @@ class Audited(World):
     def __init__(self, directory: Path, seed: int) -> None:
         directory.mkdir()
         self.chance = random.Random(seed)
-        strategy = squall.Sandblaster(replicas=3, shards=2, push_every=1 + seed % 3, **EXACT)
+        strategy = squall.Sandblaster(batch="full", replicas=3, shards=2, push_every=1 + seed % 3, **EXACT)
         step_s = lambda node: self.chance.lognormvariate(-5, 0.7)  # noqa: E731
         super().__init__(directory, breast_cancer(), strategy, step_s=step_s)
         self.slow_links(self.chance)
@@ -475,7 +475,7 @@ class Audited(World):
 
 @pytest.mark.parametrize("stop_at", range(60, 700, 80))
 def test_a_run_stopped_anywhere_goes_on_from_its_last_iteration(tmp_path: Path, stop_at: int) -> None:
-    strategy = squall.Sandblaster(replicas=2, shards=2, tolerance_gradient=1e-6)
+    strategy = squall.Sandblaster(batch="full", replicas=2, shards=2, tolerance_gradient=1e-6)
     stop = {stop_at: lambda w: w.world.post(COORDINATOR, StopRequested("interrupted"))}
     first = World(tmp_path, breast_cancer(), strategy, network=LATENCY).go(stop)
     assert first.run.channel.ended.status == "interrupted"
@@ -499,7 +499,7 @@ def iteration_s(tmp_path: Path, replicas: int, slow: float, backup: bool) -> flo
     path = tmp_path / f"{replicas}-{slow}-{backup}"
     path.mkdir()
     step_s = lambda node: 0.01 * (slow if node.index == replicas - 1 else 1.0)  # noqa: E731
-    strategy = squall.Sandblaster(replicas=replicas, shards=1, backup=backup, portions=40)
+    strategy = squall.Sandblaster(batch="full", replicas=replicas, shards=1, backup=backup, portions=40)
     found = World(path, digits(), strategy, steps=10, step_s=step_s, network=Network(latency_s=0.0001)).go()
     return found.world.now / found.machine.state.iteration
 
@@ -513,7 +513,7 @@ def test_backup_portions_hide_a_slow_replica(tmp_path: Path) -> None:
 
 def test_a_fast_replica_computes_more_portions(tmp_path: Path) -> None:
     step_s = lambda node: 0.01 * (3 if node.index else 1)  # noqa: E731
-    strategy = squall.Sandblaster(replicas=2, portions=60)
+    strategy = squall.Sandblaster(batch="full", replicas=2, portions=60)
     found = World(tmp_path, digits(), strategy, steps=5, step_s=step_s, network=LATENCY).go()
     assert 2 < found.portions["replica-0.0"] / found.portions["replica-1.0"] < 4
 
@@ -523,7 +523,7 @@ def test_traffic_through_the_coordinator_does_not_depend_on_the_parameters(tmp_p
         model = lambda: nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 1))  # noqa: E731
         path = tmp_path / str(width)
         path.mkdir()
-        world = World(path, regression(model), squall.Sandblaster(replicas=2, shards=2), steps=4).go()
+        world = World(path, regression(model), squall.Sandblaster(batch="full", replicas=2, shards=2), steps=4).go()
         assert world.layout.elements == 8 * width + 1
         return world.coordinator_bytes / world.sent["Calculation"]
 
@@ -533,7 +533,7 @@ def test_traffic_through_the_coordinator_does_not_depend_on_the_parameters(tmp_p
 @pytest.mark.parametrize("history", [2, 10])
 def test_messages_of_an_iteration_do_not_grow_with_the_history(tmp_path: Path, history: int) -> None:
     shards = 2
-    strategy = squall.Sandblaster(replicas=1, shards=shards, history=history, tolerance_gradient=0.0)
+    strategy = squall.Sandblaster(batch="full", replicas=1, shards=shards, history=history, tolerance_gradient=0.0)
     found = World(tmp_path, digits(), strategy, steps=20).go()
     evaluated = found.machine.trained / 1797
     at_start, iterations = 2, 20
@@ -542,7 +542,7 @@ def test_messages_of_an_iteration_do_not_grow_with_the_history(tmp_path: Path, h
 
 def test_calculations_are_small(tmp_path: Path) -> None:
     """A few names and numbers for each vector of the history."""
-    found = World(tmp_path, digits(), squall.Sandblaster(replicas=1, tolerance_gradient=0.0), steps=15)
+    found = World(tmp_path, digits(), squall.Sandblaster(batch="full", replicas=1, tolerance_gradient=0.0), steps=15)
     sizes = []
 
     def trace(now: float, node: Node, what: Any) -> None:

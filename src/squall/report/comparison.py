@@ -27,8 +27,8 @@ from squall.report.summary import Summary, summarize
 from squall.report.words import LOSSES, clock, number, plural, size
 
 COLUMNS = (
-    "strategy", "replicas x threads", "result", "to the target", "examples to it", "examples/s", "staleness",
-    "exchanged",
+    "strategy", "optimizer", "replicas x threads", "result", "to the target", "examples to it", "examples/s",
+    "staleness", "exchanged",
 )  # fmt: skip
 NOTHING = "-"
 EMPTY = (NOTHING, "0.00", "0 B")  # a column of these alone says nothing
@@ -109,6 +109,7 @@ class Comparison:
         everywhere = [metric for metric in reached if metric is not None]
         met = len(everywhere) == len(trials)
         return {
+            "optimizer": trials[0].summary.optimizer,
             "replicas": trials[0].plan["replicas"],
             "threads": trials[0].plan["threads"],
             "metrics": {metric: _median(trials, _metric(metric)) for metric in trials[0].summary.metrics},
@@ -140,6 +141,7 @@ class Comparison:
             found.append(
                 (
                     name,
+                    figures["optimizer"] or NOTHING,
                     f"{figures['replicas']} x {figures['threads']}",
                     f"{best} {number(shown[best])}" if best in shown else NOTHING,
                     missing if seconds is None else clock(seconds),
@@ -155,11 +157,12 @@ class Comparison:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         columns, rows = self.cells()
         for column in columns:
-            table.add_column(column, justify="left" if column in ("strategy", "result") else "right")
+            left = column in ("strategy", "optimizer", "result")
+            table.add_column(column, justify="left" if left else "right", no_wrap=column == "strategy")
         for row in rows:
             table.add_row(*row)
         text = io.StringIO()
-        Console(file=text, width=120, color_system=None, force_terminal=False, markup=False).print(table)
+        Console(file=text, width=140, color_system=None, force_terminal=False, markup=False).print(table)
         text.write(f"{self.same_cores}\n")
         return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
 

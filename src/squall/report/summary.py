@@ -14,6 +14,7 @@ class Summary:
     """What came out of a run; None where the record does not say."""
 
     strategy: str
+    optimizer: str | None  # with its learning rate
     status: str
     metrics: dict[str, float]  # last value by name
     first_step_s: float | None  # from the command to the first training step
@@ -33,7 +34,9 @@ class Summary:
 
     def lines(self) -> list[tuple[str, str]]:
         """What each number is called, and the number, as people read it."""
-        found = [("strategy", self.strategy), ("status", self.status)]
+        found = [("strategy", self.strategy)]
+        found += [("optimizer", self.optimizer)] if self.optimizer else []
+        found += [("status", self.status)]
         found += [(name, number(value)) for name, value in self.metrics.items()]
         found += [
             ("training time", clock(self.training_s)),
@@ -72,6 +75,7 @@ def summarize(reader: Reader) -> Summary:
     first_step_s = state.get("first_step_s")
     return Summary(
         strategy=state.get("strategy", "unknown"),
+        optimizer=state.get("optimizer"),
         status=state.get("status", "unknown"),
         metrics={name: metric.value for name, metric in metrics.items()},
         first_step_s=float(first_step_s) if first_step_s else None,

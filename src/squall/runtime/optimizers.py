@@ -39,6 +39,20 @@ def state_name(recipe: Recipe) -> str:
     return type(build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(1))]}])).__qualname__
 
 
+def in_words(recipe: Recipe) -> str:
+    """The optimizer that a rate is chosen for, and the rate: "AdamW, lr 0.001"."""
+    if recipe.batch is not None:
+        return "L-BFGS"
+    factory = recipe.local or recipe.optimizer
+    try:
+        built = build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(2, 2))]}])
+    except _STEP_FAILURES:
+        return _name(factory)  # `check_optimizers` will say what is wrong with it
+    settings = built.param_groups[0]
+    shown = [f"{name} {float(settings[name]):g}" for name in ("lr", "momentum") if settings.get(name)]
+    return ", ".join([type(getattr(built, "inner", built)).__name__, *shown])
+
+
 def _fresh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [dict(group) for group in groups]  # an optimizer adds its defaults to the dicts that it is given
 

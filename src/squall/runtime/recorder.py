@@ -16,7 +16,7 @@ from squall.record import Event as EventRow
 from squall.record import Lease, Member, Metric, Progress, Record, RecordError, Staleness, State
 from squall.runtime.driver import QuietHost
 from squall.runtime.job import Job
-from squall.runtime.optimizers import state_name
+from squall.runtime.optimizers import in_words, state_name
 from squall.runtime.snapshot import Manifest, Snapshots
 
 
@@ -49,9 +49,9 @@ class CoordinatorHost(QuietHost):
         self._asked_s = 0.0  # training time when the snapshot under way was asked for
         plan = job.plan
         facts = {
-            "strategy": plan.strategy, "replicas": plan.replicas, "shards": plan.shards, "epochs": plan.epochs or "",
-            "steps": plan.steps or "", "seconds": plan.seconds or "",
-            "examples_per_epoch": job.task.examples, "status": "running",
+            "strategy": plan.strategy, "optimizer": in_words(job.recipe), "replicas": plan.replicas,
+            "shards": plan.shards, "epochs": plan.epochs or "", "steps": plan.steps or "",
+            "seconds": plan.seconds or "", "examples_per_epoch": job.task.examples, "status": "running",
         }  # fmt: skip
         for key, value in facts.items():
             self._record.add(State(key, str(value)))

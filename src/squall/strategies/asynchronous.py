@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.strategies.base import Recipe, Strategy, default_optimizer, plain_sgd
 from squall.task import OptimizerFactory
 
 
@@ -65,7 +65,7 @@ class AsynchronousSGD(Strategy):
     Args:
         replicas: processes that compute gradients.
         shards: server processes that own the parameters.
-        optimizer: factory of any elementwise `torch.optim` optimizer, run on the shards.
+        optimizer: factory of any elementwise `torch.optim` optimizer, run on the shards; both are derived for SGD.
         staleness: "scale", "compensate", or "ignore".
         compensation: lambda of "compensate".
         adaptive: decay of a running mean of g^2 by whose root lambda is divided; None keeps lambda constant. The
@@ -86,7 +86,7 @@ class AsynchronousSGD(Strategy):
 
     replicas: int = 2
     shards: int = 1
-    optimizer: OptimizerFactory = default_optimizer
+    optimizer: OptimizerFactory = plain_sgd
     staleness: Literal["scale", "compensate", "ignore"] = "scale"
     compensation: float = 0.04
     adaptive: float | None = None

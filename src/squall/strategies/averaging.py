@@ -10,6 +10,8 @@ import torch
 from squall.strategies.base import Recipe, Strategy, default_optimizer
 from squall.task import OptimizerFactory
 
+default_explorer: OptimizerFactory = partial(torch.optim.AdamW, lr=2e-3)  # the centre follows at a distance
+
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(Strategy):
@@ -78,7 +80,7 @@ class ElasticAveraging(Strategy):
 
     replicas: int = 2
     shards: int = 1
-    optimizer: OptimizerFactory = default_optimizer
+    optimizer: OptimizerFactory = default_explorer
     every: int = 10
     moving_rate: float = 0.9
 

@@ -16,7 +16,8 @@ from squall.protocol.rules import Rules
 from squall.protocol.sandblaster.method import Rules as MethodRules
 from squall.task import OptimizerFactory
 
-default_optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=0.01)
+default_optimizer: OptimizerFactory = partial(torch.optim.AdamW, lr=1e-3)
+plain_sgd: OptimizerFactory = partial(torch.optim.SGD, lr=0.1)  # for methods that are derived for it
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from typing import Literal
 import torch
 
 from squall.optim import DelayedNesterov
-from squall.strategies.base import Recipe, Strategy
+from squall.strategies.base import Recipe, Strategy, default_optimizer
 from squall.task import OptimizerFactory
-
-default_inner: OptimizerFactory = partial(torch.optim.AdamW, lr=1e-3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ class DiLoCo(Strategy):
 
     replicas: int = 2
     shards: int = 1
-    optimizer: OptimizerFactory = default_inner
+    optimizer: OptimizerFactory = default_optimizer
     inner_steps: int = 500
     outer_lr: float = 0.7
     outer_momentum: float = 0.9

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Literal
 
 from squall.optim import Proximal
-from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.strategies.base import Recipe, Strategy, plain_sgd
 from squall.task import OptimizerFactory
 
 
@@ -20,7 +20,7 @@ class DelayedProximal(Strategy):
     Args:
         replicas: processes that compute gradients.
         shards: server processes that own the parameters.
-        optimizer: factory of the optimizer whose step precedes the operator; without weight decay of its own.
+        optimizer: factory of the optimizer whose step precedes the operator, as SGD; without weight decay of its own.
         l1: strength of l1 * |w|, which makes elements zero.
         l2: strength of l2 / 2 * |w|^2; with l1 the elastic net.
         group: strength of group * (2-norm of each run of `group_size` elements), which makes whole runs zero.
@@ -44,7 +44,7 @@ class DelayedProximal(Strategy):
 
     replicas: int = 2
     shards: int = 1
-    optimizer: OptimizerFactory = default_optimizer
+    optimizer: OptimizerFactory = plain_sgd
     l1: float = 0.0
     l2: float = 0.0
     group: float = 0.0

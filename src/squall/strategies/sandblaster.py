@@ -28,7 +28,8 @@ class Sandblaster(Strategy):
         history: pairs kept (m): each costs two vectors of memory on the shards.
         portions: parts that a batch is cut into, many more than replicas; None for parts of `Task.batch_size` examples.
         line_search: "strong_wolfe", or "armijo" (looks at losses alone; curvature is then damped).
-        batch: examples of an iteration, or "full" for the whole training set, the same in every iteration.
+        batch: examples of an iteration, which networks learn from in few epochs; "full" for the whole training set, the
+            same in every iteration, to the last digit of a convex loss.
         tolerance_gradient: end when no component of the gradient is larger.
         tolerance_change: end when the loss falls by less than this part of itself in an iteration ("full" alone).
         push_every: portions that a replica sums before it pushes.
@@ -51,7 +52,7 @@ class Sandblaster(Strategy):
     history: int = 10
     portions: int | None = None
     line_search: Literal["strong_wolfe", "armijo"] = "strong_wolfe"
-    batch: int | Literal["full"] = "full"
+    batch: int | Literal["full"] = 256
     tolerance_gradient: float = 1e-5
     tolerance_change: float = 1e-9
     push_every: int = 4

@@ -54,7 +54,7 @@ STRATEGIES: dict[str, Make] = {
     "asynchronous diloco": lambda n, k: DiLoCo(replicas=n, shards=k, inner_steps=2, form="asynchronous"),
     "matched diloco": lambda n, k: DiLoCo(replicas=n, shards=k, inner_steps=3, form="asynchronous", matched=True),
     "decoupled diloco": lambda n, k: DiLoCo(replicas=n, inner_steps=2, form="decoupled"),
-    "sandblaster": lambda n, k: Sandblaster(replicas=n, shards=k, push_every=2),
+    "sandblaster": lambda n, k: Sandblaster(batch="full", replicas=n, shards=k, push_every=2),
     "sandblaster, sampled": lambda n, k: Sandblaster(replicas=n, shards=k, batch=20, push_every=1),
 }
 FAULTS_AT_MOST = 6

@@ -1,0 +1,48 @@
+"""Flags that several commands share, in groups by what they are about."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_limits(parser: argparse.ArgumentParser, *, resumed: bool = False) -> None:
+    group = parser.add_argument_group("when it ends")
+    group.add_argument("--epochs", type=int, help="after so many passes over the training data")
+    group.add_argument("--steps", type=int, help="after so many batches, over all replicas")
+    group.add_argument("--until", metavar="METRIC=VALUE", help="when a metric is reached, such as accuracy=0.97")
+    if not resumed:
+        add_seconds(group)
+
+
+def add_seconds(group: Any) -> None:
+    group.add_argument("--seconds", type=float, help="after so much training time")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> Any:
+    """Of a run that the command carries out; returns the group."""
+    group = parser.add_argument_group("where and how")
+    add_common(group)
+    group.add_argument("--launcher", choices=("local", "inline"), default="local", help="processes, or all in one")
+    group.add_argument("--evaluate-every-s", type=float, help="seconds between evaluations, beside each epoch's")
+    group.add_argument("--quiet", action="store_true", help="show no progress")
+    group.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
+    return group
+
+
+def add_common(group: Any) -> None:
+    """Of every run, also that of a script."""
+    group.add_argument("--seed", type=int, default=0, help="of weights, data order, dropout (default: 0)")
+    group.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
+    group.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
+    group.add_argument("--shard-threads", type=int, default=1, help="torch threads of a shard (default: 1)")
+    group.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
+
+
+def add_snapshots(group: Any) -> None:
+    group.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
+
+
+def ratio(text: str) -> float:
+    """0.1 or 0.1x"""
+    return float(text.removesuffix("x"))
