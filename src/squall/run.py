@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import NotRequired, TypedDict, TypeVar, final
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from squall.errors import SquallError
 from squall.plan import Plan, Settings, versions
-from squall.report import Reader, Summary, summarize, write_report
+from squall.report import History, Reader, Summary, history, summarize, write_report
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Snapshots
 from squall.shipping import pack, unpack, unpack_sources
@@ -66,6 +67,19 @@ class Run:
             return summarize(reader)
         finally:
             reader.close()
+
+    @property
+    def history(self) -> History:
+        """`evaluations` and `progress`, each a dict of columns: `pandas.DataFrame(run.history.evaluations)`."""
+        reader = Reader(self.directory / "run.sqlite")
+        try:
+            return history(reader)
+        finally:
+            reader.close()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<p>{escape(str(self.directory))}</p>{self.summary()._repr_html_()}"
 
     @property
     @chance_kept()

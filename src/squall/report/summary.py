@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
 from squall.report.reader import Reader
@@ -54,6 +55,11 @@ class Summary:
 
     def __str__(self) -> str:
         return two_columns(self.lines())
+
+    def _repr_html_(self) -> str:
+        """The table of a notebook."""
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self.lines())
+        return f"<table>{rows}</table>"
 
 
 def summarize(reader: Reader) -> Summary:
