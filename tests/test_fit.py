@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, TensorDataset
 import squall
 from squall.errors import SnapshotMismatch
 from squall.record import Metric
-from squall.report import Reader
+from squall.report import Reader, audit
 from squall.run import Run
 from tests.tasks import INLINE, LOCAL, mean_square, numbers, plain, regression
 
@@ -204,6 +204,29 @@ def test_seconds_end_a_run(inline: Fit, strategy: squall.Strategy) -> None:
     assert 0 < run.summary().examples < 10**6 * 90
     with pytest.raises(ValueError, match="seconds is -1: it must be positive"):
         inline(regression(), strategy, seconds=-1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ended", "says"),
+    [
+        (squall.SingleProcess(), "steps", "Epoch 1, unfinished: 64 of 90 trained so far."),
+        (DOWNPOUR, "steps", "Epoch 1, unfinished: 64 of 90 trained so far."),
+        (squall.Sandblaster(replicas=2, batch="full"), "steps", "on 90 examples"),
+    ],
+)
+def test_the_record_tells_why_a_run_ended_and_the_audit_judges_by_it(
+    inline: Fit, strategy: squall.Strategy, ended: str, says: str
+) -> None:
+    """Ten steps of a million epochs: what was never begun is not missed, and costs nothing."""
+    run = inline(regression(), strategy, epochs=1_000_000, steps=10)
+    assert run.summary().ended == ended
+    assert "10" in str(run.summary().reason)
+    reader = Reader(run.directory / "run.sqlite")
+    found = audit(reader)
+    reader.close()
+    assert found.complete
+    assert says in str(found)
+    assert len(str(found).splitlines()) <= 3
 
 
 def laborious(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:

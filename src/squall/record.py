@@ -103,6 +103,8 @@ class State:
     """One fact about the whole run; writing a key again replaces its value."""
 
     # epochs, examples_per_epoch, replicas, shards, strategy, status, training_s, updates,
+    # ended: a `protocol.core.Cause`, once it has; reason: the same in words
+    # batch: examples of each evaluation, where the method looks at batches as a whole and deals no leases
     # first_step_s: seconds from the command to the first training step
     key: str
     value: str

@@ -128,6 +128,7 @@ def test_to_break_out_of_the_loop_ends_the_training_for_all(tmp_path: Path) -> N
     assert "finished" in out
     assert len(set(weights(out))) == 1
     found, trained = run.rows(Metric), Run(run.directory).summary().examples
+    assert Run(run.directory).summary().ended == "script"
     assert found[-1].examples == trained > 0, "what is measured behind the loop is of the final weights"  # type: ignore[attr-defined]
 
 

@@ -4,7 +4,7 @@ from office import Office
 from steps import only, sent
 
 from squall.protocol.coordinator import reached
-from squall.protocol.core import End, Forget, Node, Note, PublishSnapshot, StartMember, StopRequested, TimePassed
+from squall.protocol.core import Cause, End, Forget, Node, Note, PublishSnapshot, StartMember, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Cover, Evaluate, Join, Left, Stats, Stop, TakeSnapshot, Welcome
 
@@ -40,7 +40,7 @@ def test_training_leaving_evaluation_snapshot_end() -> None:
     published = only(office.snapshot(), PublishSnapshot)
     assert (published.number, published.versions, published.ledger["trained"]) == (1, (7, 8), 20)
     assert published.checksums == (70, 71)
-    assert end(office) == End("finished", "all data is trained")
+    assert end(office) == End("finished", "all data is trained", Cause.DATA)
     assert [to for to, message in sent(office.effects, Stop)] == [*office.shards, office.evaluator]
 
 
@@ -113,12 +113,16 @@ def test_the_time_given() -> None:
     office.leave(a)
     office.evaluated()
     office.snapshot()
-    assert end(office) == End("finished", "the time given is over")
+    assert end(office) == End("finished", "the time given is over", Cause.SECONDS)
 
 
 def test_steps_and_epochs() -> None:
-    for limits, trained in ((Limits(steps=3), 30), (Limits(epochs=2), 80), (Limits(epochs=2, steps=5), 50)):
-        assert finished(examples=40, limits=limits).leases.trained == trained
+    for limits, trained, cause in (
+        (Limits(steps=3), 30, Cause.STEPS), (Limits(epochs=2), 80, Cause.DATA),
+        (Limits(epochs=2, steps=5), 50, Cause.STEPS), (Limits(epochs=2, steps=8), 80, Cause.DATA),
+    ):  # fmt: skip
+        office = finished(examples=40, limits=limits)
+        assert (office.leases.trained, office.machine.cause) == (trained, cause)
 
 
 def test_until() -> None:

@@ -119,7 +119,7 @@ class Ledger(RuleBasedStateMachine):
             self.leases.done(lease, self.reached[lease], self.leases.held[lease].holder)
         for lease in drain(self.leases):
             self.trained.update((lease.epoch, i) for i in range(lease.start, lease.stop))
-        assert self.leases.finished()
+        assert self.leases.over() is not None
         n, epochs = self.leases.examples, self.limits.epochs
         everything = [(epoch, i) for epoch in range(epochs) for i in range(n)]
         batches = epochs * -(-n // self.batch)
@@ -186,7 +186,7 @@ def test_steps_count_batches_and_a_repeat_is_not_a_new_step() -> None:
     assert (first.start, first.stop) == (0, 25)
     taken = drain(leases, batches=8)
     assert [(lease.epoch, lease.start, lease.stop) for lease in taken] == [(0, 0, 25), (1, 0, 10)]
-    assert leases.finished()
+    assert leases.over() is not None
 
 
 def test_without_limits_it_never_ends() -> None:
@@ -208,7 +208,7 @@ def test_what_an_epoch_has_left_decides_on_lease_sizes() -> None:
 def test_a_limit_may_be_raised_when_a_run_is_resumed() -> None:
     leases = Leases(20, 10, Limits(epochs=1))
     drain(leases)
-    assert leases.finished()
+    assert leases.over() is not None
     longer = Leases.restore(leases.state(), [], 10, Limits(epochs=3))
     assert [lease.epoch for lease in drain(longer)] == [1, 2]
     assert longer.trained == 60

@@ -6,7 +6,7 @@ from steps import kinds, sent
 from test_closing import end, finished
 
 from squall.protocol.coordinator import STOP_WITHIN_S
-from squall.protocol.core import End, StopRequested, TimePassed
+from squall.protocol.core import Cause, End, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Evaluate, NonFinite, Stop, TakeSnapshot
 
@@ -18,7 +18,7 @@ def test_a_users_stop_skips_the_evaluation() -> None:
     office.leave(a, b)
     assert not office.heard(office.evaluator, Evaluate)
     office.snapshot()
-    assert end(office) == End("interrupted", "interrupted")
+    assert end(office) == End("interrupted", "interrupted", Cause.STOPPED)
 
 
 @pytest.mark.parametrize("evaluating", [False, True])
@@ -61,4 +61,4 @@ def test_a_stop_during_the_last_snapshot_comes_too_late() -> None:
     office = finished(evaluate=False)
     assert office.give(StopRequested("interrupted")) == []
     office.snapshot()
-    assert end(office) == End("finished", "all data is trained")
+    assert end(office) == End("finished", "all data is trained", Cause.DATA)

@@ -36,7 +36,8 @@ def run_dir(tmp_path: Path) -> Path:
     rows = state(
         epochs=EPOCHS, examples_per_epoch=SIZE, replicas=2, shards=1, strategy="downpour", optimizer="Adagrad, lr 0.02"
     )
-    rows += state(status="finished", first_step_s=1.5, training_s=10.0, updates=40)
+    rows += state(status="finished", ended="data", reason="all data is trained")
+    rows += state(first_step_s=1.5, training_s=10.0, updates=40)
     rows += [Event(0.0, "started", ""), Member("replica-0", 11, 0.0, "joined", "")]
     for second in range(1, 11):
         loss = math.exp(-second / 5)

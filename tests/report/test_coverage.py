@@ -3,11 +3,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import lease, state, write
+from conftest import lease, state, work, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.record import Event, Row
+from squall.record import Row
 from squall.report import Audit, Reader, audit
 from squall.report.coverage import spans_of
 
@@ -36,7 +36,7 @@ def test_a_billion_examples_cost_no_more_than_ten() -> None:
 
 def test_epochs_trained_exactly_once_share_a_sentence(tmp_path: Path) -> None:
     rows: list[Row] = [lease(epoch, start, start + 500) for epoch in range(3) for start in (500, 0)]
-    found = audited(tmp_path, rows, epochs=3, examples_per_epoch=1000, status="finished")
+    found = audited(tmp_path, rows, epochs=3, examples_per_epoch=1000, status="finished", ended="data")
     assert found.complete
     assert str(found) == (
         "No example was missed in 3 finished epochs.\nEpochs 0 to 2: each of 1,000 examples trained exactly once."
@@ -45,13 +45,13 @@ def test_epochs_trained_exactly_once_share_a_sentence(tmp_path: Path) -> None:
 
 def test_a_lease_given_back_and_trained_by_another_covers_its_epoch(tmp_path: Path) -> None:
     rows: list[Row] = [lease(0, 0, 600, trained_stop=64), lease(0, 600, 1000), lease(0, 64, 600)]
-    found = audited(tmp_path, rows, epochs=1, examples_per_epoch=1000, status="finished")
+    found = audited(tmp_path, rows, epochs=1, examples_per_epoch=1000, status="finished", ended="data")
     assert found.epochs[0].exact
 
 
 def test_what_was_missed_and_repeated_is_named(tmp_path: Path) -> None:
     rows: list[Row] = [lease(0, 0, 600, trained_stop=599), lease(0, 600, 1000), lease(0, 900, 1000)]
-    found = audited(tmp_path, rows, epochs=1, examples_per_epoch=1000, status="finished")
+    found = audited(tmp_path, rows, epochs=1, examples_per_epoch=1000, status="finished", ended="data")
     assert not found.complete
     assert str(found) == (
         "1 of 1 finished epoch missed examples.\n"
@@ -62,7 +62,7 @@ def test_what_was_missed_and_repeated_is_named(tmp_path: Path) -> None:
 
 def test_many_holes_are_summed_up(tmp_path: Path) -> None:
     rows: list[Row] = [lease(0, start, start + 5) for start in range(0, 100, 10)]
-    text = str(audited(tmp_path, rows, epochs=1, examples_per_epoch=100, status="finished"))
+    text = str(audited(tmp_path, rows, epochs=1, examples_per_epoch=100, status="finished", ended="data"))
     assert "Never trained: 50, at 5 to 9, 15 to 19, 25 to 29, 35 to 39, 45 to 49, 55 to 59 and 4 more ranges." in text
 
 
@@ -76,21 +76,47 @@ def test_while_the_run_goes_on_a_hole_is_not_called_missed(tmp_path: Path) -> No
 
 def test_once_the_run_has_ended_a_hole_is_missed(tmp_path: Path) -> None:
     rows: list[Row] = [lease(0, 0, 500), lease(1, 0, 1000)]
-    found = audited(tmp_path, rows, epochs=2, examples_per_epoch=1000, status="finished")
+    found = audited(tmp_path, rows, epochs=2, examples_per_epoch=1000, status="finished", ended="data")
     assert [(epoch.epoch, epoch.finished) for epoch in found.epochs] == [(0, True), (1, True)]
     assert not found.complete
 
 
-def test_a_finished_run_must_have_trained_all_its_epochs(tmp_path: Path) -> None:
-    found = audited(tmp_path, [lease(0, 0, 10)], epochs=2, examples_per_epoch=10, status="finished")
-    assert "Epoch 1: 0 of 10 examples trained. Never trained: 10, at 0 to 9." in str(found)
+def test_a_run_that_has_used_its_data_up_must_have_trained_all_its_epochs(tmp_path: Path) -> None:
+    found = audited(tmp_path, [lease(1, 0, 10)], epochs=1_000_000, examples_per_epoch=10, ended="data")
+    assert not found.complete
+    assert str(found) == (
+        "999,999 of 1,000,000 finished epochs missed examples.\n"
+        "Epoch 1: each of 10 examples trained exactly once.\nOf 999,999 epochs nothing was trained at all."
+    )
+    assert len(found.epochs) == 1
 
 
-@pytest.mark.parametrize(("planned", "events"), [("2", [Event(1.0, "reached", "accuracy=0.97")]), ("unlimited", [])])
-def test_a_run_with_another_goal_may_leave_its_last_epoch(tmp_path: Path, planned: str, events: list[Row]) -> None:
-    rows = [lease(0, 0, 5), *events]
-    found = audited(tmp_path, rows, epochs=planned, examples_per_epoch=10, status="finished")
-    assert [(epoch.epoch, epoch.finished) for epoch in found.epochs] == [(0, False)]
+@pytest.mark.parametrize("ended", ["", "seconds", "reached", "script", "stopped", "failed"])
+def test_a_run_that_ended_in_the_middle_has_missed_nothing(tmp_path: Path, ended: str) -> None:
+    rows = [lease(0, 0, 10), lease(1, 0, 5), lease(2, 5, 10)]
+    found = audited(tmp_path, rows, epochs=1_000_000, examples_per_epoch=10, ended=ended)
+    assert [(epoch.epoch, epoch.finished) for epoch in found.epochs] == [(0, True), (1, False), (2, False)]
+    assert found.complete
+    assert str(found) == (
+        "No example was missed in 1 finished epoch.\nEpoch 0: each of 10 examples trained exactly once.\n"
+        "Epoch 1, unfinished: 5 of 10 trained so far.\nEpoch 2, unfinished: 5 of 10 trained so far."
+    )
+
+
+def test_a_run_that_ended_at_its_steps_owes_what_it_has_dealt(tmp_path: Path) -> None:
+    rows: list[Row] = [lease(0, 0, 10), lease(1, 4, 6), lease(1, 0, 2)]
+    found = audited(tmp_path, rows, epochs=9, examples_per_epoch=10, ended="steps")
+    assert not found.complete
+    assert str(found.epochs[1]) == "Epoch 1, unfinished: 4 of 10 trained so far. Never trained: 2, at 2 to 3."
+    assert str(found).startswith("1 of 2 finished epochs missed examples.")
+    assert audited(tmp_path, [lease(1, 2, 4)], ended="steps").complete
+
+
+def test_batches_that_are_looked_at_as_a_whole_have_no_leases(tmp_path: Path) -> None:
+    rows = [work(1.0, 0, 300), work(2.0, 1, 500)]
+    found = audited(tmp_path, rows, strategy="sandblaster", batch=400, examples_per_epoch=400, ended="method")
+    assert found.complete
+    assert "its loss and gradient were evaluated 2 times on 400 examples, 800 in all" in str(found)
 
 
 def test_nothing_is_known_of_an_empty_run(tmp_path: Path) -> None:

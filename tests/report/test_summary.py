@@ -19,6 +19,8 @@ def test_a_finished_run(run_dir: Path) -> None:
         strategy="downpour",
         optimizer="Adagrad, lr 0.02",
         status="finished",
+        ended="data",
+        reason="all data is trained",
         metrics={"loss": 0.125, "accuracy": 0.875},
         first_step_s=1.5,
         training_s=10.0,
@@ -38,7 +40,7 @@ def test_it_prints_as_a_plain_table(run_dir: Path) -> None:
     assert {name: value.strip() for name, value in lines} == {
         "strategy": "downpour",
         "optimizer": "Adagrad, lr 0.02",
-        "status": "finished",
+        "status": "finished: all data is trained",
         "loss": "0.125",
         "accuracy": "0.875",
         "training time": "10.0 s",

@@ -18,6 +18,7 @@ from enum import StrEnum
 import msgspec
 
 from squall.protocol.core import (
+    Cause,
     Effect,
     End,
     Event,
@@ -79,7 +80,7 @@ class Coordinator(ABC):
         self.policy = policy
         self.members = Membership(policy.shards)
         self.phase = Phase.RUNNING
-        self.reason = ""
+        self.cause, self.reason = Cause.FAILED, ""  # why it stopped
         self.error = ""
         self._failure = "failed"  # the status of a run that ends with an error
         self._shards = [Node("shard", i) for i in range(policy.shards)]
@@ -125,8 +126,8 @@ class Coordinator(ABC):
         """The replica is not live any more."""
 
     @abstractmethod
-    def _finished(self) -> bool:
-        """Everything is trained."""
+    def _over(self) -> tuple[Cause, str] | None:
+        """Why there is nothing left to do; None while there is."""
 
     @abstractmethod
     def _ledger(self) -> dict[str, object]:
@@ -190,7 +191,7 @@ class Coordinator(ABC):
         if _due(self._deadline, now):
             self._after_stopping(now, effects)
         if _due(self._ends_at, now):
-            self._stop("the time given is over", now, effects)
+            self._stop(Cause.SECONDS, "the time given is over", now, effects)
         if _due(self._snapshot_at, now):
             self._snapshot_at = None
             if not self._snapshots.under_way:
@@ -305,7 +306,7 @@ class Coordinator(ABC):
         why = reached(self.policy.until, values) if self.phase is Phase.RUNNING else ""
         if why:
             effects.append(Note("reached", why))
-            self._stop(why, now, effects)
+            self._stop(Cause.REACHED, why, now, effects)
         return bool(why)
 
     def _on_snapshot_taken(self, shard: Node, message: SnapshotTaken, now: float, effects: list[Effect]) -> None:
@@ -323,16 +324,16 @@ class Coordinator(ABC):
     # ------------------------------------------------------------ the end
 
     def _look_for_end(self, now: float, effects: list[Effect]) -> None:
-        if self.phase is Phase.RUNNING and self._finished():
-            self._stop("all data is trained", now, effects)
+        if self.phase is Phase.RUNNING and (over := self._over()) is not None:
+            self._stop(*over, now, effects)
         elif self.phase is Phase.STOPPING and not self.members.live and self.members.settled:
             self._after_stopping(now, effects)
 
-    def _stop(self, reason: str, now: float, effects: list[Effect]) -> None:
+    def _stop(self, cause: Cause, reason: str, now: float, effects: list[Effect]) -> None:
         if self.phase is not Phase.RUNNING:
             return
         self.phase = Phase.STOPPING
-        self.reason = reason
+        self.cause, self.reason = cause, reason
         self._ends_at = self._snapshot_at = self._evaluate_at = None
         for node in [*self.members.live, *self._joins]:
             effects.append(Send(node, Stop()))
@@ -343,7 +344,7 @@ class Coordinator(ABC):
         if self.phase in (Phase.SNAPSHOT, Phase.ENDED):
             return  # nothing is left to skip
         self._hurried = True
-        self._stop(reason, now, effects)
+        self._stop(Cause.SCRIPT if self._wanted else Cause.STOPPED, reason, now, effects)
         if self.phase in (Phase.STOPPING, Phase.EVALUATING) and self._deadline is None:
             self._deadline = now + STOP_WITHIN_S
 
@@ -374,7 +375,7 @@ class Coordinator(ABC):
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
         status = self._failure if self.error else "interrupted" if self._hurried and not self._wanted else "finished"
-        effects.append(End(status, self.error or self.reason))
+        effects.append(End(status, self.error or self.reason, Cause.FAILED if self.error else self.cause))
 
 
 def reached(until: tuple[str, float] | None, values: dict[str, float]) -> str:

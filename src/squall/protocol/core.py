@@ -11,6 +11,7 @@ where those lie: in shared memory, in a received frame, or nowhere at all in a s
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import cache
 from typing import Protocol
 
@@ -297,11 +298,25 @@ class StartMember(Effect, frozen=True, gc=False):
     node: Node
 
 
+class Cause(StrEnum):
+    """Why a training is over. The audit judges by it: only what the run says it has trained can be missed."""
+
+    DATA = "data"  # all of it is trained
+    STEPS = "steps"
+    SECONDS = "seconds"
+    REACHED = "reached"  # a metric's target
+    METHOD = "method"  # it has converged, or finds no further step
+    SCRIPT = "script"  # it took no more batches
+    STOPPED = "stopped"  # by the user, or by a cluster that takes the machine back
+    FAILED = "failed"
+
+
 class End(Effect, frozen=True, gc=False):
     """Leave the shell's loop: this node's work is over."""
 
     status: str  # "finished" | "interrupted" | "failed" | "nonfinite" (a batch gave NaN or Inf twice)
     reason: str = ""  # or what went wrong
+    cause: Cause = Cause.FAILED  # of a whole run's end
 
 
 class Note(Effect, frozen=True, gc=False):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from squall.protocol.core import Node
+from squall.protocol.core import Cause, Node
 from squall.protocol.messages import Lease
 
 
@@ -186,8 +186,13 @@ class Leases:
             return False
         return self.epoch + (self.cursor >= self.examples) >= self.limits.epochs
 
-    def finished(self) -> bool:
-        return not self.held and self.exhausted()
+    def over(self) -> tuple[Cause, str] | None:
+        """Why nothing is left to train; None while something is."""
+        if self.held or not self.exhausted():
+            return None
+        if self.limits.epochs is not None and self.epochs_done() >= self.limits.epochs:
+            return Cause.DATA, "all data is trained"
+        return Cause.STEPS, f"its limit of {self.limits.steps:,} steps is reached"
 
     def epochs_done(self) -> int:
         """Epochs of which every example is trained."""

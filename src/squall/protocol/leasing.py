@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from squall.protocol.coordinator import Coordinator, Phase, Policy
-from squall.protocol.core import Effect, Node, Note, Send
+from squall.protocol.core import Cause, Effect, Node, Note, Send
 from squall.protocol.dealing import Dealer, Dealing
 from squall.protocol.leases import Ended, Leases
 from squall.protocol.membership import Covers, common
@@ -78,8 +78,8 @@ class LeaseCoordinator(Coordinator):
         self._requests.pop(node, None)
         self._starved.pop(node, None)
 
-    def _finished(self) -> bool:
-        return self.leases.finished()
+    def _over(self) -> tuple[Cause, str] | None:
+        return self.leases.over()
 
     def _ledger(self) -> dict[str, object]:
         return self.leases.state()
@@ -114,7 +114,7 @@ class LeaseCoordinator(Coordinator):
         epochs = self.leases.epochs_done()
         if epochs > self._epochs_seen:
             self._epochs_seen = epochs
-            if self.policy.evaluate and not self._finished():
+            if self.policy.evaluate and self._over() is None:
                 self._evaluations.ask(effects)
         self._look_for_end(now, effects)
 

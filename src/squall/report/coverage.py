@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from squall.record import Event, Lease
+from squall.record import Lease
 from squall.report.reader import Reader
 from squall.report.words import plural
 
@@ -34,10 +34,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class EpochAudit:
-    """One epoch; `spans` cover it in order, without gap or overlap."""
+    """One epoch; `spans` cover it in order, without gap or overlap.
+
+    `owed`: positions below it are trained, as the run says; it is 0 where the run promises nothing (yet).
+    """
 
     epoch: int
-    finished: bool
+    owed: int
     spans: tuple[Span, ...]
 
     @property
@@ -45,7 +48,17 @@ class EpochAudit:
         return self.spans[-1].stop if self.spans else 0
 
     @property
-    def never(self) -> tuple[Span, ...]:
+    def finished(self) -> bool:
+        """Nothing of it is to come."""
+        return self.owed >= self.examples or not self._never
+
+    @property
+    def missed(self) -> tuple[Span, ...]:
+        """Never trained, and should have been."""
+        return tuple(Span(s.start, min(s.stop, self.owed), 0) for s in self._never if s.start < self.owed)
+
+    @property
+    def _never(self) -> tuple[Span, ...]:
         return tuple(span for span in self.spans if span.times == 0)
 
     @property
@@ -55,16 +68,16 @@ class EpochAudit:
     @property
     def exact(self) -> bool:
         """Whether every example was trained exactly once."""
-        return not self.never and not self.repeated
+        return not self._never and not self.repeated
 
     def __str__(self) -> str:
-        trained = self.examples - _total(self.never)
+        trained = self.examples - _total(self._never)
         if self.finished:
             text = f"Epoch {self.epoch}: {trained:,} of {plural(self.examples, 'example')} trained."
-            if self.never:
-                text += f" Never trained: {_total(self.never):,}, at {_places(self.never)}."
         else:
             text = f"Epoch {self.epoch}, unfinished: {trained:,} of {self.examples:,} trained so far."
+        if self.missed:
+            text += f" Never trained: {_total(self.missed):,}, at {_places(self.missed)}."
         if self.repeated:
             text += f" Trained more than once: {_total(self.repeated):,}, at {_places(self.repeated)}."
         return text
@@ -72,53 +85,76 @@ class EpochAudit:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the leases prove about every epoch; `str` says it in sentences."""
+    """What the leases prove about every epoch of which something was trained; `str` says it in sentences.
+
+    Attributes:
+        epochs: in order.
+        absent: epochs that are trained, as the run says, and of which there is no lease.
+        batches: what is known of a method that deals no leases, in a sentence; empty for all others.
+    """
 
     epochs: tuple[EpochAudit, ...]
+    absent: int = 0
+    batches: str = ""
 
     @property
     def complete(self) -> bool:
-        """Whether no finished epoch misses an example."""
-        return not any(epoch.finished and epoch.never for epoch in self.epochs)
+        """Whether nothing is missing of what the run says it has trained."""
+        return not self.absent and not any(epoch.missed for epoch in self.epochs)
 
     def __str__(self) -> str:
-        finished = [epoch for epoch in self.epochs if epoch.finished]
-        short = sum(bool(epoch.never) for epoch in finished)
-        if not self.epochs:
+        if self.batches:
+            return self.batches
+        finished = sum(epoch.finished or bool(epoch.missed) for epoch in self.epochs)
+        short = sum(bool(epoch.missed) for epoch in self.epochs)
+        if not self.epochs and not self.absent:
             return "No lease has ended yet, so nothing is known about the examples."
-        if not finished:
+        if self.complete and not finished:
             verdict = "No epoch is finished yet."
-        elif short:
-            verdict = f"{short:,} of {plural(len(finished), 'finished epoch')} missed examples."
+        elif self.complete:
+            verdict = f"No example was missed in {plural(finished, 'finished epoch')}."
         else:
-            verdict = f"No example was missed in {plural(len(finished), 'finished epoch')}."
-        return "\n".join([verdict, *_sentences(self.epochs)])
+            verdict = f"{short + self.absent:,} of {plural(finished + self.absent, 'finished epoch')} missed examples."
+        absent = [f"Of {plural(self.absent, 'epoch')} nothing was trained at all."] if self.absent else []
+        return "\n".join([verdict, *_sentences(self.epochs), *absent])
 
 
 def audit(reader: Reader) -> Audit:
-    """Compare what the leases trained with what every epoch holds.
+    """Compare what the leases trained with what the run says of itself: why it ended.
 
-    An epoch counts as finished once all of it was trained, or the run is over and went beyond it. While the
-    run goes on, a hole may still be under lease, so it is not called missed.
+    One that ended because all data is trained owes every example of its epochs. One that ended at its steps owes what
+    it has dealt: all epochs before the last, and the last up to there. Any other stops in the middle of its leases, and
+    so does one that is not over: their holes are not called missed, a resumed run fills them.
     """
     state = reader.state()
+    if batch := int(state.get("batch") or 0):
+        return Audit((), batches=_batches(reader, batch, state.get("strategy", "This method")))
     trained: dict[int, list[tuple[int, int]]] = defaultdict(list)
     size = int(state.get("examples_per_epoch") or 0)
+    dealt = (-1, 0)  # up to which epoch and position
     for lease in reader.rows(Lease):
         trained[lease.epoch].append((lease.start, lease.trained_stop))
+        dealt = max(dealt, (lease.epoch, lease.stop))
         size = max(size, lease.stop)
-    last = max(trained, default=-1)
-    planned = state.get("epochs", "")
-    reached = any(event.kind == "reached" for event in reader.rows(Event))
-    if state.get("status") == "finished" and planned.isdecimal() and not reached:
-        last = int(planned)  # it ended because its epochs were used up, so it went beyond the last of them
-    over = state.get("status") == "finished"  # what was interrupted or failed can be resumed, and its holes filled
-    found = []
-    for epoch in sorted(trained.keys() | (set(range(last)) if over else set())):
-        spans = spans_of(trained[epoch], size)
-        full = all(span.times for span in spans)
-        found.append(EpochAudit(epoch, finished=full or (over and epoch < last), spans=spans))
-    return Audit(tuple(found))
+    owed = (0, 0)
+    if state.get("ended") == "data":
+        owed = (int(state.get("epochs") or 0), 0)
+    elif state.get("ended") == "steps":
+        owed = dealt
+    found = [
+        EpochAudit(epoch, size if epoch < owed[0] else owed[1] if epoch == owed[0] else 0, spans_of(ranges, size))
+        for epoch, ranges in sorted(trained.items())
+    ]
+    return Audit(tuple(found), absent=owed[0] - sum(epoch < owed[0] for epoch in trained))
+
+
+def _batches(reader: Reader, batch: int, strategy: str) -> str:
+    examples = sum(work.examples for work in reader.progress())
+    return (
+        f"{strategy} looks at batches as a whole and has no leases: its loss and gradient were evaluated"
+        f" {examples // batch:,} times on {plural(batch, 'example')}, {examples:,} in all. An evaluation counts when"
+        " every shard has each portion of its batch exactly once."
+    )
 
 
 def spans_of(ranges: Iterable[tuple[int, int]], size: int) -> tuple[Span, ...]:

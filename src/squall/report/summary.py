@@ -17,6 +17,8 @@ class Summary:
     strategy: str
     optimizer: str | None  # with its learning rate
     status: str
+    ended: str | None  # why it is over: data, steps, seconds, reached, method, script, stopped or failed
+    reason: str | None  # the same in words
     metrics: dict[str, float]  # last value by name
     first_step_s: float | None  # from the command to the first training step
     training_s: float
@@ -35,9 +37,10 @@ class Summary:
 
     def lines(self) -> list[tuple[str, str]]:
         """What each number is called, and the number, as people read it."""
+        why = f": {self.reason}" if self.reason and self.status in ("finished", "interrupted") else ""
         found = [("strategy", self.strategy)]
         found += [("optimizer", self.optimizer)] if self.optimizer else []
-        found += [("status", self.status)]
+        found += [("status", self.status + why)]
         found += [(name, number(value)) for name, value in self.metrics.items()]
         found += [
             ("training time", clock(self.training_s)),
@@ -83,6 +86,8 @@ def summarize(reader: Reader) -> Summary:
         strategy=state.get("strategy", "unknown"),
         optimizer=state.get("optimizer"),
         status=state.get("status", "unknown"),
+        ended=state.get("ended") or None,
+        reason=state.get("reason") or None,
         metrics={name: metric.value for name, metric in metrics.items()},
         first_step_s=float(first_step_s) if first_step_s else None,
         training_s=training_s,

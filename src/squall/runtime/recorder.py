@@ -47,11 +47,12 @@ class CoordinatorHost(QuietHost):
         self._complained = False  # that the record cannot be written
         self._unpublished = ""  # why the newest snapshot could not be made visible
         self._asked_s = 0.0  # training time when the snapshot under way was asked for
-        plan = job.plan
+        plan, method = job.plan, job.recipe.batch
         facts = {
             "strategy": plan.strategy, "optimizer": in_words(job.recipe), "replicas": plan.replicas,
             "shards": plan.shards, "epochs": plan.epochs or "", "steps": plan.steps or "",
             "seconds": plan.seconds or "", "examples_per_epoch": job.task.examples, "status": "running",
+            "ended": "", "reason": "", "batch": "" if method is None else method.examples or job.task.examples,
         }  # fmt: skip
         for key, value in facts.items():
             self._record.add(State(key, str(value)))
@@ -231,7 +232,8 @@ class CoordinatorHost(QuietHost):
         if self._unpublished and end.status in ("finished", "interrupted"):
             end = End("failed", self._unpublished)
         self._record.add(State("training_s", repr(self.training_s)))
-        self._record.add(State("status", end.status))
+        for key, value in (("status", end.status), ("ended", end.cause), ("reason", end.reason)):
+            self._record.add(State(key, value))
         kind = {"finished": "finished", "interrupted": "stopped"}.get(end.status, "error")
         self._event(kind, end.reason)
         try:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from squall.protocol.coordinator import reached
 from squall.protocol.core import (
     Apply,
+    Cause,
     Compute,
     Effect,
     End,
@@ -125,18 +126,21 @@ class Sequential:
                 self._report(now)
             every = self._policy.evaluate_every_s
             due = every is not None and now - evaluated_at >= every
-            if (due or self._leases.epochs_done() > epochs) and not self._leases.finished():
+            if (due or self._leases.epochs_done() > epochs) and self._leases.over() is None:
                 epochs, evaluated_at = self._leases.epochs_done(), now
                 if why := reached(self._policy.until, self._evaluate()):
-                    return End("finished", why)
+                    return End("finished", why, Cause.REACHED)
             if self._interrupts:
-                return End("interrupted", "interrupted")
+                return End("interrupted", "interrupted", Cause.STOPPED)
             if self._policy.seconds is not None and now - began >= self._policy.seconds:
-                return End("finished", "the time given is over")
+                return End("finished", "the time given is over", Cause.SECONDS)
             if self._policy.snapshot_every_s is not None and now - snapshot_at >= self._policy.snapshot_every_s:
                 self._snapshot()
                 snapshot_at = self._clock()
-        return End("finished", "all data is trained")
+        over = self._leases.over()
+        assert over is not None
+        cause, reason = over
+        return End("finished", reason, cause)
 
     def _step(self, lease: Lease) -> str:
         """One update; the reason if the batch gave a NaN twice."""

@@ -11,7 +11,7 @@ from collections import Counter, deque
 import msgspec
 
 from squall.protocol.coordinator import Coordinator, Phase, Policy
-from squall.protocol.core import Effect, Node, Note, Send
+from squall.protocol.core import Cause, Effect, Node, Note, Send
 from squall.protocol.leases import Limits, Range
 from squall.protocol.membership import Covers
 from squall.protocol.messages import (
@@ -79,7 +79,7 @@ class BatchCoordinator(Coordinator):
         self._late_at: float | None = None  # when an idle replica may back up somebody
         self._evaluated_at = self.state.iteration  # the last one whose weights were to be measured
         self._nonfinite = ""  # the portion whose loss or gradient was no number
-        self._over = ""  # why the method ended
+        self._ended: tuple[Cause, str] | None = None  # why the method did
 
     @property
     def wake_at(self) -> float | None:
@@ -138,8 +138,8 @@ class BatchCoordinator(Coordinator):
         self._idle.pop(node, None)
         self._unpushed.pop(node, None)
 
-    def _finished(self) -> bool:
-        return bool(self._over)
+    def _over(self) -> tuple[Cause, str] | None:
+        return self._ended
 
     def _ledger(self) -> dict[str, object]:
         method = msgspec.to_builtins(self.state)
@@ -176,12 +176,12 @@ class BatchCoordinator(Coordinator):
                     answer = ()
 
     def _method_ended(self, ended: Ended, now: float, effects: list[Effect]) -> None:
-        self._over = self._over or ended.reason
+        self._ended = self._ended or (Cause.METHOD, ended.reason)
         if ended.failed:
             self._failure, self.error = "nonfinite", f"{ended.reason}: NaN or Inf in {self._nonfinite}"
             self._hurry(ended.reason, now, effects)
         else:
-            self._stop(self._over, now, effects)
+            self._stop(*self._ended, now, effects)
 
     def _calculate(
         self, combine: tuple[Combine, ...], rows: tuple[str, ...], columns: tuple[str, ...],
@@ -226,10 +226,10 @@ class BatchCoordinator(Coordinator):
             self._evaluated_at = number
             self._evaluations.ask(effects)
         if limits.steps is not None and number >= limits.steps:
-            self._over = f"{number} iterations are done"
+            self._ended = Cause.STEPS, f"{number} iterations are done"
         elif limits.epochs is not None and self.trained >= limits.epochs * self.batches.examples:
-            self._over = "all data is trained"
-        return 0.0 if self._over else 1.0
+            self._ended = Cause.DATA, "all data is trained"
+        return 0.0 if self._ended else 1.0
 
     # ------------------------------------------------------------ portions
 
