@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from squall.alone import Alone
 from squall.batches import Batches
 from squall.joined import Steps, joined_task, no_loss
+from squall.metrics import Metric
 from squall.protocol.core import Compute
 from squall.runtime.evaluate import evaluate
 from squall.runtime.optimizers import build_optimizer
@@ -22,8 +23,6 @@ from squall.session_optimizer import Groups, SessionOptimizer, taken_apart
 from squall.side import Side
 from squall.strategies.base import default_optimizer
 from squall.task import Batch, OptimizerFactory, Task, check_data
-
-Metric = Callable[[nn.Module, Batch], Tensor]
 
 
 class Session:
@@ -172,11 +171,11 @@ class Session:
 
         Args:
             dataset: a map-style dataset.
-            metrics: name -> `metric(model, batch)`, one value per example, shape [batch].
+            metrics: as of `squall.Task`: functions of a batch, or what is fed the whole dataset and then tells.
             batch_size: batches are of four times this size.
 
         Returns:
-            name -> mean; in the other replicas an empty dict, at once.
+            name -> value; in the other replicas an empty dict, at once.
         """
         if not self._speaks:
             return {}

@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from squall.metrics import Metric, check_metrics
+
 Batch = Any  # whatever the dataset's collated items are
 OptimizerFactory = Callable[..., Optimizer]  # called with a list of param groups, as `torch.optim.SGD` is
 
@@ -33,7 +35,10 @@ class Task:
         train: a map-style dataset (`__len__` and `__getitem__`); `__getitems__` is used where it exists.
         validate: a map-style dataset, or None to train without evaluation. Its batches are of 4 x `batch_size`.
         batch_size: examples in one gradient of one replica.
-        metrics: name -> `metric(model, batch)`, one value per example, shape [batch].
+        metrics: name -> `metric(model, batch)`: one value per example, shape [batch], or their mean. Or what is fed the
+            whole validation set and then tells, as torchmetrics has it: an object with `update` and `compute`, or what
+            makes one. Its update takes (model(batch[0]), batch[1]), or what the function of a pair returns:
+            {"f1": (BinaryF1Score(), lambda model, batch: (model(batch["x"]), batch["y"]))}.
         groups: `groups(model)`, param groups in the form that `torch.optim` takes; parameters that no group
             names are not trained. None: one group with every trainable parameter.
         schedule: `schedule(optimizer)`, a learning-rate scheduler, stepped once per update that a shard applies.
@@ -49,7 +54,7 @@ class Task:
     train: Dataset[Any]
     validate: Dataset[Any] | None = None
     batch_size: int = 64
-    metrics: Mapping[str, Callable[[nn.Module, Batch], Tensor]] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None
     schedule: Callable[[Optimizer], LRScheduler] | None = None
     clip_norm: float | None = None
@@ -148,9 +153,7 @@ def _check_loss(task: Task) -> None:
         if task.validate is not None and task.metrics:
             task.model.eval()
             batch = _first_batch(task, task.validate)
-            for name, metric in task.metrics.items():
-                with torch.no_grad():
-                    check_metric(name, metric(task.model, batch), _first_count(task, task.validate))
+            check_metrics(task.metrics, task.model, batch, _first_count(task, task.validate))
 
 
 def _check_buffers(model: nn.Module, before: Mapping[str, tuple[Tensor, int]]) -> None:
@@ -165,14 +168,6 @@ def _check_buffers(model: nn.Module, before: Mapping[str, tuple[Tensor, int]]) -
                 f"buffer {name!r} is {kind}, and a batch changes it: replicas share dense real buffers alone, so"
                 " register it as one, or leave it as it is while the model is in training mode"
             )
-
-
-def check_metric(name: str, values: object, count: int) -> Tensor:
-    """A metric's values, one for each of `count` examples, or a `ValueError`."""
-    if not isinstance(values, Tensor) or values.ndim == 0 or values.shape[0] != count:
-        found = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"metric {name!r} must give one value per example, shape [{count}]: it gave {found}")
-    return values
 
 
 def _first_batch(task: Task, data: Dataset[Any]) -> Batch:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sized
-from typing import cast
 
 import torch
 from torch import nn
 
 from squall.blame import note
+from squall.metrics import begin
 from squall.runtime.batches import to_device, validation_batches
-from squall.task import Task, check_metric
+from squall.task import Task
 
 
 def evaluate(task: Task, model: nn.Module, device: torch.device, *, loss: bool = True) -> dict[str, float]:
@@ -22,29 +21,25 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, *, loss: bool =
     assert task.validate is not None
     was_training = model.training
     model.eval()
-    sums: dict[str, float] = dict.fromkeys(["loss"] * loss + [*task.metrics], 0.0)
-    total = len(cast(Sized, task.validate))
+    losses = {"loss": lambda model, batch: task.loss(model, batch).reshape(())} if loss else {}
+    begun = {name: begin(name, metric, device) for name, metric in (losses | dict(task.metrics)).items()}
     autocast = torch.autocast(device.type, task.autocast) if task.autocast is not None else contextlib.nullcontext()
     at, what = 0, "the dataset"  # what is under way
     try:
         with torch.no_grad(), autocast:
             for count, batch in validation_batches(task):
                 moved = to_device(batch, device)
-                if loss:
-                    what = "the loss"
-                    sums["loss"] += task.loss(model, moved).item() * count
-                for name, metric in task.metrics.items():
-                    what = f"metric {name!r}"
-                    sums[name] += _per_example(name, metric(model, moved), count)
+                for name, metric in begun.items():
+                    what = "the loss" if name == "loss" else f"metric {name!r}"
+                    metric.add(model, moved, count)
                 at, what = at + count, "the dataset"
+        values = {}
+        for name, metric in begun.items():
+            what = f"metric {name!r}"
+            values[name] = metric.value()
     except Exception as error:
         note(error, f"in {what}, on validation examples from {at} on", evaluating=what, start=at)
         raise
     finally:
         model.train(was_training)
-    return {name: value / total for name, value in sums.items()}
-
-
-def _per_example(name: str, values: torch.Tensor, count: int) -> float:
-    check_metric(name, values, count)
-    return values.float().flatten(1).mean(1).sum().item() if values.ndim > 1 else values.float().sum().item()
+    return values
