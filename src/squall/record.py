@@ -197,6 +197,14 @@ class Record:
         self._committed = now
         return True
 
+    def secure(self) -> None:
+        """Write what is buffered, and have it on the disk, where a power cut leaves it. Raises `RecordError`."""
+        self._db.execute("PRAGMA synchronous = FULL")
+        try:
+            self.commit(self._committed, force=True)
+        finally:
+            self._db.execute("PRAGMA synchronous = NORMAL")
+
     def rewind(self, time_s: float, first_lease: int, leases: Sequence[int]) -> None:
         """Forget what a resumed run has lost: rows of training after `time_s`, and of leases that are dealt again."""
         try:

@@ -216,17 +216,30 @@ class CoordinatorHost(QuietHost):
             effect.checksums,
             effect.final,
         )
+        self._record.add(State("updates", str(max(effect.versions))))
         try:
+            self._secure(effect)
             path = self._snapshots.publish(manifest)
-        except OSError as error:
+        except (OSError, RecordError) as error:
             self._unpublished = f"snapshot {effect.number} could not be written: {error}"
             self._event("error", self._unpublished)
             return
         self._unpublished = ""
         if effect.final:
             self._book(effect.ledger, effect.progress, self.training_s)
-        self._record.add(State("updates", str(max(effect.versions))))
         self._event("snapshot", f"snapshot {effect.number} in {path}")
+
+    def _secure(self, effect: PublishSnapshot) -> None:
+        """Rows first: a run that goes on from the snapshot has no others of what its ledger calls trained.
+
+        While they cannot be written there is no new snapshot. The last one is published all the same: its weights are
+        what the run was for, and the run ends as failed, because its record cannot be closed either.
+        """
+        try:
+            self._record.secure()
+        except RecordError:
+            if not effect.final:
+                raise
 
     def _finish(self, end: End) -> None:
         if self._unpublished and end.status in ("finished", "interrupted"):

@@ -101,7 +101,7 @@ class Sequential:
         try:
             with collected_interrupts() as self._interrupts:
                 end = self._train()
-            error = self._snapshot()  # before the evaluation, which runs the user's code and may fail
+            error = self._snapshot(final=True)  # before the evaluation, which runs the user's code and may fail
             if end.status == "finished":
                 self._evaluate()
         except Exception as problem:
@@ -193,7 +193,7 @@ class Sequential:
             self._note("metric", name, values={**weights, "value": value})
         return values
 
-    def _snapshot(self) -> str:
+    def _snapshot(self, final: bool = False) -> str:
         """Why it could not be written, or nothing."""
         self._snapshots += 1
         self._report(self._clock())  # so that the record tells what the snapshot holds
@@ -206,9 +206,8 @@ class Sequential:
             self._note("error", error)
             return error
         ledger = self._leases.state()
-        self._host.perform(
-            PublishSnapshot(self._snapshots, ledger, (self._updates,), {}, (written.checksum,)), self._clock()
-        )
+        published = PublishSnapshot(self._snapshots, ledger, (self._updates,), {}, (written.checksum,), final)
+        self._host.perform(published, self._clock())
         return ""
 
     def _note(self, kind: str, text: str = "", values: dict[str, float] | None = None) -> None:
