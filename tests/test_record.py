@@ -3,6 +3,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import get_args
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 import squall.record
-from squall.record import Event, Lease, Member, Metric, Progress, Record, RecordError, Row, Staleness, State
+from squall.record import Event, Lease, Member, Metric, Progress, RecordError, Row, Staleness, State
 from squall.report import Reader
+from squall.writer import BUSY_S, PAUSE_AT_MOST_S, Record
 
 ONE_OF_EACH = [
     Metric(1.5, 0, 640, 10, "accuracy", 0.5),
@@ -101,7 +103,8 @@ def test_scalars_of_numpy_and_torch_are_stored_as_numbers(path: Path) -> None:
 def test_a_killed_writer_loses_nothing_that_was_committed(path: Path) -> None:
     program = """
 import os, signal, sys
-from squall.record import Event, Record
+from squall.record import Event
+from squall.writer import Record
 record = Record(sys.argv[1])
 record.add(Event(0.0, "started", "kept"))
 record.commit(now=0.0)
@@ -123,8 +126,30 @@ def test_a_locked_record_is_told_and_its_rows_are_written_later(path: Path) -> N
         with pytest.raises(RecordError, match=r"run\.sqlite: database is locked; another process"):
             record.commit(now=0.0)
         other.rollback()
-        assert record.commit(now=0.0)
+        assert not record.commit(now=0.1, force=True), "it waits a little before it tries again"
+        assert record.commit(now=0.2)
     assert read(path, Event) == [Event(0.0, "started", "")]
+
+
+def test_a_lock_costs_a_few_tries_and_little_time_however_many_rows_wait(path: Path) -> None:
+    """A minute in which a coordinator looks a hundred times a second: under one percent of it may go into tries."""
+    with closing(Record(path)) as record, closing(sqlite3.connect(path)) as other:
+        for number in range(50_000):
+            record.add(Progress(0.0, number % 2, 64, 1, 1.0, 0.0, 0.0, 0, 0))
+        other.execute("BEGIN IMMEDIATE")
+        tries, began = 0, time.process_time()
+        for look in range(6000):
+            record.add(Lease(look, 0, look, look + 1, 0, 0, 0.0, 0.0, look))
+            try:
+                assert not record.commit(now=look / 100, force=look % 7 == 0)
+            except RecordError:
+                tries += 1
+        assert tries * BUSY_S < 0.6
+        assert time.process_time() - began < 0.6
+        other.rollback()
+        assert record.commit(now=60 + PAUSE_AT_MOST_S)
+    assert sum(row.examples for row in read(path, Progress) if isinstance(row, Progress)) == 64 * 50_000
+    assert len(read(path, Lease)) == 6000
 
 
 def test_a_full_disk_is_told_and_tears_nothing(path: Path) -> None:

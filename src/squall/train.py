@@ -17,7 +17,6 @@ from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
 from squall.plan import SIMULATED, Settings, check_together, make_plan, timed
 from squall.protocol.core import End
-from squall.record import settle
 from squall.report import Progress, Reader, prepare_report
 from squall.rereading import code_again
 from squall.run import Code, Run, TaskFunction, load_sources, new_directory, write_plan
@@ -35,6 +34,7 @@ from squall.sources import Sources
 from squall.strategies import Strategy
 from squall.task import Task, check_task
 from squall.vector import Layout
+from squall.writer import settle
 
 POLL_S = 0.1
 PREPARE_REPORT_AFTER_S = 5.0  # in a short run it would only take time from the training

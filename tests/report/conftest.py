@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 from contextlib import closing
@@ -5,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from squall.record import Event, Lease, Member, Metric, Progress, Record, Row, Staleness, State
+from squall.record import Event, Lease, Member, Metric, Progress, Row, Staleness, State
+from squall.writer import Record
 
 SIZE, EPOCHS = 1000, 2
 
@@ -26,8 +28,11 @@ def work(time_s: float, replica: int, examples: int, loss: float = 1.0) -> Progr
     return Progress(time_s, replica, examples, examples // 50, loss, 0.75, 0.25, 400, 400)
 
 
+_numbers = itertools.count()
+
+
 def lease(epoch: int, start: int, stop: int, trained_stop: int | None = None) -> Lease:
-    return Lease(0, epoch, start, stop, 0, 0, 0.0, 1.0, stop if trained_stop is None else trained_stop)
+    return Lease(next(_numbers), epoch, start, stop, 0, 0, 0.0, 1.0, stop if trained_stop is None else trained_stop)
 
 
 @pytest.fixture

@@ -43,6 +43,21 @@ def test_epochs_trained_exactly_once_share_a_sentence(tmp_path: Path) -> None:
     )
 
 
+def test_a_row_may_run_on_through_a_million_epochs(tmp_path: Path) -> None:
+    rows: list[Row] = [lease(0, 4, 10_000_006), lease(0, 0, 4), lease(1_000_001, 0, 5)]
+    found = audited(tmp_path, rows, examples_per_epoch=10)
+    assert str(found).splitlines()[1:] == [
+        "Epochs 0 to 999999: each of 10 examples trained exactly once.",
+        "Epoch 1000000, unfinished: 6 of 10 trained so far.",
+        "Epoch 1000001, unfinished: 5 of 10 trained so far.",
+    ]
+    assert [(part.epoch, part.last) for part in found.parts] == [
+        (0, 999_999),
+        (1_000_000, 1_000_000),
+        (1_000_001, 1_000_001),
+    ]
+
+
 def test_a_lease_given_back_and_trained_by_another_covers_its_epoch(tmp_path: Path) -> None:
     rows: list[Row] = [lease(0, 0, 600, trained_stop=64), lease(0, 600, 1000), lease(0, 64, 600)]
     found = audited(tmp_path, rows, epochs=1, examples_per_epoch=1000, status="finished", ended="data")

@@ -6,9 +6,10 @@ import pytest
 from conftest import state, work, write
 from rich.console import Console
 
-from squall.record import Event, Metric, Record, Row, Staleness
+from squall.record import Event, Metric, Row, Staleness
 from squall.report import Progress, Reader
 from squall.report.tally import RECENT_S, Tally, loss, staleness, waiting
+from squall.writer import Record
 
 
 @pytest.fixture

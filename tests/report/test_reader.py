@@ -4,8 +4,9 @@ from pathlib import Path
 
 from conftest import work, write
 
-from squall.record import Event, Metric, Record, Staleness
+from squall.record import Event, Metric, Staleness
 from squall.report import Reader
+from squall.writer import Record
 
 
 def test_since_gives_every_row_once(tmp_path: Path) -> None:

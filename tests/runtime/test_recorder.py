@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import squall
-from squall.record import Lease, Record, RecordError
+from squall.record import Lease, RecordError
 from squall.report import Reader
 from squall.run import Run
 from squall.runtime.snapshot import Manifest, Snapshots
+from squall.writer import Record
 from tests.tasks import INLINE, regression
 
 Fit = Callable[..., Run]

@@ -16,7 +16,7 @@ from squall.launchers.line import Line
 from squall.launchers.roles import name_process, transport_of
 from squall.protocol.core import COORDINATOR, Compute, Effect, Event, Node, ValuesLogged
 from squall.protocol.messages import Factors
-from squall.record import Metric, Record, Row
+from squall.record import Metric, Row
 from squall.report import Reader, Summary, summarize
 from squall.runtime.driver import Driver
 from squall.runtime.hosts import ReplicaHost
@@ -27,6 +27,7 @@ from squall.runtime.recording import RecordedReplica, recorded
 from squall.runtime.snapshot import Snapshots
 from squall.side import Side
 from squall.task import Batch, Task
+from squall.writer import Record
 
 
 class RunOver(SystemExit):

@@ -76,7 +76,7 @@ class Snapshots:
     def take(self, ledger: dict[str, object], effects: list[Effect]) -> None:
         assert not self.under_way
         self.newest += 1
-        effects.append(Note("asked"))
+        effects.append(Note("asked", values={"number": self.newest}))
         self._answers = {}
         self._ledger = ledger
         effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in self._shards)

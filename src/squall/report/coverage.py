@@ -1,15 +1,15 @@
 """The audit: which examples of an epoch were trained, and how often, told from the leases alone.
 
-All of it is arithmetic on ranges of positions in the epoch's shuffled order; no example is enumerated, so an
-epoch of a billion examples costs as much as one of a thousand.
+All of it is arithmetic on ranges of positions in the epochs' shuffled order, which are read in turn: no example is
+enumerated and no table held, so an epoch of a billion examples costs as much as one of a thousand, and a million
+epochs that are alike as much as one.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
-from squall.record import Lease
 from squall.report.reader import Reader
 from squall.report.words import plural
 
@@ -34,14 +34,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class EpochAudit:
-    """One epoch; `spans` cover it in order, without gap or overlap.
+    """One epoch, or all from `epoch` to `last`, which are alike; `spans` cover it in order, without gap or overlap.
 
     `owed`: positions below it are trained, as the run says; it is 0 where the run promises nothing (yet).
     """
 
     epoch: int
+    last: int
     owed: int
     spans: tuple[Span, ...]
+
+    def __len__(self) -> int:
+        return self.last - self.epoch + 1
 
     @property
     def examples(self) -> int:
@@ -71,11 +75,11 @@ class EpochAudit:
         return not self._never and not self.repeated
 
     def __str__(self) -> str:
-        trained = self.examples - _total(self._never)
+        trained, name = self.examples - _total(self._never), _name(self.epoch, self.last)
         if self.finished:
-            text = f"Epoch {self.epoch}: {trained:,} of {plural(self.examples, 'example')} trained."
+            text = f"{name}: {trained:,} of {plural(self.examples, 'example')} trained."
         else:
-            text = f"Epoch {self.epoch}, unfinished: {trained:,} of {self.examples:,} trained so far."
+            text = f"{name}, unfinished: {trained:,} of {self.examples:,} trained so far."
         if self.missed:
             text += f" Never trained: {_total(self.missed):,}, at {_places(self.missed)}."
         if self.repeated:
@@ -88,26 +92,31 @@ class Audit:
     """What the leases prove about every epoch of which something was trained; `str` says it in sentences.
 
     Attributes:
-        epochs: in order.
+        parts: epochs, in order; neighbours that are alike are one.
         absent: epochs that are trained, as the run says, and of which there is no lease.
         batches: what is known of a method that deals no leases, in a sentence; empty for all others.
     """
 
-    epochs: tuple[EpochAudit, ...]
+    parts: tuple[EpochAudit, ...]
     absent: int = 0
     batches: str = ""
 
     @property
+    def epochs(self) -> tuple[EpochAudit, ...]:
+        """Each by itself."""
+        return tuple(replace(part, epoch=e, last=e) for part in self.parts for e in range(part.epoch, part.last + 1))
+
+    @property
     def complete(self) -> bool:
         """Whether nothing is missing of what the run says it has trained."""
-        return not self.absent and not any(epoch.missed for epoch in self.epochs)
+        return not self.absent and not any(part.missed for part in self.parts)
 
     def __str__(self) -> str:
         if self.batches:
             return self.batches
-        finished = sum(epoch.finished or bool(epoch.missed) for epoch in self.epochs)
-        short = sum(bool(epoch.missed) for epoch in self.epochs)
-        if not self.epochs and not self.absent:
+        finished = sum(len(part) for part in self.parts if part.finished or part.missed)
+        short = sum(len(part) for part in self.parts if part.missed)
+        if not self.parts and not self.absent:
             return "No lease has ended yet, so nothing is known about the examples."
         if self.complete and not finished:
             verdict = "No epoch is finished yet."
@@ -116,7 +125,7 @@ class Audit:
         else:
             verdict = f"{short + self.absent:,} of {plural(finished + self.absent, 'finished epoch')} missed examples."
         absent = [f"Of {plural(self.absent, 'epoch')} nothing was trained at all."] if self.absent else []
-        return "\n".join([verdict, *_sentences(self.epochs), *absent])
+        return "\n".join([verdict, *_sentences(self.parts), *absent])
 
 
 def audit(reader: Reader) -> Audit:
@@ -129,23 +138,22 @@ def audit(reader: Reader) -> Audit:
     state = reader.state()
     if batch := int(state.get("batch") or 0):
         return Audit((), batches=_batches(reader, batch, state.get("strategy", "This method")))
-    trained: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    size = int(state.get("examples_per_epoch") or 0)
-    dealt = (-1, 0)  # up to which epoch and position
-    for lease in reader.rows(Lease):
-        trained[lease.epoch].append((lease.start, lease.trained_stop))
-        dealt = max(dealt, (lease.epoch, lease.stop))
-        size = max(size, lease.stop)
-    owed = (0, 0)
+    size = int(state.get("examples_per_epoch") or 0) or reader.longest()
+    dealt = reader.dealt(size)
+    owed = (0, 0)  # all epochs before this one, and this one up to there
     if state.get("ended") == "data":
         owed = (int(state.get("epochs") or 0), 0)
-    elif state.get("ended") == "steps":
-        owed = dealt
-    found = [
-        EpochAudit(epoch, size if epoch < owed[0] else owed[1] if epoch == owed[0] else 0, spans_of(ranges, size))
-        for epoch, ranges in sorted(trained.items())
-    ]
-    return Audit(tuple(found), absent=owed[0] - sum(epoch < owed[0] for epoch in trained))
+    elif state.get("ended") == "steps" and dealt:
+        owed = divmod(dealt, size)
+    found = []
+    for first, last, spans in _by_epoch(coverage(reader.trained(size)), size, dealt) if size else ():
+        if any(span.times for span in spans):
+            due = size if first < owed[0] else owed[1] if first == owed[0] else 0
+            found.append(EpochAudit(first, last, due, spans))
+        elif first <= owed[0] <= last and owed[1]:
+            found.append(EpochAudit(owed[0], owed[0], owed[1], spans))
+    known = sum(min(part.last + 1, owed[0]) - part.epoch for part in found if part.epoch < owed[0])
+    return Audit(tuple(found), absent=owed[0] - known)
 
 
 def _batches(reader: Reader, batch: int, strategy: str) -> str:
@@ -157,43 +165,89 @@ def _batches(reader: Reader, batch: int, strategy: str) -> str:
     )
 
 
+def coverage(ranges: Iterable[tuple[int, int]]) -> Iterator[Span]:
+    """How often each position lies in one of the half-open `ranges`, which come by their start; from 0 to the last."""
+    stops: list[int] = []  # of the ranges that are open here
+    before = Span(0, 0, 0)
+
+    def upto(stop: int) -> Iterator[Span]:
+        nonlocal before
+        if before.times == len(stops):
+            before = Span(before.start, stop, before.times)
+        elif stop > before.stop:
+            if len(before):
+                yield before
+            before = Span(before.stop, stop, len(stops))
+
+    def closed(position: float) -> Iterator[Span]:
+        while stops and stops[0] <= position:
+            yield from upto(stops[0])
+            heappop(stops)
+
+    for start, stop in ranges:
+        yield from closed(start)
+        yield from upto(start)
+        heappush(stops, stop)
+    yield from closed(math.inf)
+    if len(before):
+        yield before
+
+
 def spans_of(ranges: Iterable[tuple[int, int]], size: int) -> tuple[Span, ...]:
     """How often each position of ``[0, size)`` lies in one of the half-open `ranges`."""
-    steps = Counter({0: 0, size: 0})  # position -> by how much the number of ranges changes there
-    for start, stop in ranges:
-        if start < stop:
-            steps[start] += 1
-            steps[stop] -= 1
-    spans: list[Span] = []
-    times = 0
-    edges = sorted(steps)
-    for start, stop in pairwise(edges):
-        times += steps[start]
-        if spans and spans[-1].times == times:
-            start = spans.pop().start
-        spans.append(Span(start, stop, times))
-    return tuple(spans)
+    return tuple(_padded(coverage(sorted(r for r in ranges if r[0] < r[1])), size))
 
 
-def _sentences(epochs: tuple[EpochAudit, ...]) -> list[str]:
+def _padded(spans: Iterable[Span], end: int) -> Iterator[Span]:
+    """With what is missing up to there."""
+    stop = 0
+    for span in spans:
+        yield span
+        stop = span.stop
+    if stop < end:
+        yield Span(stop, end, 0)
+
+
+def _by_epoch(spans: Iterable[Span], size: int, dealt: int) -> Iterator[tuple[int, int, tuple[Span, ...]]]:
+    """First epoch, last, and their spans: cut at the ends of epochs, of which those within one span come together."""
+    cut: list[Span] = []  # of the epoch that is not over
+    for span in _padded(spans, dealt + -dealt % size):
+        start = span.start
+        while start < span.stop:
+            epoch, position = divmod(start, size)
+            if not position and (whole := (span.stop - start) // size):
+                yield epoch, epoch + whole - 1, (Span(0, size, span.times),)
+                start += whole * size
+                continue
+            stop = min(span.stop, (epoch + 1) * size)
+            cut.append(Span(position, stop - epoch * size, span.times))
+            start = stop
+            if stop == (epoch + 1) * size:
+                yield epoch, epoch, tuple(cut)
+                cut.clear()
+
+
+def _sentences(parts: tuple[EpochAudit, ...]) -> list[str]:
     """One line an epoch; neighbours in which every example was trained once share a line."""
     lines: list[str] = []
     run: list[EpochAudit] = []
-    for epoch in epochs:
-        if run and not (epoch.exact and epoch.epoch == run[-1].epoch + 1):
+    for part in parts:
+        if run and not (part.exact and part.epoch == run[-1].last + 1):
             lines.append(_exactly_once(run))
             run = []
-        if epoch.exact:
-            run.append(epoch)
+        if part.exact:
+            run.append(part)
         else:
-            lines.append(str(epoch))
+            lines.append(str(part))
     return [*lines, _exactly_once(run)] if run else lines
 
 
 def _exactly_once(run: list[EpochAudit]) -> str:
-    first, last = run[0].epoch, run[-1].epoch
-    name = f"Epoch {first}" if first == last else f"Epochs {first} to {last}"
-    return f"{name}: each of {plural(run[0].examples, 'example')} trained exactly once."
+    return f"{_name(run[0].epoch, run[-1].last)}: each of {plural(run[0].examples, 'example')} trained exactly once."
+
+
+def _name(first: int, last: int) -> str:
+    return f"Epoch {first}" if first == last else f"Epochs {first} to {last}"
 
 
 def _total(spans: tuple[Span, ...]) -> int:

@@ -2,6 +2,7 @@
 
 import math
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -35,8 +36,27 @@ class Reader:
         return [_row(table, values[1:]) for values in found], found[-1][0] if found else rowid
 
     def rows(self, table: type[R]) -> list[R]:
-        """All rows of a table, oldest first."""
-        return self.since(table)[0]
+        """All rows of a table, oldest first; leases by number."""
+        return self.since(table, -1)[0]
+
+    def trained(self, size: int) -> Iterator[tuple[int, int]]:
+        """What leases trained as ranges of positions, counted through all epochs of `size` examples, by their start."""
+        first = "epoch * :size + start"
+        query = f"SELECT {first}, {first} + trained_stop - start FROM lease WHERE trained_stop > start ORDER BY 1"
+        try:
+            yield from self._db.execute(query, {"size": size})
+        except sqlite3.Error as error:
+            raise record_error("read", self.path, error) from error
+
+    def dealt(self, size: int) -> int:
+        """The position behind all leases, counted alike."""
+        found = self._query("SELECT MAX(epoch * ? + stop) FROM lease", size)
+        return (found[0][0] or 0) if found else 0
+
+    def longest(self) -> int:
+        """Examples of an epoch, as far as leases tell, for a record that does not name them."""
+        found = self._query("SELECT MAX(stop) FROM lease")
+        return (found[0][0] or 0) if found else 0
 
     def state(self) -> dict[str, str]:
         """What is known about the whole run, by key."""

@@ -13,11 +13,13 @@ import msgspec
 from squall.protocol.core import Effect, End, Event, Node, Note, Payload, PublishSnapshot, StartMember
 from squall.protocol.messages import Stats
 from squall.record import Event as EventRow
-from squall.record import Lease, Member, Metric, Progress, Record, RecordError, Staleness, State
+from squall.record import Lease, Member, Metric, Progress, RecordError, Staleness, State
 from squall.runtime.driver import QuietHost
+from squall.runtime.folding import Folding
 from squall.runtime.job import Job
 from squall.runtime.optimizers import in_words, state_name
 from squall.runtime.snapshot import Manifest, Snapshots
+from squall.writer import Record
 
 
 class Channel(Protocol):
@@ -38,6 +40,7 @@ class CoordinatorHost(QuietHost):
         self._channel = channel
         self._clock = clock  # the inline driver's machines live in virtual time, its people do not
         self._record = Record(job.directory / "run.sqlite")
+        self._leases = Folding(self._record, job.task.examples)
         self._snapshots = Snapshots(job.directory)
         self._trained_s = job.restored.manifest.trained_s if job.restored is not None else 0.0  # by earlier processes
         self._begun: float | None = None
@@ -88,13 +91,13 @@ class CoordinatorHost(QuietHost):
         return self._channel.poll()
 
     def _commit(self, force: bool = False) -> None:
-        """A full disk must not end a training: the rows wait, and the next commit tries again."""
+        """A full disk or a locked file must not end a training, nor hold it up: the rows wait."""
         try:
             self._record.commit(self._now, force)
         except RecordError as error:
             if not self._complained:
                 self._complained = True
-                sys.stderr.write(f"squall: warning: {error}\n")
+                sys.stderr.write(f"squall: warning: {error}; training goes on, and the rows are kept until they can\n")
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         self._now = self._clock() if self._clock is not None else now
@@ -131,6 +134,8 @@ class CoordinatorHost(QuietHost):
                 self._lease(note)
             case "asked":
                 self._asked_s = self.training_s
+                self._record.seal()
+                self._leases.asked(int(note.values["number"]))
             case "metric":
                 self._metric(note)
             case "iteration":
@@ -175,7 +180,7 @@ class CoordinatorHost(QuietHost):
         assert note.node is not None
         values = note.values
         granted = values["granted_s"] - (self._begun or 0.0) + self._trained_s
-        self._record.add(
+        self._leases.add(
             Lease(
                 int(values["lease"]),
                 int(values["epoch"]),
@@ -225,6 +230,7 @@ class CoordinatorHost(QuietHost):
             self._event("error", self._unpublished)
             return
         self._unpublished = ""
+        self._leases.published(self._snapshots.numbers())
         if effect.final:
             self._book(effect.ledger, effect.progress, self.training_s)
         self._event("snapshot", f"snapshot {effect.number} in {path}")

@@ -197,7 +197,7 @@ class Sequential:
         """Why it could not be written, or nothing."""
         self._snapshots += 1
         self._report(self._clock())  # so that the record tells what the snapshot holds
-        self._note("asked")
+        self._note("asked", values={"number": self._snapshots})
         with self._pause():
             written = self._shard.perform(WriteSnapshot(self._snapshots, self._updates), 0.0)
         assert isinstance(written, SnapshotWritten)

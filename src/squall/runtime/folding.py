@@ -1,0 +1,75 @@
+"""Leases that were trained as a whole, put together where one follows on another: a few rows instead of millions.
+
+A resume goes back to a snapshot, and with it the record: leases that ended behind its asking are forgotten. So what
+ended before and what ended behind the asking of a snapshot that is still there stays apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from squall.record import SEVERAL, Lease
+from squall.writer import Record
+
+
+class Folding:
+    """Brings ended leases into a record. Positions run on from an epoch into the next, as `Lease` has it."""
+
+    def __init__(self, record: Record, examples: int) -> None:
+        self._record = record
+        self._examples = examples  # in an epoch
+        self._eras: dict[int, _Pieces] = {0: _Pieces()}  # snapshot -> what ended behind its asking; 0: the beginning
+
+    def add(self, lease: Lease) -> None:
+        if lease.trained_stop < lease.stop:
+            self._record.add(lease)  # what was given back is told as it was
+        else:
+            self._put(list(self._eras.values())[-1], lease)
+
+    def asked(self, number: int) -> None:
+        """A snapshot is asked for."""
+        self._eras[number] = _Pieces()
+
+    def published(self, numbers: Sequence[int]) -> None:
+        """Nobody goes back any more to a snapshot before the newest that is not among these."""
+        into = None
+        for number, pieces in list(self._eras.items()):
+            if into is not None and number not in numbers and number <= numbers[-1]:
+                for lease in self._eras.pop(number).by_start.values():
+                    self._put(into, lease)
+            else:
+                into = pieces
+
+    def _put(self, pieces: _Pieces, lease: Lease) -> None:
+        start = lease.epoch * self._examples + lease.start
+        stop = lease.epoch * self._examples + lease.stop
+        if start in pieces.by_start or stop in pieces.by_stop:  # trained twice: both are told
+            self._record.add(lease)
+            return
+        if (before := pieces.by_stop.pop(start, None)) is not None:
+            start = before.epoch * self._examples + before.start
+            lease = self._joined(before, lease)
+        if (behind := pieces.by_start.pop(stop, None)) is not None:
+            stop = behind.epoch * self._examples + behind.stop
+            lease = self._joined(lease, behind)
+        pieces.by_start[start] = pieces.by_stop[stop] = lease
+        self._record.add(lease)
+
+    def _joined(self, first: Lease, second: Lease) -> Lease:
+        """Under the number of the first: any of theirs serves to find the row when the record goes back."""
+        self._record.remove(second)
+        one = (first.replica, first.incarnation) == (second.replica, second.incarnation)
+        replica, incarnation = (first.replica, first.incarnation) if one else (SEVERAL, 0)
+        stop = first.stop + second.stop - second.start
+        return Lease(
+            first.lease, first.epoch, first.start, stop, replica, incarnation,
+            min(first.granted_s, second.granted_s), max(first.ended_s, second.ended_s), stop,
+        )  # fmt: skip
+
+
+class _Pieces:
+    """What ended between two askings: disjoint ranges, none of which follows on another."""
+
+    def __init__(self) -> None:
+        self.by_start: dict[int, Lease] = {}
+        self.by_stop: dict[int, Lease] = {}

@@ -1,0 +1,170 @@
+"""The writer of a run's record, and the tables that it makes of the rows in `squall.record`."""
+
+import math
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+from squall.backlog import Backlog
+from squall.record import Lease, Metric, Progress, RecordError, Row, Staleness, State, record_error
+
+COMMIT_EVERY_S = 0.2
+PAUSE_AT_MOST_S = 5.0  # between tries to write into a file that is locked, or onto a disk that is full
+OPEN_S, BUSY_S = (
+    2.0,
+    0.02,
+)  # for how long a lock is waited for: at the beginning and the end, and while training goes on
+
+# SQLite keeps NaN as NULL, and a loss may well be NaN: so only REAL columns may be NULL.
+_SQL_TYPE = {float: "REAL", int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
+_COLUMNS: dict[type[Row], list[tuple[str, Any]]] = {
+    table: [(field.name, field.type) for field in fields(table)] for table in get_args(Row)
+}
+_KEYS: dict[type[Row], str] = {Lease: "lease", State: "key"}  # a second row with the key takes the place of the first
+
+
+def _schema(table: type[Row]) -> str:
+    columns = [f"{name} {_SQL_TYPE[kind]}" for name, kind in _COLUMNS[table]]
+    key = f", PRIMARY KEY ({_KEYS[table]})" if table in _KEYS else ""
+    return f"CREATE TABLE IF NOT EXISTS {table.__name__.lower()} ({', '.join(columns)}{key})"
+
+
+def _insert(table: type[Row]) -> str:
+    marks = ", ".join("?" for _ in _COLUMNS[table])
+    return f"INSERT OR REPLACE INTO {table.__name__.lower()} VALUES ({marks})"
+
+
+def _delete(table: type[Row]) -> str:
+    return f"DELETE FROM {table.__name__.lower()} WHERE {_KEYS[table]} = ?"
+
+
+def _values(row: Row) -> tuple[Any, ...]:
+    # The conversion admits NumPy and torch scalars, which SQLite would store as bytes or refuse.
+    return tuple(kind(getattr(row, name)) for name, kind in _COLUMNS[type(row)])
+
+
+class Record:
+    """The writer, owned by exactly one process, the coordinator. A resumed run appends to its file."""
+
+    def __init__(self, path: str | Path, busy_s: float = BUSY_S) -> None:
+        """Open `path`, or create it; a commit waits `busy_s` seconds for a lock before it raises."""
+        self.path = Path(path)
+        self._backlog = Backlog()
+        self._committed = self._again_at = -math.inf  # the `now` of the last commit; not before this one
+        self._pause_s = 0.0  # behind a try that failed
+        try:
+            # SQLite would create it 0644 under the usual umask; its -wal and -shm files copy this mode.
+            with suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except OSError as error:
+            raise RecordError(f"cannot create {self.path}: {error.strerror}") from error
+        try:
+            self._db = sqlite3.connect(self.path, timeout=OPEN_S, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            # A killed process loses nothing that was committed; a power cut may lose the last commits.
+            self._db.execute("PRAGMA synchronous = NORMAL")
+        except sqlite3.Error as error:
+            raise record_error("open", self.path, error) from error
+        with self._transaction("open"):
+            for table in _COLUMNS:
+                self._db.execute(_schema(table))
+        self._busy_s = busy_s
+        self._wait_for_locks(busy_s)
+
+    def _wait_for_locks(self, seconds: float) -> None:
+        self._db.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
+
+    @contextmanager
+    def _transaction(self, doing: str = "write") -> Iterator[None]:
+        """All of it or nothing. A lock is found before any work is done. Raises `RecordError`."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            with suppress(sqlite3.Error):  # SQLite has done so after some errors
+                self._db.execute("ROLLBACK")
+            raise record_error(doing, self.path, error) from error
+
+    def add(self, row: Row) -> None:
+        """Take one row; `commit` writes it. One with a key takes the place of the one that has it."""
+        table = type(row)
+        if table in _KEYS:
+            self._backlog.keyed[table][getattr(row, _KEYS[table])] = row
+        else:
+            self._backlog.add(row)
+
+    def remove(self, row: Lease) -> None:
+        """The row with its key goes, at the next commit."""
+        self._backlog.keyed[Lease][row.lease] = None
+
+    def seal(self) -> None:
+        """A snapshot is asked for: `rewind` may go back to this moment."""
+        self._backlog.seal()
+
+    def commit(self, now: float, force: bool = False) -> bool:
+        """Write what waits in one transaction, at most every 0.2 s unless forced; tell whether it did.
+
+        `now` is in seconds on any steady clock. After a RecordError there is no try for a while: 0.2 s, then twice as
+        long each time, up to 5 s. What waits meanwhile is kept, reports in fewer rows (see `squall.backlog`).
+        """
+        due = now >= self._again_at and (force or now - self._committed >= COMMIT_EVERY_S)
+        if not due or not self._backlog:
+            return False
+        try:
+            self._write()
+        except RecordError:
+            self._pause_s = min(max(2 * self._pause_s, COMMIT_EVERY_S), PAUSE_AT_MOST_S)
+            self._again_at = now + self._pause_s
+            raise
+        self._pause_s, self._again_at, self._committed = 0.0, -math.inf, now
+        return True
+
+    def _write(self) -> None:
+        if not self._backlog:
+            return
+        with self._transaction():
+            for table, keyed in self._backlog.keyed.items():
+                gone = [(key,) for key, row in keyed.items() if row is None]
+                self._db.executemany(_delete(table), gone)
+                self._db.executemany(_insert(table), [_values(row) for row in keyed.values() if row is not None])
+            for table, rows in self._backlog.rows.items():
+                self._db.executemany(_insert(table), map(_values, rows))
+        self._backlog.clear()
+
+    def secure(self) -> None:
+        """Write what waits, and have it on the disk, where a power cut leaves it. Raises `RecordError`."""
+        self._db.execute("PRAGMA synchronous = FULL")
+        try:
+            self._write()
+        finally:
+            self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def rewind(self, time_s: float, first_lease: int, leases: Sequence[int]) -> None:
+        """Forget what a resumed run has lost: rows of training after `time_s`, and of leases that are dealt again."""
+        self._wait_for_locks(OPEN_S)
+        with self._transaction():
+            for table in (Progress, Staleness, Metric):
+                self._db.execute(f"DELETE FROM {table.__name__.lower()} WHERE time_s > ?", (time_s,))
+            self._db.execute("DELETE FROM lease WHERE lease >= ?", (first_lease,))
+            self._db.executemany(_delete(Lease), [(lease,) for lease in leases])
+        self._wait_for_locks(self._busy_s)
+
+    def close(self) -> None:
+        """Write the rest and close the file."""
+        try:
+            self._wait_for_locks(OPEN_S)
+            self._write()
+        finally:
+            self._db.close()
+
+
+def settle(path: Path) -> None:
+    """Fold the write-ahead log into the file, once nobody uses it: a finished run's record is one file to copy."""
+    # An error: somebody else reads it. Then it stays as it is, which is no less valid.
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
