@@ -77,8 +77,8 @@ def speech_mlp() -> Workload:
     )
 
 
-def digits_mlp() -> Workload:
-    """scikit-learn's 1,797 handwritten digits, pixels scaled to [0, 1], network 64-256-256-10, batch 32.
+def digits_mlp(hidden: tuple[int, ...] = (256, 256)) -> Workload:
+    """scikit-learn's 1,797 handwritten digits, pixels scaled to [0, 1], network 64-256-256-10 by default, batch 32.
 
     Split by a permutation with seed 2012: the first 80 % (1,437) to train, the others (360) to test.
     """
@@ -92,7 +92,7 @@ def digits_mlp() -> Workload:
     cut = len(inputs) * 8 // 10
     return Workload(
         name="digits_mlp",
-        widths=(64, 256, 256, 10),
+        widths=(64, *hidden, 10),
         train_inputs=inputs[:cut].clone(),
         train_labels=labels[:cut].clone(),
         test_inputs=inputs[cut:].clone(),

@@ -31,7 +31,7 @@ from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.forks import Work, answer, forked
 from squall.sim.cluster.jitter import Trace
 from squall.sim.cluster.measure_exchange import BYTES, exchange_seconds
-from squall.sim.cluster.measure_run import overhead_of, single_s
+from squall.sim.cluster.measure_run import overhead_of, quarter, single_s
 from squall.sim.cluster.model import Cluster, Machine, Overhead
 from squall.sim.cluster.quiet import BUSY, Moment, Stopwatch, calmest, moment
 from squall.strategies import Downpour, Strategy
@@ -109,7 +109,7 @@ def measure(
     machine = Machine(
         name="machine", cores=cores, step_s=_rounded(means[0]), jitter=Trace(trace_file, quantiles(times[1])),
         single_s=_rounded(alone_s), slowdown=slowdowns(counts, means, cores), exchange=exchange,
-        overhead=_overhead(built, layout, recipe.optimizer, threads, seconds / 4),
+        overhead=_overhead(built, layout, recipe.optimizer, threads, quarter(times[1]), seconds / 4),
         memory=_rounded(memory_bandwidth()),
     )  # fmt: skip
     return Measured(machine, tuple(times[1]), built.batch_size, layout.elements, others)
@@ -126,10 +126,12 @@ def _calm_enough(moments: Sequence[Moment], busy: bool) -> float:
     return others
 
 
-def _overhead(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int, seconds: float) -> Overhead:
+def _overhead(
+    task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int, step_s: float, seconds: float
+) -> Overhead:  # fmt: skip
     if BYTES * layout.elements > MEMORY_SHARE * _free_bytes():
         return Overhead()  # of so large a vector it is next to nothing
-    found = overhead_of(task, layout, optimizer, threads, seconds)
+    found = overhead_of(task, layout, optimizer, threads, step_s, seconds)
     return Overhead(**{name: _rounded(value) for name, value in dataclasses.asdict(found).items()})
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from squall.launchers.inline import LoneChannel
 from squall.launchers.line import Line
 from squall.launchers.roles import make_host
 from squall.plan import Settings, make_plan
-from squall.protocol.core import COORDINATOR, Compute, Effect, Event, Expect, Node
+from squall.protocol.core import COORDINATOR, Apply, Compute, Effect, Event, Expect, Node
 from squall.runtime import attempts
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, Host
@@ -33,7 +32,7 @@ from squall.runtime.processes import keep_freed_memory
 from squall.runtime.sequential import Sequential
 from squall.sim.cluster.forks import Work, answer, forked
 from squall.sim.cluster.model import Overhead
-from squall.sim.cluster.quiet import Chunks, Enough, Moment, Stopwatch, calmest, core_s, moment
+from squall.sim.cluster.quiet import Chunks, Enough, Stopwatch, core_s, moment
 from squall.strategies import Downpour, SingleProcess, Strategy
 from squall.task import Batch, OptimizerFactory, Task
 from squall.transports.host import HostTransport
@@ -42,24 +41,27 @@ from squall.vector import Layout
 REPLICA, SHARD = Node("replica", 0), Node("shard", 0)
 SELDOM = 16  # batches between exchanges, in a run that shows what the others take
 WARM_UP_S, CHUNK_S = 0.2, 0.1
+MOST_UPDATES = 1 << 14  # the newest
 ENDLESS = 10**9  # epochs
 
 
 def overhead_of(
-    task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int, seconds: float
+    task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int, step_s: float, seconds: float
 ) -> Overhead:  # fmt: skip
-    """Measured for about so long, in a run that exchanges after each batch and in one that seldom does."""
+    """Measured for about `seconds`, in a run that exchanges after each batch and in one that seldom does.
 
-    def run(every: int) -> list[Moment]:
+    Of all that is measured again and again the lower quartile counts: whenever another program was on the core
+    meanwhile, caches are cold and the same work takes twice the core's time. `step_s` is that of a gradient alone.
+    """
+
+    def run(every: int) -> dict[str, float]:
         strategy = Downpour(replicas=1, optimizer=optimizer, push_every=every, fetch_every=every)
-        return _chunks(_job(task, layout, strategy, threads), seconds / 2)
+        return _costs(_job(task, layout, strategy, threads), seconds / 2)
 
     often, seldom = run(1), run(SELDOM)
-    every, between = _median(often, "replica_s", "batches"), _median(seldom, "replica_s", "batches")
-    exchange_s = max(0.0, (every - between) / (1 - 1 / SELDOM))
     return Overhead(
-        batch_s=max(0.0, every - exchange_s), exchange_s=exchange_s, serve_s=_median(often, "shard_s", "batches"),
-        lease_s=_median(often, "coordinator_s", "leases"),
+        batch_s=max(0.0, seldom["replica"] - step_s), exchange_s=max(0.0, often["replica"] - seldom["replica"]),
+        serve_s=often["shard"], lease_s=often["coordinator"],
     )  # fmt: skip
 
 
@@ -67,14 +69,19 @@ def single_s(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: i
     """Seconds of a batch of `SingleProcess`, everything included."""
     job = _job(task, layout, SingleProcess(optimizer=optimizer), threads)
     folder = tempfile.TemporaryDirectory(prefix="squall-measure-")
+    found: list[float] = []
     with folder, forked([partial(_alone, job, folder.name)]) as lines:
-        return _median(_moments(lines, lines, (), seconds), "seconds", "batches")
+        moment(lines, WARM_UP_S)
+        until = time.monotonic() + seconds
+        while not found or time.monotonic() < until:
+            (said,) = moment(lines, CHUNK_S).said
+            found.append(said["seconds"] / said["batches"])
+    return quarter(found)
 
 
-def _median(moments: Sequence[Moment], what: str, by: str) -> float:
-    """Of what a batch or a lease took, over the moments that count."""
-    said: list[dict[str, float]] = [moment.said[0] for moment in calmest(moments)]
-    return statistics.median([each[what] / each[by] for each in said if each[by]] or [0.0])
+def quarter(values: Sequence[float]) -> float:
+    """The lower quartile."""
+    return sorted(values)[len(values) // 4]
 
 
 def _job(task: Task, layout: Layout, strategy: Strategy, threads: int) -> Job:
@@ -84,42 +91,44 @@ def _job(task: Task, layout: Layout, strategy: Strategy, threads: int) -> Job:
     return private_job(plan, strategy, dataclasses.replace(task, validate=None), layout, Path(), time.time())
 
 
-def _moments(
-    measuring: Sequence[Line], lines: Sequence[Line], servers: Sequence[tuple[str, int]], seconds: float
-) -> list[Moment]:  # fmt: skip
-    """Chunk after chunk; each says as well what the servers (name and process) had of the cores in it."""
-    beside = [line for line in lines if line not in measuring]
-    moment(measuring, WARM_UP_S, beside)
-    found: list[Moment] = []
-    until = time.monotonic() + seconds
-    while not found or time.monotonic() < until:
-        before = [core_s(pid) for _, pid in servers]
-        found.append(moment(measuring, CHUNK_S, beside))
-        for (name, pid), had_s in zip(servers, before):
-            found[-1].said[0][name] = core_s(pid) - had_s
-    return found
-
-
 # ---------------------------------------------------------------- a run of processes
 
 
-def _chunks(job: Job, seconds: float) -> list[Moment]:
+def _costs(job: Job, seconds: float) -> dict[str, float]:
+    """Seconds of a core: of the replica for a batch, the shard for an update, the coordinator for a lease."""
+    served = torch.zeros(MOST_UPDATES, dtype=torch.float64).share_memory_()  # by the shard, which nobody can ask
     with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
         arena = Arena.create(arena_shape(job.layout, job.recipe), Path(folder))
         job = attempts.begin(dataclasses.replace(job, arena=arena, directory=Path(folder)))
-        works: list[Work] = [partial(_serve, job, COORDINATOR), partial(_serve, job, SHARD), partial(_replica, job)]
+        works: list[Work] = [
+            partial(_serve, job, COORDINATOR, served), partial(_serve, job, SHARD, served), partial(_replica, job)
+        ]  # fmt: skip
         with forked(works) as lines:
-            pids = [answer(line)["pid"] for line in lines[:2]]
-            return _moments(lines[2:], lines, list(zip(("coordinator_s", "shard_s"), pids)), seconds)
+            coordinator = answer(lines[0])["pid"]
+            answer(lines[1])
+            moment(lines[2:], WARM_UP_S, lines[:2])
+            served.zero_()
+            batches: list[float] = []
+            leases: list[float] = []
+            until = time.monotonic() + seconds
+            while not leases or time.monotonic() < until:
+                before_s = core_s(coordinator)
+                (said,) = moment(lines[2:], CHUNK_S, lines[:2]).said
+                batches += said["batches"]
+                if said["leases"]:
+                    leases.append((core_s(coordinator) - before_s) / said["leases"])
+    updates = served[served > 0].tolist()
+    return {"replica": quarter(batches), "shard": quarter(updates or [0.0]), "coordinator": quarter(leases)}
 
 
-def _serve(job: Job, node: Node, line: Line) -> None:
+def _serve(job: Job, node: Node, served: Tensor, line: Line) -> None:
     torch.set_num_threads(1)
     line.say(pid=os.getpid())
     mine, theirs = Pipe()  # where a run's coordinator hears its nursery: `theirs` stays open, and says nothing
     peers = [] if node == COORDINATOR else [COORDINATOR]
     transport = HostTransport(node, job.directory, serve=True, peers=peers, wake_on=mine.fileno())
-    Driver(machine(job, node), transport, make_host(job, node, Line(mine))).run()
+    host = make_host(job, node, Line(mine))
+    Driver(machine(job, node), transport, host if node == COORDINATOR else _MeteredShard(host, served)).run()
     theirs.close()
 
 
@@ -130,39 +139,60 @@ def _replica(job: Job, line: Line) -> None:
     chunks = Chunks(line)
     try:
         chunks.begin()
-        Driver(machine(job, REPLICA), transport, _Metered(make_host(job, REPLICA, None), chunks)).run()
+        Driver(machine(job, REPLICA), transport, _MeteredReplica(make_host(job, REPLICA, None), chunks)).run()
     except Enough:
         pass
 
 
 class _Metered:
-    """A replica's host; tells what its process had of a core beside its computations."""
+    """A host that looks at its thread's time on a core whenever an effect begins what is counted."""
 
-    def __init__(self, host: Host, chunks: Chunks) -> None:
+    def __init__(self, host: Host, counted: type[Effect]) -> None:
         self._host = host
-        self._chunks = chunks
+        self._counted = counted
         self.attach, self.poll, self.rest = host.attach, host.poll, host.rest
-        self._batches = self._leases = 0
-        self._computed_s = self._began_s = 0.0
+        self._began_s = time.thread_time()
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if type(effect) is self._counted:
+            self.count(time.thread_time() - self._began_s)
+            self._began_s = time.thread_time()
+        return self._host.perform(effect, now)
+
+    def count(self, seconds: float) -> None:
+        raise NotImplementedError
+
+
+class _MeteredShard(_Metered):
+    def __init__(self, host: Host, served: Tensor) -> None:
+        super().__init__(host, Apply)
+        self._served = served
+        self._updates = 0
+
+    def count(self, seconds: float) -> None:
+        self._served[self._updates % MOST_UPDATES] = seconds
+        self._updates += 1
+
+
+class _MeteredReplica(_Metered):
+    def __init__(self, host: Host, chunks: Chunks) -> None:
+        super().__init__(host, Compute)
+        self._chunks = chunks
+        self._batches: list[float] = []
+        self._leases = 0
         self._granted = False
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if type(effect) is Expect and not self._granted:  # the first of a lease's batches
-            self._granted = True
             self._leases += 1
-        if type(effect) is not Compute:
-            return self._host.perform(effect, now)
-        self._granted = False
+        self._granted = type(effect) is Expect
+        return super().perform(effect, now)
+
+    def count(self, seconds: float) -> None:
+        self._batches.append(seconds)
         if self._chunks.over():
-            others_s = time.thread_time() - self._began_s - self._computed_s
-            self._chunks.next(batches=self._batches, leases=self._leases, replica_s=others_s)
-            self._batches = self._leases = 0
-            self._computed_s, self._began_s = 0.0, time.thread_time()
-        self._batches += 1
-        began_s = time.thread_time()
-        event = self._host.perform(effect, now)
-        self._computed_s += time.thread_time() - began_s
-        return event
+            self._chunks.next(batches=self._batches, leases=self._leases)
+            self._batches, self._leases = [], 0
 
 
 # ---------------------------------------------------------------- one process
