@@ -206,12 +206,14 @@ def attend(local: LocalRun, path: Path, progress: bool) -> None:
         if isinstance(error, TaskError):
             raise TaskError(f"{error}\n\n{_mended(path)}", error.failure) from None
         raise ProcessLost(f"{error}\n{_remedy(path)}") from None
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted at once; {_remedy(path)}") from None
     _raise_for(end, path)
 
 
 def _attend(local: LocalRun, path: Path, progress: bool) -> End:
-    with collected_interrupts() as interrupts, _progress(path, progress) as show:
-        asked = False
+    with collected_interrupts(requests=2) as interrupts, _progress(path, progress) as show:
+        heeded = 0
         prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
         while local.ended is None:
             local.attend(POLL_S)
@@ -219,8 +221,8 @@ def _attend(local: LocalRun, path: Path, progress: bool) -> End:
             if time.monotonic() >= prepare_at and begun(path):
                 prepare_at = math.inf
                 prepare_report()
-            if interrupts and not asked:
-                asked = True
+            if heeded < len(interrupts):
+                heeded += 1
                 local.stop()
     return local.ended
 
@@ -247,7 +249,7 @@ def finish_report(run: Run) -> None:
     try:
         run.report()
         settle(run.directory / "run.sqlite")
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         warnings.warn(f"the report of {run.directory} could not be written: {error}", RuntimeWarning, stacklevel=2)
 
 

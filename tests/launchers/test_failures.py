@@ -38,6 +38,8 @@ def endless(tmp_path: Path) -> Iterator[Started]:
     finally:
         run.process.kill()
         run.finish()
+        for pid in run.processes().values():  # what a test has stopped ends by nothing else
+            os.kill(pid, signal.SIGKILL)
         wait_for(run.gone, 10, "the processes to end")
 
 
@@ -124,11 +126,38 @@ def test_a_second_interrupt_insists(endless: Started) -> None:
     endless.process.send_signal(signal.SIGINT)
     status, _, err = endless.finish(10)
     assert status == 130
+    assert f"squall resume {endless.directory}" in err
     assert "Traceback" not in err
     wait_for(endless.gone, 5, "the children to be gone")
 
 
-def test_nothing_is_left_when_the_launching_process_is_killed(endless: Started, shared_memory_before: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("stopped", "said"),
+    [
+        (("shard 1", "replica 0", "evaluator"), "shard 1 did not answer in time, so that nothing was saved"),
+        (("coordinator",), "the coordinator did not answer and was killed, so that nothing was saved"),
+    ],
+)
+def test_an_interrupt_ends_a_run_of_which_some_stand_still(
+    endless: Started, stopped: tuple[str, ...], said: str
+) -> None:
+    wait_for(lambda: Snapshots(endless.directory).numbers(), 30, "a snapshot")
+    for role in stopped:
+        endless.kill(role, signal.SIGSTOP)
+    endless.process.send_signal(signal.SIGINT)
+    assert wait_for(endless.gone, 4.0, "the children to be gone") < 3.0
+    status, _, err = endless.finish()
+    assert status == 130
+    assert said in err
+    assert re.search(r"from snapshot \d+ with: squall resume " + re.escape(str(endless.directory)), err)
+
+
+@pytest.mark.parametrize("stopped", [(), ("nursery", "coordinator", "shard 0", "replica 1")])
+def test_nothing_is_left_when_the_launching_process_is_killed(
+    endless: Started, stopped: tuple[str, ...], shared_memory_before: set[str]
+) -> None:
+    for role in stopped:
+        endless.kill(role, signal.SIGSTOP)
     endless.process.kill()
     wait_for(endless.gone, 5, "the children to be gone")
     assert {name for name in os.listdir("/dev/shm") if name.startswith("squall")} == shared_memory_before

@@ -1,13 +1,16 @@
 """The launching process's side of a run, with a nursery that says what it is told to."""
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from squall.errors import ProcessLost
 from squall.launchers import local
-from squall.launchers.local import LocalRun
+from squall.launchers.local import ANSWER_WITHIN_S, INSISTED_S, LocalRun
 from squall.protocol.core import End
+from tests.launchers.processes import wait_for
 
 SPEAKER = """
 import sys
@@ -16,6 +19,19 @@ from squall.launchers.line import Line
 line = Line(Connection(int(sys.argv[1])))
 for said in {said}:
     line.say(**said)
+"""
+# Has a child, stops itself, and would say more later.
+STOPPED = """
+import os, signal, sys
+from multiprocessing.connection import Connection
+from squall.launchers.line import Line
+line = Line(Connection(int(sys.argv[1])))
+if pid := os.fork():
+    line.say(kind="listening")
+    line.say(kind="exited", node="replica-0.0", pid=pid, why="", traceback="")
+    os.kill(os.getpid(), signal.SIGSTOP)
+else:
+    signal.pause()
 """
 SHARD_LOST = {"kind": "exited", "node": "shard-0.0", "pid": 7, "why": "killed by SIGKILL", "traceback": ""}
 
@@ -27,6 +43,35 @@ def run_that_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LocalRun]:
         return LocalRun()
 
     return start
+
+
+@pytest.mark.parametrize(("stops", "within_s"), [(1, ANSWER_WITHIN_S), (2, INSISTED_S)])
+def test_a_nursery_that_does_not_answer_is_killed_with_all_its_children(
+    stops: int, within_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_ENTRY", STOPPED)
+    run = LocalRun()
+    while not run._exits:
+        run.attend(10.0)
+    child = run._exits[0]["pid"]
+    began = time.monotonic()
+    for _ in range(stops):
+        run.stop()
+    while run.ended is None:
+        run.attend(0.1)
+    assert time.monotonic() - began < within_s + 0.5
+    assert run.ended.status == "interrupted"
+    assert run.ended.reason.endswith("did not answer, and was killed" if stops == 1 else "interrupted at once")
+    wait_for(lambda: not lives(child), 1.0, "its child to be gone")
+    run.close()
+
+
+def lives(pid: int) -> bool:
+    """Here nobody may take notice of an orphan's end: a zombie is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def attended(run: LocalRun) -> End:

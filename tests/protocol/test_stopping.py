@@ -5,7 +5,7 @@ from office import Office
 from steps import kinds, sent
 from test_closing import end, finished
 
-from squall.protocol.coordinator import STOP_WITHIN_S
+from squall.protocol.coordinator import SAVE_WITHIN_S, STOP_WITHIN_S
 from squall.protocol.core import Cause, End, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Evaluate, NonFinite, Stop, TakeSnapshot
@@ -62,3 +62,42 @@ def test_a_stop_during_the_last_snapshot_comes_too_late() -> None:
     assert office.give(StopRequested("interrupted")) == []
     office.snapshot()
     assert end(office) == End("finished", "all data is trained", Cause.DATA)
+
+
+# ---------------------------------------------------------------- shards that do not answer
+
+SILENT = "shard 0, shard 1 did not answer in time, so that nothing was saved"
+
+
+@pytest.mark.parametrize("under_way", [False, True])
+def test_a_users_stop_does_not_wait_for_a_snapshot_that_is_never_written(under_way: bool) -> None:
+    office = Office(limits=Limits(), snapshot_every_s=1.0)
+    a, b = office.join(0, 1)
+    office.now = 1.0 if under_way else 0.5
+    office.give(TimePassed())
+    office.give(StopRequested("interrupted"))
+    office.leave(a, b)
+    assert office.machine.wake_at == pytest.approx(office.now + STOP_WITHIN_S + SAVE_WITHIN_S)
+    office.now += 2.3
+    office.give(TimePassed())
+    assert end(office) == End("interrupted", f"interrupted; {SILENT}", Cause.STOPPED)
+
+
+def test_a_finished_run_whose_last_snapshot_a_user_does_not_wait_for_has_not_finished() -> None:
+    office = finished(evaluate=False)
+    assert office.machine.wake_at is None  # else it takes the time that it needs
+    office.now = 100.0
+    office.give(StopRequested("interrupted"))
+    office.now += STOP_WITHIN_S + SAVE_WITHIN_S
+    office.give(TimePassed())
+    assert end(office) == End("interrupted", f"all data is trained; {SILENT}", Cause.STOPPED)
+
+
+def test_the_snapshot_behind_a_scripts_own_end_takes_the_time_that_it_needs() -> None:
+    office = Office(limits=Limits())
+    a, b = office.join(0, 1)
+    office.give(StopRequested("it took no more batches", wanted=True))
+    office.leave(a, b)
+    assert office.machine.wake_at is None
+    office.snapshot()
+    assert end(office).status == "finished"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from squall.protocol.coordinator import Coordinator
+from squall.protocol.coordinator import Coordinator, Phase
 from squall.protocol.core import Apply, Effect, Event, MessageArrived, Node, Send, Term
 from squall.protocol.leases import Leases
 from squall.protocol.leasing import LeaseCoordinator
@@ -198,6 +198,16 @@ def departed_unknown(original: Any, shard: Shard, *given: Any) -> None:
     shard._gone.clear()
 
 
+def patient_with_shards(original: Any, coordinator: Coordinator, now: float) -> None:
+    if coordinator.phase is not Phase.SNAPSHOT:
+        original(coordinator, now)
+
+
+def patient_with_replicas(original: Any, coordinator: Coordinator, now: float) -> None:
+    if coordinator.phase is Phase.SNAPSHOT:
+        original(coordinator, now)
+
+
 def twice_told(original: Any, leases: Leases, lease: int, upto: int, holder: Node) -> Any:
     return original(leases, lease, upto + leases.batch_size, holder)
 
@@ -307,6 +317,10 @@ PLANTED: dict[str, Planted] = {
         wrapped(Shard, "_on_view", departed_unknown), 50, "I4"),
     "a manifest names another file's checksum": Planted(
         wrapped(Snapshots, "answered", one_checksum_for_all), 20, "I1"),
+    "a stop waits for shards for as long as they take": Planted(
+        wrapped(Coordinator, "_set_deadline", patient_with_shards), 100, "I8"),
+    "a stop waits for replicas for as long as they take": Planted(
+        wrapped(Coordinator, "_set_deadline", patient_with_replicas), 100, "I8"),
     "a batch more than reported counts as trained": Planted(wrapped(Leases, "done", twice_told), 20, "I1"),
     "a gradient buffer is used again too early": Planted(wrapped(Replica, "_exchange", one_buffer), 20, "I6"),
     "a batch that is tried again shifts the fetches": Planted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -9,7 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from multiprocessing.connection import Connection
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,10 @@ from squall.protocol.core import COORDINATOR, End, Node
 from squall.runtime.processes import ending
 from squall.shipping import ship
 
+ANSWER_WITHIN_S = 2.0  # the nursery, to a stop
+INSISTED_S = 1.0  # what is asked twice to stop may take
+LEAVE_WITHIN_S = 1.0  # a process that has nothing to do any more
+
 
 class LocalRun:
     """Starts the nursery as early as possible: it imports torch while the launching process checks the task."""
@@ -30,15 +37,19 @@ class LocalRun:
     def __init__(self) -> None:
         self._sockets = tempfile.mkdtemp(prefix="squall-")  # mode 0700
         mine, theirs = socket.socketpair()
+        self._life, held = Pipe(duplex=False)  # its other end is open for as long as anybody lives who inherits it
         self._environment = dict(os.environ)
-        with theirs:
+        with theirs, held:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, env=environment(),
+                pass_fds=[theirs.fileno(), held.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
+                env=environment(),
             )  # fmt: skip
         self._line = Line(Connection(mine.detach()))
         self._launched = False
         self._listening = False  # the nursery: until then it runs the user's code
+        self._stops = 0  # asked for
+        self._kill_at = math.inf
         self.ended: End | None = None
         self._exits: list[dict[str, Any]] = []
 
@@ -59,7 +70,13 @@ class LocalRun:
 
     def attend(self, timeout_s: float) -> None:
         """Wait for the nursery to say something. Raises what ended the run, if that was an error."""
-        if self.ended is not None or not self._line.connection.poll(timeout_s):
+        if self.ended is not None:
+            return
+        if not self._line.connection.poll(timeout_s):
+            if time.monotonic() >= self._kill_at:
+                self._kill()
+                silent = f"; the nursery (pid {self._process.pid}) did not answer, and was killed"
+                self.ended = End("interrupted", "interrupted" + (silent if self._stops == 1 else " at once"))
             return
         said = self._line.hear()
         if said is None:
@@ -69,6 +86,8 @@ class LocalRun:
                 self._listening = True
             case "failed":
                 raise TaskError.told(said["error"]) if said["task"] else SquallError(said["error"])
+            case "stopping" if self._stops == 1:
+                self._kill_at = math.inf  # it sees to the others
             case "exited":
                 self._exits.append(said)
             case "ended":
@@ -89,28 +108,40 @@ class LocalRun:
         self.ended = End(status, reason)
 
     def stop(self) -> None:
-        """Ask for a snapshot and an orderly end. Before the nursery listens there is nothing to keep."""
-        if self._listening:
-            self._line.say(kind="stop")
-        else:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Ask for a snapshot and an orderly end. Asked again, this kills what has not ended soon.
+
+        Before the nursery listens there is nothing to keep.
+        """
+        if not self._listening:
+            self._kill()
             self.ended = End("interrupted", "interrupted before the training began")
+            return
+        self._stops += 1
+        self._kill_at = time.monotonic() + (ANSWER_WITHIN_S if self._stops == 1 else INSISTED_S)
+        self._line.say(kind="stop")
 
     def close(self) -> None:
         """Nothing is left running when this returns. May be called again."""
         if self._line.connection.closed:
             return
         if not self._launched:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill()
         elif self.ended is None:
             self._line.say(kind="kill")
         try:
-            self._process.wait(5.0 if self.ended is None else None)
+            self._process.wait(LEAVE_WITHIN_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._kill()
         self._line.connection.close()
+        self._life.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _kill(self) -> None:
+        """End the nursery and all that it has forked, whether they answer or not, and wait until they are gone."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        wait([self._life], LEAVE_WITHIN_S)
 
     def _nursery_exit(self) -> str:
         return ending(self._process.wait())

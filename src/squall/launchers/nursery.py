@@ -5,12 +5,13 @@ memory, and inherits the arena. It speaks with the launching process (`launchers
 over pipes; it decides nothing itself:
 
     launcher -> nursery      the task, "launch", "stop", "kill"
-    nursery -> launcher      "listening", "exited", "failed", "ended"
+    nursery -> launcher      "listening", "stopping", "exited", "failed", "ended"
     coordinator -> nursery   "start" a member, "end"
     nursery -> coordinator   "lost" a member, "stop"
 
-When the launcher is gone the nursery asks for a stop as Ctrl-C does; when the nursery is gone, the kernel kills its
-children (PR_SET_PDEATHSIG), and the arena has no name that could be left behind.
+When the launcher is gone the nursery asks for a stop as Ctrl-C does, and the kernel wakes it for that if it was
+stopped itself; when the nursery is gone, the kernel kills its children (PR_SET_PDEATHSIG), and the arena has no name
+that could be left behind. A stop has its time: whoever still lives then is killed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from squall.errors import TaskError
 from squall.launchers.building import build_job, build_task
 from squall.launchers.line import Line
 from squall.launchers.roles import run_role
+from squall.protocol.coordinator import STOP_WITHIN_S
 from squall.protocol.core import COORDINATOR, Node
 from squall.runtime import attempts
 from squall.runtime.job import Job
@@ -43,6 +45,8 @@ from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import die_with_parent, ending, outlive_parent
 
 GRACE_S = 1.0  # for processes to end after the coordinator has
+STOPPED_GRACE_S = 0.5  # the same, when somebody waits for the end
+ANSWER_S = 0.4  # that the coordinator may take beyond its own deadlines
 RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
 DONE = 71  # of one whose machine has ended; with 0 leaves one whose task calls os._exit
 
@@ -63,6 +67,7 @@ class Nursery:
         self._sockets = sockets
         self._children: dict[int, Child] = {}  # by pidfd
         self._killing = False  # what ends from now on was ended here
+        self._stopping = ""  # why
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         self._deadline: float | None = None  # when what is left then is killed
         mine, theirs = Pipe()
@@ -87,7 +92,7 @@ class Nursery:
             timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
             ready = wait([*self._lines(), *self._children], timeout)
             if not ready:
-                self._kill_all()
+                self._late()
             for source in ready:
                 self._attend(source)
         self._launcher.say(kind="ended", **self._verdict())
@@ -105,6 +110,7 @@ class Nursery:
             if said is not None and said["kind"] == "kill":
                 self._kill_all()
             else:  # a stop, or the launcher is gone
+                self._launcher.say(kind="stopping")
                 self._stop("interrupted" if said else "the launching process is gone")
         elif source is self._coordinator.connection:
             said = self._coordinator.hear()
@@ -118,10 +124,21 @@ class Nursery:
 
     def _stop(self, why: str) -> None:
         self._coordinator.say(kind="stop", why=why)
+        if self._end is None and not self._stopping:
+            self._deadline = time.monotonic() + STOP_WITHIN_S + self._job.save_within_s + ANSWER_S
+        self._stopping = why
+
+    def _late(self) -> None:
+        """Who does not answer to a stop, or does not leave when all is over, is stopped or hangs."""
+        self._deadline = None
+        if self._end is None:
+            reason = f"{self._stopping}; the coordinator did not answer and was killed, so that nothing was saved"
+            self._end = {"status": "interrupted", "reason": reason}
+        self._kill_all()
 
     def _ended(self) -> None:
         """The coordinator has said its last; `self._end` is how it ended."""
-        self._deadline = time.monotonic() + GRACE_S
+        self._deadline = time.monotonic() + (STOPPED_GRACE_S if self._stopping else GRACE_S)
 
     def _reap(self, child: Child) -> None:
         _, status = os.waitpid(child.pid, 0)

@@ -44,7 +44,7 @@ from squall.record import Event, State
 from squall.runtime import attempts
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
-from squall.runtime.optimizers import state_name
+from squall.runtime.optimizers import check_optimizers, state_name
 from squall.side import Side
 from squall.task import OptimizerFactory
 
@@ -112,6 +112,8 @@ class ScriptNursery(Nursery):
             self._interrupt_scripts()
         for line in self._scripts.values():
             line.say(kind="ended", **self._end)
+        if self._stopping and self._end["status"] == "finished":
+            self._stop(self._stopping)  # it came too late for the training, and not for the scripts
 
     def _stop(self, why: str) -> None:
         if self._trained_on is not None and self._end is None:
@@ -191,6 +193,7 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
     def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
         strategy = chosen(message["strategy"], optimizer, message["optimizer_chosen"])
         warn_of_threads("the script")
+        check_optimizers(strategy.recipe())  # what torch imports for a first step would keep others waiting
         task = joined_task(model, options)
         job = build_job({**message, "strategy": strategy}, task, Path(order["directory"]), order["snapshot"])
         if job.restored is not None:

@@ -7,7 +7,8 @@ a batch (`sandblaster`). Its parts have one subject each: who is alive (`members
     running -> stopping (replicas finish their exchange and leave) -> evaluating (the final weights)
             -> snapshot -> ended
 
-A user's stop skips the evaluation; a lost shard, or a batch that stays NaN, ends the run with an error.
+A user's stop skips the evaluation, and gives each phase its time: whoever does not answer is not waited for beyond it.
+A lost shard, or a batch that stays NaN, ends the run with an error.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from squall.protocol.messages import (
 from squall.protocol.side_work import Evaluations, Snapshots
 
 STOP_WITHIN_S = 1.0  # after a user's stop, replicas that are still computing are not waited for
+SAVE_WITHIN_S = 1.2  # beyond that, shards that have not written a small snapshot
 LOST_IN_A_ROW = 5  # processes of one slot that die without finishing a batch end the run
 
 
@@ -63,6 +65,7 @@ class Policy(msgspec.Struct, frozen=True):
     until: tuple[str, float] | None = None  # end when this metric is reached (loss: falls to)
     seconds: float | None = None  # of training
     snapshot_every_s: float | None = 60.0
+    save_within_s: float = SAVE_WITHIN_S  # the last snapshot of a run that a user stops
 
 
 class Phase(StrEnum):
@@ -91,11 +94,12 @@ class Coordinator(ABC):
         self._begun = False  # a replica was welcomed
         self._wanted = False  # a script asked for the end
         self._hurried = False  # a user's stop, or an error: no final evaluation
+        self._save_by: float | None = None  # whatever it is that a user's stop, or an error, has not saved by then
         self._last_snapshot = False  # the snapshot under way closes the run
         self._ends_at: float | None = None  # when the training time given is over
         self._evaluate_at: float | None = None
         self._snapshot_at: float | None = None
-        self._deadline: float | None = None  # of the stopping phase
+        self._deadline: float | None = None  # of a phase of the end
 
     # ------------------------------------------------------------ the work, which is a subclass's
 
@@ -155,7 +159,7 @@ class Coordinator(ABC):
                 if failed:
                     self.error = why
                 self._wanted |= wanted and self.phase is Phase.RUNNING
-                self._hurry(why, now, effects)
+                self._hurry(why, now, effects, wanted)
             case TimePassed():
                 self._on_time(now, effects)
             case Started():
@@ -189,7 +193,10 @@ class Coordinator(ABC):
 
     def _on_time(self, now: float, effects: list[Effect]) -> None:
         if _due(self._deadline, now):
-            self._after_stopping(now, effects)
+            if self.phase is Phase.SNAPSHOT:
+                self._leave_unsaved(effects)
+            else:
+                self._after_stopping(now, effects)
         if _due(self._ends_at, now):
             self._stop(Cause.SECONDS, "the time given is over", now, effects)
         if _due(self._snapshot_at, now):
@@ -300,7 +307,7 @@ class Coordinator(ABC):
         if self._evaluations.wanted and self.phase in (Phase.RUNNING, Phase.EVALUATING):
             self._evaluations.ask(effects)
         elif self.phase is Phase.EVALUATING:
-            self._close_with_snapshot(effects)
+            self._close_with_snapshot(now, effects)
 
     def _stop_if_reached(self, values: dict[str, float], now: float, effects: list[Effect]) -> bool:
         why = reached(self.policy.until, values) if self.phase is Phase.RUNNING else ""
@@ -317,7 +324,7 @@ class Coordinator(ABC):
                 self.error = f"the last snapshot could not be written: {self._snapshots.failure}"
             self._end(effects)
         elif self.phase is Phase.SNAPSHOT:
-            self._close_with_snapshot(effects)  # the one under way had begun too early
+            self._close_with_snapshot(now, effects)  # the one under way had begun too early
         elif self.phase is Phase.RUNNING:
             self._snapshot_at = _after(now, self.policy.snapshot_every_s)
 
@@ -339,14 +346,25 @@ class Coordinator(ABC):
             effects.append(Send(node, Stop()))
         self._look_for_end(now, effects)
 
-    def _hurry(self, reason: str, now: float, effects: list[Effect]) -> None:
-        """Stop without a final evaluation, and without waiting long for replicas that compute."""
-        if self.phase in (Phase.SNAPSHOT, Phase.ENDED):
-            return  # nothing is left to skip
-        self._hurried = True
-        self._stop(Cause.SCRIPT if self._wanted else Cause.STOPPED, reason, now, effects)
-        if self.phase in (Phase.STOPPING, Phase.EVALUATING) and self._deadline is None:
+    def _hurry(self, reason: str, now: float, effects: list[Effect], wanted: bool = False) -> None:
+        """Stop without a final evaluation, and without waiting long for whoever does not answer."""
+        if self.phase is Phase.ENDED:
+            return
+        if not wanted and self._save_by is None:
+            self._save_by = now + STOP_WITHIN_S + self.policy.save_within_s
+        if self.phase is not Phase.SNAPSHOT:  # there nothing is left to skip
+            self._hurried = True
+            self._stop(Cause.SCRIPT if self._wanted else Cause.STOPPED, reason, now, effects)
+        self._set_deadline(now)
+
+    def _set_deadline(self, now: float) -> None:
+        """Of the phase under way, if somebody is in a hurry."""
+        if self._deadline is not None:
+            return
+        if self.phase in (Phase.STOPPING, Phase.EVALUATING) and self._hurried:
             self._deadline = now + STOP_WITHIN_S
+        elif self.phase is Phase.SNAPSHOT:
+            self._deadline = self._save_by
 
     def _after_stopping(self, now: float, effects: list[Effect]) -> None:
         self._deadline = None
@@ -356,26 +374,34 @@ class Coordinator(ABC):
             self.phase = Phase.EVALUATING
             self._evaluations.ask(effects)
         else:
-            self._close_with_snapshot(effects)
+            self._close_with_snapshot(now, effects)
 
-    def _close_with_snapshot(self, effects: list[Effect]) -> None:
-        self.phase = Phase.SNAPSHOT
+    def _close_with_snapshot(self, now: float, effects: list[Effect]) -> None:
+        if self.phase is not Phase.SNAPSHOT:
+            self.phase, self._deadline = Phase.SNAPSHOT, None
+            self._set_deadline(now)
         if not self._snapshots.under_way:
             self._last_snapshot = True
             self._snapshots.take(self._ledger(), effects)
+
+    def _leave_unsaved(self, effects: list[Effect]) -> None:
+        """The last snapshot was not written in time: a resume goes on from the one before."""
+        silent = ", ".join(f"shard {shard.index}" for shard in self._snapshots.awaited)
+        self._hurried, self._wanted, self.cause = True, False, Cause.STOPPED  # without its weights it has not finished
+        self._end(effects, f"; {silent} did not answer in time, so that nothing was saved")
 
     def _fail(self, error: str, effects: list[Effect]) -> None:
         self.error = self.reason = error
         self._end(effects)
 
-    def _end(self, effects: list[Effect]) -> None:
+    def _end(self, effects: list[Effect], remark: str = "") -> None:
         self.phase = Phase.ENDED
         self._deadline = self._ends_at = self._snapshot_at = self._evaluate_at = None
         effects.extend(Send(shard, Stop()) for shard in self._shards)
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
         status = self._failure if self.error else "interrupted" if self._hurried and not self._wanted else "finished"
-        effects.append(End(status, self.error or self.reason, Cause.FAILED if self.error else self.cause))
+        effects.append(End(status, (self.error or self.reason) + remark, Cause.FAILED if self.error else self.cause))
 
 
 def reached(until: tuple[str, float] | None, values: dict[str, float]) -> str:

@@ -73,6 +73,11 @@ class Snapshots:
     def under_way(self) -> bool:
         return self._answers is not None
 
+    @property
+    def awaited(self) -> list[Node]:
+        """Shards that have not answered."""
+        return [shard for shard in self._shards if shard not in (self._answers or {})]
+
     def take(self, ledger: dict[str, object], effects: list[Effect]) -> None:
         assert not self.under_way
         self.newest += 1

@@ -10,8 +10,8 @@ from types import FrameType
 
 
 @contextmanager
-def collected_interrupts() -> Iterator[list[int]]:
-    """The signals caught so far: the first asks for an orderly end, the second raises `KeyboardInterrupt` at once."""
+def collected_interrupts(requests: int = 1) -> Iterator[list[int]]:
+    """The signals caught so far: so many are requests; the next raises `KeyboardInterrupt` at once."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught  # only the main thread may set handlers, and signals arrive there
@@ -19,7 +19,7 @@ def collected_interrupts() -> Iterator[list[int]]:
 
     def catch(number: int, frame: FrameType | None) -> None:
         caught.append(number)
-        if len(caught) > 1:
+        if len(caught) > requests:
             raise KeyboardInterrupt
 
     handlers = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}

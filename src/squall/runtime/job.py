@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from squall.plan import Plan
+from squall.protocol.coordinator import SAVE_WITHIN_S
 from squall.protocol.core import Node
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.backward import resolve_device
@@ -19,6 +20,9 @@ from squall.runtime.snapshot import Restored
 from squall.strategies import Recipe, Strategy
 from squall.task import Task
 from squall.vector import Layout
+
+VECTORS = 3  # in a snapshot: weights, and the two that most optimizers keep
+SLOW_DISK_BYTES_S = 50e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,11 @@ class Job:
         """In the run's directory, so that no process has to take all of its steps."""
         if schedule is not None:
             schedule.file = self.directory / NAME
+
+    @property
+    def save_within_s(self) -> float:
+        """How long the last snapshot of a run that a user stops may take, on a slow disk."""
+        return SAVE_WITHIN_S + VECTORS * self.layout.length * 4 / SLOW_DISK_BYTES_S
 
     def slowness(self, node: Node) -> float:
         """How many times as long a node's computations shall take."""

@@ -77,7 +77,7 @@ def batch_coordinator(job: Job, method: BatchMethod) -> BatchCoordinator:
 
 
 def _policy(job: Job) -> Policy:
-    policy = job.plan.policy(job.task)
+    policy = msgspec.structs.replace(job.plan.policy(job.task), save_within_s=job.save_within_s)
     if policy.seconds is None or job.restored is None:
         return policy
     left_s = policy.seconds - job.restored.manifest.trained_s  # a total, as epochs and steps are

@@ -46,8 +46,8 @@ def die_with_parent(parent: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Take `die_with_parent` back."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 0)
+    """Take `die_with_parent` back: the kernel only continues this process, should it be stopped."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def keep_freed_memory() -> None:

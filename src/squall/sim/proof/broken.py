@@ -8,6 +8,7 @@ INVARIANTS = {
     "I5": "a run whose faults heal ends",
     "I6": "weights are the log, applied one entry after the other",
     "I7": "what is measured is labelled with what was in the weights that it was measured on",
+    "I8": "a run that the user stops ends in time, whoever stands still",
 }
 
 

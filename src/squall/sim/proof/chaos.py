@@ -61,6 +61,7 @@ FAULTS_AT_MOST = 6
 SCRIPTED = 0.4  # of the worlds have loops of users' own
 LONG = 0.03  # of the worlds have many batches, soon computed
 FOLLOWED = 0.4  # of the cuts, pauses and storms are followed by the death of somebody who is in them
+HUNG = 0.5  # of the user's stops find somebody who does not answer
 MORTAL = ("replica", "evaluator")  # others start in their place
 
 
@@ -123,15 +124,13 @@ def chaos(seed: int) -> Chaos:
         paces=paces, notice_s=chance.choice((0.0, 0.002, 0.02)),
         snapshot_every_s=chance.choice((None, 0.02, 0.05)), evaluate=chance.random() < 0.7,
         evaluate_every_s=chance.choice((None, None, 0.03)),
-        faults=_faults(chance, events, replicas, shards), scripted=chance.random() < SCRIPTED,
+        faults=_hung(seed, _faults(chance, events, replicas, shards), _others(replicas, shards)),
+        scripted=chance.random() < SCRIPTED,
     )  # fmt: skip
 
 
 def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> tuple[Fault, ...]:
-    parts = [
-        Part("coordinator"), *(Part("shard", i) for i in range(shards)), *(Part("replica", i) for i in range(replicas)),
-        Part("evaluator"),
-    ]  # fmt: skip
+    parts = [Part("coordinator"), *_others(replicas, shards)]
     found: list[Fault] = []
     count = chance.randint(0, FAULTS_AT_MOST)
     while len(found) < count:
@@ -140,6 +139,21 @@ def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> t
         if chance.random() < FOLLOWED:
             found += _death_in(fault, chance, parts)
     return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _others(replicas: int, shards: int) -> list[Part]:
+    """Than the coordinator."""
+    return [
+        *(Part("shard", i) for i in range(shards)), *(Part("replica", i) for i in range(replicas)), Part("evaluator"),
+    ]  # fmt: skip
+
+
+def _hung(seed: int, faults: tuple[Fault, ...], others: list[Part]) -> tuple[Fault, ...]:
+    """Who stands still when the user stops the run does so for longer than a user waits."""
+    chance = random.Random(f"{seed} hung")  # of its own: all else of a seed's world stays as it was
+    stops = [fault.at for fault in faults if isinstance(fault, Stop) and chance.random() < HUNG]
+    pauses = [Pause(max(0, at - chance.randint(0, 10)), 30.0, chance.choice(others)) for at in stops]
+    return tuple(sorted((*faults, *pauses), key=lambda fault: fault.at))
 
 
 def _death_in(fault: Fault, chance: random.Random, parts: list[Part]) -> list[Fault]:

@@ -7,11 +7,12 @@ published snapshot, or from the beginning where there is none.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 
 from squall.protocol.check import check
-from squall.protocol.coordinator import LOST_IN_A_ROW
+from squall.protocol.coordinator import LOST_IN_A_ROW, SAVE_WITHIN_S, STOP_WITHIN_S
 from squall.protocol.core import COORDINATOR, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
 from squall.sim.places import Clock
@@ -45,6 +46,8 @@ class Trial:
         self.cast: Cast = LeaseCast(chaos) if chaos.recipe.batch is None else BatchCast(chaos)
         self._watch = watch
         self._clocks = {f.part: Clock(f.rate, f.offset_s) for f in chaos.faults if isinstance(f, Skew)}
+        rate = self._clocks.get(Part.of(COORDINATOR), Clock()).rate
+        self._stop_within_s = (STOP_WITHIN_S + SAVE_WITHIN_S) / rate + 0.1
         self._to_come = deque(fault for fault in chaos.faults if not isinstance(fault, Skew))
         self._lived_s = 0.0  # in earlier lives
         self._touched = COORDINATOR
@@ -79,6 +82,7 @@ class Trial:
         self._slow_starts: dict[Part, float] = {}
         self._started: list[Node] = []  # replacements, in this event
         self._healed_s = 0.0  # when all faults so far have healed
+        self._stopped_at = math.inf  # by the user
         self._excused: Counter[str] = Counter()  # faults of this life, by kind
         self._note(f"life {self.lives} begins" + (f" from snapshot {saved.manifest.number}" if saved else ""))
         evaluators = [Node("evaluator", chaos.replicas)] if chaos.evaluate else []
@@ -110,6 +114,9 @@ class Trial:
 
     def _check_progress(self) -> None:
         world = self.world
+        began = max(self._stopped_at, world.places[COORDINATOR].busy_until)  # one that stands still is killed
+        if world.now > began + self._stop_within_s:
+            raise Broken("I8", f"it still goes on {world.now - began:.2f} s after the stop")
         if not world.lively:
             raise Broken("I5", "nobody has anything to do, and the run has not ended")
         if world.now > self._healed_s + ENDS_WITHIN_S:
@@ -151,6 +158,7 @@ class Trial:
                 self._full += 1
             case Stop():
                 self.world.post(COORDINATOR, StopRequested("interrupted"))
+                self._stopped_at = min(self._stopped_at, self.world.now)
 
     def _kill(self, fault: Kill) -> None:
         self._slow_starts[fault.part] = fault.seconds
