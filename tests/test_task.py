@@ -54,7 +54,7 @@ def constant(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 WRONG = {
     "empty train": ({"train": TensorDataset(torch.empty(0, 6))}, "Task.train is empty"),
     "empty validate": ({"validate": TensorDataset(torch.empty(0, 6))}, "Task.validate is empty"),
-    "a stream": ({"train": Stream()}, "Task.train must be map-style.*IterableDataset"),
+    "a stream": ({"train": Stream()}, "Task.train is an IterableDataset .Stream., a stream"),
     "a generator": ({"train": iter([1, 2])}, "Task.train must be map-style"),
     "batch size 0": ({"batch_size": 0}, "batch_size is 0: it must be at least 1"),
     "negative batch size": ({"batch_size": -3}, "batch_size is -3: it must be at least 1"),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from squall.alone import Alone
 from squall.batches import Batches
@@ -63,8 +63,9 @@ class Session:
         return self._side.replayed
 
     def batches(
-        self, dataset: Dataset[Any], batch_size: int = 64, epochs: int = 1, *, shuffle: bool = True, **loader: Any
-    ) -> Batches:
+        self, dataset: Dataset[Any], batch_size: int = 64, epochs: int = 1, *, shuffle: bool = True,
+        sampler: Sampler[int] | Sequence[int] | None = None, **loader: Any,
+    ) -> Batches:  # fmt: skip
         """This replica's share of the batches, as they are dealt: every example once an epoch, by all together.
 
         Call `loss.backward()` and `step(loss)` for each. When the loop is over, the model holds the final weights. To
@@ -75,13 +76,14 @@ class Session:
             batch_size: examples in one gradient.
             epochs: passes over the dataset, by all replicas together.
             shuffle: a new random order every epoch.
+            sampler: as of `squall.Task`: the order instead.
             loader: further arguments for `torch.utils.data.DataLoader`.
 
         Raises:
             RuntimeError: it is called a second time, or a batch was not stepped.
             ValueError: an argument is out of range, or the dataset is empty or not map-style.
         """
-        return self._begin(dataset, batch_size, epochs, shuffle=shuffle, loader=loader)
+        return self._begin(dataset, batch_size, epochs, shuffle=shuffle, sampler=sampler, loader=loader)
 
     def steps(self, count: int, examples: int = 1) -> Batches:
         """Numbers of steps, 0 to `count` - 1, for a loop that makes its batches itself: each once, by all together.
@@ -102,17 +104,12 @@ class Session:
                 raise ValueError(f"{name} is {value}: it must be at least 1")
         return self._begin(Steps(count * examples, examples), examples, 1, shuffle=False, loader={})
 
-    def _begin(
-        self, dataset: Dataset[Any], batch_size: int, epochs: int, *, shuffle: bool, loader: dict[str, Any]
-    ) -> Batches:  # fmt: skip
+    def _begin(self, dataset: Dataset[Any], batch_size: int, epochs: int, **order: Any) -> Batches:
         if self._begun:
             raise RuntimeError("session.batches was called before: give all epochs to one call, batches(..., epochs=3)")
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}: it must be at least 1")
-        task = Task(
-            model=self._model, loss=no_loss, train=dataset, batch_size=batch_size, shuffle=shuffle, loader=loader,
-            **self._options,
-        )  # fmt: skip
+        task = Task(model=self._model, loss=no_loss, train=dataset, batch_size=batch_size, **order, **self._options)
         check_data(task)
         self._begun = True
         self._numbered = isinstance(dataset, Steps)

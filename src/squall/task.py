@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from squall.metrics import Metric, check_metrics
+from squall.runtime.seeds import listed
 
 Batch = Any  # whatever the dataset's collated items are
 OptimizerFactory = Callable[..., Optimizer]  # called with a list of param groups, as `torch.optim.SGD` is
@@ -46,7 +47,10 @@ class Task:
             therefore, each replica's gradient and not their mean).
         autocast: a dtype such as `torch.bfloat16` that the replica computes in; the shards keep float32.
         shuffle: train on each epoch in a new random order (of the run's seed), or in the dataset's order.
-        loader: further arguments for `torch.utils.data.DataLoader`, such as `num_workers` and `collate_fn`.
+        sampler: the order instead: any torch `Sampler` with a length, or a list of indices, for weights, a curriculum
+            or a subset. Each process lists it once an epoch, seeded by run and epoch (`set_epoch` is called where there
+            is one). An epoch has len(sampler) positions, which leases, audit and replay count in place of examples.
+        loader: further arguments for `torch.utils.data.DataLoader`: `num_workers`, `collate_fn`, `drop_last` ...
     """
 
     model: nn.Module
@@ -60,12 +64,14 @@ class Task:
     clip_norm: float | None = None
     autocast: torch.dtype | None = None
     shuffle: bool = True
+    sampler: Sampler[int] | Sequence[int] | None = None
     loader: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def examples(self) -> int:
-        """Training examples in an epoch."""
-        return len(cast(Sized, self.train))
+        """Training examples in an epoch: positions of its order."""
+        count = len(cast(Sized, self.train if self.sampler is None else self.sampler))
+        return count - count % self.batch_size if self.loader.get("drop_last") else count
 
     def param_groups(self) -> list[dict[str, Any]]:
         """The trainable parameters by group, each once, frozen ones left out."""
@@ -80,7 +86,7 @@ class Task:
         return groups
 
 
-OWN_LOADER_ARGUMENTS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+OWN_LOADER_ARGUMENTS = ("batch_size", "shuffle", "sampler", "batch_sampler")
 
 
 def check_task(task: object) -> Task:
@@ -97,10 +103,15 @@ def check_data(task: Task) -> None:
     for name, data in (("train", task.train), ("validate", task.validate)):
         if data is None:
             continue
+        if isinstance(data, DataLoader):
+            raise ValueError(f"Task.{name} is a DataLoader: pass its dataset, and its batch_size, sampler and the like")
+        if isinstance(data, IterableDataset):
+            raise ValueError(
+                f"Task.{name} is an IterableDataset ({type(data).__name__}), a stream: leases, audit and replay need"
+                " numbered examples, so give a map-style dataset (__len__ and __getitem__), such as list(stream)"
+            )
         if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
             raise ValueError(f"Task.{name} must be map-style (__len__ and __getitem__): it is {type(data).__name__}")
-        if isinstance(data, IterableDataset):
-            raise ValueError(f"Task.{name} must be map-style, so that leases can divide it: it is an IterableDataset")
         if len(data) == 0:
             raise ValueError(f"Task.{name} is empty: give at least one example")
     if task.batch_size < 1:
@@ -109,11 +120,26 @@ def check_data(task: Task) -> None:
         raise ValueError(f"Task.clip_norm is {task.clip_norm}: it must be positive, or None not to clip")
     clash = [name for name in OWN_LOADER_ARGUMENTS if name in task.loader]
     if clash:
-        raise ValueError(f"Task.loader sets {', '.join(clash)}: leases decide that; use Task.batch_size and shuffle")
+        raise ValueError(
+            f"Task.loader sets {', '.join(clash)}: leases decide that; use Task.batch_size, shuffle and sampler"
+        )
+    _check_order(task)
     try:
         DataLoader(task.train, **task.loader)
     except (TypeError, ValueError) as error:
         raise ValueError(f"Task.loader is not what torch's DataLoader takes: {error}") from error
+
+
+def _check_order(task: Task) -> None:
+    """List the first epoch's order, as every process will."""
+    if task.sampler is not None:
+        if not hasattr(task.sampler, "__len__"):
+            raise ValueError(f"Task.sampler ({type(task.sampler).__name__}) has no length: leases are ranges of it")
+        if len(cast(Sized, task.sampler)) == 0:
+            raise ValueError("Task.sampler is empty: give at least one example")
+        listed(task.sampler, 0, 0, len(cast(Sized, task.train)))
+    if task.examples == 0:
+        raise ValueError(f"loader's drop_last drops all: Task.batch_size is {task.batch_size}, make it smaller")
 
 
 def _check_parameters(task: Task) -> None:

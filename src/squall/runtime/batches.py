@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from squall.blame import note_batch
 from squall.joined import Steps
 from squall.runtime.processes import die_with_parent
-from squall.runtime.seeds import chance_kept, epoch_order, mix, seed_everything
+from squall.runtime.seeds import chance_kept, epoch_order, listed, mix, seed_everything
 from squall.task import Batch, Task
 
 
@@ -66,8 +66,7 @@ class Batches:
 
     def __init__(self, task: Task, seed: int) -> None:
         self._seed = seed
-        self._examples = task.examples
-        self._shuffle = task.shuffle
+        self._task = task
         self._orders: dict[int, torch.Tensor] = {}
         self._expected: deque[Key] = deque()  # announced, not yet asked of the loader
         self._under_way: deque[Key] = deque()  # asked of the loader
@@ -158,7 +157,12 @@ class Batches:
         if order is None:
             if len(self._orders) >= 2:  # leases of two epochs can be under way at a time
                 del self._orders[min(self._orders)]
-            order = self._orders[epoch] = epoch_order(self._seed, epoch, self._examples, self._shuffle)
+            task, count = self._task, len(cast(Sized, self._task.train))
+            if task.sampler is None:
+                order = epoch_order(self._seed, epoch, count, task.shuffle)
+            else:
+                order = listed(task.sampler, self._seed, epoch, count)
+            self._orders[epoch] = order
         return order
 
 
@@ -196,8 +200,11 @@ def validation_batches(task: Task) -> Iterator[tuple[int, Batch]]:
 
 
 def loader_arguments(task: Task) -> dict[str, Any]:
-    """The task's own arguments of a DataLoader, whose worker processes are to end with this one."""
-    arguments = dict(task.loader)
+    """The task's own arguments of a DataLoader, whose worker processes are to end with this one.
+
+    What drop_last drops, no lease is on.
+    """
+    arguments = {name: value for name, value in task.loader.items() if name != "drop_last"}
     if arguments.get("num_workers", 0) > 0:
         arguments["worker_init_fn"] = _Worker(os.getpid(), arguments.get("worker_init_fn"))
     return arguments

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +40,31 @@ def epoch_order(seed: int, epoch: int, examples: int, shuffle: bool = True) -> t
         return torch.arange(examples)
     generator = torch.Generator().manual_seed(mix(seed, epoch, examples))
     return torch.randperm(examples, generator=generator)
+
+
+def listed(sampler: Any, seed: int, epoch: int, examples: int) -> torch.Tensor:
+    """A sampler's order of an epoch, the same in every process: int64 [len(sampler)].
+
+    All that a sampler can draw from is seeded, and its epoch is set where it has one. It is copied first, so that what
+    it counts from list to list is the same in a process that begins late. Raises `ValueError` for what is no order.
+    """
+    own, chosen = copy.copy(sampler), mix(seed, epoch, len(sampler))
+    with chance_kept(gpus_too=False):
+        seed_everything(chosen)
+        if isinstance(getattr(own, "generator", None), torch.Generator):
+            own.generator.manual_seed(chosen)
+        if hasattr(own, "set_epoch"):
+            own.set_epoch(epoch)
+        found = list(own)
+    name = f"Task.sampler ({type(sampler).__name__})"
+    if any(isinstance(index, list | tuple) for index in found[:1]):
+        raise ValueError(f"{name} gives batches: pass the sampler of single examples, and batch_size")
+    if len(found) != len(sampler):
+        raise ValueError(f"{name} gave {len(found)} examples in epoch {epoch}, and its length is {len(sampler)}")
+    order = torch.tensor([int(index) for index in found], dtype=torch.int64)
+    if int(order.min()) < 0 or int(order.max()) >= examples:
+        raise ValueError(f"{name} gave numbers from {order.min()} to {order.max()}, of {examples} examples")
+    return order
 
 
 @contextlib.contextmanager
