@@ -139,7 +139,12 @@ def test_a_batch_that_is_not_stepped_is_an_error_in_the_next_iter_too(session: S
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"epochs": 0}, "epochs is 0"), ({"batch_size": 0}, "batch_size is 0"), ({"sampler": []}, "sets sampler")],
+    [
+        ({"epochs": 0}, "epochs is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_sampler": []}, "sets batch_sampler"),
+        ({"sampler": []}, "sampler is empty"),
+    ],
 )
 def test_wrong_arguments_are_told_and_can_be_mended(session: Session, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
