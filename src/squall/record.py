@@ -119,7 +119,7 @@ class Event:
     """What a person would want to be told."""
 
     time_s: float
-    # started, lost, replaced, snapshot, nonfinite, warning, reached, stopped, finished, error
+    # started, lost, replaced, snapshot, nonfinite, diverged, warning, reached, stopped, finished, error
     kind: str
     text: str
 
@@ -130,6 +130,7 @@ class State:
 
     # epochs, examples_per_epoch, replicas, shards, strategy, status, training_s, updates,
     # ended: a `protocol.core.Cause`, once it has; reason: the same in words
+    # diverged: what is wrong with the loss, if something is; first_loss: what it is compared with
     # batch: examples of each evaluation, where the method looks at batches as a whole and deals no leases
     # first_step_s: seconds from the command to the first training step
     key: str

@@ -144,6 +144,14 @@ class Record:
         finally:
             self._db.execute("PRAGMA synchronous = NORMAL")
 
+    def fact(self, key: str) -> str | None:
+        """The value of a `State` that is written."""
+        try:
+            found = self._db.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
+        except sqlite3.Error as error:
+            raise record_error("read", self.path, error) from error
+        return found[0] if found else None
+
     def rewind(self, time_s: float, first_lease: int, leases: Sequence[int]) -> None:
         """Forget what a resumed run has lost: rows of training after `time_s`, and of leases that are dealt again."""
         self._wait_for_locks(OPEN_S)

@@ -21,6 +21,7 @@ def test_a_finished_run(run_dir: Path) -> None:
         status="finished",
         ended="data",
         reason="all data is trained",
+        diverged=None,
         metrics={"loss": 0.125, "accuracy": 0.875},
         first_step_s=1.5,
         training_s=10.0,

@@ -108,6 +108,8 @@ def _gaps(reader: Reader, summary: Summary) -> list[str]:
         gaps.append("The record is empty: the run ended before it began to train.")
     elif summary.status != "finished":
         gaps.append(f"The run had not finished when this page was written; its status was: {summary.status}.")
+    if summary.diverged:
+        gaps.append(f"The training has diverged: {summary.diverged}.")
     if not summary.examples:
         gaps.append("No example has been trained.")
     if not summary.metrics:

@@ -15,7 +15,7 @@ from squall.report.words import clock, loss_text, number, percent, plural, rate_
 
 REDRAW_S = 0.25  # quick enough to look alive, and 4 small queries a second are cheap
 SHOWN = 12  # replicas with a line of their own
-TROUBLE = {"lost": "yellow", "warning": "yellow", "nonfinite": "yellow", "error": "red"}
+TROUBLE = {"lost": "yellow", "warning": "yellow", "nonfinite": "yellow", "diverged": "red", "error": "red"}
 
 
 class Progress:

@@ -19,6 +19,7 @@ class Summary:
     status: str
     ended: str | None  # why it is over: data, steps, seconds, reached, method, script, stopped or failed
     reason: str | None  # the same in words
+    diverged: str | None  # how the loss has grown, where it has, and the remedy
     metrics: dict[str, float]  # last value by name
     first_step_s: float | None  # from the command to the first training step
     training_s: float
@@ -41,6 +42,7 @@ class Summary:
         found = [("strategy", self.strategy)]
         found += [("optimizer", self.optimizer)] if self.optimizer else []
         found += [("status", self.status + why)]
+        found += [("diverged", self.diverged)] if self.diverged else []
         found += [(name, number(value)) for name, value in self.metrics.items()]
         found += [
             ("training time", clock(self.training_s)),
@@ -88,6 +90,7 @@ def summarize(reader: Reader) -> Summary:
         status=state.get("status", "unknown"),
         ended=state.get("ended") or None,
         reason=state.get("reason") or None,
+        diverged=state.get("diverged") or None,
         metrics={name: metric.value for name, metric in metrics.items()},
         first_step_s=float(first_step_s) if first_step_s else None,
         training_s=training_s,

@@ -14,6 +14,7 @@ from squall.protocol.core import Effect, End, Event, Node, Note, Payload, Publis
 from squall.protocol.messages import Stats
 from squall.record import Event as EventRow
 from squall.record import Lease, Member, Metric, Progress, RecordError, Staleness, State
+from squall.runtime.divergence import Divergence
 from squall.runtime.driver import QuietHost
 from squall.runtime.folding import Folding
 from squall.runtime.job import Job
@@ -60,6 +61,8 @@ class CoordinatorHost(QuietHost):
         for key, value in facts.items():
             self._record.add(State(key, str(value)))
 
+        first = self._record.fact("first_loss") if job.restored is not None else None
+        self._divergence = Divergence(float(first) if first and first != "nan" else None)
         if job.restored is not None:
             self._rewind(job.restored.manifest)
 
@@ -156,9 +159,12 @@ class CoordinatorHost(QuietHost):
     def _stats(self, node: Node, stats: Stats) -> None:
         now, bytes_each = self.training_s, 0 if self._job.strategy.in_process else 4 * self._job.layout.length
         pushed_each = bytes_each // self._job.recipe.blocks
+        loss = stats.loss_sum / stats.examples if stats.examples else math.nan
+        self._judge(self._divergence.trained(loss))
         if stats.batches and not self._stepped:
             self._stepped = True
             self._record.add(State("first_step_s", repr(time.time() - self._job.commanded_at)))
+            self._record.add(State("first_loss", repr(self._divergence.first or loss)))
         if stats.examples or stats.pushes:
             self._record.add(
                 Progress(
@@ -166,7 +172,7 @@ class CoordinatorHost(QuietHost):
                     node.index,
                     stats.examples,
                     stats.batches,
-                    stats.loss_sum / stats.examples if stats.examples else math.nan,
+                    loss,
                     stats.compute_s,
                     stats.wait_s,
                     stats.pushes * pushed_each,
@@ -198,6 +204,15 @@ class CoordinatorHost(QuietHost):
         values, at = note.values, self._training_s(self._now - note.values["age_s"])
         examples, updates = int(values["examples"]), int(values["updates"])
         self._record.add(Metric(at, examples // self._job.task.examples, examples, updates, note.text, values["value"]))
+
+        if note.text == "loss":
+            self._judge(self._divergence.measured(values["value"]))
+
+    def _judge(self, changed: bool) -> None:
+        """It is told when it begins, and again when a run that had recovered diverges anew."""
+        if changed:
+            self._record.add(State("diverged", self._divergence.text))
+            self._event("diverged", self._divergence.text or "no more: the loss is as it was at first, or less")
 
     def _iteration(self, values: dict[str, float]) -> None:
         examples, number = int(values["trained"]), int(values["number"])
@@ -251,6 +266,8 @@ class CoordinatorHost(QuietHost):
         if self._unpublished and end.status in ("finished", "interrupted"):
             end = End("failed", self._unpublished)
         self._record.add(State("training_s", repr(self.training_s)))
+        self._judge(end.status == "finished" and self._divergence.ended())
+        self._record.add(State("diverged", self._divergence.text))
         for key, value in (("status", end.status), ("ended", end.cause), ("reason", end.reason)):
             self._record.add(State(key, value))
         kind = {"finished": "finished", "interrupted": "stopped"}.get(end.status, "error")
