@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import squall
+from squall.batches import Batches
 from squall.protocol.core import Compute
 from squall.protocol.messages import Factors
 from squall.runtime.seeds import epoch_order
@@ -62,6 +63,17 @@ class Replica(Side):
         self.left += 1
 
 
+class Shown:
+    """Hands batches on as tqdm does."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:  # noqa: UP028  a frame of its own, as tqdm has it
+            yield batch
+
+
 @pytest.fixture
 def side() -> Replica:
     return Replica()
@@ -97,28 +109,52 @@ def test_a_loop_that_counts_epochs_gets_what_is_of_one_and_late_batches_of_the_o
     assert side.left == 1
 
 
-def test_every_iter_goes_on_where_the_last_one_stopped(session: Session, side: Replica) -> None:
-    batches = session.batches(DATA)
-    seen = []
-    for _ in range(4):
-        for batch in islice(batches, 2):
-            seen.append(batch)
-            session.step()
-    assert seen == side.stepped == [0, 1, 2, 3, 4, 5]
-    assert side.left == 1, "the fourth loop found the data used up"
-    assert list(batches) == []
-
-
-def test_batches_that_are_held_are_not_left_by_a_break(session: Session, side: Replica) -> None:
-    batches = session.batches(DATA)
+def until(number: int, batches: Iterable[Batch], session: Session) -> None:
+    """A loop that breaks, or raises for a negative number."""
     for batch in batches:
         session.step()
-        if batch == 2:
+        if batch == abs(number):
+            if number < 0:
+                raise KeyError
             break
+
+
+@pytest.mark.parametrize("hold", [lambda batches: batches, Shown, lambda batches: Shown(Shown(batches))])
+def test_a_loop_that_breaks_has_left_however_it_holds_its_batches(
+    hold: Callable[[Batches], Iterable[Batch]], session: Session, side: Replica
+) -> None:
+    batches = session.batches(DATA)
+    held = hold(batches)
+    until(2, held, session)
+    assert side.left == 1
+    with pytest.raises(RuntimeError, match=r"ended the training: a loop that comes back iterates over batches\.epoch"):
+        next(iter(batches))
+
+
+@pytest.mark.parametrize("hold", [iter, enumerate, lambda batches: batches.epoch, lambda batches: Shown(batches.epoch)])
+def test_a_loop_that_may_come_back_goes_on_where_it_stopped(
+    hold: Callable[[Batches], Iterable[Any]], session: Session, side: Replica
+) -> None:
+    batches = session.batches(DATA)
+    held = hold(batches)
+    for _ in range(2):
+        for _ in islice(held, 2):
+            session.step()
+    assert side.stepped == [0, 1, 2, 3]
     assert side.left == 0
     batches.close()
     assert side.left == 1
-    assert list(batches) == []
+    assert list(hold(batches)) == []
+
+
+@pytest.mark.parametrize("hold", [lambda batches: batches, Shown])
+def test_an_exception_is_no_break(hold: Callable[[Batches], Iterable[Batch]], session: Session, side: Replica) -> None:
+    batches = session.batches(DATA)
+    with pytest.raises(KeyError):
+        until(-2, hold(batches), session)
+    assert side.left == 0
+    batches.close()
+    assert side.left == 1
 
 
 def test_a_plain_loop_that_breaks_has_left(session: Session, side: Replica) -> None:
@@ -131,10 +167,12 @@ def test_a_plain_loop_that_breaks_has_left(session: Session, side: Replica) -> N
 
 def test_a_batch_that_is_not_stepped_is_an_error_in_the_next_iter_too(session: Session, side: Replica) -> None:
     batches = session.batches(DATA)
-    next(iter(batches))
-    with pytest.raises(RuntimeError, match=r"a batch was not stepped: call session\.step\(loss\)"):
-        next(iter(batches))
-    assert side.left == 1
+    first = iter(batches)
+    next(first)
+    for again in (first, iter(batches)):
+        with pytest.raises(RuntimeError, match=r"a batch was not stepped: call session\.step\(loss\)"):
+            next(again)
+    assert side.left == 0, "an error is no end"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +196,7 @@ def test_a_script_alone_gets_every_example_once_an_epoch() -> None:
     batches = session.batches(DATA, batch_size=16, epochs=2)
     seen = []
     for _ in range(2):  # by its own count: the batches are never asked for a thirteenth
-        for batch in islice(batches, len(batches.epoch)):
+        for batch in islice(batches.epoch, len(batches.epoch)):
             seen.append(batch[0])
             mean_square(model, batch).backward()
             session.step()
@@ -205,7 +243,8 @@ def test_in_a_loop_of_steps_whoever_has_the_step_measures(monkeypatch: pytest.Mo
 def stepping(session: Session) -> Iterator[None]:
     """One batch, not stepped yet."""
     batches = session.batches(DATA)
-    next(iter(batches))
+    dealt = iter(batches)
+    next(dealt)
     yield
     batches.close()
 

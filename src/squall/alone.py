@@ -57,4 +57,5 @@ class Alone(Side):
         sys.stdout.write("  ".join(f"{name} {value:.4g}" for name, value in values.items()) + "\n")
 
     def leave(self) -> None:
+        self.status = "finished"
         self._backward.batches.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,7 @@ class Session:
         self._current: Compute | None = None  # handed out, and not stepped
         self._started = 0.0
         self._begun = False
+        self._over = False  # no more batches are taken
         self._numbered = False  # a loop of steps is under way
 
     @property
@@ -58,6 +59,11 @@ class Session:
         return self.rank == 0
 
     @property
+    def status(self) -> str:
+        """How the training ended: "finished", "interrupted", "nonfinite" or "failed"; until then "running"."""
+        return self._side.status
+
+    @property
     def replayed(self) -> bool:
         """True in a replay, which runs the script again up to the end of its loop: a time not to write files."""
         return self._side.replayed
@@ -71,6 +77,9 @@ class Session:
         Call `loss.backward()` and `step(loss)` for each. When the loop is over, the model holds the final weights. To
         break out of it ends the training for all replicas; `Batches` says what a loop that is not yours has to do.
 
+        A training that does not end well ends the loop with what `squall.fit` raises, so that code behind the loop does
+        not run. Who catches it finds the end in `status`, and after an interrupt the snapshot's weights in the model.
+
         Args:
             dataset: a map-style dataset, the same in every replica.
             batch_size: examples in one gradient.
@@ -82,6 +91,9 @@ class Session:
         Raises:
             RuntimeError: it is called a second time, or a batch was not stepped.
             ValueError: an argument is out of range, or the dataset is empty or not map-style.
+            Interrupted: in the loop: Ctrl-C or SIGTERM; a `KeyboardInterrupt`.
+            NotFinite: in the loop: a batch of any replica gave NaN or Inf twice.
+            SquallError: in the loop: another replica's script raised, or a process was lost that is needed.
         """
         return self._begin(dataset, batch_size, epochs, shuffle=shuffle, sampler=sampler, loader=loader)
 
@@ -114,28 +126,34 @@ class Session:
         self._begun = True
         self._numbered = isinstance(dataset, Steps)
         self._side.begin(task, epochs)
-        return Batches(self._loop(), -(-task.examples // batch_size), epochs, self._next)
-
-    def _loop(self) -> Generator[Batch]:
-        try:
-            while (effect := self._next()) is not None:
-                self._coming, self._current, self._started = None, effect, time.perf_counter()
-                yield self._side.load(effect)
-        finally:
-            self._current = None
-            self._numbered = False
-            self._side.leave()
+        return Batches(self, -(-task.examples // batch_size), epochs)
 
     def _next(self) -> Compute | None:
-        """What comes next; waits for it."""
+        """The batch that comes next, for which this waits; None when the training is over. It is not handed out yet.
+
+        For `Batches`, as the next two.
+        """
         if self._current is not None:
             raise RuntimeError(
                 "a batch was not stepped: call session.step(loss) after loss.backward(); a framework must"
                 " neither take batches ahead nor accumulate gradients (the strategy's push_every does)"
             )
-        if self._coming is None:
+        if self._coming is None and not self._over:
             self._coming = self._side.next()
         return self._coming
+
+    def _take(self) -> Batch:
+        """Load what is coming."""
+        assert self._coming is not None
+        self._current, self._coming, self._started = self._coming, None, time.perf_counter()
+        return self._side.load(self._current)
+
+    def _leave(self) -> None:
+        """Take no more batches."""
+        if not self._over:
+            self._over, self._numbered = True, False
+            self._current = self._coming = None
+            self._side.leave()
 
     @property
     def _speaks(self) -> bool:
@@ -164,7 +182,8 @@ class Session:
     ) -> dict[str, float]:
         """Means of metrics over a dataset, on this replica's weights; they go into the record.
 
-        The leader does it; in a loop over `steps` whoever has the step.
+        The leader does it; in a loop over `steps` whoever has the step. In a loop they are of the weights of that
+        moment, behind it of the final ones.
 
         Args:
             dataset: a map-style dataset.

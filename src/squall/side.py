@@ -16,12 +16,13 @@ class Side(Protocol):
     rank: int
     replicas: int
     replayed: bool = False  # it was run before, and is only looked at
+    status: str = "running"  # or how the training has ended
 
     def begin(self, task: Task, epochs: int) -> None:
         """Say what is trained on; called once."""
 
     def next(self) -> Compute | None:
-        """The next batch to compute on; None when the training is over."""
+        """The next batch to compute on; None when the training is over. Raises what it ended with, if not well."""
 
     def load(self, effect: Compute) -> Batch: ...
 
@@ -31,4 +32,4 @@ class Side(Protocol):
     def log(self, values: Mapping[str, float]) -> None: ...
 
     def leave(self) -> None:
-        """The script wants no more batches; without effect once the training is over."""
+        """The script wants no more batches; without effect once the training is over. Raises as `next` does."""

@@ -52,31 +52,59 @@ if options.after is not None and session.rank == 0:
         os.sched_yield()
 
 
-def batches():
-    dealt = session.batches(data.train, batch_size=64, epochs=options.epochs)
-    if mode not in ("count", "held"):
-        return dealt
-    held.extend([dealt, held])  # a cycle, as frameworks have them
-    epochs = (itertools.islice(dealt, len(dealt.epoch)) for _ in range(options.epochs))  # by its own count
-    return itertools.chain.from_iterable(epochs)
+class Shown:
+    """Hands batches on as tqdm does."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        for batch in self.batches:  # noqa: UP028  a frame of its own, as tqdm has it
+            yield batch
 
 
 held = []
-for number, batch in enumerate(batches()):
-    if mode in ("break", "held") and number == 5:
-        break
-    if mode == "raise" and session.rank == 1 and number == 5:
-        raise KeyError("in the loop")
-    loss = cross_entropy(data.model(batch[0]), batch[1])
-    loss.backward()
-    if mode == "leave":
-        os._exit(0)
-    if mode == "optimizer":
-        session.optimizer.step()
-    elif mode != "no step":
-        session.step(loss)
-    if number % 20 == 0:
-        session.evaluate(data.validate, data.metrics)
+
+
+def batches():
+    dealt = session.batches(data.train, batch_size=64, epochs=options.epochs)
+    if mode in ("count", "held", "kept"):
+        held.extend([dealt, held])  # a cycle, as frameworks have them
+    if mode == "held":
+        return Shown(dealt)
+    if mode == "kept":
+        held.append(iter(dealt))
+        return held[-1]
+    if mode == "count":
+        epochs = (itertools.islice(dealt.epoch, len(dealt.epoch)) for _ in range(options.epochs))
+        return itertools.chain.from_iterable(epochs)
+    return dealt
+
+
+def train():
+    for number, batch in enumerate(batches()):
+        if number == 5 and (mode == "break" or (mode in ("held", "kept") and session.is_leader)):
+            break
+        if mode == "raise" and session.rank == 1 and number == 5:
+            raise KeyError("in the loop")
+        loss = cross_entropy(data.model(batch[0]), batch[1])
+        loss.backward()
+        if mode == "leave":
+            os._exit(0)
+        if mode == "optimizer":
+            session.optimizer.step()
+        elif mode != "no step":
+            session.step(loss)
+        if number % 20 == 0:
+            session.evaluate(data.validate, data.metrics)
+
+
+try:
+    train()
+except KeyboardInterrupt as error:
+    if mode != "catch":
+        raise
+    print(f"caught {type(error).__name__}, {session.status}")
 if mode == "count":
     held[0].close()
 if options.after is not None and session.rank != 0:

@@ -118,14 +118,19 @@ def test_a_script_that_goes_wrong_ends_with_what_went_wrong(tmp_path: Path, mode
     status, out, err = run.finish()
     assert status == 1, out
     assert message in err
+    assert err.count("Traceback") <= 1
+    assert not weights(out), "code behind the loop does not run, in any replica"
+    assert Run(run.directory).summary().status == "failed"
     assert run.gone()
 
 
-def test_to_break_out_of_the_loop_ends_the_training_for_all(tmp_path: Path) -> None:
-    run = started(tmp_path, "--mode", "break", "--epochs", "1000")
+@pytest.mark.parametrize("mode", ["break", "held"])
+def test_to_break_out_of_the_loop_ends_the_training_for_all(tmp_path: Path, mode: str) -> None:
+    run = started(tmp_path, "--mode", mode, "--epochs", "1000")
     status, out, err = run.finish()
     assert status == 0, err
     assert "finished" in out
+    assert len(weights(out)) == 2
     assert len(set(weights(out))) == 1
     found, trained = run.rows(Metric), Run(run.directory).summary().examples
     assert Run(run.directory).summary().ended == "script"
@@ -152,10 +157,11 @@ def test_a_replica_that_comes_when_all_is_trained_has_the_final_weights_too(tmp_
     assert run.gone()
 
 
-def test_batches_that_are_still_held_are_left_when_the_script_ends(tmp_path: Path) -> None:
-    run = started(tmp_path, "--mode", "held", "--epochs", "1000")
+def test_batches_that_a_script_still_takes_at_its_end_are_left_with_a_warning(tmp_path: Path) -> None:
+    run = started(tmp_path, "--mode", "kept", "--epochs", "1000")
     status, _, err = run.finish()
     assert status == 0, err
+    assert err.count("was not of the final weights. Call close() on what session.batches has returned") == 1
     assert run.gone()
 
 
@@ -190,13 +196,24 @@ def test_a_killed_script_is_replaced(endless: Started) -> None:
     assert any(event.kind == "lost" for event in endless.rows(Event))  # type: ignore[attr-defined]
 
 
-def test_an_interrupt_ends_the_loop_and_the_script_goes_on_behind_it(endless: Started) -> None:
+def test_an_interrupt_ends_the_loop_and_nothing_behind_it_is_done(endless: Started) -> None:
     endless.process.send_signal(signal.SIGINT)
     status, out, err = endless.finish()
     assert status == 130
-    assert len(weights(out)) == 2, err
-    assert f"go on from snapshot 1 with: squall resume {endless.directory}" in err
+    assert err == f"squall: interrupted; go on from snapshot 1 with: squall resume {endless.directory}\n"
+    assert not weights(out)
     assert endless.gone()
+
+
+def test_a_script_that_catches_the_interrupt_knows_of_it_and_has_the_snapshots_weights(tmp_path: Path) -> None:
+    run = started(tmp_path, "--mode", "catch", "--epochs", "100000")
+    run.wait_rows(Progress, lambda row: row.examples > 0)
+    run.process.send_signal(signal.SIGINT)
+    status, out, err = run.finish()
+    assert status == 130, err
+    assert out.count("caught Interrupted, interrupted") == 2
+    assert len(weights(out)) == 2
+    assert len(set(weights(out))) == 1
 
 
 @pytest.mark.parametrize("changes", [(), ("--replicas", "3", "--shards", "1")])

@@ -25,10 +25,10 @@ class Over(BaseException):
     """In the process whose forks are the replicas: all is over, and the script does not go on here."""
 
 
-def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: Join) -> None:
+def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: Join) -> ModuleType:
     """Run a script as `python path arguments` does, seeded, with `join` behind its `squall.join`.
 
-    `text` is the script's, whatever its file holds by now.
+    `text` is the script's, whatever its file holds by now. Its module is returned, and lives as long as that is kept.
     """
     joined = False
 
@@ -53,6 +53,7 @@ def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: J
             raise
     finally:
         sys.argv, sys.path, squall.session.launched, sys.modules["__main__"] = before
+    return main
 
 
 def chosen(strategy: Strategy, optimizer: OptimizerFactory | None, optimizer_chosen: bool) -> Strategy:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from squall.blame import note, note_batch
+from squall.errors import Interrupted, NotFinite, SquallError
 from squall.launchers.line import Line
 from squall.launchers.roles import name_process, transport_of
 from squall.protocol.core import COORDINATOR, Compute, Effect, Event, Node, ValuesLogged
@@ -28,10 +29,6 @@ from squall.runtime.snapshot import Snapshots
 from squall.side import Side
 from squall.task import Batch, Task
 from squall.writer import Record
-
-
-class RunOver(SystemExit):
-    """In a replica's script: the run has ended, and not well. The launching process says why."""
 
 
 class _ScriptHost(ReplicaHost):
@@ -65,6 +62,7 @@ class Replica(Side):
         self.rank = node.index
         self.replicas = job.recipe.replicas
         self.began = False
+        self.ended_with: BaseException | None = None  # what the loop raised
         self._left = False
         self._job = job
         self._node = node
@@ -142,7 +140,6 @@ class Replica(Side):
         """A batch under way is given up; whoever computes when a run is stopped is not waited for."""
         if self._left:
             return
-        self._left = True
         if self._host.over is None and self.next() is None:
             return  # the batch stepped last was the last one that there was
         self._line.say(kind="leave", why=f"the script of replica {self.rank} took no more batches")
@@ -150,18 +147,27 @@ class Replica(Side):
 
     def _finish(self) -> None:
         """Wait for the last snapshot, and take its weights."""
-        self._left = True
+        if not self._left:
+            self._left = True
+            self._settle()
+        if self.ended_with is not None:
+            raise self.ended_with
+
+    def _settle(self) -> None:
         if self._driver.end is not None:
             self._driver.finish()
         self._transport.close()
         while self._host.over is None:
             self._host.hear()
         signal.signal(signal.SIGINT, self._on_interrupt)
-        if self._host.over["status"] not in ("finished", "interrupted"):
-            raise RunOver(1)
-        snapshots = Snapshots(self._job.directory)
-        weights = snapshots.restore(snapshots.numbers()[-1], self._job.layout).tensors["weights"]
-        self._job.layout.read_model(weights, self._job.task.model)
+        self.status = self._host.over["status"]
+        if self.status != "finished":
+            kind = {"interrupted": Interrupted, "nonfinite": NotFinite}.get(self.status, SquallError)
+            self.ended_with = kind(self._host.over["reason"])
+        if self.status in ("finished", "interrupted"):
+            snapshots = Snapshots(self._job.directory)
+            weights = snapshots.restore(snapshots.numbers()[-1], self._job.layout).tensors["weights"]
+            self._job.layout.read_model(weights, self._job.task.model)
 
 
 def add_rows(job: Job, rows: Callable[[Summary], Iterable[Row]]) -> None:

@@ -16,6 +16,8 @@ import os
 import signal
 import sys
 import time
+import traceback
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ from squall.launchers.nursery import (
     explain,
     hear_launch,
 )
-from squall.launchers.script_replica import Replica, RunOver, add_rows
+from squall.launchers.script_replica import Replica, add_rows
 from squall.protocol.core import Node
 from squall.record import Event, State
 from squall.runtime import attempts
@@ -158,7 +160,8 @@ class ScriptNursery(Nursery):
             return
         self._end = {"status": status, "reason": reason}
         kind = "stopped" if status == "interrupted" else "error"
-        add_rows(self._job, lambda done: [State("status", status), Event(done.training_s, kind, reason)])
+        ended = [State("status", status), State("reason", reason)]  # what ended the training is as it was
+        add_rows(self._job, lambda done: [*ended, Event(done.training_s, kind, reason)])
 
     def _fork(self, node: Node) -> None:
         if node.role != "replica":
@@ -205,28 +208,58 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
             ScriptNursery(launcher, job, sockets).run()
         except _Forked as forked:
             forked_as.append(forked.node)
-            joined.append(Replica(job, forked.node, sockets, forked.line))
-            return joined[0]
+            joined.append(replica := Replica(job, forked.node, sockets, forked.line))
+            sys.unraisablehook = partial(_unraisable, replica)
+            return replica
         raise Over
 
     path = Path(message["script"])
     try:
-        run_file(path, message["text"], message["arguments"], message["plan"].seed, join)
+        main = run_file(path, message["text"], message["arguments"], message["plan"].seed, join)
         _check_training(joined, path)
-        joined[0].leave()  # if something, such as a framework's own cycles, still holds its batches
+        _end_training(joined[0], path)
+        del main
     except Over:
         return
-    except (RunOver, KeyboardInterrupt):  # which only the nursery sends
-        _leave(DONE)
     except BaseException as error:
-        for replica in joined:
-            replica.note(error)
-        story = str(error) if isinstance(error, _Unfinished | SnapshotMismatch) else encode(error)
         if not forked_as:  # still the nursery
-            raise TaskError(story) from None
-        (sockets / f"{forked_as[0]}.traceback").write_text(story)
+            raise TaskError(_story(error)) from None
+        for replica in joined:
+            _leave_quietly(replica, error)
+            replica.note(error)
+        (sockets / f"{forked_as[0]}.traceback").write_text(_story(error))
         _leave(RAISED)
     _leave(DONE)
+
+
+def _end_training(replica: Replica, path: Path) -> None:
+    """The script is at its end, and may still hold batches, as frameworks' own cycles do."""
+    if replica.status == "running" and replica.rank == 0:
+        sys.stderr.write(
+            f"squall: warning: the training went on to the end of {path}: what the script measured or saved behind its"
+            " loop was not of the final weights. Call close() on what session.batches has returned, behind the loop\n"
+        )
+    replica.leave()
+
+
+def _leave_quietly(replica: Replica, error: BaseException) -> None:
+    """Leave, if it is not the script that has failed: the launching process says what happened to the run."""
+    over = replica.status not in ("running", "finished")
+    if over and error is not replica.ended_with and not isinstance(error, SystemExit | KeyboardInterrupt):
+        traceback.print_exc()  # it comes of that, or hides it
+    if over or (isinstance(error, KeyboardInterrupt) and (replica.status == "finished" or not replica.began)):
+        _leave(DONE)
+
+
+def _story(error: BaseException) -> str:
+    return str(error) if isinstance(error, _Unfinished | SnapshotMismatch) else encode(error)
+
+
+def _unraisable(replica: Replica, found: sys.UnraisableHookArgs) -> None:
+    """A `break` lets go of the batches where Python ignores exceptions; code behind the loop does not run even so."""
+    if found.exc_value is not None and found.exc_value is replica.ended_with:
+        _leave(DONE)
+    sys.__unraisablehook__(found)
 
 
 class _Unfinished(Exception):

@@ -196,13 +196,12 @@ class _Replica(Side):
     def log(self, values: Mapping[str, float]) -> None:
         pass
 
-    def leave(self) -> None:
+    def leave(self, how: str = "it left its loop") -> None:
         """What the replica still performed behind its last batch is performed here; another batch is not wanted."""
         if self._host is None:
-            self.end("it ended without training")
+            self.end(how)
         batch = self.next() if self._batch is None else self._batch
-        where = f"examples {batch.start} to {batch.stop} of epoch {batch.epoch}"
-        self.end(f"it left its loop, or raised, before it had stepped {where}")
+        self.end(f"before it had stepped examples {batch.start} to {batch.stop} of epoch {batch.epoch}, {how}")
 
     def end(self, how: str) -> NoReturn:
         with contextlib.suppress(OSError):  # the replay wants no more either
@@ -296,9 +295,7 @@ def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, Stage], None])
     stage = stages[0] if stages else None
     if stage is not None and stage.replica is not None:
         try:
-            if ended is None:
-                stage.replica.leave()
-            stage.replica.end(story)
+            stage.replica.leave(story)
         finally:
             os._exit(1)
     if stage is not None:
