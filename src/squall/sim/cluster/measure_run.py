@@ -1,7 +1,7 @@
 """What a run's own code takes of the cores, beside gradients and passes over vectors: measured in runs of the task.
 
-For a network whose step is a fraction of a millisecond that is most of the time. Nobody looks out for an answer in
-these runs, so that the cores' time is that of work.
+For a network whose step is a fraction of a millisecond that is most of the time. What a process looks out for answers
+is not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from squall.launchers.inline import LoneChannel
 from squall.launchers.line import Line
-from squall.launchers.roles import make_host
+from squall.launchers.roles import SPIN_S, make_host
 from squall.plan import Settings, make_plan
 from squall.protocol.core import COORDINATOR, Apply, Compute, Effect, Event, Expect, Node
 from squall.runtime import attempts
@@ -135,13 +135,29 @@ def _serve(job: Job, node: Node, served: Tensor, line: Line) -> None:
 def _replica(job: Job, line: Line) -> None:
     torch.set_num_threads(job.plan.threads)
     keep_freed_memory()
-    transport = HostTransport(REPLICA, job.directory, peers=[COORDINATOR, SHARD])
+    transport = _Awaited(HostTransport(REPLICA, job.directory, peers=[COORDINATOR, SHARD], spin_s=SPIN_S))
     chunks = Chunks(line)
     try:
         chunks.begin()
-        Driver(machine(job, REPLICA), transport, _MeteredReplica(make_host(job, REPLICA, None), chunks)).run()
+        host = _MeteredReplica(make_host(job, REPLICA, None), chunks, transport)
+        Driver(machine(job, REPLICA), transport, host).run()
     except Enough:
         pass
+
+
+class _Awaited:
+    """A transport; adds up the time on a core for which its process looks out for messages."""
+
+    def __init__(self, transport: HostTransport) -> None:
+        self._transport = transport
+        self.send = transport.send
+        self.seconds = 0.0
+
+    def receive(self, timeout_s: float | None) -> tuple[Node, bytes] | None:
+        began_s = time.thread_time()
+        received = self._transport.receive(timeout_s)
+        self.seconds += time.thread_time() - began_s
+        return received
 
 
 class _Metered:
@@ -175,9 +191,10 @@ class _MeteredShard(_Metered):
 
 
 class _MeteredReplica(_Metered):
-    def __init__(self, host: Host, chunks: Chunks) -> None:
+    def __init__(self, host: Host, chunks: Chunks, transport: _Awaited) -> None:
         super().__init__(host, Compute)
         self._chunks = chunks
+        self._transport = transport
         self._batches: list[float] = []
         self._leases = 0
         self._granted = False
@@ -189,7 +206,8 @@ class _MeteredReplica(_Metered):
         return super().perform(effect, now)
 
     def count(self, seconds: float) -> None:
-        self._batches.append(seconds)
+        self._batches.append(seconds - self._transport.seconds)
+        self._transport.seconds = 0.0
         if self._chunks.over():
             self._chunks.next(batches=self._batches, leases=self._leases)
             self._batches, self._leases = [], 0
