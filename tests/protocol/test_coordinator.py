@@ -1,13 +1,14 @@
 """Who gets which data, and what becomes of the data of those who are lost."""
 
-import pytest
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 from office import BATCH, Office
 from steps import kinds, only, sent
+from test_closing import finished
 
-from squall.protocol.coordinator import LOST_IN_A_ROW
-from squall.protocol.core import End, Forget, MemberLost, Node, Started, StartMember
+from squall.protocol.core import Cause, End, Forget, MemberLost, Node, Started, StartMember, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import (
     Cover,
@@ -18,10 +19,12 @@ from squall.protocol.messages import (
     Progress,
     Stats,
     Stop,
+    TakeSnapshot,
     View,
     ViewSeen,
     Welcome,
 )
+from squall.protocol.replacing import LOST_IN_A_ROW, SOON_S
 
 
 def again(node: Node) -> Node:
@@ -119,18 +122,78 @@ def test_a_lease_is_recorded_with_what_was_trained_of_it() -> None:
 # ---------------------------------------------------------------- losses
 
 
-@pytest.mark.parametrize("role", ["replica", "evaluator"])
-def test_too_many_losses_in_a_row_end_the_run_with_a_snapshot(role: str) -> None:
+def doom(office: Office, node: Node, times: int) -> list[float]:
+    """Processes of a slot die as soon as they have joined; the pauses until the next is started."""
+    pauses = []
+    for _ in range(times):
+        effects = office.lose(node, "killed by SIGSEGV")
+        node, before = again(node), office.now
+        if StartMember(node) not in effects and office.machine.wake_at is not None:
+            office.now = office.machine.wake_at
+            effects = office.give(TimePassed())
+        if StartMember(node) not in effects:
+            break
+        pauses.append(office.now - before)
+        office.tell(node, Join(1))
+    return pauses
+
+
+def test_a_slot_whose_processes_keep_dying_is_given_up_after_longer_and_longer_pauses() -> None:
+    office = Office(gathered=True)
+    (other,) = office.join(1)
+    assert office.tell(other, LeaseRequest(1)) == []
+    assert doom(office, Node("replica", 0), 9) == [0, 1, 2, 4]
+    said = f"replica 0 was lost {LOST_IN_A_ROW} times in a row, last: killed by SIGSEGV"
+    assert [note.text for note in office.notes("warning")] == [f"{said}; the others go on without it"]
+    assert office.heard(other, Grant), "rounds begin without it"
+    assert doom(office, other, 9) == [0, 1, 2, 4]
+    assert only(office.snapshot(), End) == End("failed", said.replace("replica 0", "replica 1"), Cause.FAILED)
+
+
+def test_an_evaluator_never_ends_a_run() -> None:
+    office = Office(limits=Limits())
+    (a,) = office.join(0)
+    assert doom(office, office.evaluator, 9) == [0, 1, 2, 4, 8, 16, 32, 32, 32]
+    assert not office.heard(a, Stop)
+
+
+def test_the_final_weights_are_not_evaluated_for_ever() -> None:
+    office = finished()
+    node = office.evaluator
+    for _ in range(LOST_IN_A_ROW):
+        office.tell(node, Join(1))
+        office.now += 2 * SOON_S  # none of them dies soon
+        effects = office.lose(node)
+        node = again(node)
+        if sent(effects, TakeSnapshot):
+            break
+        if StartMember(node) not in effects:
+            office.now = office.machine.wake_at or math.inf
+            assert StartMember(node) in office.give(TimePassed())
+    assert "the final weights are not evaluated" in office.notes("warning")[0].text
+    office.snapshot()
+    assert only(office.effects, End).status == "finished"
+
+
+def test_who_lives_for_a_while_is_replaced_at_once_for_ever() -> None:
     office = Office()
-    node = Node(role, 0 if role == "replica" else 2)
-    for _ in range(LOST_IN_A_ROW - 1):
+    node = Node("replica", 0)
+    for _ in range(3 * LOST_IN_A_ROW):
+        office.tell(node, Join(1))
+        office.now += SOON_S
         assert StartMember(again(node)) in office.lose(node)
         node = again(node)
+
+
+def test_who_dies_before_it_could_tell_of_its_work_is_replaced_at_once_for_ever() -> None:
+    office = Office(examples=10_000)
+    node = Node("replica", 0)
+    for _ in range(2 * LOST_IN_A_ROW):
         office.tell(node, Join(1))
-    effects = office.lose(node, "killed by SIGSEGV")
-    expected = f"{role} {node.index} was lost {LOST_IN_A_ROW} times in a row, last: killed by SIGSEGV"
-    assert only(office.snapshot(), End) == End("failed", expected)
-    assert not [effect for effect in effects if isinstance(effect, StartMember)]
+        lease = office.ask(node)
+        office.applied = {node: (Cover(lease.id, lease.start + BATCH),)}
+        assert StartMember(again(node)) in office.lose(node)
+        node = again(node)
 
 
 def test_a_finished_batch_ends_the_row() -> None:

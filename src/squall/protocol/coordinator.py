@@ -1,8 +1,9 @@
 """The coordinator's machine: watches members, has the model evaluated and snapshots taken, and ends the run.
 
 It never touches a parameter. What replicas are given to do is a subclass's: leases of data (`leasing`), or portions of
-a batch (`sandblaster`). Its parts have one subject each: who is alive (`membership`), evaluations and snapshots
-(`side_work`). This file ties them together, and has the closing sequence, which is the same whatever ended a run:
+a batch (`sandblaster`). Its parts have one subject each: who is alive (`membership`), who is started again
+(`replacing`), evaluations and snapshots (`side_work`). This file ties them together, and has the closing sequence,
+which is the same whatever ended a run:
 
     running -> stopping (replicas finish their exchange and leave) -> evaluating (the final weights)
             -> snapshot -> ended
@@ -48,11 +49,11 @@ from squall.protocol.messages import (
     ViewSeen,
     Welcome,
 )
+from squall.protocol.replacing import LOST_IN_A_ROW, Replacing
 from squall.protocol.side_work import Evaluations, Snapshots
 
 STOP_WITHIN_S = 1.0  # after a user's stop, replicas that are still computing are not waited for
 SAVE_WITHIN_S = 1.2  # beyond that, shards that have not written a small snapshot
-LOST_IN_A_ROW = 5  # processes of one slot that die without finishing a batch end the run
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -90,7 +91,7 @@ class Coordinator(ABC):
         self._evaluations = Evaluations(Node("evaluator", policy.replicas))
         self._snapshots = Snapshots(self._shards, snapshots)
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
-        self._fruitless: dict[tuple[str, int], int] = {}  # slot -> processes lost since its last finished batch
+        self._replacing = Replacing()
         self._begun = False  # a replica was welcomed
         self._wanted = False  # a script asked for the end
         self._hurried = False  # a user's stop, or an error: no final evaluation
@@ -145,7 +146,7 @@ class Coordinator(ABC):
 
     @property
     def wake_at(self) -> float | None:
-        times = (self._deadline, self._snapshot_at, self._evaluate_at, self._ends_at)
+        times = (self._deadline, self._snapshot_at, self._evaluate_at, self._ends_at, self._replacing.wake_at)
         return min((t for t in times if t is not None), default=None)
 
     def on(self, event: Event, now: float) -> list[Effect]:
@@ -171,7 +172,7 @@ class Coordinator(ABC):
     def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
             case Join(pid):
-                self._on_join(sender, pid, effects)
+                self._on_join(sender, pid, now, effects)
             case ViewSeen():
                 self.members.seen(sender.index, message)
                 self._on_view_seen(now, effects)
@@ -206,10 +207,12 @@ class Coordinator(ABC):
         if _due(self._evaluate_at, now):
             self._evaluate_at = _after(now, self.policy.evaluate_every_s)
             self._evaluations.ask(effects)
+        self._start_due(now, effects)
 
     # ------------------------------------------------------------ members
 
-    def _on_join(self, node: Node, pid: int, effects: list[Effect]) -> None:
+    def _on_join(self, node: Node, pid: int, now: float, effects: list[Effect]) -> None:
+        self._replacing.joined(node, now)
         effects.append(Note("member", f"joined {pid}", node=node))
         if node.role == "evaluator":
             self._evaluations.replaced(node, effects)
@@ -269,23 +272,44 @@ class Coordinator(ABC):
             return
         if node.role == "evaluator" or not self._depart(node, effects):
             effects.append(Forget(node))  # at once: its Join may still be on its way, and nobody is behind it
-        lost = self._fruitless[_slot(node)] = self._fruitless.get(_slot(node), 0) + 1
-        if lost >= LOST_IN_A_ROW:
-            self.error = f"{node.role} {node.index} was lost {lost} times in a row, last: {why}"
-            self._hurry(self.error, now, effects)
-        elif node.role == "evaluator" or self.phase is Phase.RUNNING:
-            effects.append(StartMember(Node(node.role, node.index, node.incarnation + 1)))
-            effects.append(Note("replaced", f"{node.role} {node.index}", node=node))
+        self._replace(node, why, now, effects)
         self._look_for_end(now, effects)
+
+    def _replace(self, node: Node, why: str, now: float, effects: list[Effect]) -> None:
+        ends = self.phase is Phase.EVALUATING  # and would not, if each evaluator died late
+        hopeless = self._replacing.lost(node, now, however_late=ends) >= LOST_IN_A_ROW
+        if node.role == "replica" and self.phase is not Phase.RUNNING:
+            return
+        text = f"{node.role} {node.index} was lost {LOST_IN_A_ROW} times in a row, last: {why}"
+        if node.role == "replica" and hopeless:
+            self._give_slot_up(node, text, now, effects)
+        elif hopeless and ends:
+            effects.append(Note("warning", f"{text}; the final weights are not evaluated"))
+            self._close_with_snapshot(now, effects)
+        else:
+            self._replacing.replace(node, now)
+            self._start_due(now, effects)
+
+    def _give_slot_up(self, node: Node, text: str, now: float, effects: list[Effect]) -> None:
+        """Nobody takes this replica's place any more; without any replica the run ends."""
+        self._replacing.given_up[node.index] = None
+        if len(self._replacing.given_up) < self.policy.replicas:
+            effects.append(Note("warning", f"{text}; the others go on without it"))
+            self._proceed(now, effects)
+        else:
+            self.error = text
+            self._hurry(text, now, effects)
+
+    def _start_due(self, now: float, effects: list[Effect]) -> None:
+        for node in self._replacing.take_due(now):
+            if node.role == "evaluator" or self.phase is Phase.RUNNING:
+                effects.append(StartMember(node))
+                effects.append(Note("replaced", f"{node.role} {node.index}", node=node))
 
     def _note_stats(self, node: Node, stats: Stats, effects: list[Effect]) -> None:
         # What comes after the last snapshot's ledger is not in it, so that a resumed run tells it.
         if (stats.exchanges or stats.batches) and not self._last_snapshot:
             effects.append(Note("stats", node=node, stats=stats))
-
-    def _fruitful(self, node: Node) -> None:
-        """A process of this slot has finished a batch."""
-        self._fruitless.pop(_slot(node), None)
 
     def _on_non_finite(self, sender: Node, message: NonFinite, now: float, effects: list[Effect]) -> None:
         batch = f"examples {message.start} to {message.stop} of epoch {message.epoch} (lease {message.lease})"
@@ -301,7 +325,7 @@ class Coordinator(ABC):
     def _on_evaluated(self, message: Evaluated, now: float, effects: list[Effect]) -> None:
         if not self._evaluations.answered(message, effects):
             return
-        self._fruitful(self._evaluations.evaluator)
+        self._replacing.fruitful(self._evaluations.evaluator)
         if self._stop_if_reached(message.values, now, effects):
             return
         if self._evaluations.wanted and self.phase in (Phase.RUNNING, Phase.EVALUATING):
@@ -397,6 +421,7 @@ class Coordinator(ABC):
     def _end(self, effects: list[Effect], remark: str = "") -> None:
         self.phase = Phase.ENDED
         self._deadline = self._ends_at = self._snapshot_at = self._evaluate_at = None
+        self._replacing.cease()
         effects.extend(Send(shard, Stop()) for shard in self._shards)
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
@@ -414,10 +439,6 @@ def reached(until: tuple[str, float] | None, values: dict[str, float]) -> str:
     value = values[name]
     there = value <= target if name == "loss" else value >= target
     return f"{name} {value:.4f} reached {target:g}" if there else ""
-
-
-def _slot(node: Node) -> tuple[str, int]:
-    return node.role, node.index
 
 
 def _after(now: float, seconds: float | None) -> float | None:

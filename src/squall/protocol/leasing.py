@@ -69,6 +69,7 @@ class LeaseCoordinator(Coordinator):
             self._close(self.leases.done(lease, upto, node), effects)
         unreported = self.leases.trained - known  # it did not live to tell
         if unreported:
+            self._replacing.fruitful(node)
             batches = -(-unreported // self.leases.batch_size)
             effects.append(Note("stats", node=node, stats=Stats(unreported, batches, loss_sum=math.nan)))
         for ended in self.leases.give_back(node):
@@ -96,7 +97,8 @@ class LeaseCoordinator(Coordinator):
         dealing = self.dealer.rules
         if not dealing.gathered:
             return True
-        return self.members.settled and (self.dealer.begun or len(self.members.live) == dealing.replicas)
+        expected = dealing.replicas - len(self._replacing.given_up)
+        return self.members.settled and (self.dealer.begun or len(self.members.live) == expected)
 
     def _on_progress(
         self, node: Node, covers: tuple[Cover, ...], stats: Stats, now: float, effects: list[Effect]
@@ -105,7 +107,7 @@ class LeaseCoordinator(Coordinator):
             return  # it was lost meanwhile: the shards say what they have applied of it
         self._note_stats(node, stats, effects)
         if covers:
-            self._fruitful(node)
+            self._replacing.fruitful(node)
         warming = self.dealer.warming_up
         for cover in covers:
             self._close(self.leases.done(cover.lease, cover.upto, node), effects)

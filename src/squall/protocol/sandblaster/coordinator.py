@@ -241,7 +241,7 @@ class BatchCoordinator(Coordinator):
             return  # Stop is on its way
         keep = False
         if asked.done >= 0:
-            self._fruitful(node)
+            self._replacing.fruitful(node)
         if asked.done >= 0 and self._is_open(asked.evaluation):
             assert self.portions is not None
             if asked.finite:

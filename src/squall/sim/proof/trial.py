@@ -12,9 +12,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from squall.protocol.check import check
-from squall.protocol.coordinator import LOST_IN_A_ROW, SAVE_WITHIN_S, STOP_WITHIN_S
+from squall.protocol.coordinator import SAVE_WITHIN_S, STOP_WITHIN_S
 from squall.protocol.core import COORDINATOR, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
+from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.sim.places import Clock
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.cast import BatchCast, Cast, LeaseCast
@@ -131,7 +132,7 @@ class Trial:
             "finished": True,
             "interrupted": had["Stop"] > 0,
             "nonfinite": had["Spoil"] > (self.chaos.recipe.batch is None),  # a batch that fails is tried once more
-            "failed": had["shard"] > 0 or had["FullDisk"] > 0 or had["Kill"] >= LOST_IN_A_ROW,
+            "failed": had["shard"] > 0 or had["FullDisk"] > 0 or had["Kill"] >= LOST_IN_A_ROW * self.chaos.replicas,
         }
         if not excused[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")

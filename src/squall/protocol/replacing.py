@@ -1,0 +1,58 @@
+"""When another process starts in the place of one that died: at once, after longer and longer pauses, or never.
+
+What counts is a death soon after the start, with nothing done. Who lives for a while, or finishes a batch, and is then
+taken away may be replaced for ever: that is what cheap machines do. Who dies at once, time after time, has a reason
+that another try does not remove.
+"""
+
+from __future__ import annotations
+
+from squall.protocol.core import Node
+
+LOST_IN_A_ROW = 5  # processes of a replica's slot that die soon: the slot is given up
+SOON_S = 10.0  # after it has joined
+PAUSE_S, PAUSE_AT_MOST_S = 1.0, 32.0  # before the third process of a row; doubles with each
+
+
+class Replacing:
+    def __init__(self) -> None:
+        self.given_up: dict[int, None] = {}  # slots of replicas
+        self._joined: dict[Node, float] = {}  # when
+        self._in_a_row: dict[tuple[str, int], int] = {}  # slot -> processes that died soon, one after the other
+        self._due: dict[Node, float] = {}  # processes to be started -> when
+
+    @property
+    def wake_at(self) -> float | None:
+        return min(self._due.values(), default=None)
+
+    def joined(self, node: Node, now: float) -> None:
+        self._joined[node] = now
+
+    def fruitful(self, node: Node) -> None:
+        """A process of this slot has done something that counts."""
+        self._in_a_row.pop((node.role, node.index), None)
+
+    def lost(self, node: Node, now: float, *, however_late: bool = False) -> int:
+        """How many processes of its slot have died soon, in a row; `however_late`: or not so soon."""
+        if now - self._joined.pop(node, now) >= SOON_S and not however_late:
+            self.fruitful(node)
+            return 0
+        slot = node.role, node.index
+        self._in_a_row[slot] = lost = self._in_a_row.get(slot, 0) + 1
+        return lost
+
+    def replace(self, node: Node, now: float) -> None:
+        """Have its successor started when its time has come (`take_due`)."""
+        lost = self._in_a_row.get((node.role, node.index), 0)
+        pause_s = min(PAUSE_S * 2 ** (lost - 2), PAUSE_AT_MOST_S) if lost > 1 else 0.0
+        self._due[Node(node.role, node.index, node.incarnation + 1)] = now + pause_s
+
+    def take_due(self, now: float) -> list[Node]:
+        due = [node for node, at in self._due.items() if at <= now]
+        for node in due:
+            del self._due[node]
+        return due
+
+    def cease(self) -> None:
+        """Nobody is started any more."""
+        self._due.clear()
