@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import squall.record
-from squall.record import Event, Lease, Member, Metric, Progress, RecordError, Row, Staleness, State
+from squall.record import Event, Lease, Member, Metric, Progress, RecordError, Row, Skip, Staleness, State
 from squall.report import Reader
 from squall.writer import BUSY_S, PAUSE_AT_MOST_S, Record
 
@@ -22,6 +22,7 @@ ONE_OF_EACH = [
     Progress(0.5, 1, 64, 1, 2.25, 0.375, 0.125, 4096, 8192),
     Staleness(0.5, 1, 3, 7),
     Lease(4, 0, 640, 1280, 1, 2, 0.25, 0.5, 704),
+    Skip(4, 0, 656, 672, 1),
     Member("replica-1", 4711, 0.25, "lost", "killed by SIGKILL"),
     Event(0.25, "lost", 'replica 1 lost: it\'s "gone"'),
     State("strategy", "downpour"),

@@ -37,6 +37,7 @@ class Replica(Side):
     def __init__(self, batches: int = 6) -> None:
         self.work = iter([(0, number) for number in range(batches)])  # epoch, and what the batch is
         self.stepped: list[int] = []
+        self.skipped: list[int] = []
         self.losses: list[float | None] = []
         self.factors: list[Factors] = []
         self.logged: list[dict[str, float]] = []
@@ -55,6 +56,9 @@ class Replica(Side):
         self.stepped.append(effect.start)
         self.losses.append(loss)
         self.factors.append(factors)
+
+    def skip(self, effect: Compute) -> None:
+        self.skipped.append(effect.start)
 
     def log(self, values: Mapping[str, float]) -> None:
         self.logged.append(dict(values))
@@ -173,6 +177,17 @@ def test_a_batch_that_is_not_stepped_is_an_error_in_the_next_iter_too(session: S
         with pytest.raises(RuntimeError, match=r"a batch was not stepped: call session\.step\(loss\)"):
             next(again)
     assert side.left == 0, "an error is no end"
+
+
+def test_a_batch_may_be_skipped_in_place_of_its_step(session: Session, side: Replica) -> None:
+    for batch in session.batches(DATA):
+        if batch == 2:
+            session.skip()
+            with pytest.raises(RuntimeError, match="has no batch"):
+                session.skip()
+        else:
+            session.step()
+    assert (side.stepped, side.skipped) == ([0, 1, 3, 4, 5], [2])
 
 
 @pytest.mark.parametrize(

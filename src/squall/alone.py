@@ -53,6 +53,9 @@ class Alone(Side):
         if self._scheduler is not None:
             self._scheduler.step()
 
+    def skip(self, effect: Compute) -> None:
+        """Nobody keeps a record here."""
+
     def log(self, values: Mapping[str, float]) -> None:
         sys.stdout.write("  ".join(f"{name} {value:.4g}" for name, value in values.items()) + "\n")
 

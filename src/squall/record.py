@@ -104,6 +104,20 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Skip:
+    """A script left examples ``[start, stop)`` of the epoch's order out.
+
+    It came to that if the lease was trained beyond them; else they were dealt again, in another lease.
+    """
+
+    lease: int
+    epoch: int
+    start: int
+    stop: int
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """A process came or went."""
 
@@ -137,7 +151,7 @@ class State:
     value: str
 
 
-Row = Metric | Progress | Staleness | Lease | Member | Event | State
+Row = Metric | Progress | Staleness | Lease | Skip | Member | Event | State
 
 _REMEDY = {
     sqlite3.SQLITE_BUSY: "another process holds it: is this run already being trained, or open in another program?",

@@ -135,8 +135,9 @@ class Session:
         """
         if self._current is not None:
             raise RuntimeError(
-                "a batch was not stepped: call session.step(loss) after loss.backward(); a framework must"
-                " neither take batches ahead nor accumulate gradients (the strategy's push_every does)"
+                "a batch was not stepped: call session.step(loss) after loss.backward(), or session.skip() to leave it"
+                " out; a framework must neither take batches ahead nor accumulate gradients (the strategy's push_every"
+                " does)"
             )
         if self._coming is None and not self._over:
             self._coming = self._side.next()
@@ -176,6 +177,17 @@ class Session:
         effect, self._current = self._current, None
         value = float(loss.detach()) if isinstance(loss, Tensor) else loss
         self._side.accept(effect, value, self._started, factors)
+
+    def skip(self) -> None:
+        """Leave out the last batch, a bad one: it is not trained, and the audit says so.
+
+        Raises:
+            RuntimeError: there is no batch to leave out.
+        """
+        if self._current is None:
+            raise RuntimeError("session.skip has no batch: it takes the place of session.step, once for a batch")
+        effect, self._current = self._current, None
+        self._side.skip(effect)
 
     def evaluate(
         self, dataset: Dataset[Any], metrics: Mapping[str, Metric], *, batch_size: int = 64, **loader: Any

@@ -29,6 +29,9 @@ class Side(Protocol):
     def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
         """The fresh gradients of that batch are in the parameters' `grad`; its loss may not be known."""
 
+    def skip(self, effect: Compute) -> None:
+        """The batch is left out."""
+
     def log(self, values: Mapping[str, float]) -> None: ...
 
     def leave(self) -> None:

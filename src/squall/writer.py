@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from squall.backlog import Backlog
-from squall.record import Lease, Metric, Progress, RecordError, Row, Staleness, State, record_error
+from squall.record import Lease, Metric, Progress, RecordError, Row, Skip, Staleness, State, record_error
 
 COMMIT_EVERY_S = 0.2
 PAUSE_AT_MOST_S = 5.0  # between tries to write into a file that is locked, or onto a disk that is full
@@ -158,7 +158,8 @@ class Record:
         with self._transaction():
             for table in (Progress, Staleness, Metric):
                 self._db.execute(f"DELETE FROM {table.__name__.lower()} WHERE time_s > ?", (time_s,))
-            self._db.execute("DELETE FROM lease WHERE lease >= ?", (first_lease,))
+            for kind in (Lease, Skip):
+                self._db.execute(f"DELETE FROM {kind.__name__.lower()} WHERE lease >= ?", (first_lease,))
             self._db.executemany(_delete(Lease), [(lease,) for lease in leases])
         self._wait_for_locks(self._busy_s)
 

@@ -47,6 +47,9 @@ for number, (x, y) in enumerate(session.batches(data, batch_size=20, epochs=epoc
         raise asyncio.CancelledError("not an Exception")
     if number == change("NAN_AT"):
         loss = loss * float("nan")
+    if number % 11 == 5 + session.rank:
+        session.skip()
+        continue
     loss.backward()
     session.optimizer.param_groups[0]["lr"] = 0.001 / (1 + number % 3)
     session.step(loss)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -16,11 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 import squall
-from squall.record import Member, Progress
+from squall.record import Member, Progress, Skip
+from squall.report import Reader, audit
+from squall.run import Run
 from squall.runtime.snapshot import Snapshots
 from tests.launchers.processes import Started, wait_for
 
 SCRIPT = Path(__file__).with_name("stateful.py")
+EXAMPLES = 600  # of `drawn.py`, which draws
 STRATEGIES = {
     "downpour": ("--overlap", "--push-every", "2", "--fetch-every", "3", "--threads", "2"),
     "diloco": ("--inner-steps", "5", "--form", "asynchronous"),
@@ -93,6 +97,11 @@ def test_every_replica_has_a_loop_of_its_own(strategy: str, tmp_path: Path) -> N
     assert status == 0, out + err
     assert "the same, bit for bit" in out
     assert (tmp_path / "behind").read_text() == done, "nothing behind the loop is done again"
+    with closing(Reader(directory / "run.sqlite")) as reader:
+        found, skips = audit(reader), reader.rows(Skip)
+    assert found.complete
+    assert sum(len(span) for epoch in found.epochs for span in epoch.skipped) == 20 * len(skips) > 0, str(found)
+    assert Run(directory).summary().examples == 3 * EXAMPLES - 20 * len(skips)
     snapshots = Snapshots(directory)
     layout = snapshots.manifest(snapshots.numbers()[-1]).layout
     final = snapshots.restore(snapshots.numbers()[-1], layout).tensors["weights"]

@@ -6,9 +6,11 @@ from steps import give, only, sent, tell
 
 from squall.protocol.core import (
     COORDINATOR,
+    BatchSkipped,
     Compute,
     Expect,
     Node,
+    Send,
     StopRequested,
     TimePassed,
     UseWeights,
@@ -22,6 +24,8 @@ from squall.protocol.messages import (
     LeaseRequest,
     Logged,
     Progress,
+    Skip,
+    SkipNoted,
     View,
     Weights,
 )
@@ -63,6 +67,29 @@ def test_a_push_names_its_basis_examples_and_covers() -> None:
     assert [message for _, message in pushed] == [
         Exchange(1, 0, 0, basis, 4, (Cover(1, 104),), 1) for basis in (101, 102)  # each shard's own version
     ]  # fmt: skip
+
+
+def test_a_batch_that_is_skipped_has_its_turn_when_the_coordinator_knows() -> None:
+    desk = Desk(push_every=2, fetch_every=2).welcome().grant(4)
+    lease = desk.leases
+
+    def skipped(number: int) -> None:
+        desk.effects = give(desk.replica, BatchSkipped())
+        start = 100 * lease + BATCH * number
+        assert desk.effects == [Send(COORDINATOR, Skip(lease, 0, start, start + BATCH))], "and nothing else"
+        desk._take(tell(desk.replica, COORDINATOR, SkipNoted()))
+
+    skipped(0)
+    assert not only(desk.effects, Compute).accumulate, "there is nothing to add to"
+    desk.computed()
+    assert desk.exchange is not None
+    assert (desk.exchange.examples, desk.exchange.batches) == (BATCH, 1)
+    assert desk.exchange.covers == (Cover(lease, 100 * lease + 2 * BATCH),)
+    desk.answer()
+    for number in (2, 3):
+        skipped(number)
+    assert desk.exchange.examples == 0
+    assert desk.exchange.covers == (Cover(lease, 100 * lease + 4 * BATCH),), "it covers what is not in it"
 
 
 def test_push_every_and_fetch_every() -> None:

@@ -7,7 +7,7 @@ from conftest import lease, state, work, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.record import Row
+from squall.record import Row, Skip
 from squall.report import Audit, Reader, audit
 from squall.report.coverage import spans_of
 
@@ -28,6 +28,22 @@ def test_spans_agree_with_counting_every_example(ranges: list[tuple[int, int]]) 
     assert [span.times for span in spans for _ in range(len(span))] == counted
     assert [span.start for span in spans] == [0, *(span.stop for span in spans)][:-1], "no gap, no overlap"
     assert all(one.times != next.times for one, next in pairwise(spans)), "as few as can be"
+
+
+def test_what_a_script_left_out_is_named_where_its_lease_went_on_and_else_dealt_again(tmp_path: Path) -> None:
+    left, whole, gone, again = lease(0, 0, 400), lease(0, 400, 900), lease(1, 0, 100, 32), lease(1, 32, 100)
+    skips = [
+        Skip(left.lease, 0, 16, 32, 1), Skip(left.lease, 0, 384, 400, 1), Skip(left.lease, 0, 0, 16, 1),
+        Skip(gone.lease, 1, 48, 64, 1),
+    ]  # fmt: skip
+    rows = [left, whole, *skips, gone, again, lease(0, 900, 1000), lease(1, 100, 1000), lease(2, 0, 1000)]
+    found = audited(tmp_path, rows, epochs=3, examples_per_epoch=1000, status="finished", ended="data")
+    assert found.complete, "that it was left out is no miss"
+    assert str(found).splitlines() == [
+        "No example was missed in 3 finished epochs.",
+        "Epoch 0: 952 of 1,000 examples trained. Left out by the script: 48, at 0 to 15, 16 to 31, 384 to 399.",
+        "Epochs 1 to 2: each of 1,000 examples trained exactly once.",
+    ]
 
 
 def test_a_billion_examples_cost_no_more_than_ten() -> None:

@@ -161,6 +161,7 @@ EFFECTS = st.one_of(
     st.tuples(st.just("push"), st.booleans()),
     st.tuples(st.just("use"), st.integers(0, 1)),
     st.tuples(st.just("nan")),
+    st.tuples(st.just("skip")),
 )
 
 
@@ -194,6 +195,10 @@ def test_a_replicas_schedule_says_what_its_host_was_told(
                 compute(more[0])
             case "nan":
                 compute(False, finite=False)
+            case "skip":
+                batch = Compute(epoch, start, stop, buffer, held > 0, local_step=False)
+                host.computed(batch, finite=False, left_out=True)
+                said.append(Computed(batch, finite=False, skipped=True))
             case "push":
                 clock += 1
                 if more[0]:

@@ -134,8 +134,11 @@ def strangers_welcome(
     if sender in shard._replicas or sender.role != "replica" or exchange.gradient < 0 or not exchange.examples:
         original(shard, sender, exchange, now, effects)
         return
-    effects.append(Apply((Term(sender, exchange.gradient, 1.0, exchange.clock),), 1.0, exchange.clock))
+    effects.append(
+        Apply((Term(sender, exchange.gradient, 1.0, exchange.clock),), 1.0, exchange.clock, factors=exchange.factors)
+    )
     shard.version += 1
+    shard.examples += exchange.examples
 
 
 def nothing_known_of_the_departed(original: Any, shard: Shard, view: Any, now: float, effects: list[Effect]) -> None:
@@ -243,6 +246,14 @@ def rates_of_the_first_batch(original: Any, work: Work, cover: Any, examples: in
     return msgspec.structs.replace(more, factors=work.factors) if work.batches else more
 
 
+def skips_kept_secret(original: Any, replica: Replica, effects: list[Effect]) -> None:
+    replica._on_skipped(0.0, effects)
+
+
+def added_to_what_was_pushed(original: Any, replica: Replica, batch: Any) -> Any:
+    return msgspec.structs.replace(original(replica, batch), accumulate=replica._since_push > 0)
+
+
 def told_after_one_shard(original: Any, replica: Replica, shard: Node, message: Any, now: float, effects: Any) -> None:
     if replica._pushed.covers and not message.dropped:
         replica._unreported = covered(replica._unreported, replica._pushed.covers)
@@ -336,6 +347,9 @@ PLANTED: dict[str, Planted] = {
         wrapped(Replica, "_on_gradient", every_batch_counted), 50, "I7"),
     "L-BFGS weights are labelled with what was evaluated after them": Planted(
         wrapped(BatchShard, "_on_calculation", every_evaluation_counted), 30, "I7", of="sandblaster"),
+    "nobody is told of a batch that a loop leaves out": Planted(wrapped(Replica, "_skip", skips_kept_secret), 40, "I1"),
+    "what follows a batch that is left out is added to the last push": Planted(
+        wrapped(Replica, "_compute_effect", added_to_what_was_pushed), 40, "I2", of="downpour, push 4"),
     "a portion counts as often as it is computed": Planted(
         wrapped(Portions, "done", every_answer_counts), 30, "I2", of="sandblaster"),
     "a sum that a dead replica has spoilt is used": Planted(
@@ -371,7 +385,7 @@ STORM = Weather(0, 100.0, loss=0.0, duplication=0.0, jitter_s=0.02)
 # Mistakes that were in the protocol: the least world that showed each, the patch that makes it again, the invariant.
 FOUND: dict[str, tuple[Chaos, Patch, str]] = {
     "a batch that was tried again shifted the fetches, and pushes went beyond the delay bound": (
-        rebuilt(710, faults=[0, 4], replicas=2, examples=25),
+        rebuilt(710, faults=[0, 4], replicas=2, examples=25, scripted=False),
         PLANTED["a batch that is tried again shifts the fetches"].plant, "I3"),
     "a newcomer's first weights were older than the rounds before its first": (
         rebuilt(439, faults=[2], replicas=2, examples=14, epochs=2),

@@ -15,8 +15,8 @@ import torch
 
 import squall
 import squall.strategies
+from squall.protocol.cadence import Cadence
 from squall.protocol.dealing import Dealing
-from squall.protocol.replica import Cadence
 from squall.protocol.rules import Rules
 from squall.runtime.optimizers import check_optimizers
 from squall.strategies import STRATEGIES, Downpour, Recipe, SingleProcess, Strategy, Synchronous

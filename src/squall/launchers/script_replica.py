@@ -15,7 +15,7 @@ from squall.blame import note, note_batch
 from squall.errors import Interrupted, NotFinite, SquallError
 from squall.launchers.line import Line
 from squall.launchers.roles import name_process, transport_of
-from squall.protocol.core import COORDINATOR, Compute, Effect, Event, Node, ValuesLogged
+from squall.protocol.core import COORDINATOR, BatchSkipped, Compute, Effect, Event, Node, ValuesLogged
 from squall.protocol.messages import Factors
 from squall.record import Metric, Row
 from squall.report import Reader, Summary, summarize
@@ -119,6 +119,12 @@ class Replica(Side):
         if isinstance(self._seen, RecordedReplica):
             self._seen.computed(effect, found.finite)
         self._driver.post(found)
+
+    def skip(self, effect: Compute) -> None:
+        self._host.wanted = None
+        if isinstance(self._seen, RecordedReplica):
+            self._seen.computed(effect, finite=False, left_out=True)
+        self._driver.post(BatchSkipped())
 
     def log(self, values: Mapping[str, float]) -> None:
         if not self.began:

@@ -96,6 +96,10 @@ class GradientComputed(Event, frozen=True, gc=False):
     factors: Factors = ()  # that a script's loop sets for this step
 
 
+class BatchSkipped(Event, frozen=True, gc=False):
+    """A script's loop leaves out the batch that `Compute` has given it: nothing of it is in the gradient buffer."""
+
+
 class ValuesLogged(Event, frozen=True, gc=False):
     """The user's script has numbers for the record."""
 
@@ -322,7 +326,7 @@ class End(Effect, frozen=True, gc=False):
 class Note(Effect, frozen=True, gc=False):
     """A row for the run's record."""
 
-    # "member", "lease", "metric", "stats", "asked" (for a snapshot), "trained", "iteration",
+    # "member", "lease", "skip", "metric", "stats", "asked" (for a snapshot), "trained", "iteration",
     # or an event kind of `squall.record.Event`
     kind: str
     text: str = ""  # for people; of a metric its name

@@ -9,7 +9,18 @@ from squall.protocol.core import Cause, Effect, Node, Note, Send
 from squall.protocol.dealing import Dealer, Dealing
 from squall.protocol.leases import Ended, Leases
 from squall.protocol.membership import Covers, common
-from squall.protocol.messages import Cover, Dropped, Grant, LeaseRequest, Left, Message, Progress, Stats
+from squall.protocol.messages import (
+    Cover,
+    Dropped,
+    Grant,
+    LeaseRequest,
+    Left,
+    Message,
+    Progress,
+    Skip,
+    SkipNoted,
+    Stats,
+)
 
 
 class LeaseCoordinator(Coordinator):
@@ -18,6 +29,7 @@ class LeaseCoordinator(Coordinator):
         self.leases = leases
         self.dealer = Dealer(dealing, leases)
         self._requests: dict[Node, int] = {}  # replica waiting for a grant -> clock asked for
+        self._skips: dict[int, list[tuple[int, int]]] = {}  # lease -> examples left out of it
         self._starved: dict[Node, None] = {}  # of these, those that know that there is nothing for now
         self._epochs_seen = leases.epochs_done()
 
@@ -40,6 +52,11 @@ class LeaseCoordinator(Coordinator):
                     self._answer(sender, now, effects)
             case Progress(covers, stats) | Left(covers, stats):
                 self._on_progress(sender, covers, stats, now, effects)
+            case Skip(lease, epoch, start, stop):
+                if sender in self.members.live:
+                    self._skips.setdefault(lease, []).append((start, stop))
+                    values: dict[str, float] = {"lease": lease, "epoch": epoch, "start": start, "stop": stop}
+                    effects += [Note("skip", node=sender, values=values), Send(sender, SkipNoted())]
             case Dropped(lease):
                 self._close(self.leases.drop(lease, sender), effects)
                 self._proceed(now, effects)
@@ -64,10 +81,12 @@ class LeaseCoordinator(Coordinator):
 
     def _take_back(self, node: Node, applied: list[Covers], effects: list[Effect]) -> None:
         """What all shards have of it is trained; the rest is dealt again."""
-        known = self.leases.trained
+        known, left_out = self.leases.trained, 0
         for lease, upto in common(applied, self.policy.shards).items():
+            told = self.leases.held[lease].done if lease in self.leases.held else upto
+            left_out += sum(stop - start for start, stop in self._skips.get(lease, ()) if told <= start < upto)
             self._close(self.leases.done(lease, upto, node), effects)
-        unreported = self.leases.trained - known  # it did not live to tell
+        unreported = self.leases.trained - known - left_out  # it did not live to tell
         if unreported:
             self._replacing.fruitful(node)
             batches = -(-unreported // self.leases.batch_size)
@@ -124,6 +143,7 @@ class LeaseCoordinator(Coordinator):
         if ended is None:
             return
         lease, holder, granted_s, done = ended
+        self._skips.pop(lease.id, None)
         values: dict[str, float] = {
             "lease": lease.id, "epoch": lease.epoch, "start": lease.start, "stop": lease.stop,
             "granted_s": granted_s, "trained_stop": done,

@@ -122,6 +122,22 @@ class Logged(_Message, frozen=True, tag="logged", array_like=True, gc=False):
     weights: Weights
 
 
+class Skip(_Message, frozen=True, tag="skip", array_like=True, gc=False):
+    """The script's loop leaves these examples of a lease out. They will be covered as if they were trained.
+
+    The replica waits for `SkipNoted`, so that what a cover tells others than the coordinator is never more than this.
+    """
+
+    lease: Count
+    epoch: Count
+    start: Count
+    stop: Count
+
+
+class SkipNoted(_Message, frozen=True, tag="skip!", array_like=True, gc=False):
+    """What was left out is in the record."""
+
+
 class NonFinite(_Message, frozen=True, tag="nonfinite", array_like=True, gc=False):
     """A batch gave a loss or gradient with NaN or Inf; `final` after its retry did too."""
 
@@ -305,7 +321,7 @@ class PortionsTaken(_Message, frozen=True, tag="portions!", array_like=True, gc=
 
 Message = (
     Join | Welcome | LeaseRequest | Grant | Progress | Dropped | Logged | NonFinite | Stop | Left
-    | Exchange | Exchanged | View | ViewSeen | TakeSnapshot | SnapshotTaken | Evaluate | Evaluated
+    | Skip | SkipNoted | Exchange | Exchanged | View | ViewSeen | TakeSnapshot | SnapshotTaken | Evaluate | Evaluated
     | Calculation | Calculated | PortionRequest | Portion | PushPortions | PortionsTaken
 )  # fmt: skip
 

@@ -12,8 +12,10 @@ import sys
 
 import msgspec
 
+from squall.protocol.cadence import Cadence
 from squall.protocol.core import (
     COORDINATOR,
+    BatchSkipped,
     Compute,
     Effect,
     End,
@@ -45,6 +47,8 @@ from squall.protocol.messages import (
     Message,
     NonFinite,
     Progress,
+    Skip,
+    SkipNoted,
     Stop,
     Weights,
     Welcome,
@@ -54,17 +58,6 @@ from squall.protocol.tally import NO_WORK, Tally
 
 REPORT_EVERY_S = 0.25
 REPORT_LEASES = 16  # unreported ones at most; shards remember more (`shard.LEASES_KEPT`)
-
-
-class Cadence(msgspec.Struct, frozen=True):
-    """What of a strategy a replica must know."""
-
-    push_every: int = 1  # batches
-    fetch_every: int = 1  # batches
-    overlap: bool = False
-    gathered: bool = False  # pushes are gathered into rounds, one grant each
-    answered: bool = False  # others wait for this replica's exchanges: without data it takes part with nothing
-    local: bool = False  # the replica moves its own weights with an optimizer of its own
 
 
 class _Batch(msgspec.Struct, frozen=True, gc=False):
@@ -142,6 +135,8 @@ class Replica:
                 self._on_gradient(event, now, effects)
             case Started():
                 effects.append(Send(COORDINATOR, Join(self.pid)))
+            case BatchSkipped():
+                self._skip(effects)
             case ValuesLogged(values):
                 weights = Weights(min(self._versions), self._held, max(0.0, now - self._held_at))
                 effects.append(Send(COORDINATOR, Logged(values, weights)))
@@ -169,6 +164,8 @@ class Replica:
                 self.clock = clock
                 self._exchange(now, effects, push=False, fetch=True)  # the first weights
                 self._tally = Tally()  # what every newcomer needs is not what the algorithm moves
+            case SkipNoted():
+                self._on_skipped(now, effects)
             case Stop():
                 self._stopping = True
                 self._proceed(now, effects)
@@ -250,12 +247,12 @@ class Replica:
         return _Batch(lease.id, lease.epoch, start, stop)
 
     def _compute_effect(self, batch: _Batch) -> Compute:
-        if self._since_push == 0:
+        if self._gathered.batches == 0:
             self._basis = self._versions
         fetches_next = self._since_fetch + 1 >= self._fetch_every
         return Compute(
             batch.epoch, batch.start, batch.stop, self._gradient,
-            accumulate=self._since_push > 0, local_step=not fetches_next,
+            accumulate=self._gathered.batches > 0, local_step=not fetches_next,
         )  # fmt: skip
 
     def _on_gradient(self, event: GradientComputed, now: float, effects: list[Effect]) -> None:
@@ -276,6 +273,23 @@ class Replica:
         self._since_fetch += 1
         cover, examples = Cover(batch.lease, batch.stop), batch.stop - batch.start
         self._gathered = self._gathered.and_batch(cover, examples, event.loss, event.factors)
+        self._proceed(now, effects)
+
+    def _skip(self, effects: list[Effect]) -> None:
+        """Nothing else is done until the coordinator knows."""
+        batch = self._batch
+        assert batch is not None
+        self._retried = False
+        effects.append(Send(COORDINATOR, Skip(batch.lease, batch.epoch, batch.start, batch.stop)))
+
+    def _on_skipped(self, now: float, effects: list[Effect]) -> None:
+        """The batch has had its turn, for whoever counts or waits for batches."""
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        self._since_push += 1
+        self._since_fetch += 1
+        self._gathered = self._gathered.and_none_of(Cover(batch.lease, batch.stop))
+        self._waiting_since = now
         self._proceed(now, effects)
 
     def _on_non_finite(self, batch: _Batch, now: float, effects: list[Effect]) -> None:
@@ -314,10 +328,10 @@ class Replica:
             if push or self._fetch_due():  # what a batch is tried again on is beside the rhythm of pushes and fetches
                 self._since_fetch = 0
         gradient = self._gradient if push else -1
-        if self.cadence.local and push and self._since_push:
+        work = self._pushed if push else NO_WORK
+        if self.cadence.local and work.batches:
             effects.append(PreparePush(gradient))
         payload = Payload("gradient", self.node, gradient, self.clock) if push else None
-        work = self._pushed if push else NO_WORK
         for shard, basis in zip(self.shards, self._basis):
             exchange = Exchange(
                 self.clock, gradient, self._fetching, basis, work.examples, work.covers, work.batches, work.factors

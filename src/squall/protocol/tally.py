@@ -23,6 +23,10 @@ class Work(msgspec.Struct, frozen=True, gc=False):
         covers = covered(self.covers, (cover,))
         return Work(self.examples + examples, self.batches + 1, self.loss_sum + examples * loss, covers, factors)
 
+    def and_none_of(self, cover: Cover) -> Work:
+        """The batch was left out."""
+        return msgspec.structs.replace(self, covers=covered(self.covers, (cover,)))
+
 
 NO_WORK = Work()
 

@@ -37,12 +37,14 @@ class EpochAudit:
     """One epoch, or all from `epoch` to `last`, which are alike; `spans` cover it in order, without gap or overlap.
 
     `owed`: positions below it are trained, as the run says; it is 0 where the run promises nothing (yet).
+    `skipped`: what scripts have left out of it.
     """
 
     epoch: int
     last: int
     owed: int
     spans: tuple[Span, ...]
+    skipped: tuple[Span, ...] = ()
 
     def __len__(self) -> int:
         return self.last - self.epoch + 1
@@ -63,7 +65,10 @@ class EpochAudit:
 
     @property
     def _never(self) -> tuple[Span, ...]:
-        return tuple(span for span in self.spans if span.times == 0)
+        """And not left out."""
+        out = [(span.start, span.stop) for span in self.skipped]
+        known = [(span.start, span.stop) for span in self.spans if span.times]
+        return tuple(span for span in spans_of([*out, *known], self.examples) if span.times == 0)
 
     @property
     def repeated(self) -> tuple[Span, ...]:
@@ -72,16 +77,19 @@ class EpochAudit:
     @property
     def exact(self) -> bool:
         """Whether every example was trained exactly once."""
-        return not self._never and not self.repeated
+        return not self._never and not self.repeated and not self.skipped
 
     def __str__(self) -> str:
-        trained, name = self.examples - _total(self._never), _name(self.epoch, self.last)
+        trained = sum(len(span) for span in self.spans if span.times)
+        name = _name(self.epoch, self.last)
         if self.finished:
             text = f"{name}: {trained:,} of {plural(self.examples, 'example')} trained."
         else:
             text = f"{name}, unfinished: {trained:,} of {self.examples:,} trained so far."
         if self.missed:
             text += f" Never trained: {_total(self.missed):,}, at {_places(self.missed)}."
+        if self.skipped:
+            text += f" Left out by the script: {_total(self.skipped):,}, at {_places(self.skipped)}."
         if self.repeated:
             text += f" Trained more than once: {_total(self.repeated):,}, at {_places(self.repeated)}."
         return text
@@ -146,10 +154,13 @@ def audit(reader: Reader) -> Audit:
     elif state.get("ended") == "steps" and dealt:
         owed = divmod(dealt, size)
     found = []
+    skips: dict[int, list[Span]] = {}
+    for start, stop in reader.skipped(size):
+        skips.setdefault(start // size, []).append(Span(start % size, start % size + stop - start, 0))
     for first, last, spans in _by_epoch(coverage(reader.trained(size)), size, dealt) if size else ():
-        if any(span.times for span in spans):
+        if any(span.times for span in spans) or first in skips:
             due = size if first < owed[0] else owed[1] if first == owed[0] else 0
-            found.append(EpochAudit(first, last, due, spans))
+            found.append(EpochAudit(first, last, due, spans, tuple(skips.get(first, ()))))
         elif first <= owed[0] <= last and owed[1]:
             found.append(EpochAudit(owed[0], owed[0], owed[1], spans))
     known = sum(min(part.last + 1, owed[0]) - part.epoch for part in found if part.epoch < owed[0])

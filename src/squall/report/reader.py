@@ -3,6 +3,9 @@
 import math
 import sqlite3
 from collections.abc import Iterator
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -41,12 +44,32 @@ class Reader:
 
     def trained(self, size: int) -> Iterator[tuple[int, int]]:
         """What leases trained as ranges of positions, counted through all epochs of `size` examples, by their start."""
-        first = "epoch * :size + start"
-        query = f"SELECT {first}, {first} + trained_stop - start FROM lease WHERE trained_stop > start ORDER BY 1"
+        first, skips = "epoch * :size + start", self._skips()
+        with_skips = ", ".join(str(lease) for lease, *_ in skips)
+        query = f"""SELECT {first}, {first} + trained_stop - start FROM lease
+                    WHERE trained_stop > start AND lease NOT IN ({with_skips}) ORDER BY 1"""
+        parts: list[tuple[int, int]] = []  # what is between the skips
+        for _, of_lease in groupby(skips, key=itemgetter(0)):
+            rows = list(of_lease)
+            zero, begin, end = size * rows[0][1], rows[0][4], rows[0][5]
+            edges = [begin, *(edge for row in rows for edge in row[2:4]), end]
+            parts += [(zero + start, zero + stop) for start, stop in zip(edges[::2], edges[1::2]) if start < stop]
         try:
-            yield from self._db.execute(query, {"size": size})
+            whole = self._db.execute(query, {"size": size})
+            yield from merge(whole, sorted(parts))
         except sqlite3.Error as error:
             raise record_error("read", self.path, error) from error
+
+    def skipped(self, size: int) -> list[tuple[int, int]]:
+        """What scripts left out, as ranges of positions that are counted alike."""
+        return sorted((epoch * size + start, epoch * size + stop) for _, epoch, start, stop, *_ in self._skips())
+
+    def _skips(self) -> list[tuple[int, int, int, int, int, int]]:
+        """Those that count: lease, epoch, start, stop, and from where to where the lease was trained around them."""
+        return self._query(
+            """SELECT lease, skip.epoch, skip.start, skip.stop, lease.start, lease.trained_stop
+               FROM skip JOIN lease USING (lease) WHERE skip.stop <= lease.trained_stop ORDER BY 1, 3"""
+        )
 
     def dealt(self, size: int) -> int:
         """The position behind all leases, counted alike."""

@@ -13,7 +13,7 @@ import msgspec
 from squall.protocol.core import Effect, End, Event, Node, Note, Payload, PublishSnapshot, StartMember
 from squall.protocol.messages import Stats
 from squall.record import Event as EventRow
-from squall.record import Lease, Member, Metric, Progress, RecordError, Staleness, State
+from squall.record import Lease, Member, Metric, Progress, RecordError, Skip, Staleness, State
 from squall.runtime.divergence import Divergence
 from squall.runtime.driver import QuietHost
 from squall.runtime.folding import Folding
@@ -47,6 +47,7 @@ class CoordinatorHost(QuietHost):
         self._begun: float | None = None
         self._stopped: float | None = None  # the clock stands still while the final weights are evaluated
         self._now = 0.0
+        self._with_skips: set[int] = set()  # leases
         self._stepped = False
         self._complained = False  # that the record cannot be written
         self._unpublished = ""  # why the newest snapshot could not be made visible
@@ -135,6 +136,8 @@ class CoordinatorHost(QuietHost):
                 self._stats(note.node, note.stats)
             case "lease":
                 self._lease(note)
+            case "skip":
+                self._skip(note)
             case "asked":
                 self._asked_s = self.training_s
                 self._record.seal()
@@ -186,19 +189,27 @@ class CoordinatorHost(QuietHost):
         assert note.node is not None
         values = note.values
         granted = values["granted_s"] - (self._begun or 0.0) + self._trained_s
-        self._leases.add(
-            Lease(
-                int(values["lease"]),
-                int(values["epoch"]),
-                int(values["start"]),
-                int(values["stop"]),
-                note.node.index,
-                note.node.incarnation,
-                max(0.0, granted),
-                self.training_s,
-                int(values["trained_stop"]),
-            )
+        lease = Lease(
+            int(values["lease"]),
+            int(values["epoch"]),
+            int(values["start"]),
+            int(values["stop"]),
+            note.node.index,
+            note.node.incarnation,
+            max(0.0, granted),
+            self.training_s,
+            int(values["trained_stop"]),
         )
+        if lease.lease in self._with_skips:  # its number is needed
+            self._record.add(lease)
+        else:
+            self._leases.add(lease)
+
+    def _skip(self, note: Note) -> None:
+        assert note.node is not None
+        values = {name: int(value) for name, value in note.values.items()}
+        self._with_skips.add(values["lease"])
+        self._record.add(Skip(**values, replica=note.node.index))
 
     def _metric(self, note: Note) -> None:
         values, at = note.values, self._training_s(self._now - note.values["age_s"])

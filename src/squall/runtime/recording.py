@@ -182,11 +182,14 @@ class RecordedReplica:
         self._record.clear()
         self._count_at = -1
 
-    def computed(self, batch: Compute, finite: bool) -> None:
-        """A batch whose gradient is there. One that gave a NaN is written at once, because the run may end with it."""
+    def computed(self, batch: Compute, finite: bool, left_out: bool = False) -> None:
+        """A batch whose gradient is there, or that a script has left out.
+
+        One that gave a NaN is written at once, because the run may end with it.
+        """
         start, stop, epoch, record = batch.start, batch.stop, batch.epoch, self._record
         length, skipped = stop - start, start - self._stop
-        bits = finite | batch.local_step << 1 | batch.buffer + 1 << 2
+        bits = int(finite) | batch.local_step << 1 | batch.buffer + 1 << 2 | left_out << 4
         count_at = len(record) + 2
         if length != self._length or epoch != self._epoch or skipped < 0:
             self._length, self._epoch = length, epoch

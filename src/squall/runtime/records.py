@@ -87,6 +87,7 @@ class Saved(msgspec.Struct, frozen=True):
 class Computed(msgspec.Struct, frozen=True):
     batch: Compute
     finite: bool
+    skipped: bool = False  # by the script's loop
 
 
 class Pushed(msgspec.Struct, frozen=True):
@@ -227,9 +228,9 @@ class _Batches:
             self._at += next(entries)
         if count < 1 or self._length < 1 or self._at < 0 or self._at + count * self._length > self._examples:
             raise ValueError(f"{count} batches of {self._length} examples from {self._at}")
-        buffer, finite = (bits >> 2) - 1, bool(bits & 1)
+        buffer, finite, skipped = (bits >> 2 & 3) - 1, bool(bits & 1), bool(bits >> 4)
         for _ in range(count):
             start, self._at = self._at, self._at + self._length
             accumulate = self.held > 0 and buffer >= 0
             self.held += finite
-            yield Computed(Compute(self._epoch, start, self._at, buffer, accumulate, bool(bits & 2)), finite)
+            yield Computed(Compute(self._epoch, start, self._at, buffer, accumulate, bool(bits & 2)), finite, skipped)

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import torch
 
+from squall.protocol.cadence import Cadence
 from squall.protocol.dealing import Dealing
-from squall.protocol.replica import Cadence
 from squall.protocol.rules import Rules
 from squall.protocol.sandblaster.method import Rules as MethodRules
 from squall.task import OptimizerFactory

@@ -25,7 +25,7 @@ from squall.sim.proof.batch_invariants import BatchAuditor
 from squall.sim.proof.batch_phantoms import BatchStage
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.invariants import Auditor
-from squall.sim.proof.loops import rates
+from squall.sim.proof.loops import leaves_out, rates
 from squall.sim.proof.phantoms import File, Phantom, Stage
 from squall.sim.proof.positions import restored
 
@@ -106,6 +106,8 @@ class LeaseCast(Cast):
         chaos, saved = self.chaos, self.saved
         self.stage = Stage(self.recipe, now, self.computed)
         self.stage.logs = chaos.scripted
+        if chaos.scripted:
+            self.stage.leaves_out = leaves_out
         if chaos.scripted and self.recipe.local is None:  # an optimizer of the replica's own takes its rates itself
             self.stage.factors = rates
         if saved is None:

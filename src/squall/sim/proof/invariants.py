@@ -61,6 +61,8 @@ class Auditor:
     def __init__(self, recipe: Recipe, examples: int, batch_size: int, limits: Limits) -> None:
         self.recipe = recipe
         self.examples, self.batch_size, self.limits = examples, batch_size, limits
+        self._left_out: set[tuple[int, Batch]] = set()  # by loops: lease and batch
+        self._skipped: set[Batch] = set()  # of these, what has ended so
         self.allowed: Counter[Batch] = Counter()  # repeats that the audit names: what was given back by its holder
         self._bound = _bound(recipe)
 
@@ -83,14 +85,15 @@ class Auditor:
             for applied in file.applied:
                 for gradient in applied.gradients:
                     self._have(shard, gradient)
-        if left is not None:
-            self._name_repeats(left)
+        self._go_on(left or Leases(self.examples, self.batch_size, self.limits))
 
-    def _name_repeats(self, left: Leases) -> None:
-        """What the data position deals again may be in the files of some shards."""
-        known = {batch for applied in self._applied for batch in applied}
-        for batch in sorted(known - trained(left, self.batch_size)):
+    def _go_on(self, left: Leases) -> None:
+        """What the data position deals again may be in the files of some shards; what it does not may be skipped."""
+        done = trained(left, self.batch_size)
+        for batch in sorted({batch for applied in self._applied for batch in applied} - done):
             self.allowed[batch] += 1
+        self._left_out = {(lease, batch) for lease, batch in self._left_out if lease < left._next_id}
+        self._skipped = {batch for _, batch in self._left_out if batch in done}
 
     # ------------------------------------------------------------ what is seen
 
@@ -107,6 +110,9 @@ class Auditor:
                 self._on_use(node, buffer)
             case WriteSnapshot(_, version):
                 self._at_version(node.index, version, "a snapshot")
+            case Note("skip"):
+                lease, epoch, start, stop = (int(what.values[key]) for key in ("lease", "epoch", "start", "stop"))
+                self._left_out.add((lease, (epoch, start, stop)))
             case Note("lease"):
                 self._on_lease(what)
             case PublishSnapshot():
@@ -232,6 +238,9 @@ class Auditor:
     def _on_lease(self, note: Note) -> None:
         epoch, start, stop, done = (int(note.values[key]) for key in ("epoch", "start", "stop", "trained_stop"))
         for batch in self._batches(epoch, start, done):
+            if (int(note.values["lease"]), batch) in self._left_out:
+                self._skipped.add(batch)
+                continue
             for shard, applied in enumerate(self._applied):
                 if batch not in applied:
                     raise Broken("I1", f"{_text(batch)} counts as trained, and shard {shard} does not have it")
@@ -248,8 +257,9 @@ class Auditor:
         if manifest.checksums != tuple(file.checksum for file in written):
             raise Broken("I1", f"the manifest of snapshot {manifest.number} has the checksums of other files")
         files = [[g for applied in file.applied for g in applied.gradients] for file in written]
+        skipped = {batch for _, batch in self._left_out}
         for shard, gradients in enumerate(files):
-            missing = sorted(ledger - {gradient.batch for gradient in gradients})
+            missing = sorted(ledger - {gradient.batch for gradient in gradients} - skipped)
             if missing:
                 where = f"snapshot {manifest.number} of shard {shard}"
                 raise Broken("I1", f"the ledger calls {_text(missing[0])} trained, and {where} lacks it")
@@ -263,9 +273,10 @@ class Auditor:
         assert self.limits.epochs is not None
         for epoch in range(self.limits.epochs):
             for batch in self._batches(epoch, 0, self.examples):
-                if not self._whole[batch]:
+                if not self._whole[batch] and batch not in self._skipped:
                     raise Broken("I4", f"{_text(batch)} was never trained")
-        told = sum(note.stats.examples for note in self.stage.notes if note.stats is not None)
+        told = sum(stop - start for _, start, stop in self._skipped)
+        told += sum(note.stats.examples for note in self.stage.notes if note.stats is not None)
         if trained != self.limits.epochs * self.examples:
             raise Broken("I4", f"the ledger counts {trained} examples")
         if lives == 1 and told != trained:

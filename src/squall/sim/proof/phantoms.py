@@ -94,6 +94,7 @@ class Stage:
         self.computed = first  # computations so far
         self.compute_s: Callable[[Node], float] = lambda node: COMPUTE_S * (1 + 0.37 * node.index)
         self.poison: Callable[[int, Batch], bool] = lambda number, batch: False
+        self.leaves_out: Callable[[int], bool] = lambda number: False
         self.factors: Callable[[int], Factors] = lambda number: ()
         self.disk: Callable[[int], str] = lambda number: ""
         self.logs = False  # the first replica is a script that measures all weights that it gets
@@ -151,6 +152,8 @@ class ReplicaPhantom(Phantom):
         finite = not stage.poison(stage.computed, batch)
         seconds = stage.compute_s(self.node)
         stage.in_use[slot] = (self.active, stage.now() + seconds)
+        if stage.leaves_out(stage.computed):
+            return core.BatchSkipped()
         if not effect.accumulate:
             stage.gradients[slot, effect.buffer] = []
         if finite:

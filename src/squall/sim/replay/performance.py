@@ -23,6 +23,7 @@ import torch
 
 from squall.protocol.core import (
     AddPortions,
+    BatchSkipped,
     CalculateVectors,
     Effect,
     End,
@@ -61,7 +62,7 @@ class Witness(Protocol):
     def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
         """Before the batch is computed."""
 
-    def computed(self, node: Node, batch: Computed, found: GradientComputed) -> bool: ...
+    def computed(self, node: Node, batch: Computed, found: GradientComputed | BatchSkipped) -> bool: ...
 
     def updated(self, shard: ShardSide, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
         """After an update was made of these pushes (who, clock), with the fingerprint that it had in the run."""
@@ -224,7 +225,7 @@ class Replay:
             self._stopped = True
             return
         found = self._perform(replica, computed.batch)
-        assert isinstance(found, GradientComputed)
+        assert isinstance(found, GradientComputed | BatchSkipped)
         if computed.finite:
             replica.batches.append(computed.batch)
         self._stopped |= self._witness.computed(replica.node, computed, found)

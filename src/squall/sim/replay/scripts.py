@@ -32,7 +32,7 @@ from torch import nn
 
 from squall.joined import Counted, joined_task
 from squall.launchers.joining import Over, chosen, run_file
-from squall.protocol.core import Compute, Effect, End, Event, GradientComputed, Node
+from squall.protocol.core import BatchSkipped, Compute, Effect, End, Event, GradientComputed, Node
 from squall.protocol.messages import Factors
 from squall.run import ScriptCode
 from squall.runtime.compute import Gradients
@@ -151,7 +151,7 @@ class _Replica(Side):
         self._batch: Compute | None = None  # handed out, and not stepped
         self._watched = False  # that batch is examined
         self._examination: Examination | None = None
-        self._found: GradientComputed | NonFiniteBatch | None = None  # of the last batch, not said yet
+        self._found: GradientComputed | BatchSkipped | NonFiniteBatch | None = None  # of the last batch, not said yet
 
     def begin(self, task: Task, epochs: int) -> None:
         self._host = ReplicaHost(dataclasses.replace(self._job, task=task), self.rank)
@@ -192,6 +192,9 @@ class _Replica(Side):
             self._found = self._examination.end(loss)
         else:
             self._found = self._training.accept(effect, loss, started, factors)
+
+    def skip(self, effect: Compute) -> None:
+        self._batch, self._found = None, BatchSkipped()
 
     def log(self, values: Mapping[str, float]) -> None:
         pass

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from squall.protocol.core import Compute, GradientComputed, Node
+from squall.protocol.core import BatchSkipped, Compute, GradientComputed, Node
 from squall.runtime.records import Computed, Saved
 from squall.runtime.sequential import LoneHost
 from squall.runtime.snapshot import Snapshots
@@ -103,14 +103,16 @@ class Observer:
         return self.over
 
     def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
-        if self._around_nan and not batch.finite:
+        if self._around_nan and not (batch.finite or batch.skipped):
             self.nan = _examined(node, batch.batch, host)
         return self.over
 
-    def computed(self, node: Node, batch: Computed, found: GradientComputed) -> bool:
-        if found.finite != batch.finite:
-            words = {True: "finite", False: "not finite"}
-            what = f"the gradient was {words[batch.finite]} in the run, and is {words[found.finite]} here"
+    def computed(self, node: Node, batch: Computed, found: GradientComputed | BatchSkipped) -> bool:
+        words = {True: "finite", False: "not finite"}
+        was = "left out" if batch.skipped else words[batch.finite]
+        now = "left out" if isinstance(found, BatchSkipped) else words[found.finite]
+        if now != was:
+            what = f"the gradient was {was} in the run, and is {now} here"
             update = max(shard.version for shard in self.replay.shards)
             self.difference = Difference(update, None, (_push(node, [batch.batch]),), what)
         return self.over
