@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import squall
+from squall.record import Extra
+from squall.report import Reader
+from squall.report.figures import charts
 from squall.runtime.evaluate import evaluate
-from tests.tasks import numbers, regression
+from tests.tasks import mean_square, numbers, regression
 
 Fit = Callable[..., squall.run.Run]
 
@@ -140,3 +144,52 @@ def test_every_way_to_evaluate_takes_them(inline: Fit, tmp_path: Path) -> None:
         assert run.summary().metrics["f1"] == pytest.approx(float(metric.compute()))
     session = squall.join(nn.Linear(6, 1))
     assert session.evaluate(numbers(90), {"f1": F1}).keys() == {"f1"}
+
+
+# ---------------------------------------------------------------- beside the training loss
+
+
+def with_extras(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Any]]:
+    error = mean_square(model, batch)
+    return error, {"half": error / 2, "examples": len(batch[0])}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [squall.SingleProcess(), squall.Downpour(replicas=2, push_every=2), squall.Averaging(replicas=2, every=3)],
+    ids=["single", "downpour", "averaging"],
+)
+def test_what_a_loss_returns_beside_itself_is_recorded_as_means_over_the_examples(
+    inline: Fit, strategy: squall.Strategy
+) -> None:
+    run = inline(regression(loss=with_extras, validate=numbers(20)), strategy, epochs=4)
+    with closing(Reader(run.directory / "run.sqlite")) as reader:
+        rows, losses = reader.rows(Extra), reader.progress()
+        curves, drawn = reader.extras(), [chart.title for chart in charts(reader)]
+    assert sum(row.examples for row in rows if row.name == "half") == 4 * 90
+    assert curves["examples"][0][1] == pytest.approx((5 * 16 * 16 + 10 * 10) / 90)  # the last batch is a short one
+    loss = sum(work.loss * work.examples for work in losses) / (4 * 90)
+    assert curves["half"][0][1] == pytest.approx(loss / 2)
+    assert "half over time" in drawn
+    summary = run.summary()
+    assert summary.extras.keys() == {"half", "examples"}
+    assert summary.metrics.keys() == {"loss"}, "the loss of an evaluation is the loss alone"
+    assert "half in training" in str(summary)
+
+
+WRONG_LOSSES = {
+    "three": (({}, {}), r"return the loss, or \(loss, {name: number}\)"),
+    "no number": (({"a": "b"},), "returned 'a' beside the loss, which is no number"),
+    "a metric's name": (({"loss": 1.0},), "returns loss beside the loss"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LOSSES)
+def test_what_a_loss_cannot_return_is_said_before_the_run(name: str, run_dir: Path) -> None:
+    beside, message = WRONG_LOSSES[name]
+    with pytest.raises(ValueError, match=message):
+        squall.fit(
+            regression(loss=lambda model, batch: (mean_square(model, batch), *beside)),
+            squall.SingleProcess(), run_dir=run_dir,
+        )  # fmt: skip
+    assert not run_dir.exists()

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 import squall.record
-from squall.record import Event, Lease, Member, Metric, Progress, RecordError, Row, Skip, Staleness, State
+from squall.record import Event, Extra, Lease, Member, Metric, Progress, RecordError, Row, Skip, Staleness, State
 from squall.report import Reader
 from squall.writer import BUSY_S, PAUSE_AT_MOST_S, Record
 
 ONE_OF_EACH = [
     Metric(1.5, 0, 640, 10, "accuracy", 0.5),
     Progress(0.5, 1, 64, 1, 2.25, 0.375, 0.125, 4096, 8192),
+    Extra(0.5, 1, 64, "divergence", 0.75),
     Staleness(0.5, 1, 3, 7),
     Lease(4, 0, 640, 1280, 1, 2, 0.25, 0.5, 704),
     Skip(4, 0, 656, 672, 1),

@@ -69,6 +69,25 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Extra:
+    """What `Task.loss` returned beside the loss: its mean over the examples of a replica since its last report."""
+
+    time_s: float
+    replica: int
+    examples: int
+    name: str
+    value: float
+
+    def alike(self) -> tuple[int, str]:
+        return self.replica, self.name
+
+    def merged(self, later: "Extra") -> "Extra":
+        examples = self.examples + later.examples
+        mean = (self.value * self.examples + later.value * later.examples) / examples
+        return replace(later, examples=examples, value=mean)
+
+
+@dataclass(frozen=True, slots=True)
 class Staleness:
     """How many of a replica's pushes were applied with this staleness since its last report."""
 
@@ -151,7 +170,7 @@ class State:
     value: str
 
 
-Row = Metric | Progress | Staleness | Lease | Skip | Member | Event | State
+Row = Metric | Progress | Extra | Staleness | Lease | Skip | Member | Event | State
 
 _REMEDY = {
     sqlite3.SQLITE_BUSY: "another process holds it: is this run already being trained, or open in another program?",

@@ -32,7 +32,8 @@ class Task:
 
     Args:
         model: any `nn.Module` with float32 parameters, on the CPU. Tied and frozen parameters are fine.
-        loss: `loss(model, batch)`, the mean over the batch, a scalar tensor.
+        loss: `loss(model, batch)`, the mean over the batch, a scalar tensor; or that and a dict of numbers, also means
+            over the batch, which are recorded beside it: (loss, {"reconstruction": a, "divergence": b}).
         train: a map-style dataset (`__len__` and `__getitem__`); `__getitems__` is used where it exists.
         validate: a map-style dataset, or None to train without evaluation. Its batches are of 4 x `batch_size`.
         batch_size: examples in one gradient of one replica.
@@ -54,7 +55,7 @@ class Task:
     """
 
     model: nn.Module
-    loss: Callable[[nn.Module, Batch], Tensor]
+    loss: Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Mapping[str, Tensor | float]]]
     train: Dataset[Any]
     validate: Dataset[Any] | None = None
     batch_size: int = 64
@@ -169,17 +170,38 @@ def _check_loss(task: Task) -> None:
     """The loss on one batch and the metrics on another, without a trace: weights and random state stay as they are."""
     with _untouched(task.model):
         before = {name: (buffer, buffer._version) for name, buffer in task.model.named_buffers()}
-        loss = task.loss(task.model, _first_batch(task, task.train))
+        loss, extras = loss_and_extras(task.loss(task.model, _first_batch(task, task.train)))
         _check_buffers(task.model, before)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"Task.loss must return a scalar, the mean over the batch: it returned {shape}")
+        if taken := {"loss", *task.metrics} & set(extras or {}):
+            raise ValueError(
+                f"Task.loss returns {', '.join(sorted(taken))} beside the loss, which is another metric's name"
+            )
         if not loss.requires_grad:
             raise ValueError("Task.loss does not depend on a trainable parameter: its result has no gradient")
         if task.validate is not None and task.metrics:
             task.model.eval()
             batch = _first_batch(task, task.validate)
             check_metrics(task.metrics, task.model, batch, _first_count(task, task.validate))
+
+
+def loss_and_extras(returned: Any) -> tuple[Any, dict[str, float] | None]:
+    """What `Task.loss` returned: the loss, and the numbers beside it. Raises `ValueError` for what is no number."""
+    if not isinstance(returned, tuple):
+        return returned, None
+    if len(returned) != 2 or not isinstance(returned[1], Mapping):
+        raise ValueError("Task.loss returned a tuple: return the loss, or (loss, {name: number})")
+    extras = {}
+    for name, value in returned[1].items():
+        try:
+            extras[str(name)] = float(value.detach() if isinstance(value, Tensor) else value)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"Task.loss returned {name!r} beside the loss, which is no number: {value!r:.80}"
+            ) from None
+    return returned[0], extras
 
 
 def _check_buffers(model: nn.Module, before: Mapping[str, tuple[Tensor, int]]) -> None:

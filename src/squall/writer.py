@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from squall.backlog import Backlog
-from squall.record import Lease, Metric, Progress, RecordError, Row, Skip, Staleness, State, record_error
+from squall.record import Extra, Lease, Metric, Progress, RecordError, Row, Skip, Staleness, State, record_error
 
 COMMIT_EVERY_S = 0.2
 PAUSE_AT_MOST_S = 5.0  # between tries to write into a file that is locked, or onto a disk that is full
@@ -156,7 +156,7 @@ class Record:
         """Forget what a resumed run has lost: rows of training after `time_s`, and of leases that are dealt again."""
         self._wait_for_locks(OPEN_S)
         with self._transaction():
-            for table in (Progress, Staleness, Metric):
+            for table in (Progress, Extra, Staleness, Metric):
                 self._db.execute(f"DELETE FROM {table.__name__.lower()} WHERE time_s > ?", (time_s,))
             for kind in (Lease, Skip):
                 self._db.execute(f"DELETE FROM {kind.__name__.lower()} WHERE lease >= ?", (first_lease,))

@@ -23,6 +23,7 @@ def test_a_finished_run(run_dir: Path) -> None:
         reason="all data is trained",
         diverged=None,
         metrics={"loss": 0.125, "accuracy": 0.875},
+        extras={},
         first_step_s=1.5,
         training_s=10.0,
         examples=2000,

@@ -241,8 +241,8 @@ def older_weights_will_do(original: Any, replica: Replica, *given: Any) -> None:
     original(replica, *given)
 
 
-def rates_of_the_first_batch(original: Any, work: Work, cover: Any, examples: int, loss: float, factors: Any) -> Work:
-    more: Work = original(work, cover, examples, loss, factors)
+def rates_of_the_first_batch(original: Any, work: Work, *batch: Any) -> Work:
+    more: Work = original(work, *batch)
     return msgspec.structs.replace(more, factors=work.factors) if work.batches else more
 
 

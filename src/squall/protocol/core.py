@@ -94,6 +94,7 @@ class GradientComputed(Event, frozen=True, gc=False):
     finite: bool
     seconds: float
     factors: Factors = ()  # that a script's loop sets for this step
+    extras: dict[str, float] | None = None  # what the loss returned beside itself
 
 
 class BatchSkipped(Event, frozen=True, gc=False):

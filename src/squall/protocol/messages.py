@@ -46,6 +46,9 @@ class Lease(_Message, frozen=True, array_like=True, gc=False):
     stop: Count
 
 
+Extras = dict[str, tuple[float, int]]  # beside the loss: name -> sum over batches of value x examples, and examples
+
+
 class Stats(_Message, frozen=True, array_like=True, gc=False):
     """What a replica did since its last report."""
 
@@ -58,6 +61,7 @@ class Stats(_Message, frozen=True, array_like=True, gc=False):
     pushes: Count = 0
     fetches: Count = 0
     staleness: dict[int, int] = {}  # staleness -> pushes applied with it, over all shards
+    extras: Extras = {}
 
 
 # ---------------------------------------------------------------- replica <-> coordinator

@@ -272,7 +272,7 @@ class Replica:
         self._since_push += 1
         self._since_fetch += 1
         cover, examples = Cover(batch.lease, batch.stop), batch.stop - batch.start
-        self._gathered = self._gathered.and_batch(cover, examples, event.loss, event.factors)
+        self._gathered = self._gathered.and_batch(cover, examples, event.loss, event.factors, event.extras)
         self._proceed(now, effects)
 
     def _skip(self, effects: list[Effect]) -> None:

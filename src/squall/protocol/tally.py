@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
-from squall.protocol.messages import Cover, Factors, Stats, covered
+from squall.protocol.messages import Cover, Extras, Factors, Stats, covered
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -18,10 +19,17 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     loss_sum: float = 0.0  # over batches: mean loss x examples
     covers: tuple[Cover, ...] = ()
     factors: Factors = ()  # of the newest batch
+    extras: Extras | None = None
 
-    def and_batch(self, cover: Cover, examples: int, loss: float, factors: Factors) -> Work:
+    def and_batch(
+        self, cover: Cover, examples: int, loss: float, factors: Factors, extras: Mapping[str, float] | None = None
+    ) -> Work:
         covers = covered(self.covers, (cover,))
-        return Work(self.examples + examples, self.batches + 1, self.loss_sum + examples * loss, covers, factors)
+        found = self.extras
+        if extras:
+            found = added(found or {}, {name: (value * examples, examples) for name, value in extras.items()})
+        loss_sum = self.loss_sum + examples * loss
+        return Work(self.examples + examples, self.batches + 1, loss_sum, covers, factors, found)
 
     def and_none_of(self, cover: Cover) -> Work:
         """The batch was left out."""
@@ -31,11 +39,21 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 NO_WORK = Work()
 
 
+def added(first: Extras, second: Extras) -> Extras:
+    """The sums of both."""
+    found = dict(first)
+    for name, (total, examples) in second.items():
+        before = found.get(name, (0.0, 0))
+        found[name] = (before[0] + total, before[1] + examples)
+    return found
+
+
 class Tally:
     """Sums for the next report. Thousands are simulated at once, so they are kept small."""
 
     __slots__ = (
-        "batches", "compute_s", "examples", "exchanges", "fetches", "loss_sum", "pushes", "staleness", "wait_s",
+        "batches", "compute_s", "examples", "exchanges", "extras", "fetches", "loss_sum", "pushes", "staleness",
+        "wait_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -45,16 +63,20 @@ class Tally:
         self.examples = self.batches = self.exchanges = self.pushes = self.fetches = 0
         self.loss_sum = self.compute_s = self.wait_s = 0.0
         self.staleness = array("i")  # of each push at each shard
+        self.extras: Extras | None = None
 
     def add(self, work: Work) -> None:
         self.examples += work.examples
         self.batches += work.batches
         self.loss_sum += work.loss_sum
+        if work.extras:
+            self.extras = added(self.extras or {}, work.extras)
 
     def take(self) -> Stats:
         stats = Stats(
             self.examples, self.batches, self.loss_sum, self.compute_s, self.wait_s,
             self.exchanges, self.pushes, self.fetches, dict(Counter(self.staleness)),
+            self.extras or {},
         )  # fmt: skip
         self._clear()
         return stats

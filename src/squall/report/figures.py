@@ -39,6 +39,8 @@ def charts(reader: Reader) -> list[Chart]:
         examples = [(float(metric.examples), metric.value) for metric in metrics]
         found.append(metric_chart(f"{name} over time", time, duration_s))
         found.append(metric_chart(f"{name} over examples", examples, None))
+    for name, curve in reader.extras(duration_s / (5 * BINS) or 1.0).items():
+        found.append(_lines(f"{name} over time", {"training": curve}, duration_s, "No finite value was recorded."))
     if not results:
         found.append(Chart("metrics", "", "No metric was recorded: give the task `metrics` and `validate`."))
     return [*found, throughput_chart(reader, duration_s), staleness_chart(reader)]

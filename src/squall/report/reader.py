@@ -105,6 +105,18 @@ class Reader:
         )
         return [_row(Progress, values) for values in found]
 
+    def extras(self, bin_s: float = math.inf) -> dict[str, list[tuple[float, float]]]:
+        """What losses returned beside themselves: name -> (time_s, mean of all replicas), by bins."""
+        found = self._query(
+            """SELECT name, MAX(time_s), SUM(value * examples) / SUM(CASE WHEN value IS NULL THEN 0.0 ELSE examples END)
+               FROM extra GROUP BY name, CAST(time_s / ? AS INTEGER) ORDER BY 2""",
+            bin_s,
+        )
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for name, time_s, value in found:
+            curves.setdefault(name, []).append((time_s, math.nan if value is None else value))
+        return curves
+
     def staleness(self) -> list[Staleness]:
         """Each replica's pushes by staleness, over the whole run."""
         found = self._query(

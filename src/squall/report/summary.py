@@ -21,6 +21,7 @@ class Summary:
     reason: str | None  # the same in words
     diverged: str | None  # how the loss has grown, where it has, and the remedy
     metrics: dict[str, float]  # last value by name
+    extras: dict[str, float]  # beside the training loss: their means over the last tenth of the training time
     first_step_s: float | None  # from the command to the first training step
     training_s: float
     examples: int
@@ -44,6 +45,7 @@ class Summary:
         found += [("status", self.status + why)]
         found += [("diverged", self.diverged)] if self.diverged else []
         found += [(name, number(value)) for name, value in self.metrics.items()]
+        found += [(f"{name} in training", number(value)) for name, value in self.extras.items()]
         found += [
             ("training time", clock(self.training_s)),
             ("until the first step", "unknown" if self.first_step_s is None else clock(self.first_step_s)),
@@ -82,6 +84,7 @@ def summarize(reader: Reader) -> Summary:
     pushes: dict[int, int] = defaultdict(int)  # staleness -> pushes
     for row in reader.staleness():
         pushes[row.staleness] += row.count
+    extras = {name: curve[-1][1] for name, curve in reader.extras(max(training_s, 1e-9) / 10).items()}
     updates = state.get("updates") or max((metric.updates for metric in metrics.values()), default=None)
     first_step_s = state.get("first_step_s")
     return Summary(
@@ -92,6 +95,7 @@ def summarize(reader: Reader) -> Summary:
         reason=state.get("reason") or None,
         diverged=state.get("diverged") or None,
         metrics={name: metric.value for name, metric in metrics.items()},
+        extras=extras,
         first_step_s=float(first_step_s) if first_step_s else None,
         training_s=training_s,
         examples=total,

@@ -18,7 +18,7 @@ from squall.blame import note_batch
 from squall.protocol.core import Compute
 from squall.runtime.batches import Batches, to_device
 from squall.runtime.seeds import mix, seed_everything
-from squall.task import Batch, Task
+from squall.task import Batch, Task, loss_and_extras
 from squall.vector import Layout, count_in, put_count
 
 
@@ -83,6 +83,7 @@ class Backward:
         self._seed = seed
         self._counted: list[Tensor] = []  # counters, as they were before the batch
         self._at: Compute  # the batch loaded last
+        self.extras: dict[str, float] | None = None  # of the batch that was differentiated last
         self._trained = False  # some parameter got a gradient
         task.model.train()
 
@@ -105,9 +106,10 @@ class Backward:
         )
         try:
             with autocast:
-                loss = self.task.loss(self.on_vector.model, batch)
+                loss, self.extras = loss_and_extras(self.task.loss(self.on_vector.model, batch))
             loss.backward()
-            return loss.item()
+            value: float = loss.item()
+            return value
         except Exception as error:
             note_batch(error, self._at.epoch, self._at.start, self._at.stop)
             raise

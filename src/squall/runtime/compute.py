@@ -74,7 +74,8 @@ class Gradients:
                 self._local_step(factors)
             self.backward.push_buffers(self._vectors[effect.buffer], effect.accumulate)
             self._to_arena(effect.buffer)
-        return GradientComputed(math.nan if loss is None else loss, finite, time.perf_counter() - started, factors)
+        loss, extras = math.nan if loss is None else loss, self.backward.extras
+        return GradientComputed(loss, finite, time.perf_counter() - started, factors, extras)
 
     def _gather(self, buffer: int, accumulate: bool) -> bool:
         """Put the fresh gradients into the vector, unless one is not finite."""

@@ -10,7 +10,7 @@ from torch import nn
 from squall.blame import note
 from squall.metrics import begin
 from squall.runtime.batches import to_device, validation_batches
-from squall.task import Task
+from squall.task import Task, loss_and_extras
 
 
 def evaluate(task: Task, model: nn.Module, device: torch.device, *, loss: bool = True) -> dict[str, float]:
@@ -21,7 +21,7 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, *, loss: bool =
     assert task.validate is not None
     was_training = model.training
     model.eval()
-    losses = {"loss": lambda model, batch: task.loss(model, batch).reshape(())} if loss else {}
+    losses = {"loss": lambda model, batch: loss_and_extras(task.loss(model, batch))[0].reshape(())} if loss else {}
     begun = {name: begin(name, metric, device) for name, metric in (losses | dict(task.metrics)).items()}
     autocast = torch.autocast(device.type, task.autocast) if task.autocast is not None else contextlib.nullcontext()
     at, what = 0, "the dataset"  # what is under way

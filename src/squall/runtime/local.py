@@ -80,7 +80,8 @@ class LocalTraining:
             finite = math.isfinite(self._own[: self._layout.tail].sum().item())  # a step may overflow
         else:
             self.backward.on_vector.use(0)  # the forward pass may have put a NaN into BatchNorm's statistics
-        return GradientComputed(math.nan if loss is None else loss, finite, time.perf_counter() - started)
+        loss, extras = math.nan if loss is None else loss, self.backward.extras
+        return GradientComputed(loss, finite, time.perf_counter() - started, extras=extras)
 
     def prepare_push(self) -> None:
         """Floating buffers are pushed as they are, counters by what was added, whatever parameters are pushed as."""

@@ -13,7 +13,7 @@ import msgspec
 from squall.protocol.core import Effect, End, Event, Node, Note, Payload, PublishSnapshot, StartMember
 from squall.protocol.messages import Stats
 from squall.record import Event as EventRow
-from squall.record import Lease, Member, Metric, Progress, RecordError, Skip, Staleness, State
+from squall.record import Extra, Lease, Member, Metric, Progress, RecordError, Skip, Staleness, State
 from squall.runtime.divergence import Divergence
 from squall.runtime.driver import QuietHost
 from squall.runtime.folding import Folding
@@ -182,6 +182,8 @@ class CoordinatorHost(QuietHost):
                     stats.fetches * bytes_each,
                 )
             )
+        for name, (total, examples) in stats.extras.items():
+            self._record.add(Extra(now, node.index, examples, name, total / examples))
         for staleness, count in sorted(stats.staleness.items()):
             self._record.add(Staleness(now, node.index, staleness, count))
 

@@ -27,6 +27,7 @@ from squall.protocol.core import (
     WriteSnapshot,
 )
 from squall.protocol.messages import Lease, Stats
+from squall.protocol.tally import added
 from squall.runtime.backward import resolve_device
 from squall.runtime.compute import Gradients
 from squall.runtime.driver import QuietHost
@@ -167,6 +168,9 @@ class Sequential:
         self._tally = Stats(
             tally.examples + examples, tally.batches + 1, tally.loss_sum + examples * answer.loss,
             tally.compute_s + answer.seconds, pushes=tally.pushes + 1, staleness={0: tally.pushes + 1},
+            extras=tally.extras if answer.extras is None else added(
+                tally.extras, {name: (value * examples, examples) for name, value in answer.extras.items()}
+            ),
         )  # fmt: skip
         return ""
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -220,7 +221,7 @@ def _alone(job: Job, folder: str, line: Line) -> None:
     torch.set_num_threads(job.plan.threads)
     chunks, watch, batches, loss = Chunks(line), Stopwatch(job.plan.threads), 0, job.task.loss
 
-    def metered(model: nn.Module, batch: Batch) -> Tensor:  # of each batch
+    def metered(model: nn.Module, batch: Batch) -> Any:  # of each batch
         nonlocal batches
         if chunks.over():
             chunks.next(batches=batches, seconds=watch.seconds())
