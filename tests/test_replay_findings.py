@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import re
@@ -22,10 +23,10 @@ import squall
 from squall.cli import main
 from squall.run import Run, load_code, write_plan
 from squall.runtime import recording
-from squall.runtime.schedule import COMPUTED, FORMAT, HEAD, MAGIC, Log
+from squall.runtime.schedule import BEGIN, COMPUTED, FORMAT, HEAD, Log
 from squall.runtime.seeds import epoch_order
 from tests.rehearsal import NOISY, assert_replays, normalized, rehearse, same
-from tests.tasks import Noisy, mean_square, numbers, regression
+from tests.tasks import INLINE, Noisy, mean_square, numbers, regression
 
 Fit = Callable[..., Run]
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -142,10 +143,21 @@ def test_a_check_of_a_schedule_that_breaks_off_does_not_pass(
 
 def cut_to_whole_records(path: Path, count: int) -> bytes:
     data = path.read_bytes()
-    at = len(MAGIC)
+    at = BEGIN
     for _ in range(count):
         at += HEAD + data[at]
     return data[:at]
+
+
+def test_a_run_may_keep_no_schedule(inline: Callable[..., Run]) -> None:
+    none = dataclasses.replace(INLINE, keep_schedule=0)
+    run = inline(NOISY, FAMILY["downpour"], epochs=1, settings=none)
+    with pytest.raises(ValueError, match=r"schedule/0 holds no schedule: .* --keep-schedule none"):
+        squall.replay(run.directory)
+    kept = squall.resume(run.directory, epochs=2, settings=INLINE)
+    squall.resume(kept.directory, epochs=3, settings=none)
+    with pytest.raises(ValueError, match="holds no schedule"):
+        squall.replay(run.directory)
 
 
 def test_another_version_and_no_schedule_at_all_are_refused_with_the_reason(tmp_path: Path) -> None:

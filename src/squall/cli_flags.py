@@ -36,11 +36,20 @@ def add_common(group: Any) -> None:
     group.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
     group.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
     group.add_argument("--shard-threads", type=int, default=1, help="torch threads of a shard (default: 1)")
+    group.add_argument(
+        "--keep-schedule", type=gigabytes, default=2.0, metavar="all|none|GB",
+        help="how much of what a replay needs is kept, from the beginning (default: 2 gigabytes)",
+    )  # fmt: skip
     group.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
 
 
 def add_snapshots(group: Any) -> None:
     group.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
+
+
+def gigabytes(text: str) -> float | None:
+    """all, none, or 1.5"""
+    return {"all": None, "none": 0.0}[text] if text in ("all", "none") else float(text)
 
 
 def ratio(text: str) -> float:

@@ -221,6 +221,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         seconds=options.seconds,
         evaluate_every_s=options.evaluate_every_s,
         snapshot_every_s=options.snapshot_every_s,
+        keep_schedule=options.keep_schedule,
         progress=not (options.quiet or options.json),
         slow=options.slow,
     )

@@ -38,6 +38,8 @@ class Settings:
         seconds: end after so much training time.
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
         snapshot_every_s: seconds between snapshots; None: only at the end.
+        keep_schedule: gigabytes that the schedule, which a replay needs, may take; None: no limit, 0: there is none.
+            It is kept from the beginning, because a replay begins there, and ends where it has that size.
         progress: show progress while the run goes on.
         slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
     """
@@ -48,6 +50,7 @@ class Settings:
     seconds: float | None = None
     evaluate_every_s: float | None = None
     snapshot_every_s: float | None = 60.0
+    keep_schedule: float | None = 2.0
     progress: bool = True
     slow: float | None = None
 
@@ -60,6 +63,8 @@ class Settings:
             raise ValueError(f"shard_threads is {self.shard_threads}: it must be at least 1")
         if self.slow is not None and not 0 < self.slow <= 1:
             raise ValueError(f"slow is {self.slow}: it must be above 0 and at most 1, such as 0.1")
+        if self.keep_schedule is not None and not self.keep_schedule >= 0:
+            raise ValueError(f"keep_schedule is {self.keep_schedule}: give gigabytes, 0 for none, or None for all")
         for name in ("seconds", "evaluate_every_s", "snapshot_every_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -92,6 +97,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     progress: bool = True
     slow: float | None = None
     shard_threads: int = 1
+    keep_schedule: float | None = 2.0  # gigabytes
     optimizer: str = ""  # in words, with its rate; a script may give another one to `join`
 
     def limits(self) -> Limits:
@@ -140,7 +146,7 @@ def make_plan(
         until=target, seed=seed, device=device, threads=settings.threads or default_threads(recipe.replicas),
         launcher=settings.launcher, evaluate_every_s=settings.evaluate_every_s,
         snapshot_every_s=settings.snapshot_every_s, progress=settings.progress, slow=settings.slow,
-        shard_threads=settings.shard_threads, optimizer=in_words(recipe),
+        shard_threads=settings.shard_threads, keep_schedule=settings.keep_schedule, optimizer=in_words(recipe),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from squall.runtime import schedule
 from squall.runtime.driver import QuietHost
 from squall.runtime.recording import WRITTEN_EVERY_S, WRITTEN_TOGETHER, RecordedReplica, RecordedShard
 from squall.runtime.records import (
+    SEEN,
     Applied,
     Computed,
     Delivered,
@@ -40,7 +42,7 @@ from squall.runtime.records import (
     records,
     short,
 )
-from squall.runtime.schedule import Damaged, Log, read
+from squall.runtime.schedule import Damaged, Log, packed, read
 
 R0, R1_AGAIN = Node("replica", 0), Node("replica", 1, 2)
 
@@ -152,6 +154,89 @@ def test_a_full_disk_ends_the_schedule_and_not_the_training(
         assert len(kept) > 1000
 
 
+RECORDS = [[number, number % 7, "x" * (number % 3 * 200)] for number in range(2000)]
+
+
+def grown(path: Path, at_most: float = math.inf) -> Log:
+    log = Log(path, at_most)
+    for record in RECORDS:
+        log.add(record)
+    return log
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "PIECE", 1 << 14)
+
+
+def test_a_long_file_is_packed_piece_by_piece_and_read_as_one(tmp_path: Path, small_pieces: None) -> None:
+    path = tmp_path / "log"
+    log = grown(path)
+    assert list(read(path)) == RECORDS
+    log.close()
+    assert list(read(path)) == [*RECORDS, [schedule.ENDED]]
+    assert path.stat().st_size <= 1 << 14
+    assert packed(path).stat().st_size < sum(len(str(record)) for record in RECORDS) / 20
+    assert packed(path).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("killed", ["while a piece is packed", "behind that", "while the file begins anew"])
+def test_a_process_that_is_killed_while_it_packs_loses_nothing_and_doubles_nothing(
+    tmp_path: Path, small_pieces: None, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    path = tmp_path / "log"
+    whole: list[tuple[bytes, bytes]] = []
+    pack = Log._pack
+
+    def seen(log: Log) -> None:
+        before = path.read_bytes()
+        pack(log)
+        whole.append((before, packed(path).read_bytes()))
+
+    monkeypatch.setattr(Log, "_pack", seen)
+    grown(path)
+    before, pieces = whole[2]  # the file as it was when the third piece was packed, and all three
+    said = [record for record in RECORDS if record[0] < 10_000]
+    match killed:
+        case "while a piece is packed":
+            packed(path).write_bytes(pieces[:-10])
+            path.write_bytes(before)
+        case "behind that":
+            packed(path).write_bytes(pieces)
+            path.write_bytes(before)
+        case _:
+            packed(path).write_bytes(pieces)
+            path.write_bytes(before[: schedule.BEGIN] + bytes(5000) + before[schedule.BEGIN + 5000 :])
+    found = list(read(path))
+    assert found == said[: len(found)]
+    assert len(found) > 3 * (1 << 14) / 420
+
+
+def test_pieces_that_are_gone_or_damaged_are_named(tmp_path: Path, small_pieces: None) -> None:
+    path = tmp_path / "log"
+    grown(path).close()
+    pieces = bytearray(packed(path).read_bytes())
+    pieces[len(pieces) // 2] ^= 1
+    packed(path).write_bytes(pieces)
+    found, damage = up_to_the_damage(read(path))
+    assert f"{packed(path)} is damaged" in damage
+    assert 0 < len(found) < len(RECORDS)
+    packed(path).unlink()
+    assert "holds 0 of" in up_to_the_damage(read(path))[1]
+
+
+def test_a_schedule_ends_at_the_size_that_it_may_have(
+    tmp_path: Path, small_pieces: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log"
+    grown(path, at_most=20_000).close()
+    assert "the size that --keep-schedule leaves it; a replay will end there" in capfd.readouterr().err
+    assert path.stat().st_size + packed(path).stat().st_size <= 20_000
+    found = list(read(path))
+    assert found == RECORDS[: len(found)]
+    assert found
+
+
 # ---------------------------------------------------------------- a replica
 
 
@@ -238,7 +323,7 @@ def test_a_shards_schedule_says_what_it_applied_delivered_and_saved(tmp_path: Pa
         host.perform(update, 0.0)
         host.attach(Payload("weights", R1_AGAIN, 1, 5))
         host.attach(Payload("weights", Node("evaluator", 4), 0, 0))
-        expected += [Applied(update, fingerprint()), Delivered(R1_AGAIN, 1)]
+        expected += [Applied(update, fingerprint() & SEEN), Delivered(R1_AGAIN, 1)]
     host.perform(WriteSnapshot(2, 71), 0.0)
     host.perform(End("finished"), 0.0)
     assert list(records(tmp_path / "log", 4)) == [*expected, Saved(2, 71), Ended()]
@@ -266,7 +351,7 @@ def test_a_fingerprint_is_taken_before_the_next_update_changes_the_weights(tmp_p
     still.perform = lambda effect, now: still.store.weights.add_(1)  # type: ignore[method-assign,assignment,return-value]
     for _ in range(5):
         host.perform(Apply((Term(R0, 0, 1.0, 1),), 1.0, 1), 0.0)
-        wanted.append(fingerprint())
+        wanted.append(fingerprint() & SEEN)
     host.write()
     found = [record.fingerprint for record in records(tmp_path / "log", 4) if isinstance(record, Applied)]
     assert found == wanted

@@ -24,6 +24,7 @@ class Start(msgspec.Struct, frozen=True):
     snapshot: int | None  # that it went on from
     updates: int  # in that snapshot
     where: dict[str, str]  # what the bits of a result depend on, beside the code
+    kept: bool = True  # there is a schedule
 
 
 def read_start(path: Path) -> Start:
@@ -33,9 +34,12 @@ def read_start(path: Path) -> Start:
         version = msgspec.json.decode(data)["format"]
         if version != FORMAT:
             raise Damaged(f"{path} is a schedule of format {version}, and this version of Squall reads format {FORMAT}")
-        return msgspec.json.decode(data, type=Start)
+        start = msgspec.json.decode(data, type=Start)
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
+    if not start.kept:
+        raise Damaged(f"{path} holds no schedule: its attempt ran with --keep-schedule none")
+    return start
 
 
 def surroundings(threads: int, script: bool) -> dict[str, str]:
@@ -64,13 +68,15 @@ def _cpu() -> str:
 def begin(job: Job, script: bool = False) -> Job:
     """The job with a directory for its schedule. Where that cannot be, the run goes on without, with a warning.
 
-    The run's code lies beside the schedule, because a resume may change the strategy.
+    So it does where the plan keeps none. The run's code lies beside the schedule, because a resume may change the
+    strategy.
     """
     home = job.directory / "schedule"
     restored = job.restored
     start = Start(
         FORMAT, restored.manifest.number if restored is not None else None,
         restored.updates if restored is not None else 0, surroundings(job.plan.threads, script),
+        kept=job.plan.keep_schedule != 0,
     )  # fmt: skip
     try:
         path = home / str(max(numbers(job.directory), default=-1) + 1)
@@ -81,7 +87,7 @@ def begin(job: Job, script: bool = False) -> Job:
     except OSError as error:
         sys.stderr.write(f"squall: warning: {home} cannot be written ({error.strerror}): there will be no replay\n")
         return job
-    return dataclasses.replace(job, schedule=path)
+    return dataclasses.replace(job, schedule=path) if start.kept else job
 
 
 def _keep(code: Path, beside: Path) -> None:

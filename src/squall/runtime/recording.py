@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from squall.protocol.core import (
@@ -23,7 +24,7 @@ from squall.protocol.core import (
 from squall.runtime.driver import Host
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job
-from squall.runtime.records import Fingerprint, short
+from squall.runtime.records import SEEN, Fingerprint, Steps, short
 from squall.runtime.schedule import (
     ADDED,
     APPLIED,
@@ -49,11 +50,19 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     """The host, with its schedule kept, where the run keeps one."""
     if job.schedule is None:
         return host
-    log = Log(job.schedule / str(node))
+    log = Log(job.schedule / str(node), _may_take(job, node))
     if node.role == "replica":
         return RecordedReplica(host, log)
     assert isinstance(host, ShardHost | VectorHost)
     return RecordedShard(host, log, job.recipe.replicas)
+
+
+def _may_take(job: Job, node: Node) -> float:
+    """Bytes. A shard has ten times as much to say of an update as the replica that made it."""
+    if job.plan.keep_schedule is None:
+        return math.inf
+    share = 0.9 / job.recipe.shards if node.role == "shard" else 0.1 / job.recipe.replicas
+    return 1e9 * job.plan.keep_schedule * share
 
 
 class RecordedShard:
@@ -68,6 +77,7 @@ class RecordedShard:
         self._log = log
         self._replicas = replicas
         self._fingerprint = Fingerprint(host.store.weights)
+        self._clocks = Steps()
         self._done: list[Apply | Payload] = []  # updates made and weights sent, not written yet
         self._seen: list[int] = []  # the fingerprints behind those updates
         self._unseen = False  # the last one's is not taken yet
@@ -103,7 +113,7 @@ class RecordedShard:
     def _look(self) -> None:
         if self._unseen:
             self._unseen = False
-            self._seen.append(self._fingerprint())
+            self._seen.append(self._fingerprint() & SEEN)
 
     def write(self) -> None:
         """Bring the schedule up to date."""
@@ -116,7 +126,8 @@ class RecordedShard:
                 clock = done.terms[0].clock
                 record += (APPLIED, next(fingerprints), short(done.share), _rates(done), len(done.terms))
                 for term in done.terms:
-                    record += (self._who(term.owner), term.buffer, term.clock, short(term.weight))
+                    who = self._who(term.owner)
+                    record += (who, term.buffer, self._clocks.steps(who, term.clock), short(term.weight))
                 record.append(done.clock - clock)
             else:
                 record += (DELIVERED, self._who(done.owner), done.buffer)
@@ -128,9 +139,10 @@ class RecordedShard:
     def _entry(self, effect: Effect) -> list[object]:
         match effect:
             case CalculateVectors(calculation):
-                return [CALCULATED, self._fingerprint(), calculation]
+                return [CALCULATED, self._fingerprint() & SEEN, calculation]
             case AddPortions(owner, buffer, clock):
-                return [ADDED, self._who(owner), buffer, clock]
+                who = self._who(owner)
+                return [ADDED, who, buffer, self._clocks.steps(who, clock)]
             case WriteSnapshot(number, version):
                 return [SAVED, number, version]
         raise AssertionError(effect)
@@ -172,8 +184,8 @@ class RecordedReplica:
     def attach(self, payload: Payload) -> None:
         """Called for each shard; the push is one, and a replica's own host has nothing to do for it."""
         if payload.clock != self._clock:
+            self._record += (self._push, payload.clock - self._clock, payload.buffer)
             self._clock = payload.clock
-            self._record += (self._push, payload.clock, payload.buffer)
             self._push = PUSHED
             self._write()
 

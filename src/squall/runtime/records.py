@@ -2,23 +2,25 @@
 
 A record is a flat list of entries, each a tag and what belongs to it:
 
-    APPLIED    fingerprint, share, rate, n, n times (who, buffer, clock, weight), clock - clock of the first term;
+    APPLIED    fingerprint, share, rate, n, n times (who, buffer, steps, weight), clock - clock of the first term;
                where loops set learning rates, the rate is a list: with a factor for each group behind it
     DELIVERED  who, buffer
     SAVED      snapshot, version
     COMPUTED   flags, count, epoch, start, length: so many batches of this length, one behind the other
     SKIPPED    flags, count, examples: of the length as before, so many examples behind those before
     CONTINUED  flags, count: the same, with none left out
-    PUSHED     clock, buffer
-    PREPARED   clock, buffer: of a push that was prepared by an optimizer of the replica's own
+    PUSHED     steps, buffer
+    PREPARED   steps, buffer: of a push that was prepared by an optimizer of the replica's own
     USED       buffer
     ENDED
     CALCULATED fingerprint, calculation
-    ADDED      who, buffer, clock: portions pushed, into the sum
+    ADDED      who, buffer, steps: portions pushed, into the sum
     KEPT       buffer, weight, whether it is added to what the buffer holds: the gradient computed last
 
-`who` is slot + replicas x incarnation. A float that is 1/n for an integer n (a share, a rate, a factor) is written as
-n. Flags leave out whether a gradient is added to what the buffer holds: it is, unless it is the first behind a push.
+`who` is slot + replicas x incarnation, `steps` is by how much its clock is beyond its last one in this file (mostly 1,
+because what repeats is compressed to little). Of a fingerprint `SEEN` is kept. A float that is 1/n for an integer n (a
+share, a rate, a factor) is written as n. Flags leave out whether a gradient is added to what the buffer holds: it is,
+unless it is the first behind a push.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ from squall.runtime.schedule import (
 )
 
 WHOLE, RUN = 1024, 16  # elements of a fingerprint
+SEEN = 127  # bits of a fingerprint that are kept: one difference in 128 is not seen, but the next one is
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -153,7 +156,7 @@ def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[R
 
     `examples` is how many an epoch has: a record of batches beyond them is damage, and not a loop for hours.
     """
-    batches = _Batches(examples)
+    batches, clocks = _Batches(examples), Steps()
     for number, raw in enumerate(read(path)):
         entries = iter(raw)
         try:
@@ -161,7 +164,7 @@ def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[R
                 if tag in (COMPUTED, SKIPPED, CONTINUED):
                     yield from batches.next(tag, entries)
                     continue
-                record = _record(tag, entries, replicas)
+                record = _record(tag, entries, replicas, clocks)
                 if isinstance(record, Pushed):
                     batches.held = 0
                 yield record
@@ -169,16 +172,16 @@ def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[R
             raise Damaged(f"{path} is damaged at record {number}: {raw!r} says nothing") from error
 
 
-def _record(tag: int, entries: Iterator[Any], replicas: int) -> Record:
+def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: Steps) -> Record:
     """One that is no batch, taken from the entries behind its tag."""
     if tag == APPLIED:
-        return _applied(entries, replicas)
+        return _applied(entries, replicas, clocks)
     if tag == DELIVERED:
         return Delivered(_node(next(entries), replicas), next(entries))
     if tag == SAVED:
         return Saved(next(entries), next(entries))
     if tag in (PUSHED, PREPARED):
-        return Pushed(next(entries), next(entries), tag == PREPARED)
+        return Pushed(clocks.clock(0, next(entries)), next(entries), tag == PREPARED)
     if tag == USED:
         return UseWeights(next(entries))
     if tag == ENDED:
@@ -187,20 +190,21 @@ def _record(tag: int, entries: Iterator[Any], replicas: int) -> Record:
         fingerprint, calculation = islice(entries, 2)
         return Calculated(msgspec.convert(calculation, Calculation), fingerprint)
     if tag == ADDED:
-        return AddPortions(_node(next(entries), replicas), next(entries), next(entries))
+        who, buffer, steps = islice(entries, 3)
+        return AddPortions(_node(who, replicas), buffer, clocks.clock(who, steps))
     if tag == KEPT:
         return Keep(next(entries), _long(next(entries)), next(entries))
     raise ValueError(f"unknown tag {tag}")
 
 
-def _applied(entries: Iterator[Any], replicas: int) -> Applied:
+def _applied(entries: Iterator[Any], replicas: int, clocks: Steps) -> Applied:
     fingerprint, share, rate, count = islice(entries, 4)
     if count < 1:
         raise ValueError(f"an update of {count} terms")
     terms = []
     for _ in range(count):
-        who, buffer, clock, weight = islice(entries, 4)
-        terms.append(Term(_node(who, replicas), buffer, _long(weight), clock))
+        who, buffer, steps, weight = islice(entries, 4)
+        terms.append(Term(_node(who, replicas), buffer, _long(weight), clocks.clock(who, steps)))
     clock = terms[0].clock + next(entries)
     rate, *factors = rate if isinstance(rate, list) else [rate]
     scaled = tuple(None if factor is None else _long(factor) for factor in factors)
@@ -210,6 +214,22 @@ def _applied(entries: Iterator[Any], replicas: int) -> Applied:
 def _node(who: int, replicas: int) -> Node:
     incarnation, slot = divmod(who, replicas)
     return Node("replica", slot, incarnation)
+
+
+class Steps:
+    """Clocks as steps from one to the next of the same replica, and back."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}
+
+    def steps(self, who: int, clock: int) -> int:
+        steps = clock - self._last.get(who, 0)
+        self._last[who] = clock
+        return steps
+
+    def clock(self, who: int, steps: int) -> int:
+        clock = self._last[who] = self._last.get(who, 0) + steps
+        return clock
 
 
 class _Batches:

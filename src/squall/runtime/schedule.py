@@ -4,17 +4,24 @@
                shard-0.0      updates applied, with the pushes in each; weights sent to replicas; snapshots
                replica-1.0    batches computed, pushes, and fetched weights taken into use
                replica-1.1    of the process that replaced it
+               packed-...     what a long file has had before, compressed
 
-A file is `MAGIC`, then records: one byte of length (0: the end; 255: four bytes of length follow behind the checksum),
-two bytes of a checksum that runs on over all records, and a msgpack list (`runtime.records` knows of what). It is
-written through a mapping, so a record costs no system call and survives the death of its process; the length is stored
-last, so a record is there as a whole or not at all. Room is reserved in steps, and what is not used is cut off at an
-orderly end. A length of zero is the end; what lies behind it is a record that the process was killed over.
+A file is `MAGIC`, four bytes that say how many pieces of it are packed, then records: one byte of length (0: the end;
+255: four bytes of length follow behind the checksum), two bytes of a checksum that runs on over all records, and a
+msgpack list (`runtime.records` knows of what). It is written through a mapping, so a record costs no system call and
+survives the death of its process; the length is stored last, so a record is there as a whole or not at all. Room is
+reserved in steps, and what is not used is cut off at an orderly end. A length of zero is the end; what lies behind it
+is a record that the process was killed over.
+
+A file that has grown to `PIECE` is compressed into its packed file, behind four bytes of the piece's length there, and
+begins anew. A process that is killed over that leaves a piece in both, or half of one: the number in the file tells.
 """
 
 from __future__ import annotations
 
 import contextlib
+import lzma
+import math
 import mmap
 import os
 import sys
@@ -25,11 +32,12 @@ from zlib import crc32
 
 import msgspec
 
-FORMAT = 2
+FORMAT = 3
 MAGIC = b"SQUALL\x00" + bytes((FORMAT,))
+BEGIN = len(MAGIC) + 4  # of the first record
 HEAD = 3  # bytes before a record: length, checksum
 ESCAPE = 255
-FIRST_BYTES, AT_MOST_BYTES = 1 << 12, 1 << 22  # by which a file grows; the step doubles from the first on
+FIRST_BYTES, PIECE = 1 << 12, 1 << 20  # a file doubles from the first to the second
 
 APPLIED, DELIVERED, SAVED, COMPUTED, SKIPPED, CONTINUED, PUSHED, PREPARED, USED, ENDED = range(10)
 CALCULATED, ADDED, KEPT = range(10, 13)  # Sandblaster's
@@ -43,16 +51,20 @@ class Damaged(Exception):
 
 
 class Log:
-    """The schedule of one node, being written. When the disk is full it ends, with a warning; training goes on.
+    """The schedule of one node, being written. It ends when the disk is full, or when it has `at_most` bytes.
 
-    A mapping holds a descriptor of its own, and no other is held: a simulated run has hundreds of nodes in one process.
+    It does so with a warning, and training goes on; what is there is replayed. A mapping holds a descriptor of its own,
+    and no other is held: a simulated run has hundreds of nodes in one process.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, at_most: float = math.inf) -> None:
         self._path = path
+        self._at_most = at_most
+        self._packed = 0  # pieces
+        self._packed_bytes = 0
         self._memory: mmap.mmap | None = None
         self._size = 0  # bytes reserved
-        self._at = len(MAGIC)  # where the next record goes
+        self._at = BEGIN  # where the next record goes
         self._check = 0
         try:
             self._grow(0, os.O_CREAT | os.O_EXCL)
@@ -69,7 +81,7 @@ class Log:
             if self._memory is None:
                 return
             try:
-                self._grow(HEAD + 4 + size)
+                at = self._make_room(HEAD + 4 + size)
             except OSError as error:
                 self._give_up(error)
                 return
@@ -92,7 +104,7 @@ class Log:
 
     def _grow(self, needed: int, flags: int = 0) -> None:
         """Reserved, so that a full disk is an error here, and not a signal that kills at the next record."""
-        size = self._size + max(needed, min(max(self._size, FIRST_BYTES), AT_MOST_BYTES))
+        size = self._size + max(needed, self._size, FIRST_BYTES)
         file = os.open(self._path, os.O_RDWR | flags, 0o600)
         try:
             os.posix_fallocate(file, self._size, size - self._size)
@@ -102,6 +114,29 @@ class Log:
         finally:
             os.close(file)
         self._size = size
+
+    def _make_room(self, needed: int) -> int:
+        """Where the next record goes."""
+        if self._size >= PIECE and self._at > BEGIN:
+            self._pack()
+        if self._at + needed >= self._size:
+            self._grow(needed)
+        return self._at
+
+    def _pack(self) -> None:
+        """Killed at any moment, the process leaves every record in one of the files, and the number tells in which."""
+        memory = self._memory
+        assert memory is not None
+        piece = lzma.compress(_bare(memory, self._at), preset=0)
+        self._packed_bytes += 4 + len(piece)
+        if self._packed_bytes + PIECE > self._at_most:
+            raise OSError(0, "it has the size that --keep-schedule leaves it")
+        with open(packed(self._path), "ab", opener=_private) as file:
+            file.write(len(piece).to_bytes(4, "little") + piece)
+        memory[BEGIN:] = bytes(self._size - BEGIN)
+        self._packed += 1
+        memory[len(MAGIC) : BEGIN] = self._packed.to_bytes(4, "little")
+        self._at, self._check = BEGIN, 0
 
     def _give_up(self, error: OSError) -> None:
         reason = f"the schedule {self._path} is not recorded any more: {error.strerror}; a replay will end there"
@@ -118,21 +153,77 @@ class Log:
             os.truncate(self._path, self._at)
 
 
+def packed(path: Path) -> Path:
+    """Where the pieces of a long file are."""
+    return path.with_name(f"packed-{path.name}")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def read(path: Path) -> Iterator[list[Any]]:
     """The records of a file, as they were given to `Log.add`. Raises `Damaged` behind the last that is good."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if size < len(MAGIC):
+        if size < BEGIN:
             raise Damaged(f"{path} is cut off: it holds {size} bytes")
         memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     with memory:  # which needs the file no more
         if memory[: len(MAGIC)] != MAGIC:
             raise Damaged(f"{path} is not a schedule of format {FORMAT}")
-        yield from _records(memory, size, path)
+        pieces = int.from_bytes(memory[len(MAGIC) : BEGIN], "little")
+        found = 0
+        for piece in _pieces(packed(path)):
+            yield from piece
+            found += 1
+        if found < pieces:
+            raise Damaged(f"{path} is without what went before: {packed(path)} holds {found} of {pieces} pieces")
+        if found == pieces:  # else its process was killed when it had packed this
+            yield from _records(memory, size, path)
+
+
+def _bare(memory: mmap.mmap, stop: int) -> bytes:
+    """Records without their checksums, which nothing makes small: what they are compressed into has one."""
+    bare, at = bytearray(), BEGIN
+    while at < stop:
+        begin, length = at + HEAD, memory[at]
+        if length == ESCAPE:
+            length = 4 + int.from_bytes(memory[begin : begin + 4], "little")
+        bare.append(memory[at])
+        bare += memory[begin : begin + length]
+        at = begin + length
+    return bytes(bare)
+
+
+def _pieces(path: Path) -> Iterator[Iterator[list[Any]]]:
+    """The records of each, but for one that is cut off."""
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        while len(head := file.read(4)) == 4:
+            length = int.from_bytes(head, "little")
+            if len(piece := file.read(length)) < length:
+                return
+            try:
+                bare = lzma.decompress(piece)
+            except lzma.LZMAError as error:
+                raise Damaged(f"{path} is damaged: {error}") from None
+            yield _unpacked(bare)
+
+
+def _unpacked(bare: bytes) -> Iterator[list[Any]]:
+    at = 0
+    while at < len(bare):
+        length, at = bare[at], at + 1
+        if length == ESCAPE:
+            length, at = int.from_bytes(bare[at : at + 4], "little"), at + 4
+        yield _decoder.decode(bare[at : at + length])
+        at += length
 
 
 def _records(memory: mmap.mmap, size: int, path: Path) -> Iterator[list[Any]]:
-    at, check, count = len(MAGIC), 0, 0
+    at, check, count = BEGIN, 0, 0
     while at < size and (length := memory[at]):
         here = f"{path} is damaged at record {count} (byte {at})"
         begin = at + HEAD
