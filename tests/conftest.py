@@ -3,12 +3,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
 import squall
 from squall.run import Run, TaskFunction
 from tests.tasks import INLINE
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no mistake of the code
+hypothesis.settings.load_profile("untimed")
 
 # A shell ignores Ctrl-C in what it runs in the background, and the processes that tests interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -386,7 +386,6 @@ def test_an_optimizer_that_cannot_be_taken_is_refused_and_one_that_is_taken_step
 
 
 @given(st.floats(1e-8, 10), st.floats(1e-8, 10))
-@settings(deadline=None)
 def test_a_rate_that_a_loop_sets_is_the_rate_of_the_step_to_the_bit(first: float, wanted: float) -> None:
     model = plain()
     optimizer = squall.join(model, torch.optim.SGD(model.parameters(), lr=first)).optimizer

@@ -188,15 +188,9 @@ def _check_batches(task: Task, recipe: Recipe) -> None:
             raise ValueError(f"Task.{name} is set, and L-BFGS chooses its steps by itself: leave it out")
     if any(set(group) != {"params"} for group in task.param_groups()):
         raise ValueError("Task.groups has settings, and L-BFGS has one for all: put a penalty into Task.loss")
-    batch = method.examples or task.examples
-    if batch > task.examples:
-        raise ValueError(f"batch is {batch}, and Task.train has {task.examples} examples: use batch='full'")
-    portions = -(-batch // method.size(task.batch_size, task.examples))
-    if portions < recipe.replicas:
-        raise ValueError(
-            f"a batch of {batch} examples has {portions} portions for {recipe.replicas} replicas: make Task.batch_size"
-            " smaller, or set portions"
-        )
+    batch = method.batch(task.examples)
+    if batch < recipe.replicas:
+        raise ValueError(f"a batch of {batch} examples is too small for {recipe.replicas} replicas: use fewer")
     noisy = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
     found = sorted({type(module).__name__ for module in task.model.modules() if isinstance(module, noisy)})
     if found:

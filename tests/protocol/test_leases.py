@@ -132,7 +132,7 @@ class Ledger(RuleBasedStateMachine):
 
 
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLedger.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_what_comes_back_is_dealt_before_anything_new_oldest_first() -> None:

@@ -99,7 +99,7 @@ def test_a_record_that_its_process_was_killed_over_is_not_there(tmp_path: Path) 
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)  # one change in 65,536 would pass
+@settings(max_examples=60, derandomize=True)  # one change in 65,536 would pass
 def test_any_byte_that_changed_ends_the_reading_at_its_record(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -251,7 +251,7 @@ EFFECTS = st.one_of(
 
 
 @given(st.lists(EFFECTS, max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_replicas_schedule_says_what_its_host_was_told(
     tmp_path_factory: pytest.TempPathFactory, story: list[tuple[Any, ...]]
 ) -> None:
@@ -370,7 +370,6 @@ def test_every_element_is_in_a_fingerprint_before_long(elements: int) -> None:
 
 
 @given(st.floats(1e-6, 1.0))
-@settings(deadline=None)
 def test_a_share_is_written_short_only_where_it_comes_back_as_it_was(value: float) -> None:
     written = short(value)
     assert (1 / written if isinstance(written, int) else written) == value

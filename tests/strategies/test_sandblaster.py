@@ -24,7 +24,7 @@ from squall.plan import check_together, make_plan
 from squall.protocol.check import check
 from squall.protocol.core import COORDINATOR, Node, Send, StopRequested, Transmit
 from squall.protocol.messages import Calculation, Portion, encode
-from squall.record import Event, Metric
+from squall.record import Event, Metric, Progress
 from squall.report import Reader
 from squall.run import Run, TaskFunction
 from squall.runtime.job import private_job
@@ -267,9 +267,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "batch in words": ({"batch": "half"}, "batch is 'half'"),
     "push_every": ({"push_every": 0}, "push_every is 0"),
     "tolerance": ({"tolerance_change": -1.0}, "tolerance_change is -1.0"),
-    "large batch": ({"batch": 91}, "Task.train has 90 examples: use batch='full'"),
-    "few portions": ({"replicas": 7}, "has 6 portions for 7 replicas: make Task.batch_size smaller"),
-    "sampled": ({"batch": 91}, "Task.train has 90 examples"),
+    "small batch": ({"batch": 3, "replicas": 4}, "a batch of 3 examples is too small for 4 replicas"),
     "no replicas": ({"replicas": 0}, "replicas is 0"),
 }
 
@@ -279,6 +277,17 @@ def test_what_is_wrong_is_named_with_the_remedy(inline: Fit, name: str) -> None:
     settings, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
         inline(regression(), squall.Sandblaster(**{"batch": "full"} | settings))
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch": 91}, {"replicas": 7}])
+def test_a_small_training_set_is_one_batch_and_every_replica_gets_a_portion(
+    inline: Fit, settings: dict[str, Any]
+) -> None:
+    run = inline(regression(), squall.Sandblaster(**settings), steps=3)
+    reader = Reader(run.directory / "run.sqlite")
+    assert {row.replica for row in reader.rows(Progress)} == set(range(settings.get("replicas", 2)))
+    assert reader.state()["batch"] == "90"
+    reader.close()
 
 
 def test_a_task_that_wants_to_choose_the_steps_is_refused(inline: Fit) -> None:

@@ -65,8 +65,9 @@ def _leases(job: Job) -> Leases:
 
 def batch_coordinator(job: Job, method: BatchMethod) -> BatchCoordinator:
     examples = job.task.examples
-    balance = Balance(method.size(job.task.batch_size, examples), method.push_every, method.backup)
-    batches = Batches(examples, method.examples)
+    size = method.size(job.task.batch_size, examples, job.recipe.replicas)
+    balance = Balance(size, method.push_every, method.backup)
+    batches = Batches(examples, method.batch(examples) if method.examples is not None else None)
     arguments = (_policy(job), method.rules, balance, batches, job.plan.limits())
     if job.restored is None:
         return BatchCoordinator(*arguments)

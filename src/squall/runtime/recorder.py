@@ -57,7 +57,7 @@ class CoordinatorHost(QuietHost):
             "strategy": plan.strategy, "optimizer": in_words(job.recipe), "replicas": plan.replicas,
             "shards": plan.shards, "epochs": plan.epochs or "", "steps": plan.steps or "",
             "seconds": plan.seconds or "", "examples_per_epoch": job.task.examples, "status": "running",
-            "ended": "", "reason": "", "batch": "" if method is None else method.examples or job.task.examples,
+            "ended": "", "reason": "", "batch": "" if method is None else method.batch(job.task.examples),
         }  # fmt: skip
         for key, value in facts.items():
             self._record.add(State(key, str(value)))

@@ -26,8 +26,8 @@ class BatchMethod:
 
     Attributes:
         rules: of the method.
-        examples: of a batch; None: the whole training set.
-        portions: that a batch is cut into; None: as many as have `Task.batch_size` examples.
+        examples: of a batch; None, or more than there are: the whole training set.
+        portions: that a batch is cut into; None: `Task.batch_size` examples each, and one a replica at least.
         push_every: portions that a replica sums before it pushes.
         backup: late portions are also given to idle replicas.
     """
@@ -38,9 +38,14 @@ class BatchMethod:
     push_every: int
     backup: bool
 
-    def size(self, batch_size: int, examples: int) -> int:
+    def batch(self, examples: int) -> int:
+        """Examples of a batch, of a training set that has so many."""
+        return min(self.examples or examples, examples)
+
+    def size(self, batch_size: int, examples: int, replicas: int) -> int:
         """Examples of a portion."""
-        return batch_size if self.portions is None else -(-(self.examples or examples) // self.portions)
+        batch = self.batch(examples)
+        return min(batch_size, max(1, batch // replicas)) if self.portions is None else -(-batch // self.portions)
 
 
 @dataclass(frozen=True, kw_only=True)

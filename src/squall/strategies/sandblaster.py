@@ -26,10 +26,11 @@ class Sandblaster(Strategy):
         replicas: processes that compute gradients.
         shards: server processes that own the vectors.
         history: pairs kept (m): each costs two vectors of memory on the shards.
-        portions: parts that a batch is cut into, many more than replicas; None for parts of `Task.batch_size` examples.
+        portions: parts that a batch is cut into, many more than replicas; None for parts of `Task.batch_size` examples,
+            or of fewer where not every replica would get one.
         line_search: "strong_wolfe", or "armijo" (looks at losses alone; curvature is then damped).
-        batch: examples of an iteration, which networks learn from in few epochs; "full" for the whole training set, the
-            same in every iteration, to the last digit of a convex loss.
+        batch: examples of an iteration (all, where there are fewer), which networks learn from in few epochs; "full"
+            for the whole training set, the same in every iteration, to the last digit of a convex loss.
         tolerance_gradient: end when no component of the gradient is larger.
         tolerance_change: end when the loss falls by less than this part of itself in an iteration ("full" alone).
         push_every: portions that a replica sums before it pushes.
