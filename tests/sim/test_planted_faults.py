@@ -297,7 +297,8 @@ def spoilt_sums_used(original: Any, coordinator: BatchCoordinator, node: Node, a
 
 PLANTED: dict[str, Planted] = {
     "duplicates are delivered": Planted(
-        both(wrapped(Linked, "_receive", every_copy), wrapped(Shard, "_on_exchange", clocks_not_compared)), 20, "I2"),
+        both(wrapped(Linked, "_receive", every_copy), wrapped(Shard, "_on_exchange", clocks_not_compared)), 20, "I2",
+        of="scaled"),
     "frames are delivered as they come": Planted(wrapped(Linked, "_receive", as_they_come), 300, "I4"),
     "nothing is sent again": Planted(wrapped(Linked, "_check", acknowledgements_alone), 20, "I5"),
     "a push is acknowledged before it is applied": Planted(
