@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -355,6 +356,21 @@ def test_an_optimizer_that_is_saved_and_loaded_still_steps_its_session(session: 
     for _ in session.batches(DATA):
         session.optimizer.step()
     assert side.stepped == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_scaler_that_finds_an_overflow_leaves_the_batch_out(side: Replica) -> None:
+    model = plain()
+    session = Session(model, side, {})
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+    for batch in session.batches(DATA):
+        session.optimizer.zero_grad()
+        loss = mean_square(model, DATA.tensors) * (math.inf if batch in (1, 4) else 1)
+        scaler.scale(loss).backward()
+        scaler.step(session.optimizer)
+        scaler.update()
+        session.optimizer.zero_grad()
+    assert (side.stepped, side.skipped) == ([0, 2, 3, 5], [1, 4])
+    assert scaler.get_scale() == 1.0, "halved twice"
 
 
 def test_an_optimizer_is_taken_with_its_class_settings_and_groups() -> None:

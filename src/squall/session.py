@@ -38,6 +38,7 @@ class Session:
         self._groups = groups if groups is not None else [{"params": list(model.parameters())}]
         self._coming: Compute | None = None  # is next, and not handed out
         self._current: Compute | None = None  # handed out, and not stepped
+        self._lost = False  # its gradients were cleared
         self._started = 0.0
         self._begun = False
         self._over = False  # no more batches are taken
@@ -133,11 +134,13 @@ class Session:
 
         For `Batches`, as the next two.
         """
+        if self._current is not None and self._lost:
+            self.skip()
         if self._current is not None:
             raise RuntimeError(
                 "a batch was not stepped: call session.step(loss) after loss.backward(), or session.skip() to leave it"
-                " out; a framework must neither take batches ahead nor accumulate gradients (the strategy's push_every"
-                " does)"
+                " out; to step once for several, take a larger batch_size and cut the batch in the loop. A framework"
+                " must neither take batches ahead nor accumulate gradients (the strategy's push_every does)"
             )
         if self._coming is None and not self._over:
             self._coming = self._side.next()
@@ -147,6 +150,7 @@ class Session:
         """Load what is coming."""
         assert self._coming is not None
         self._current, self._coming, self._started = self._coming, None, time.perf_counter()
+        self._lost = False
         return self._side.load(self._current)
 
     def _leave(self) -> None:
@@ -177,6 +181,10 @@ class Session:
         effect, self._current = self._current, None
         value = float(loss.detach()) if isinstance(loss, Tensor) else loss
         self._side.accept(effect, value, self._started, factors)
+
+    def _gradients_cleared(self, lost: bool) -> None:
+        """`lost`: there were some. Before the first backward pass there are none, and behind the step nobody cares."""
+        self._lost |= lost and self._current is not None
 
     def skip(self) -> None:
         """Leave out the last batch, a bad one: it is not trained, and the audit says so.

@@ -46,6 +46,12 @@ class SessionOptimizer(Optimizer):
         self._session.step(loss)
         return loss
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients. Those of a batch that was not stepped are lost, so the batch is left out."""
+        lost = any(parameter.grad is not None for group in self.param_groups for parameter in group["params"])
+        self._session._gradients_cleared(lost)
+        super().zero_grad(set_to_none)
+
     def factors(self) -> Factors:
         """Of the learning rates, as they are now."""
         if len(self.param_groups) != len(self._first):
