@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import sys
@@ -12,18 +11,18 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from squall.cli_flags import add_common, add_limits, add_seconds, add_settings, add_snapshots, ratio
+from squall.cli_flags import add_best, add_common, add_limits, add_seconds, add_settings, add_snapshots, ratio
 from squall.cli_measure import add_measure
 from squall.cli_plan import add_plan
 from squall.cli_replay import add_replay, begin_anew
+from squall.cli_resume import add_resume, summarized
 from squall.cli_simulate import add_simulate
 from squall.version import __version__
 
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
-    from squall.run import Run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,13 +130,15 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
     loaded = load_task(options.file)
     strategy = build_strategy(options, loaded.strategies)
     settings = settings_of(options)
-    limited = any(x is not None for x in (options.epochs, options.steps, options.until, options.seconds))
+    limits = (options.epochs, options.steps, options.until, options.seconds, options.patience)
+    limited = any(limit is not None for limit in limits)
     plan = make_plan(
         strategy, settings, epochs=options.epochs if limited else loaded.epochs, steps=options.steps,
-        until=options.until, seed=options.seed, device=options.device,
+        until=options.until, seed=options.seed, device=options.device, keep_best=options.keep_best,
+        patience=options.patience,
     )  # fmt: skip
     code = Code(task=loaded.function, strategy=strategy, settings=settings, plan=plan, file=loaded.file)
-    return _summarized(Launch(code, local, commanded_at).go(options.run_dir), options.json)
+    return summarized(Launch(code, local, commanded_at).go(options.run_dir), options.json)
 
 
 def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
@@ -149,7 +150,7 @@ def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
         Path(options.script), options.arguments, build_strategy(options, ()), settings_of(options),
         optimizer_chosen=chosen, seed=options.seed, device=options.device, until=options.until,
     )  # fmt: skip
-    return _summarized(run_script(code, options.run_dir, local=local, commanded_at=commanded_at), as_json=False)
+    return summarized(run_script(code, options.run_dir, local=local, commanded_at=commanded_at), as_json=False)
 
 
 def _compare(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
@@ -168,42 +169,6 @@ def _compare(options: argparse.Namespace, local: LocalRun | None, commanded_at: 
     if options.json:
         return 0, json.dumps(found.to_json_dict()) + "\n"
     return 0, f"{found}\n page     {found.page}\n picture  {found.picture}\n"
-
-
-def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from squall.rereading import code_again
-    from squall.script import resumed_script, run_script
-    from squall.train import Launch, resumed_code
-
-    path = Path(options.run_dir)
-    old = code_again(path, options.task, options.as_it_was)
-    changes = {n: getattr(options, n) for n in ("replicas", "shards") if getattr(options, n) is not None}
-    limits = {n: getattr(options, n) for n in ("epochs", "steps", "until") if getattr(options, n) is not None}
-    strategy = _changed(old["strategy"], changes)
-    if "script" in old:
-        if {"epochs", "steps"} & set(limits):
-            raise ValueError("how much a script trains it says itself, to session.batches: leave --epochs, --steps out")
-        script = resumed_script(old, strategy, options.until)
-        run = run_script(script, path, local=local, commanded_at=commanded_at, again=True)
-    else:
-        run = Launch(resumed_code(old, strategy, None, **limits), local, commanded_at).go(path, again=True)
-    return _summarized(run, options.json)
-
-
-def _changed(strategy: Any, changes: dict[str, int]) -> Any:
-    known = {field.name for field in dataclasses.fields(strategy)}
-    for name in changes:
-        if name not in known:
-            raise ValueError(f"{type(strategy).__name__} has no {name}: leave --{name} out")
-    return dataclasses.replace(strategy, **changes)
-
-
-def _summarized(run: Run, as_json: bool) -> tuple[int, str]:
-    summary = run.summary()
-    if as_json:
-        document = {**summary.to_json_dict(), "run_directory": str(run.directory)}
-        return 0, json.dumps(document) + "\n"
-    return 0, f"{summary}\n report                 {run.directory / 'report.html'}\n"
 
 
 def _report(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
@@ -250,6 +215,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
         add_strategy_flags(train, arguments)
     add_limits(train)
+    add_best(train)
     add_snapshots(add_settings(train))
     train.set_defaults(slow=None)
 
@@ -297,18 +263,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add_settings(side)
     side.set_defaults(snapshot_every_s=None)
 
-    again = commands.add_parser("resume", help="go on with a run from its last snapshot")
-    again.set_defaults(run=_resume)
-    again.add_argument("run_dir", metavar="RUN_DIR")
-    code = again.add_mutually_exclusive_group()
-    code.add_argument("--task", metavar="FILE[:function]", help="train this task from now on (default: the run's own)")
-    code.add_argument(
-        "--as-it-was", action="store_true", help="go on with the code that was kept, instead of reading its file again"
-    )
-    again.add_argument("--replicas", type=int, help="another number of replicas")
-    again.add_argument("--shards", type=int, help="another number of shards")
-    add_limits(again, resumed=True)
-    again.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    add_resume(commands)
 
     report = commands.add_parser("report", help="write a run's report.html anew")
     report.set_defaults(run=_report)

@@ -55,3 +55,13 @@ def gigabytes(text: str) -> float | None:
 def ratio(text: str) -> float:
     """0.1 or 0.1x"""
     return float(text.removesuffix("x"))
+
+
+def add_best(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--keep-best", metavar="METRIC", help="keep the weights of the best evaluation in best.safetensors, too"
+    )
+    parser.add_argument(
+        "--patience", type=int, metavar="N",
+        help="end after N evaluations in a row without a better one (by --keep-best, else --until, else the loss)",
+    )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
+from squall.protocol.best import Goal
 from squall.protocol.coordinator import Policy
 from squall.protocol.leases import Limits
 from squall.runtime.backward import resolve_device
@@ -98,7 +99,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     slow: float | None = None
     shard_threads: int = 1
     keep_schedule: float | None = 2.0  # gigabytes
+    keep_best: str | None = None
+    patience: int | None = None
     optimizer: str = ""  # in words, with its rate; a script may give another one to `join`
+
+    @property
+    def goal(self) -> Goal:
+        metric = self.keep_best or (self.until[0] if self.until is not None else "loss")
+        return Goal(metric, self.keep_best is not None, self.patience)
 
     def limits(self) -> Limits:
         return Limits(self.epochs, self.steps)
@@ -106,7 +114,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def policy(self, task: Task) -> Policy:
         return Policy(
             self.replicas, self.shards, task.validate is not None, self.evaluate_every_s, self.until,
-            self.seconds, self.snapshot_every_s,
+            self.seconds, self.snapshot_every_s, goal=self.goal,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -115,6 +123,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.steps} steps" if self.steps else "",
             f"{self.seconds:g} s" if self.seconds else "",
             f"until {self.until[0]} is {self.until[1]:g}" if self.until else "",
+            f"patience {self.patience}" if self.patience else "",
         ]
         where = f"{self.replicas} replicas x {self.threads} threads on {self.device}, {self.shards} shards"
         return ", ".join([f"{self.strategy}: {where}", self.optimizer, *filter(None, limits), f"seed {self.seed}"])
@@ -122,13 +131,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_plan(
     strategy: Strategy, settings: Settings, *, epochs: int | None, steps: int | None, until: str | None, seed: int,
-    device: str,
+    device: str, keep_best: str | None = None, patience: int | None = None,
 ) -> Plan:  # fmt: skip
     """All checks that need no task. Raises `ValueError` with the remedy."""
     if not isinstance(strategy, Strategy):
         raise ValueError(f"strategy must be one of {_names()}, such as squall.Downpour(replicas=2): got {strategy!r}")
     recipe = strategy.recipe()
-    for name, value in (("epochs", epochs), ("steps", steps)):
+    for name, value in (("epochs", epochs), ("steps", steps), ("patience", patience)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
     if settings.shard_threads > 1 and (recipe.batch is not None or not recipe.elementwise):
@@ -137,7 +146,8 @@ def make_plan(
             " bits depend on it: leave it out"
         )
     target = parse_until(until) if until is not None else None
-    if epochs is None and steps is None and settings.seconds is None and target is None and not recipe.converges:
+    limits = (epochs, steps, settings.seconds, target, patience)
+    if all(limit is None for limit in limits) and not recipe.converges:
         epochs = 1
     resolve_device(device)
     return Plan(
@@ -147,6 +157,7 @@ def make_plan(
         launcher=settings.launcher, evaluate_every_s=settings.evaluate_every_s,
         snapshot_every_s=settings.snapshot_every_s, progress=settings.progress, slow=settings.slow,
         shard_threads=settings.shard_threads, keep_schedule=settings.keep_schedule, optimizer=in_words(recipe),
+        keep_best=keep_best, patience=patience,
     )  # fmt: skip
 
 
@@ -156,11 +167,14 @@ def check_together(plan: Plan, strategy: Strategy, task: Task) -> Layout:
     layout = Layout.of(task.model, [group["params"] for group in groups])
     if plan.shards > layout.elements:
         raise ValueError(f"{plan.shards} shards for {layout.elements} parameters: use at most {layout.elements} shards")
-    if plan.until is not None:
-        known = ["loss", *task.metrics] if task.validate is not None else []
-        if plan.until[0] not in known:
+    known = ["loss", *task.metrics] if task.validate is not None else []
+    named = {"until": plan.until[0] if plan.until is not None else None, "keep_best": plan.keep_best}
+    if plan.patience is not None:
+        named["patience"] = plan.goal.metric
+    for setting, metric in named.items():
+        if metric is not None and metric not in known:
             hint = f"the task has {', '.join(known)}" if known else "the task has no validation set to measure it on"
-            raise ValueError(f"until names the metric {plan.until[0]!r}, but {hint}")
+            raise ValueError(f"{setting} names the metric {metric!r}, but {hint}")
     _check_schedule(task, strategy)
     return layout
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from squall.launchers.environment import is_script
+from squall.plan import SIMULATED, Settings, make_plan
 from squall.run import Code, ScriptCode, TaskFunction, load_code, load_sources
 from squall.sources import changes, read
+from squall.strategies import Strategy
 from squall.task_file import load_task
 
 
@@ -59,3 +61,18 @@ def _task_again(directory: Path, task: TaskFunction | str | None) -> Code:
     if task is not None:
         code.pop("file", None)  # it is not what trains from now on
     return code
+
+
+def resumed_code(code: Code, strategy: Strategy | None, settings: Settings | None, **limits: Any) -> Code:
+    """What `resume` will run: the run's own code, with what is to be different put in."""
+    old = code["plan"]
+    if old.launcher == SIMULATED:
+        raise ValueError("this is a simulated run, on a cluster that is not here: simulate it anew, with other limits")
+    until = f"{old.until[0]}={old.until[1]}" if old.until is not None else None
+    limits = {
+        "epochs": old.epochs, "steps": old.steps, "until": until, "keep_best": old.keep_best,
+        "patience": old.patience, **limits,
+    }  # fmt: skip
+    strategy, settings = strategy or code["strategy"], settings or code["settings"]
+    plan = make_plan(strategy, settings, **limits, seed=old.seed, device=old.device)
+    return {**code, "strategy": strategy, "settings": settings, "plan": plan}

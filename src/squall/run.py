@@ -15,6 +15,7 @@ from torch import nn
 from squall.errors import SquallError
 from squall.plan import Plan, Settings, versions
 from squall.report import History, Reader, Summary, history, summarize, write_report
+from squall.runtime import best
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Snapshots
 from squall.shipping import pack, unpack, unpack_sources
@@ -59,6 +60,7 @@ class Run:
         self.directory = Path(directory)
         self._task = task
         self._model: nn.Module | None = None
+        self._best: nn.Module | None = None
 
     def summary(self) -> Summary:
         """What was reached, how fast, and how stale; `str()` is a table, `to_json_dict()` is for programs."""
@@ -89,14 +91,33 @@ class Run:
             numbers = Snapshots(self.directory).numbers()
             if not numbers:
                 raise SquallError(f"{self.directory} has no snapshot: nothing was trained yet")
-            plan = msgspec.json.decode((self.directory / "run.json").read_bytes())["plan"]
-            seed_everything(plan["seed"])
-            task = self._task_function()()
-            layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+            task, layout = self._built()
             vector = Snapshots(self.directory).restore(numbers[-1], layout).tensors["weights"]
             layout.read_model(vector, task.model)
             self._model = task.model.eval()
         return self._model
+
+    @property
+    @chance_kept()
+    def best(self) -> nn.Module:
+        """The model of the evaluation that was best in the metric of `keep_best`, as `model` has the last.
+
+        Raises `SquallError` where none was kept.
+        """
+        if self._best is None:
+            task, layout = self._built()
+            vector = best.weights(self.directory, layout)
+            if vector is None:
+                raise SquallError(f"{self.directory} keeps no best weights: train with keep_best, such as 'accuracy'")
+            layout.read_model(vector, task.model)
+            self._best = task.model.eval()
+        return self._best
+
+    def _built(self) -> tuple[Task, Layout]:
+        plan = msgspec.json.decode((self.directory / "run.json").read_bytes())["plan"]
+        seed_everything(plan["seed"])
+        task = self._task_function()()
+        return task, Layout.of(task.model, [group["params"] for group in task.param_groups()])
 
     def _task_function(self) -> TaskFunction:
         if self._task is not None:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from squall.attending import attend, begun, finish_report
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, make_plan
 from squall.run import Run, ScriptCode, new_directory, write_plan
@@ -15,7 +16,6 @@ from squall.runtime.optimizers import check_optimizers
 from squall.runtime.snapshot import Snapshots
 from squall.sources import read
 from squall.strategies import Strategy
-from squall.train import attend, begun, finish_report
 
 
 def script_code(

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
+from squall.attending import attend, finish_report, mended, raise_for
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
-from squall.plan import SIMULATED, Settings, check_together, make_plan, timed
-from squall.protocol.core import End
-from squall.report import Progress, Reader, prepare_report
-from squall.rereading import code_again
-from squall.run import Code, Run, TaskFunction, load_sources, new_directory, write_plan
+from squall.plan import Settings, check_together, make_plan, timed
+from squall.rereading import code_again, resumed_code
+from squall.run import Code, Run, TaskFunction, new_directory, write_plan
 from squall.runtime import attempts
 from squall.runtime.arena import SHARED_MEMORY
-from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import private_job
 from squall.runtime.lock import hold
 from squall.runtime.optimizers import check_optimizers, state_name
@@ -34,10 +27,7 @@ from squall.sources import Sources
 from squall.strategies import Strategy
 from squall.task import Task, check_task
 from squall.vector import Layout
-from squall.writer import settle
-
-POLL_S = 0.1
-PREPARE_REPORT_AFTER_S = 5.0  # in a short run it would only take time from the training
+from squall.watch import OnEvaluation, Watch
 
 
 def fit(
@@ -50,6 +40,9 @@ def fit(
     until: str | None = None,
     seed: int = 0,
     device: str = "cpu",
+    keep_best: str | None = None,
+    patience: int | None = None,
+    on_evaluation: OnEvaluation | None = None,
     run_dir: str | Path | None = None,
     settings: Settings | None = None,
 ) -> Run:
@@ -64,6 +57,13 @@ def fit(
         until: end when a validation metric is reached, such as "accuracy=0.97" (a loss is to fall to its target).
         seed: decides initial weights, data order, dropout and augmentation.
         device: "cpu", "cuda" (replicas take the GPUs in turn) or "cuda:1".
+        keep_best: a validation metric; the weights of the evaluation in which it was best (a loss: lowest) are kept
+            for `run.best`.
+        patience: end when so many evaluations in a row were not better: in the metric of `keep_best`, else that of
+            `until`, else the loss. A resumed run counts anew.
+        on_evaluation: called here with each evaluation while the run goes on: a dict of time_s, epoch, examples and
+            updates of the weights, and of each metric. The run ends in order if it returns True; if it raises, the run
+            ends with a snapshot, and the exception is raised here.
         run_dir: where to keep the run; a new directory under runs/ by default.
         settings: how the run is carried out: launcher, threads, intervals.
 
@@ -73,13 +73,18 @@ def fit(
         Interrupted: Ctrl-C or SIGTERM; there is a snapshot, and nothing is left running.
     """
     settings = timed(settings, seconds)
-    plan = make_plan(strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device=device)
-    return Launch(Code(task=task, strategy=strategy, settings=settings, plan=plan)).go(run_dir)
+    plan = make_plan(
+        strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device=device, keep_best=keep_best,
+        patience=patience,
+    )  # fmt: skip
+    code = Code(task=task, strategy=strategy, settings=settings, plan=plan)
+    return Launch(code, watch=Watch(on_evaluation)).go(run_dir)
 
 
 def resume(
     run_dir: str | Path, *, task: TaskFunction | None = None, as_it_was: bool = False,
-    strategy: Strategy | None = None, settings: Settings | None = None, **limits: Any,
+    strategy: Strategy | None = None, settings: Settings | None = None, on_evaluation: OnEvaluation | None = None,
+    **limits: Any,
 ) -> Run:  # fmt: skip
     """Go on with a run from its last snapshot, with its own strategy or with another one (more replicas, say).
 
@@ -93,7 +98,8 @@ def resume(
         as_it_was: a file is not read again either; the code that was kept with the run goes on.
         strategy: instead of the run's own.
         settings: instead of the run's own.
-        limits: replace those of the plan: epochs, steps, until.
+        on_evaluation: as of `fit`.
+        limits: replace those of the plan: epochs, steps, until, keep_best, patience.
 
     Raises:
         ValueError: the directory holds no run that can be resumed.
@@ -103,25 +109,16 @@ def resume(
     old = code_again(path, task, as_it_was)
     if "script" in old:
         raise ValueError(f"{run_dir} is the run of a script: go on with it by `squall resume {run_dir}`")
-    return Launch(resumed_code(old, strategy, settings, **limits)).go(path, again=True)
-
-
-def resumed_code(code: Code, strategy: Strategy | None, settings: Settings | None, **limits: Any) -> Code:
-    """What `resume` will run: the run's own code, with what is to be different put in."""
-    old = code["plan"]
-    if old.launcher == SIMULATED:
-        raise ValueError("this is a simulated run, on a cluster that is not here: simulate it anew, with other limits")
-    until = f"{old.until[0]}={old.until[1]}" if old.until is not None else None
-    limits = {"epochs": old.epochs, "steps": old.steps, "until": until, **limits}
-    strategy, settings = strategy or code["strategy"], settings or code["settings"]
-    plan = make_plan(strategy, settings, **limits, seed=old.seed, device=old.device)
-    return {**code, "strategy": strategy, "settings": settings, "plan": plan}
+    code = resumed_code(old, strategy, settings, **limits)
+    return Launch(code, watch=Watch(on_evaluation)).go(path, again=True)
 
 
 class Launch:
     """One start of a run. The command line makes it early, so that the nursery imports torch meanwhile."""
 
-    def __init__(self, code: Code, local: LocalRun | None = None, commanded_at: float | None = None) -> None:
+    def __init__(
+        self, code: Code, local: LocalRun | None = None, commanded_at: float | None = None, watch: Watch | None = None
+    ) -> None:  # fmt: skip
         self.code = code
         self.plan = code["plan"]
         self._strategy = code["strategy"]
@@ -129,6 +126,7 @@ class Launch:
         here = self._strategy.in_process or self.plan.launcher == "inline"
         if here and local is not None:
             local.close()
+        self._watch = watch or Watch()
         self._local = None if here else local or LocalRun()
 
     @chance_kept()
@@ -161,7 +159,7 @@ class Launch:
         try:
             if self._local is not None:
                 self._local.launch(path, snapshot, lock)
-                attend(self._local, path, self.plan.progress)
+                attend(self._local, path, self.plan.progress, self._watch)
             else:
                 self._run_here(task, layout, path, snapshot)
         finally:
@@ -187,44 +185,16 @@ class Launch:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.plan.threads)
         try:
-            end = Sequential(job, LoneChannel()).run() if self._strategy.in_process else InlineRun(job).run()
+            alone = self._strategy.in_process
+            run = Sequential(job, LoneChannel(self._watch)) if alone else InlineRun(job, watch=self._watch)
+            end = run.run()
+            self._watch.settle()
         except Exception as error:
-            error.add_note(_mended(path))
+            error.add_note(mended(path))
             raise
         finally:
             torch.set_num_threads(threads)
-        _raise_for(end, path)
-
-
-def attend(local: LocalRun, path: Path, progress: bool) -> None:
-    """Until the run's processes have ended; raises what ended them, if that was not their work."""
-    try:
-        end = _attend(local, path, progress)
-    except (ProcessLost, TaskError) as error:
-        if not begun(path):
-            raise
-        if isinstance(error, TaskError):
-            raise TaskError(f"{error}\n\n{_mended(path)}", error.failure) from None
-        raise ProcessLost(f"{error}\n{_remedy(path)}") from None
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted at once; {_remedy(path)}") from None
-    _raise_for(end, path)
-
-
-def _attend(local: LocalRun, path: Path, progress: bool) -> End:
-    with collected_interrupts(requests=2) as interrupts, _progress(path, progress) as show:
-        heeded = 0
-        prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
-        while local.ended is None:
-            local.attend(POLL_S)
-            show(time.monotonic())
-            if time.monotonic() >= prepare_at and begun(path):
-                prepare_at = math.inf
-                prepare_report()
-            if heeded < len(interrupts):
-                heeded += 1
-                local.stop()
-    return local.ended
+        raise_for(end, path)
 
 
 def _not_a_function(task: object) -> Task:
@@ -240,75 +210,3 @@ def _last_snapshot(path: Path, task: Task, layout: Layout, strategy: Strategy) -
         manifest.check_optimizer(state_name(strategy.recipe()))
         manifest.check_examples(task.examples)
     return number
-
-
-def finish_report(run: Run) -> None:
-    """The last thing that a run does, however it ended; what fails here must not hide that."""
-    if not begun(run.directory):
-        return
-    try:
-        run.report()
-        settle(run.directory / "run.sqlite")
-    except (Exception, KeyboardInterrupt) as error:
-        warnings.warn(f"the report of {run.directory} could not be written: {error}", RuntimeWarning, stacklevel=2)
-
-
-def _remedy(path: Path, command: str = "squall resume {path}") -> str:
-    number = Snapshots(path).numbers()
-    where = f"from snapshot {number[-1]}" if number else "from the beginning (no snapshot was written yet)"
-    return f"go on {where} with: {command.format(path=str(path))}"
-
-
-def _mended(path: Path) -> str:
-    """The remedy where the user's own code has failed."""
-    file = load_sources(path).file
-    if file:
-        return f"mend it, and {_remedy(path)} (which reads {file} again)"
-    return f"mend it, and {_remedy(path, 'squall.resume({path!r}, task=...)')}, with the mended function"
-
-
-def begun(path: Path) -> bool:
-    """Whether there is anything of a run that could be gone on with, or looked at."""
-    return (path / "run.sqlite").exists()
-
-
-def _raise_for(end: End, path: Path) -> None:
-    if end.status == "interrupted" and not begun(path):
-        raise Interrupted(end.reason)
-    if end.status == "interrupted":
-        raise Interrupted(f"{end.reason}; {_remedy(path)}")
-    if end.status == "nonfinite":
-        raise NotFinite(f"{end.reason}. Last good weights: {path / 'snapshots'}")
-    if end.status == "failed":
-        raise SquallError(f"{end.reason}\n{_remedy(path)}")
-
-
-@contextmanager
-def _progress(path: Path, wanted: bool) -> Iterator[Any]:
-    """A function to be called often with the time; it shows progress once there is some.
-
-    Whatever fails here (a closed pipe, which rich turns into SystemExit, or a lost terminal) only ends the display.
-    """
-    with ExitStack() as cleanup:
-        display: list[Progress] = []
-        failed: list[BaseException] = []
-
-        def stop() -> None:
-            with suppress(Exception, SystemExit):
-                display[0].stop()
-
-        def show(now: float) -> None:
-            if not wanted or failed or not begun(path):
-                return
-            try:
-                if not display:
-                    reader = Reader(path / "run.sqlite")
-                    cleanup.callback(reader.close)
-                    display.append(Progress(reader))
-                    cleanup.callback(stop)
-                    display[0].start()
-                display[0].update(now)
-            except (Exception, SystemExit) as error:
-                failed.append(error)
-
-        yield show

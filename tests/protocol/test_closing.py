@@ -3,7 +3,6 @@
 from office import Office
 from steps import only, sent
 
-from squall.protocol.coordinator import reached
 from squall.protocol.core import Cause, End, Forget, Node, Note, PublishSnapshot, StartMember, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Cover, Evaluate, Join, Left, Stats, Stop, TakeSnapshot, Welcome
@@ -126,12 +125,6 @@ def test_steps_and_epochs() -> None:
 
 
 def test_until() -> None:
-    assert reached(None, {}) == ""
-    assert reached(("loss", 0.5), {"loss": 0.51}) == ""
-    assert reached(("loss", 0.5), {"loss": 0.5}) == "loss 0.5000 reached 0.5"
-    assert reached(("accuracy", 0.9), {"accuracy": 0.89}) == ""
-    assert reached(("accuracy", 0.9), {"accuracy": 0.95}) == "accuracy 0.9500 reached 0.9"
-    assert reached(("loss", 0.5), {"loss": float("nan")}) == ""
     office = Office(limits=Limits(), until=("accuracy", 0.9), evaluate_every_s=1.0)
     (a,) = office.join(0)
     for now, accuracy in ((1.0, 0.5), (2.0, 0.95)):
@@ -156,7 +149,7 @@ def test_every_epoch_is_evaluated_one_after_the_other() -> None:
         office.trained(a, lease)  # two more epochs while it evaluates: one evaluation of what is there then
     assert office.heard(office.evaluator, Evaluate) == [Evaluate(0)]
     office.evaluated(loss=0.5)
-    assert office.heard(office.evaluator, Evaluate) == [Evaluate(0), Evaluate(1)]
+    assert office.heard(office.evaluator, Evaluate) == [Evaluate(0), Evaluate(1, best=0.5)]
     assert [(note.text, note.values["value"]) for note in office.notes("metric")] == [("loss", 0.5)]
     office.evaluated(loss=0.4)
     assert len(office.heard(office.evaluator, Evaluate)) == 2

@@ -290,6 +290,10 @@ def every_answer_counts(original: Any, portions: Portions, *given: Any) -> bool:
     return True
 
 
+def last_is_best(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("squall.protocol.evaluator.better", lambda metric, value, than: True)
+
+
 def spoilt_sums_used(original: Any, coordinator: BatchCoordinator, node: Node, applied: Any, effects: Any) -> None:
     if coordinator.portions is not None:
         coordinator.portions.lose(node)
@@ -355,6 +359,7 @@ PLANTED: dict[str, Planted] = {
         wrapped(Portions, "done", every_answer_counts), 30, "I2", of="sandblaster"),
     "a sum that a dead replica has spoilt is used": Planted(
         wrapped(BatchCoordinator, "_take_back", spoilt_sums_used), 30, "I2", of="sandblaster"),
+    "the evaluator keeps the weights that it has measured last": Planted(last_is_best, 20, "I9"),
 }  # fmt: skip
 
 
@@ -402,7 +407,7 @@ FOUND: dict[str, tuple[Chaos, Patch, str]] = {
     "what a dead evaluator had asked for was written over its successor's weights": (
         dataclasses.replace(
             chaos(2234), faults=(STORM, Kill(31, Part("evaluator")), Kill(56, Part("evaluator"))), epochs=1, examples=8,
-            evaluate=True, evaluate_every_s=0.01, notice_s=0.0, scripted=False),
+            evaluate=True, evaluate_every_s=0.01, notice_s=0.0, scripted=False, keeps=False),
         dead_evaluators_served, "I6"),
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from squall.runtime.machines import machine, nodes
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.recording import recorded
 from squall.sim.world import World
+from squall.watch import Watch
 
 STEP_S = 0.01  # virtual seconds that every gradient takes
 
@@ -22,7 +23,8 @@ STEP_S = 0.01  # virtual seconds that every gradient takes
 class LoneChannel:
     """The coordinator's line where there are no processes: nobody dies, and the end is kept for the caller."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch | None = None) -> None:
+        self._watch = watch or Watch()
         self.ended = End("failed", "the world stood still")
         self.interrupts: list[int] = []  # signals caught
         self._told = False
@@ -33,11 +35,14 @@ class LoneChannel:
     def end(self, end: End) -> None:
         self.ended = end
 
+    def evaluated(self, evaluation: dict[str, float]) -> None:
+        self._watch.told(evaluation)
+
     def poll(self) -> Event | None:
-        if not self.interrupts or self._told:
+        if self._told or not (self.interrupts or self._watch.why):
             return None
         self._told = True
-        return StopRequested("interrupted")
+        return StopRequested("interrupted") if self.interrupts else self._watch.stop()
 
 
 class InlineRun:
@@ -46,10 +51,12 @@ class InlineRun:
     `step_s` tells how many virtual seconds a node's next computation takes; the record is then in virtual time too.
     """
 
-    def __init__(self, job: Job, step_s: Callable[[Node], float] | None = None) -> None:
+    def __init__(
+        self, job: Job, step_s: Callable[[Node], float] | None = None, watch: Watch | None = None
+    ) -> None:  # fmt: skip
         self._job = job
         self._step_s = step_s
-        self.channel = LoneChannel()
+        self.channel = LoneChannel(watch)
         self.world = World(prices={Compute: self._step}, spawn=self._member, seed=job.plan.seed)
         for node in nodes(job):
             self.world.add(node, *self._member(node))

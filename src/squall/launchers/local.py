@@ -25,6 +25,7 @@ from squall.launchers.line import Line
 from squall.protocol.core import COORDINATOR, End, Node
 from squall.runtime.processes import ending
 from squall.shipping import ship
+from squall.watch import Watch
 
 ANSWER_WITHIN_S = 2.0  # the nursery, to a stop
 INSISTED_S = 1.0  # what is asked twice to stop may take
@@ -68,7 +69,7 @@ class LocalRun:
         self._line.say(kind="launch", directory=str(directory.resolve()), snapshot=snapshot)
         self._line.hand(lock)
 
-    def attend(self, timeout_s: float) -> None:
+    def attend(self, timeout_s: float, watch: Watch) -> None:
         """Wait for the nursery to say something. Raises what ended the run, if that was an error."""
         if self.ended is not None:
             return
@@ -88,6 +89,10 @@ class LocalRun:
                 raise TaskError.told(said["error"]) if said["task"] else SquallError(said["error"])
             case "stopping" if self._stops == 1:
                 self._kill_at = math.inf  # it sees to the others
+            case "evaluated":
+                watch.told(said["evaluation"])
+                if watch.why:
+                    self._line.say(kind="leave", why=watch.why, failed=watch.error is not None)
             case "exited":
                 self._exits.append(said)
             case "ended":

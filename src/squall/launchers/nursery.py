@@ -4,9 +4,9 @@ It imports torch and builds the task once; each role is then a fork, which takes
 memory, and inherits the arena. It speaks with the launching process (`launchers.local`) and with the coordinator,
 over pipes; it decides nothing itself:
 
-    launcher -> nursery      the task, "launch", "stop", "kill"
-    nursery -> launcher      "listening", "stopping", "exited", "failed", "ended"
-    coordinator -> nursery   "start" a member, "end"
+    launcher -> nursery      the task, "launch", "leave", "stop", "kill"
+    nursery -> launcher      "listening", "evaluated", "stopping", "exited", "failed", "ended"
+    coordinator -> nursery   "start" a member, "evaluated", "end"
     nursery -> coordinator   "lost" a member, "stop"
 
 When the launcher is gone the nursery asks for a stop as Ctrl-C does, and the kernel wakes it for that if it was
@@ -109,6 +109,8 @@ class Nursery:
             said = self._launcher.hear()
             if said is not None and said["kind"] == "kill":
                 self._kill_all()
+            elif said is not None and said["kind"] == "leave":
+                self._coordinator.say(kind="stop", why=said["why"], failed=said["failed"], wanted=True)
             else:  # a stop, or the launcher is gone
                 self._launcher.say(kind="stopping")
                 self._stop("interrupted" if said else "the launching process is gone")
@@ -116,6 +118,8 @@ class Nursery:
             said = self._coordinator.hear()
             if said is not None and said["kind"] == "start":
                 self._replace(Node.parse(said["node"]))
+            elif said is not None and said["kind"] == "evaluated":
+                self._launcher.say(**said)
             elif said is not None:
                 self._end = {"status": said["status"], "reason": said["reason"]}
                 self._ended()

@@ -33,6 +33,9 @@ class NurseryChannel:
     def end(self, end: End) -> None:
         self._line.say(kind="end", status=end.status, reason=end.reason)
 
+    def evaluated(self, evaluation: dict[str, float]) -> None:
+        self._line.say(kind="evaluated", evaluation=evaluation)
+
     def poll(self) -> Event | None:
         if not self._line.open or not self._line.connection.poll():
             return None
@@ -66,7 +69,7 @@ def run_role(job: Job, node: Node, sockets: Path, line: Line | None) -> None:
     elif node.role == "shard" and job.layout.length >= UNHURRIED_ELEMENTS * job.recipe.shards:
         never_interrupt()
     elif node.role == "evaluator":
-        os.nice(EVALUATOR_NICE if job.plan.until is None else JUDGE_NICE)
+        os.nice(EVALUATOR_NICE if job.plan.until is None and job.plan.patience is None else JUDGE_NICE)
     transport = transport_of(job, node, sockets, line)
     try:
         Driver(machine(job, node), transport, make_host(job, node, line)).run()

@@ -19,6 +19,7 @@ from enum import StrEnum
 
 import msgspec
 
+from squall.protocol.best import Best, Goal, Verdict
 from squall.protocol.core import (
     Cause,
     Effect,
@@ -67,6 +68,7 @@ class Policy(msgspec.Struct, frozen=True):
     seconds: float | None = None  # of training
     snapshot_every_s: float | None = 60.0
     save_within_s: float = SAVE_WITHIN_S  # the last snapshot of a run that a user stops
+    goal: Goal = Goal()
 
 
 class Phase(StrEnum):
@@ -88,7 +90,7 @@ class Coordinator(ABC):
         self.error = ""
         self._failure = "failed"  # the status of a run that ends with an error
         self._shards = [Node("shard", i) for i in range(policy.shards)]
-        self._evaluations = Evaluations(Node("evaluator", policy.replicas))
+        self._evaluations = Evaluations(Node("evaluator", policy.replicas), Best(policy.goal, policy.until))
         self._snapshots = Snapshots(self._shards, snapshots)
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._replacing = Replacing()
@@ -180,9 +182,8 @@ class Coordinator(ABC):
                 self._on_work(sender, message, now, effects)
                 effects.append(Note("member", "left", node=sender))
                 self._depart(sender, effects)
-            case Logged(values):
-                self._evaluations.logged(message, effects)
-                self._stop_if_reached(values, now, effects)
+            case Logged():
+                self._obey(self._evaluations.logged(message, effects), now, effects)
             case NonFinite():
                 self._on_non_finite(sender, message, now, effects)
             case Evaluated():
@@ -323,22 +324,24 @@ class Coordinator(ABC):
     # ------------------------------------------------------------ answers of evaluator and shards
 
     def _on_evaluated(self, message: Evaluated, now: float, effects: list[Effect]) -> None:
-        if not self._evaluations.answered(message, effects):
+        if not self._evaluations.awaits(message):
             return
         self._replacing.fruitful(self._evaluations.evaluator)
-        if self._stop_if_reached(message.values, now, effects):
+        if self._obey(self._evaluations.answered(message, effects), now, effects):
             return
         if self._evaluations.wanted and self.phase in (Phase.RUNNING, Phase.EVALUATING):
             self._evaluations.ask(effects)
         elif self.phase is Phase.EVALUATING:
             self._close_with_snapshot(now, effects)
 
-    def _stop_if_reached(self, values: dict[str, float], now: float, effects: list[Effect]) -> bool:
-        why = reached(self.policy.until, values) if self.phase is Phase.RUNNING else ""
-        if why:
-            effects.append(Note("reached", why))
-            self._stop(Cause.REACHED, why, now, effects)
-        return bool(why)
+    def _obey(self, verdict: Verdict, now: float, effects: list[Effect]) -> bool:
+        """Stop, if that is the verdict on an evaluation."""
+        if verdict is None or self.phase is not Phase.RUNNING:
+            return False
+        if verdict[0] is Cause.REACHED:
+            effects.append(Note("reached", verdict[1]))
+        self._stop(*verdict, now, effects)
+        return True
 
     def _on_snapshot_taken(self, shard: Node, message: SnapshotTaken, now: float, effects: list[Effect]) -> None:
         if not self._snapshots.answered(shard, message, self._last_snapshot, self._extended, effects):
@@ -427,18 +430,6 @@ class Coordinator(ABC):
             effects.append(Send(self._evaluations.evaluator, Stop()))
         status = self._failure if self.error else "interrupted" if self._hurried and not self._wanted else "finished"
         effects.append(End(status, (self.error or self.reason) + remark, Cause.FAILED if self.error else self.cause))
-
-
-def reached(until: tuple[str, float] | None, values: dict[str, float]) -> str:
-    """Why the run may end, or nothing. A loss is to fall to its target, everything else to rise."""
-    if until is None:
-        return ""
-    name, target = until
-    if name not in values:
-        return ""
-    value = values[name]
-    there = value <= target if name == "loss" else value >= target
-    return f"{name} {value:.4f} reached {target:g}" if there else ""
 
 
 def _after(now: float, seconds: float | None) -> float | None:

@@ -140,6 +140,12 @@ class ModelEvaluated(Event, frozen=True, gc=False):
     values: dict[str, float]  # "loss" and the task's metrics, means over the validation examples
 
 
+class WeightsKept(Event, frozen=True, gc=False):
+    """The answer to `KeepWeights`."""
+
+    error: str = ""  # why that was not possible
+
+
 class VectorsCalculated(Event, frozen=True, gc=False):
     """The answer to `CalculateVectors`."""
 
@@ -297,6 +303,16 @@ class EvaluateModel(Effect, frozen=True, gc=False):
     buffer: int
 
 
+class KeepWeights(Effect, frozen=True, gc=False):
+    """Keep the weights in a buffer as the run's best; those kept before are of no use any more."""
+
+    buffer: int
+    metric: str
+    value: float
+    updates: int
+    examples: int
+
+
 class StartMember(Effect, frozen=True, gc=False):
     """Launch a process for this node."""
 
@@ -310,8 +326,9 @@ class Cause(StrEnum):
     STEPS = "steps"
     SECONDS = "seconds"
     REACHED = "reached"  # a metric's target
+    PATIENCE = "patience"  # a metric has not improved for long
     METHOD = "method"  # it has converged, or finds no further step
-    SCRIPT = "script"  # it took no more batches
+    SCRIPT = "script"  # it took no more batches, or `on_evaluation` wants no more
     STOPPED = "stopped"  # by the user, or by a cluster that takes the machine back
     FAILED = "failed"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
+from squall.protocol.best import better
 from squall.protocol.core import (
     COORDINATOR,
     Effect,
@@ -11,12 +13,14 @@ from squall.protocol.core import (
     EvaluateModel,
     Event,
     Forget,
+    KeepWeights,
     MessageArrived,
     ModelEvaluated,
     Node,
     Send,
     Started,
     TimePassed,
+    WeightsKept,
 )
 from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop, Weights
 
@@ -32,14 +36,19 @@ def predecessors(evaluator: Node, known: int) -> list[Effect]:
 
 
 class Evaluator:
-    def __init__(self, node: Node, shards: int, pid: int = 0) -> None:
+    """`keep` is the metric whose best weights are kept; "" where none is."""
+
+    def __init__(self, node: Node, shards: int, pid: int = 0, keep: str = "") -> None:
         self.node = node
+        self._keep = keep
         self.pid = pid
         self._shards = [Node("shard", i) for i in range(shards)]
         self._number: int | None = None  # of the evaluation under way
         self._awaited: dict[Node, None] = {}
         self._updates = self._examples = 0  # in the weights, by the shard that has applied least
         self._fetched_at = 0.0
+        self._best: float | None = None  # of all evaluations before, as the coordinator knows them
+        self._values: dict[str, float] = {}
 
     @property
     def wake_at(self) -> float | None:
@@ -49,8 +58,8 @@ class Evaluator:
         match event:
             case Started():
                 return [Send(COORDINATOR, Join(self.pid))]
-            case MessageArrived(_, Evaluate(number)):
-                self._number = number
+            case MessageArrived(_, Evaluate(number, best)):
+                self._number, self._best = number, best
                 self._awaited = dict.fromkeys(self._shards)
                 self._updates = self._examples = sys.maxsize
                 return [Send(shard, Exchange(0, weights=BUFFER)) for shard in self._shards]
@@ -61,11 +70,20 @@ class Evaluator:
                 self._awaited.pop(sender, None)
                 return [] if self._awaited else [EvaluateModel(BUFFER)]
             case ModelEvaluated(values):
-                assert self._number is not None
-                weights = Weights(self._updates, self._examples, now - self._fetched_at)
-                return [Send(COORDINATOR, Evaluated(self._number, weights, values))]
+                self._values = values
+                value = values.get(self._keep, math.nan)
+                if better(self._keep, value, self._best):  # before it is told: what the record calls best is kept
+                    return [KeepWeights(BUFFER, self._keep, value, self._updates, self._examples)]
+                return [self._answer("", now)]
+            case WeightsKept(error):
+                return [self._answer(error, now)]
             case MessageArrived(_, Stop()):
                 return [End("finished")]
             case TimePassed():
                 return []
         raise AssertionError(f"{self.node} does not know {event!r}")
+
+    def _answer(self, error: str, now: float) -> Effect:
+        assert self._number is not None
+        weights = Weights(self._updates, self._examples, now - self._fetched_at)
+        return Send(COORDINATOR, Evaluated(self._number, weights, self._values, error))

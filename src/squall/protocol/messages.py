@@ -240,13 +240,17 @@ class SnapshotTaken(_Message, frozen=True, tag="snapshot!", array_like=True, gc=
 
 
 class Evaluate(_Message, frozen=True, tag="evaluate", array_like=True, gc=False):
+    """Weights that turn out better than `best` are kept, where that was asked for."""
+
     number: Count
+    best: float | None = None
 
 
 class Evaluated(_Message, frozen=True, tag="evaluate!", array_like=True, gc=False):
     number: Count
     weights: Weights
     values: dict[str, float]
+    error: str = ""  # why the weights could not be kept
 
 
 # ---------------------------------------------------------------- Sandblaster: coordinator, shards and replicas

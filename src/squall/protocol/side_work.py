@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from squall.protocol.best import Best, Verdict
 from squall.protocol.core import Effect, Node, Note, PublishSnapshot, Send
 from squall.protocol.messages import Evaluate, Evaluated, Logged, SnapshotTaken, TakeSnapshot, Weights
 
@@ -13,8 +14,9 @@ Extend = Callable[[dict[str, object], dict[str, int]], dict[str, object]]
 class Evaluations:
     """Asks the evaluator; an evaluation wanted while one is under way follows it, on the weights of then."""
 
-    def __init__(self, evaluator: Node) -> None:
+    def __init__(self, evaluator: Node, best: Best) -> None:
         self.evaluator = evaluator
+        self.best = best
         self.under_way: int | None = None  # its number
         self.wanted = False
         self._count = 0
@@ -26,11 +28,12 @@ class Evaluations:
         self.wanted = False
         self.under_way = self._count
         self._count += 1
-        effects.append(Send(self.evaluator, Evaluate(self.under_way)))
+        effects.append(Send(self.evaluator, Evaluate(self.under_way, self.best.value)))
 
-    def logged(self, message: Logged, effects: list[Effect]) -> None:
+    def logged(self, message: Logged, effects: list[Effect]) -> Verdict:
         """Results that a user's script has measured itself."""
         _note(message.values, message.weights, effects)
+        return self.best.judge(message.values)
 
     def replaced(self, evaluator: Node, effects: list[Effect]) -> None:
         """An evaluator joined. A new one repeats what its predecessor was lost over."""
@@ -38,20 +41,24 @@ class Evaluations:
             return  # what was asked of the first before it joined has reached it: links resend
         self.evaluator = evaluator
         if self.under_way is not None:
-            effects.append(Send(evaluator, Evaluate(self.under_way)))
+            effects.append(Send(evaluator, Evaluate(self.under_way, self.best.value)))
 
-    def answered(self, message: Evaluated, effects: list[Effect]) -> bool:
-        """False for an answer that nobody waits for."""
-        if message.number != self.under_way:
-            return False
+    def awaits(self, message: Evaluated) -> bool:
+        return message.number == self.under_way
+
+    def answered(self, message: Evaluated, effects: list[Effect]) -> Verdict:
         self.under_way = None
         _note(message.values, message.weights, effects)
-        return True
+        if not message.error:
+            return self.best.judge(message.values)
+        effects.append(Note("error", f"the best weights could not be kept: {message.error}"))
+        return None
 
 
 def _note(values: dict[str, float], weights: Weights, effects: list[Effect]) -> None:
     of: dict[str, float] = {"updates": weights.updates, "examples": weights.examples, "age_s": weights.age_s}
     effects.extend(Note("metric", name, values={**of, "value": value}) for name, value in values.items())
+    effects.append(Note("evaluated"))
 
 
 class Snapshots:

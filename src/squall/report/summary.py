@@ -2,10 +2,12 @@
 
 import math
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
+from squall.protocol.best import better
+from squall.record import Metric
 from squall.report.reader import Reader
 from squall.report.words import clock, number, percent, size, two_columns
 
@@ -31,6 +33,7 @@ class Summary:
     updates: int | None
     exchanged_bytes: int  # pushed and fetched by all replicas
     shares: dict[int, float]  # replica -> part of all examples, adding up to 1
+    best: dict[str, float] = field(default_factory=dict)  # of the metric whose best weights are kept
 
     def to_json_dict(self) -> dict[str, Any]:
         """The same in JSON's types; a number that JSON cannot hold (NaN, infinity) becomes None."""
@@ -46,6 +49,7 @@ class Summary:
         found += [("diverged", self.diverged)] if self.diverged else []
         found += [(name, number(value)) for name, value in self.metrics.items()]
         found += [(f"{name} in training", number(value)) for name, value in self.extras.items()]
+        found += [(f"best {name}", number(value)) for name, value in self.best.items()]
         found += [
             ("training time", clock(self.training_s)),
             ("until the first step", "unknown" if self.first_step_s is None else clock(self.first_step_s)),
@@ -105,7 +109,16 @@ def summarize(reader: Reader) -> Summary:
         updates=None if updates is None else int(updates),
         exchanged_bytes=exchanged,
         shares={replica: examples[replica] / total for replica in sorted(examples)} if total else {},
+        best=_best(reader, state.get("keep_best", "")),
     )
+
+
+def _best(reader: Reader, name: str) -> dict[str, float]:
+    found: float | None = None
+    for metric in reader.rows(Metric) if name else []:
+        if metric.name == name and better(name, metric.value, found):
+            found = metric.value
+    return {} if found is None else {name: found}
 
 
 def _finite(value: Any) -> Any:

@@ -13,12 +13,14 @@ from squall.protocol.core import (
     Event,
     Expect,
     GradientComputed,
+    KeepWeights,
     ModelEvaluated,
     Payload,
     PreparePush,
     UseWeights,
     WriteSnapshot,
 )
+from squall.runtime import best
 from squall.runtime.arena import Arena
 from squall.runtime.backward import ModelOnVector, pin
 from squall.runtime.batches import Key
@@ -133,13 +135,16 @@ class EvaluatorHost(QuietHost):
         self._task = job.task
         slot = arena.shape.replicas
         self._device = job.device(slot)
-        self._model = ModelOnVector(job.task.model, job.layout, [arena.weights(slot, 0)], self._device)
+        self._weights, self._layout, self._directory = arena.weights(slot, 0), job.layout, job.directory
+        self._model = ModelOnVector(job.task.model, job.layout, [self._weights], self._device)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case EvaluateModel(buffer):
                 self._model.use(buffer)
                 return ModelEvaluated(evaluate(self._task, self._model.model, self._device))
+            case KeepWeights():
+                return best.keep(self._directory, effect, self._weights, self._layout)
             case End():
                 pass
             case _:

@@ -19,6 +19,7 @@ from squall.protocol.sandblaster.portions import Balance
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
+from squall.runtime import best
 from squall.runtime.job import Job
 from squall.strategies.base import BatchMethod
 
@@ -46,7 +47,7 @@ def machine(job: Job, node: Node) -> Linked:
             replica = Replica(node, recipe.shards, job.task.batch_size, recipe.cadence(), os.getpid())
             return Linked(replica)
         case _:
-            return Linked(Evaluator(node, recipe.shards, os.getpid()))
+            return Linked(Evaluator(node, recipe.shards, os.getpid(), job.plan.keep_best or ""))
 
 
 def lease_coordinator(job: Job) -> LeaseCoordinator:
@@ -79,6 +80,9 @@ def batch_coordinator(job: Job, method: BatchMethod) -> BatchCoordinator:
 
 def _policy(job: Job) -> Policy:
     policy = msgspec.structs.replace(job.plan.policy(job.task), save_within_s=job.save_within_s)
+    so_far = best.kept(job.directory) if job.restored is not None else None
+    if so_far is not None and so_far.metric == policy.goal.metric:
+        policy = msgspec.structs.replace(policy, goal=msgspec.structs.replace(policy.goal, best=so_far.value))
     if policy.seconds is None or job.restored is None:
         return policy
     left_s = policy.seconds - job.restored.manifest.trained_s  # a total, as epochs and steps are

@@ -32,6 +32,9 @@ class Channel(Protocol):
 
     def poll(self) -> Event | None: ...
 
+    def evaluated(self, evaluation: dict[str, float]) -> None:
+        """Tell the user: time_s, epoch, examples and updates of the weights, and each metric."""
+
 
 class CoordinatorHost(QuietHost):
     """Turns notes into rows. The time axis is training time: it begins when the first replica is welcomed."""
@@ -51,13 +54,15 @@ class CoordinatorHost(QuietHost):
         self._stepped = False
         self._complained = False  # that the record cannot be written
         self._unpublished = ""  # why the newest snapshot could not be made visible
+        self._evaluation: dict[str, float] = {}  # that is being noted
         self._asked_s = 0.0  # training time when the snapshot under way was asked for
         plan, method = job.plan, job.recipe.batch
         facts = {
             "strategy": plan.strategy, "optimizer": in_words(job.recipe), "replicas": plan.replicas,
             "shards": plan.shards, "epochs": plan.epochs or "", "steps": plan.steps or "",
             "seconds": plan.seconds or "", "examples_per_epoch": job.task.examples, "status": "running",
-            "ended": "", "reason": "", "batch": "" if method is None else method.batch(job.task.examples),
+            "ended": "", "reason": "", "keep_best": plan.keep_best or "",
+            "batch": "" if method is None else method.batch(job.task.examples),
         }  # fmt: skip
         for key, value in facts.items():
             self._record.add(State(key, str(value)))
@@ -144,6 +149,9 @@ class CoordinatorHost(QuietHost):
                 self._leases.asked(int(note.values["number"]))
             case "metric":
                 self._metric(note)
+            case "evaluated":
+                evaluation, self._evaluation = self._evaluation, {}
+                self._channel.evaluated(evaluation)
             case "iteration":
                 self._iteration(note.values)
             case "member":
@@ -214,9 +222,13 @@ class CoordinatorHost(QuietHost):
         self._record.add(Skip(**values, replica=note.node.index))
 
     def _metric(self, note: Note) -> None:
-        values, at = note.values, self._training_s(self._now - note.values["age_s"])
+        values = note.values
+        at = self._evaluation.get("time_s", self._training_s(self._now - values["age_s"]))  # one for all its metrics
         examples, updates = int(values["examples"]), int(values["updates"])
-        self._record.add(Metric(at, examples // self._job.task.examples, examples, updates, note.text, values["value"]))
+        epoch = examples // self._job.task.examples
+        self._record.add(Metric(at, epoch, examples, updates, note.text, values["value"]))
+        label = {"time_s": at, "epoch": epoch, "examples": examples, "updates": updates}
+        self._evaluation |= label | {note.text: values["value"]}
 
         if note.text == "loss":
             self._judge(self._divergence.measured(values["value"]))

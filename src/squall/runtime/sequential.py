@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from squall.protocol.coordinator import reached
+from squall.protocol.best import Best, Verdict, better
 from squall.protocol.core import (
     Apply,
     Cause,
@@ -18,17 +18,20 @@ from squall.protocol.core import (
     End,
     Event,
     GradientComputed,
+    KeepWeights,
     Node,
     Note,
     Payload,
     PublishSnapshot,
     SnapshotWritten,
+    StopRequested,
     Term,
     WriteSnapshot,
 )
 from squall.protocol.messages import Lease, Stats
 from squall.protocol.tally import added
 from squall.runtime.backward import resolve_device
+from squall.runtime.best import keep
 from squall.runtime.compute import Gradients
 from squall.runtime.driver import QuietHost
 from squall.runtime.evaluate import evaluate
@@ -82,6 +85,8 @@ class Sequential:
         self._snapshots = job.restored.manifest.number if job.restored is not None else 0
         shard = ShardHost(job, 0)
         self._updates = job.restored.updates if job.restored is not None else 0
+        self._best = Best(self._policy.goal, self._policy.until)
+        self._store = shard.store
         lone = LoneHost(job, shard.store)
         self._gradients = lone.training
         self._shard, self._replica = recorded(shard, job, _SHARD), recorded(lone, job, _REPLICA)
@@ -129,8 +134,8 @@ class Sequential:
             due = every is not None and now - evaluated_at >= every
             if (due or self._leases.epochs_done() > epochs) and self._leases.over() is None:
                 epochs, evaluated_at = self._leases.epochs_done(), now
-                if why := reached(self._policy.until, self._evaluate()):
-                    return End("finished", why, Cause.REACHED)
+                if verdict := self._evaluate():
+                    return End("failed" if verdict[0] is Cause.FAILED else "finished", verdict[1], verdict[0])
             if self._interrupts:
                 return End("interrupted", "interrupted", Cause.STOPPED)
             if self._policy.seconds is not None and now - began >= self._policy.seconds:
@@ -185,17 +190,35 @@ class Sequential:
         self._tally = Stats()
         self._reported_at = now
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self) -> Verdict:
+        """Why the run may end."""
         task = self._job.task
         if task.validate is None:
-            return {}
+            return None
         with self._pause():
             self._gradients.use(0)
             values = evaluate(task, task.model, self._gradients.device)
         weights: dict[str, float] = {"updates": self._updates, "examples": self._leases.trained, "age_s": 0.0}
         for name, value in values.items():
             self._note("metric", name, values={**weights, "value": value})
-        return values
+        error = self._keep(values)
+        if error:
+            self._note("error", f"the best weights could not be kept: {error}")
+        verdict = None if error else self._best.judge(values)
+        self._note("evaluated")
+        asked = self._host.poll()
+        if isinstance(asked, StopRequested):
+            return Cause.FAILED if asked.failed else Cause.SCRIPT, asked.why
+        return verdict
+
+    def _keep(self, values: dict[str, float]) -> str:
+        """Keep the weights if they are better than those before; why that was not possible, or nothing."""
+        goal = self._best.goal
+        if not goal.keep or not better(goal.metric, values[goal.metric], self._best.value):
+            return ""
+        effect = KeepWeights(0, goal.metric, values[goal.metric], self._updates, self._leases.trained)
+        with self._pause():
+            return keep(self._job.directory, effect, self._store.weights, self._job.layout).error
 
     def _snapshot(self, final: bool = False) -> str:
         """Why it could not be written, or nothing."""

@@ -112,7 +112,7 @@ class Snapshots:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             save_file({k: v.detach().contiguous() for k, v in store.state().items()}, path, metadata=range_)
             os.chmod(path, 0o600)
-            _sync(path)
+            sync(path)
             return SnapshotWritten(number, checksum=_checksum(path))
         except Exception as error:  # safetensors has an error type of its own for a full disk
             shutil.rmtree(path.parent, ignore_errors=True)  # half a snapshot is of no use, and takes room
@@ -122,10 +122,10 @@ class Snapshots:
         """All shards have written: make the snapshot visible and remove old ones. Raises `OSError`."""
         partial, final = self._partial(manifest.number), self.directory / f"{manifest.number:06d}"
         (partial / "manifest.json").write_bytes(manifest.encoded())
-        _sync(partial / "manifest.json")
-        _sync(partial)
+        sync(partial / "manifest.json")
+        sync(partial)
         partial.rename(final)
-        _sync(self.directory)
+        sync(self.directory)
         self.discard_partial()  # of an attempt that failed
         for number in self.numbers()[:-KEEP]:
             shutil.rmtree(self.directory / f"{number:06d}", ignore_errors=True)
@@ -232,7 +232,7 @@ def _checksum(path: Path) -> int:
     return checksum
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Return when the file, or what a directory names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

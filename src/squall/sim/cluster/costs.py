@@ -27,6 +27,7 @@ from squall.protocol.core import (
     Effect,
     EvaluateModel,
     Keep,
+    KeepWeights,
     Node,
     Note,
     PreparePush,
@@ -93,6 +94,7 @@ class Costs:
             Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
             Keep: self._keep, AddPortions: self._add_portions, CalculateVectors: self._vectors,
             Note: self._note, EvaluateModel: self._evaluate, WriteSnapshot: self._snapshot,
+            KeepWeights: lambda node, effect, begins: 4 * self._whole / DISK,
         }  # fmt: skip
         if recipe.local is not None:
             self.prices |= {UseWeights: self._own_weights, PreparePush: self._own_weights}

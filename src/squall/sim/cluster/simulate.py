@@ -17,6 +17,7 @@ from typing import cast
 import msgspec
 import torch
 
+from squall.attending import finish_report
 from squall.launchers.inline import LoneChannel, own_host
 from squall.plan import SIMULATED, Plan, Settings, check_together, make_plan, strategy_name
 from squall.protocol.coordinator import Coordinator
@@ -43,7 +44,6 @@ from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.rehearsal import Member, Rehearsal
 from squall.strategies import SingleProcess, Strategy
 from squall.task import Task, check_task
-from squall.train import finish_report
 from squall.vector import Layout
 
 GRADIENTS = ("real", "none")
@@ -61,6 +61,8 @@ def simulate(
     epochs: int | None = None,
     steps: int | None = None,
     until: str | None = None,
+    keep_best: str | None = None,
+    patience: int | None = None,
     seed: int = 0,
     run_dir: str | Path | None = None,
     settings: Settings | None = None,
@@ -78,7 +80,7 @@ def simulate(
         gradients: "real": they are computed, and a run's directory is written, whose time axis is virtual time.
             Where the system lets a process have too few files open for a schedule of each, there is no replay.
             "none": nothing is computed, so thousands of replicas are simulated in seconds; there are no metrics.
-        epochs, steps, until, seed: as of `fit`.
+        epochs, steps, until, keep_best, patience, seed: as of `fit`.
         run_dir: where to keep the run of real gradients; a new directory under runs/ by default.
         settings: `seconds` (virtual), `evaluate_every_s`, `snapshot_every_s`, `slow`; the rest does not count here.
         watch: told the virtual time now and then.
@@ -94,12 +96,14 @@ def simulate(
     real = gradients == "real"
     if strategy.in_process:
         raise ValueError(f"{type(strategy).__name__} is one process without exchanges: there is nothing to simulate")
-    if not real and until is not None:
-        raise ValueError("until needs metrics, and gradients='none' has none: use gradients='real'")
+    if not real and (until, keep_best, patience) != (None, None, None):
+        named = "until" if until is not None else "keep_best" if keep_best is not None else "patience"
+        raise ValueError(f"{named} needs metrics, and gradients='none' has none: use gradients='real'")
     if not real and strategy.recipe().batch is not None:
         raise ValueError(f"{type(strategy).__name__} decides by what it computes: use gradients='real'")
     settings = dataclasses.replace(settings or Settings(), launcher="inline", progress=False)
-    plan = make_plan(strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device="cpu")
+    plan = make_plan(strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device="cpu",
+                     keep_best=keep_best, patience=patience)  # fmt: skip
     check_optimizers(strategy.recipe())
     seed_everything(seed)
     built = check_task(task())

@@ -9,6 +9,7 @@ INVARIANTS = {
     "I6": "weights are the log, applied one entry after the other",
     "I7": "what is measured is labelled with what was in the weights that it was measured on",
     "I8": "a run that the user stops ends in time, whoever stands still",
+    "I9": "the best weights are kept, as they were measured, before the record tells of them",
 }
 
 

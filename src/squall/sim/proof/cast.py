@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from squall.protocol.best import Goal
 from squall.protocol.coordinator import Policy
-from squall.protocol.core import Machine, Node, PublishSnapshot
+from squall.protocol.core import Machine, Node, Note, PublishSnapshot
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
@@ -23,6 +25,7 @@ from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 from squall.sim.proof.batch_invariants import BatchAuditor
 from squall.sim.proof.batch_phantoms import BatchStage
+from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates
@@ -51,6 +54,8 @@ class Cast(ABC):
         self.recipe = chaos.recipe
         self.saved: Saved | None = None  # what this life goes on from
         self.computed = 0  # in earlier lives
+        self.best: tuple[float, float] | None = None  # alike: `Stage.best`
+        self._least = math.inf  # of all losses that were recorded
 
     @abstractmethod
     def begin(self, now: Callable[[], float]) -> None: ...
@@ -58,6 +63,15 @@ class Cast(ABC):
     @abstractmethod
     def watch(self, now: float, node: Node, what: object) -> None:
         """Raise `Broken` where an invariant does not hold."""
+
+    def check_best(self, what: object) -> None:
+        """Raise `Broken` where an evaluation is recorded, and better weights are not kept."""
+        if not self.chaos.keeps or not isinstance(what, Note) or (what.kind, what.text) != ("metric", "loss"):
+            return
+        self._least = min(self._least, what.values["value"])
+        told, kept = self.stage.best or (math.inf, math.inf)
+        if told != kept or self._least < kept:
+            raise Broken("I9", f"the best loss is {self._least}, and weights of {kept} are kept as those of {told}")
 
     @abstractmethod
     def finished(self, lives: int, spoilt: bool) -> None:
@@ -73,7 +87,7 @@ class Cast(ABC):
 
     def over(self) -> None:
         """A life is over: the next goes on from its newest snapshot."""
-        self.computed = self.stage.computed
+        self.computed, self.best = self.stage.computed, self.stage.best
         if self.stage.published:
             manifest = self.stage.published[-1]
             self.saved = Saved(manifest, self.stage.files(manifest.number))
@@ -84,6 +98,7 @@ class Cast(ABC):
         return Policy(
             chaos.replicas, self.recipe.shards, evaluate=chaos.evaluate, evaluate_every_s=chaos.evaluate_every_s,
             snapshot_every_s=chaos.snapshot_every_s,
+            goal=Goal(keep=chaos.keeps, best=self.best[0] if self.best is not None else None),
         )  # fmt: skip
 
     @property
@@ -105,6 +120,7 @@ class LeaseCast(Cast):
     def begin(self, now: Callable[[], float]) -> None:
         chaos, saved = self.chaos, self.saved
         self.stage = Stage(self.recipe, now, self.computed)
+        self.stage.best = self.best
         self.stage.logs = chaos.scripted
         if chaos.scripted:
             self.stage.leaves_out = leaves_out
@@ -128,7 +144,7 @@ class LeaseCast(Cast):
                 return Shard(node.index, recipe.rules(), self._version, self._trained)
             case "replica":
                 return Replica(node, recipe.shards, self.chaos.batch_size, recipe.cadence())
-        return Evaluator(node, recipe.shards)
+        return Evaluator(node, recipe.shards, keep="loss" if self.chaos.keeps else "")
 
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(lives, self._coordinator.trained)
@@ -145,6 +161,7 @@ class BatchCast(Cast):
         chaos, saved, method = self.chaos, self.saved, self.recipe.batch
         assert method is not None
         stage = self.stage = BatchStage(self.recipe, now, self.computed)
+        stage.best = self.best
         balance = Balance(chaos.batch_size, method.push_every, method.backup)
         limits = Limits(epochs=chaos.epochs if method.rules.sampled else None)
         state, trained, number = State(), 0, 0
@@ -169,7 +186,7 @@ class BatchCast(Cast):
                 return BatchShard(node.index, self._version, self._trained)
             case "replica":
                 return BatchReplica(node, self.recipe.shards)
-        return Evaluator(node, self.recipe.shards)
+        return Evaluator(node, self.recipe.shards, keep="loss" if self.chaos.keeps else "")
 
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(spoilt)

@@ -59,6 +59,7 @@ STRATEGIES: dict[str, Make] = {
 }
 FAULTS_AT_MOST = 6
 SCRIPTED = 0.4  # of the worlds have loops of users' own
+KEEPS = 0.5  # alike, of the best weights
 LONG = 0.03  # of the worlds have many batches, soon computed
 FOLLOWED = 0.4  # of the cuts, pauses and storms are followed by the death of somebody who is in them
 HUNG = 0.5  # of the user's stops find somebody who does not answer
@@ -84,6 +85,7 @@ class Chaos:
     evaluate_every_s: float | None  # beside the evaluation after each epoch
     faults: tuple[Fault, ...]
     scripted: bool = False  # replicas are users' loops
+    keeps: bool = False  # the best weights
 
     @property
     def recipe(self) -> Recipe:
@@ -125,7 +127,7 @@ def chaos(seed: int) -> Chaos:
         snapshot_every_s=chance.choice((None, 0.02, 0.05)), evaluate=chance.random() < 0.7,
         evaluate_every_s=chance.choice((None, None, 0.03)),
         faults=_hung(seed, _faults(chance, events, replicas, shards), _others(replicas, shards)),
-        scripted=chance.random() < SCRIPTED,
+        scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
     )  # fmt: skip
 
 
@@ -208,6 +210,8 @@ def smaller(world: Chaos) -> list[Chaos]:
         found.append(dataclasses.replace(world, shards=world.shards - 1))
     if world.scripted:
         found.append(dataclasses.replace(world, scripted=False))
+    if world.keeps:
+        found.append(dataclasses.replace(world, keeps=False))
     if world.evaluate:
         found.append(dataclasses.replace(world, evaluate=False))
     if world.snapshot_every_s is not None:

@@ -8,8 +8,9 @@ run, so a buffer that is used too early shows as a gradient applied twice, or as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 from squall.protocol import core
 from squall.protocol.core import Effect, Event, Node, Note, Payload, PublishSnapshot
@@ -98,7 +99,8 @@ class Stage:
         self.factors: Callable[[int], Factors] = lambda number: ()
         self.disk: Callable[[int], str] = lambda number: ""
         self.logs = False  # the first replica is a script that measures all weights that it gets
-        self.metrics: Callable[[], dict[str, float]] = lambda: {"loss": 1.0}
+        self.metrics: Callable[[], dict[str, float]] | None = None
+        self.best: tuple[float, float] | None = None  # the loss that was told, and that of the weights that were kept
         self.prices: dict[type[Effect], Price] = {
             core.Compute: lambda node, effect, begins: self.compute_s(node),
             core.EvaluateModel: lambda node, effect, begins: COMPUTE_S,
@@ -193,10 +195,23 @@ class ShardPhantom(Phantom):
 
 class EvaluatorPhantom(Phantom):
     def perform(self, effect: Effect, now: float) -> Event | None:
-        if not isinstance(effect, core.EvaluateModel):
-            return None
-        self.stage.in_use[self.node.index] = (effect.buffer, self.stage.now() + COMPUTE_S)
-        return core.ModelEvaluated(self.stage.metrics())
+        match effect:
+            case core.EvaluateModel(buffer):
+                self.stage.in_use[self.node.index] = (buffer, self.stage.now() + COMPUTE_S)
+                measured = self.stage.metrics or (lambda: {"loss": self._loss(buffer)})
+                return core.ModelEvaluated(measured())
+            case core.KeepWeights(buffer, _, value):
+                self.stage.best = value, self._loss(buffer)
+                return core.WeightsKept()
+        return None
+
+    def _loss(self, buffer: int) -> float:
+        """Of what lies in the buffer: now better, now worse, and never the same of other weights."""
+        return loss_of(self.stage.weights[self.node.index, buffer])
+
+
+def loss_of(weights: Sequence[Written]) -> float:
+    return crc32(repr(list(weights)).encode()) / 2**32
 
 
 class CoordinatorPhantom(Phantom):

@@ -191,6 +191,7 @@ class Trial:
         if self._watch is not None:
             self._watch((self._lived_s + now, node, what))
         self.cast.watch(now, node, what)
+        self.cast.check_best(what)
 
     def _note(self, what: object) -> None:
         if self._watch is not None:

@@ -1,0 +1,131 @@
+"""From a run's launch to its end, as the launching process sees it: progress, signals, report, and what is raised."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
+from squall.launchers.local import LocalRun
+from squall.protocol.core import End
+from squall.report import Progress, Reader, prepare_report
+from squall.run import Run, load_sources
+from squall.runtime.interrupts import collected_interrupts
+from squall.runtime.snapshot import Snapshots
+from squall.watch import Watch
+from squall.writer import settle
+
+POLL_S = 0.1
+PREPARE_REPORT_AFTER_S = 5.0  # in a short run it would only take time from the training
+
+
+def attend(local: LocalRun, path: Path, progress: bool, watch: Watch | None = None) -> None:
+    """Until the run's processes have ended; raises what ended them, if that was not their work."""
+    watch = watch or Watch()
+    try:
+        end = _attend(local, path, progress, watch)
+    except (ProcessLost, TaskError) as error:
+        if not begun(path):
+            raise
+        if isinstance(error, TaskError):
+            raise TaskError(f"{error}\n\n{mended(path)}", error.failure) from None
+        raise ProcessLost(f"{error}\n{_remedy(path)}") from None
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted at once; {_remedy(path)}") from None
+    if watch.error is not None:
+        watch.error.add_note(mended(path))
+        raise watch.error
+    raise_for(end, path)
+
+
+def _attend(local: LocalRun, path: Path, progress: bool, watch: Watch) -> End:
+    with collected_interrupts(requests=2) as interrupts, _progress(path, progress) as show:
+        heeded = 0
+        prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
+        while local.ended is None:
+            local.attend(POLL_S, watch)
+            show(time.monotonic())
+            if time.monotonic() >= prepare_at and begun(path):
+                prepare_at = math.inf
+                prepare_report()
+            if heeded < len(interrupts):
+                heeded += 1
+                local.stop()
+    return local.ended
+
+
+def finish_report(run: Run) -> None:
+    """The last thing that a run does, however it ended; what fails here must not hide that."""
+    if not begun(run.directory):
+        return
+    try:
+        run.report()
+        settle(run.directory / "run.sqlite")
+    except (Exception, KeyboardInterrupt) as error:
+        warnings.warn(f"the report of {run.directory} could not be written: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _remedy(path: Path, command: str = "squall resume {path}") -> str:
+    number = Snapshots(path).numbers()
+    where = f"from snapshot {number[-1]}" if number else "from the beginning (no snapshot was written yet)"
+    return f"go on {where} with: {command.format(path=str(path))}"
+
+
+def mended(path: Path) -> str:
+    """The remedy where the user's own code has failed."""
+    file = load_sources(path).file
+    if file:
+        return f"mend it, and {_remedy(path)} (which reads {file} again)"
+    return f"mend it, and {_remedy(path, 'squall.resume({path!r}, task=...)')}, with the mended function"
+
+
+def begun(path: Path) -> bool:
+    """Whether there is anything of a run that could be gone on with, or looked at."""
+    return (path / "run.sqlite").exists()
+
+
+def raise_for(end: End, path: Path) -> None:
+    if end.status == "interrupted" and not begun(path):
+        raise Interrupted(end.reason)
+    if end.status == "interrupted":
+        raise Interrupted(f"{end.reason}; {_remedy(path)}")
+    if end.status == "nonfinite":
+        raise NotFinite(f"{end.reason}. Last good weights: {path / 'snapshots'}")
+    if end.status == "failed":
+        raise SquallError(f"{end.reason}\n{_remedy(path)}")
+
+
+@contextmanager
+def _progress(path: Path, wanted: bool) -> Iterator[Any]:
+    """A function to be called often with the time; it shows progress once there is some.
+
+    Whatever fails here (a closed pipe, which rich turns into SystemExit, or a lost terminal) only ends the display.
+    """
+    with ExitStack() as cleanup:
+        display: list[Progress] = []
+        failed: list[BaseException] = []
+
+        def stop() -> None:
+            with suppress(Exception, SystemExit):
+                display[0].stop()
+
+        def show(now: float) -> None:
+            if not wanted or failed or not begun(path):
+                return
+            try:
+                if not display:
+                    reader = Reader(path / "run.sqlite")
+                    cleanup.callback(reader.close)
+                    display.append(Progress(reader))
+                    cleanup.callback(stop)
+                    display[0].start()
+                display[0].update(now)
+            except (Exception, SystemExit) as error:
+                failed.append(error)
+
+        yield show

@@ -1,0 +1,72 @@
+"""`squall resume`, and what a command prints of a run that has ended."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from squall.cli_flags import add_best, add_limits
+
+if TYPE_CHECKING:
+    from squall.launchers.local import LocalRun
+    from squall.run import Run
+
+LIMITS = ("epochs", "steps", "until", "keep_best", "patience")
+
+
+def add_resume(commands: Any) -> None:
+    """`commands` is what `add_subparsers` returns."""
+    again = commands.add_parser("resume", help="go on with a run from its last snapshot")
+    again.set_defaults(run=_resume)
+    again.add_argument("run_dir", metavar="RUN_DIR")
+    code = again.add_mutually_exclusive_group()
+    code.add_argument("--task", metavar="FILE[:function]", help="train this task from now on (default: the run's own)")
+    code.add_argument(
+        "--as-it-was", action="store_true", help="go on with the code that was kept, instead of reading its file again"
+    )
+    again.add_argument("--replicas", type=int, help="another number of replicas")
+    again.add_argument("--shards", type=int, help="another number of shards")
+    add_limits(again, resumed=True)
+    add_best(again)
+    again.add_argument("--json", action="store_true", help="print one JSON object at the end")
+
+
+def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
+    from squall.rereading import code_again, resumed_code
+    from squall.script import resumed_script, run_script
+    from squall.train import Launch
+
+    path = Path(options.run_dir)
+    old = code_again(path, options.task, options.as_it_was)
+    changes = {n: getattr(options, n) for n in ("replicas", "shards") if getattr(options, n) is not None}
+    limits = {n: getattr(options, n) for n in LIMITS if getattr(options, n) is not None}
+    strategy = _changed(old["strategy"], changes)
+    if "script" in old:
+        if {"epochs", "steps"} & set(limits):
+            raise ValueError("how much a script trains it says itself, to session.batches: leave --epochs, --steps out")
+        if {"keep_best", "patience"} & set(limits):
+            raise ValueError("what a script keeps and when it gives up is its own: leave --keep-best, --patience out")
+        script = resumed_script(old, strategy, options.until)
+        run = run_script(script, path, local=local, commanded_at=commanded_at, again=True)
+    else:
+        run = Launch(resumed_code(old, strategy, None, **limits), local, commanded_at).go(path, again=True)
+    return summarized(run, options.json)
+
+
+def _changed(strategy: Any, changes: dict[str, int]) -> Any:
+    known = {field.name for field in dataclasses.fields(strategy)}
+    for name in changes:
+        if name not in known:
+            raise ValueError(f"{type(strategy).__name__} has no {name}: leave --{name} out")
+    return dataclasses.replace(strategy, **changes)
+
+
+def summarized(run: Run, as_json: bool) -> tuple[int, str]:
+    summary = run.summary()
+    if as_json:
+        document = {**summary.to_json_dict(), "run_directory": str(run.directory)}
+        return 0, json.dumps(document) + "\n"
+    return 0, f"{summary}\n report                 {run.directory / 'report.html'}\n"
