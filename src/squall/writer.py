@@ -12,6 +12,8 @@ from typing import Any, get_args
 from squall.backlog import Backlog
 from squall.record import Extra, Lease, Metric, Progress, RecordError, Row, Skip, Staleness, State, record_error
 
+Report = Progress | Extra | Staleness
+
 COMMIT_EVERY_S = 0.2
 PAUSE_AT_MOST_S = 5.0  # between tries to write into a file that is locked, or onto a disk that is full
 OPEN_S, BUSY_S = (
@@ -56,6 +58,7 @@ class Record:
         self._backlog = Backlog()
         self._committed = self._again_at = -math.inf  # the `now` of the last commit; not before this one
         self._pause_s = 0.0  # behind a try that failed
+        self._thinned: dict[type[Row], int] = {}  # table -> rowid up to which it was thinned
         try:
             # SQLite would create it 0644 under the usual umask; its -wal and -shm files copy this mode.
             with suppress(FileExistsError):
@@ -152,11 +155,32 @@ class Record:
             raise record_error("read", self.path, error) from error
         return found[0] if found else None
 
+    def thin(self, table: type[Report], upto_s: float, width_s: float, again: bool = False) -> None:
+        """Merge rows up to that training time within bins of `width_s`; those that were merged before only `again`.
+
+        A merged row has the place of the last of them, so that who has read that far does not read it once more.
+        """
+        made: Any = table
+        name, behind = table.__name__.lower(), 0 if again else self._thinned.get(table, 0)
+        where = f"FROM {name} WHERE rowid > ? AND time_s <= ?"
+        with self._transaction():
+            kept: dict[Any, tuple[int, Any]] = {}
+            for place, *values in self._db.execute(f"SELECT rowid, * {where} ORDER BY rowid", (behind, upto_s)):
+                row = made(*(math.nan if value is None else value for value in values))
+                key = (row.alike(), row.time_s // width_s)
+                kept[key] = (place, kept[key][1].merged(row) if key in kept else row)
+            self._db.execute(f"DELETE {where}", (behind, upto_s))
+            columns = ", ".join(column for column, _ in _COLUMNS[table])
+            marks = ", ".join("?" for _ in _COLUMNS[table])
+            rows = [(place, *_values(row)) for place, row in kept.values()]
+            self._db.executemany(f"INSERT INTO {name} (rowid, {columns}) VALUES (?, {marks})", rows)
+        self._thinned[table] = max([self._thinned.get(table, 0), *(place for place, _ in kept.values())])
+
     def rewind(self, time_s: float, first_lease: int, leases: Sequence[int]) -> None:
         """Forget what a resumed run has lost: rows of training after `time_s`, and of leases that are dealt again."""
         self._wait_for_locks(OPEN_S)
         with self._transaction():
-            for table in (Progress, Extra, Staleness, Metric):
+            for table in (*get_args(Report), Metric):
                 self._db.execute(f"DELETE FROM {table.__name__.lower()} WHERE time_s > ?", (time_s,))
             for kind in (Lease, Skip):
                 self._db.execute(f"DELETE FROM {kind.__name__.lower()} WHERE lease >= ?", (first_lease,))

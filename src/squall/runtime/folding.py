@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from squall.record import SEVERAL, Lease
 from squall.writer import Record
 
@@ -73,3 +75,15 @@ class _Pieces:
     def __init__(self) -> None:
         self.by_start: dict[int, Lease] = {}
         self.by_stop: dict[int, Lease] = {}
+
+
+class Ledger(msgspec.Struct):
+    """What the record needs of `Leases.state()`."""
+
+    next_id: int = 0
+    held: dict[str, tuple[int, int, int, int, int]] = {}  # lease -> epoch, start, done, stop, replica
+    since: dict[str, tuple[int, int, int, int, int]] = {}  # alike, of leases granted later
+
+    @property
+    def leases(self) -> dict[str, tuple[int, int, int, int, int]]:
+        return self.held | self.since

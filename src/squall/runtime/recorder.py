@@ -16,10 +16,11 @@ from squall.record import Event as EventRow
 from squall.record import Extra, Lease, Member, Metric, Progress, RecordError, Skip, Staleness, State
 from squall.runtime.divergence import Divergence
 from squall.runtime.driver import QuietHost
-from squall.runtime.folding import Folding
+from squall.runtime.folding import Folding, Ledger
 from squall.runtime.job import Job
 from squall.runtime.optimizers import in_words, state_name
 from squall.runtime.snapshot import Manifest, Snapshots
+from squall.runtime.thinning import Thinning
 from squall.writer import Record
 
 
@@ -47,6 +48,7 @@ class CoordinatorHost(QuietHost):
         self._leases = Folding(self._record, job.task.examples)
         self._snapshots = Snapshots(job.directory)
         self._trained_s = job.restored.manifest.trained_s if job.restored is not None else 0.0  # by earlier processes
+        self._reports = Thinning(self._record, self._trained_s, self._snapshots)
         self._begun: float | None = None
         self._stopped: float | None = None  # the clock stands still while the final weights are evaluated
         self._now = 0.0
@@ -74,7 +76,7 @@ class CoordinatorHost(QuietHost):
 
     def _rewind(self, manifest: Manifest) -> None:
         """The record goes back to the snapshot as the weights do; leases held then end as they are in it."""
-        ledger = msgspec.convert(manifest.ledger, _Ledger)
+        ledger = msgspec.convert(manifest.ledger, Ledger)
         self._record.rewind(manifest.asked_s, ledger.next_id, [int(lease) for lease in ledger.held])
         at = manifest.trained_s
         for name, (epoch, start, done, stop, replica) in ledger.leases.items():
@@ -86,7 +88,7 @@ class CoordinatorHost(QuietHost):
 
     def _book(self, ledger: dict[str, object], progress: dict[str, int], at: float) -> None:
         """What a snapshot holds beyond its ledger was reported later, if at all."""
-        for name, (_, _, done, _, replica) in msgspec.convert(ledger, _Ledger).leases.items():
+        for name, (_, _, done, _, replica) in msgspec.convert(ledger, Ledger).leases.items():
             more = progress.get(name, done) - done
             if more > 0:
                 batches = -(-more // self._job.task.batch_size)
@@ -102,7 +104,8 @@ class CoordinatorHost(QuietHost):
     def _commit(self, force: bool = False) -> None:
         """A full disk or a locked file must not end a training, nor hold it up: the rows wait."""
         try:
-            self._record.commit(self._now, force)
+            if self._record.commit(self._now, force):
+                self._reports.look(self.training_s)
         except RecordError as error:
             if not self._complained:
                 self._complained = True
@@ -147,6 +150,7 @@ class CoordinatorHost(QuietHost):
                 self._asked_s = self.training_s
                 self._record.seal()
                 self._leases.asked(int(note.values["number"]))
+                self._reports.asked(self._asked_s)
             case "metric":
                 self._metric(note)
             case "evaluated":
@@ -271,6 +275,7 @@ class CoordinatorHost(QuietHost):
             return
         self._unpublished = ""
         self._leases.published(self._snapshots.numbers())
+        self._reports.published()
         if effect.final:
             self._book(effect.ledger, effect.progress, self.training_s)
         self._event("snapshot", f"snapshot {effect.number} in {path}")
@@ -305,15 +310,3 @@ class CoordinatorHost(QuietHost):
 
     def _event(self, kind: str, text: str) -> None:
         self._record.add(EventRow(self.training_s, kind, text))
-
-
-class _Ledger(msgspec.Struct):
-    """What the record needs of `Leases.state()`."""
-
-    next_id: int = 0
-    held: dict[str, tuple[int, int, int, int, int]] = {}  # lease -> epoch, start, done, stop, replica
-    since: dict[str, tuple[int, int, int, int, int]] = {}  # alike, of leases granted later
-
-    @property
-    def leases(self) -> dict[str, tuple[int, int, int, int, int]]:
-        return self.held | self.since

@@ -1,0 +1,50 @@
+"""Reports become fewer as they grow old: a week's would be gigabytes, and a curve shows some hundred moments.
+
+What a resume may go back to stays apart, as it does in `runtime.folding`: a row is of one side of a snapshot's asking.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+from squall.errors import SnapshotMismatch
+from squall.record import Extra, Progress, Staleness
+from squall.runtime.snapshot import KEEP, Snapshots
+from squall.writer import Record
+
+FRESH_S = 60.0  # of training time: who watches a run sees these as they came
+MOMENTS = 4096  # a row is of the run's last 4096th when it is thinned: of 2.5 minutes after a week
+
+
+class Thinning:
+    """Looks after the reports in a record, of which earlier processes have made those up to `now_s`."""
+
+    def __init__(self, record: Record, now_s: float, snapshots: Snapshots) -> None:
+        self._record = record
+        self._thinned_s = now_s
+        self._kept: list[float] = []  # when the snapshots were asked for that a resume may go back to
+        for number in snapshots.numbers():
+            with suppress(SnapshotMismatch):  # nobody goes back to a damaged one
+                self._kept.append(snapshots.manifest(number).asked_s)
+        self._asked_s: float | None = None  # of the one under way
+
+    def asked(self, time_s: float) -> None:
+        self._asked_s = time_s
+
+    def published(self) -> None:
+        assert self._asked_s is not None
+        self._kept = [*self._kept, self._asked_s][-KEEP:]
+        self._asked_s = None
+
+    def look(self, now_s: float) -> None:
+        """Called often; does something once a minute. Raises `RecordError`."""
+        upto = now_s - FRESH_S
+        if upto < self._thinned_s + FRESH_S:
+            return
+        asked = [*self._kept, *([self._asked_s] if self._asked_s is not None else [])]
+        for stop in [*(time_s for time_s in asked if self._thinned_s < time_s < upto), upto]:
+            for table in (Progress, Extra, Staleness):
+                self._record.thin(table, stop, stop / MOMENTS)
+        self._record.thin(Staleness, min(asked, default=upto), math.inf, again=True)  # nobody asks when
+        self._thinned_s = upto
