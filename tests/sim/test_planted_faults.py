@@ -406,7 +406,7 @@ FOUND: dict[str, tuple[Chaos, Patch, str]] = {
         PLANTED["a snapshot does not know of what the departed had trained"].plant, "I4"),
     "what a dead evaluator had asked for was written over its successor's weights": (
         dataclasses.replace(
-            chaos(2234), faults=(STORM, Kill(31, Part("evaluator")), Kill(56, Part("evaluator"))), epochs=1, examples=8,
+            chaos(2235), faults=(STORM, Kill(35, Part("evaluator")), Kill(79, Part("evaluator"))), epochs=1, examples=8,
             evaluate=True, evaluate_every_s=0.01, notice_s=0.0, scripted=False, keeps=False),
         dead_evaluators_served, "I6"),
 }  # fmt: skip
