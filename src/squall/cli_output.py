@@ -24,9 +24,7 @@ def check_output(path: Path, force: bool, *, beside: Sequence[Path] = (), exampl
     if not path.parent.is_dir():
         raise ValueError(f"--output {path}: there is no directory {path.parent}: make it first")
     if not os.access(path.parent, os.W_OK):
-        raise ValueError(
-            f"{path} cannot be written, because {path.parent} is read-only: name another place with --output"
-        )
+        raise ValueError(f"--output {path} cannot be written: {path.parent} is read-only: name another place")
     for there in (path, *beside):
         if there.is_dir():
             raise ValueError(f"{there} is a directory: choose another --output")
