@@ -49,6 +49,8 @@ def _attend(local: LocalRun, path: Path, progress: bool, watch: Watch) -> End:
         prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
         while local.ended is None:
             local.attend(POLL_S, watch)
+            if not path.is_dir():
+                raise SquallError(f"{path} was removed while the run went on: nothing can be saved, and it is ended")
             show(time.monotonic())
             if time.monotonic() >= prepare_at and begun(path):
                 prepare_at = math.inf

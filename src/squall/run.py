@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import NotRequired, TypedDict, TypeVar, final
@@ -16,6 +17,7 @@ from squall.errors import SquallError
 from squall.plan import Plan, Settings, versions
 from squall.report import History, Reader, Summary, history, summarize, write_report
 from squall.runtime import best
+from squall.runtime.disk import written
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Snapshots
 from squall.shipping import pack, unpack, unpack_sources
@@ -139,17 +141,17 @@ def new_directory(wanted: str | Path | None) -> Path:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             hint = f"`squall resume {path}` goes on with it" if (path / "code.pickle").exists() else "it is no run"
             raise ValueError(f"{path} exists already ({hint}): choose another run directory")
-        path.mkdir(parents=True, exist_ok=True)
+        with written(path):
+            path.mkdir(parents=True, exist_ok=True)
         return path
     today = datetime.date.today().isoformat()
     number = 1
     while True:
         path = Path("runs") / f"{today}-{number:02d}"
-        try:
+        with written(path), suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
-        except FileExistsError:
-            number += 1
+        number += 1
 
 
 def write_plan(path: Path, code: Code | ScriptCode, shipped: bytes | None = None) -> None:
@@ -164,9 +166,10 @@ def write_plan(path: Path, code: Code | ScriptCode, shipped: bytes | None = None
 def _replace(path: Path, data: bytes) -> None:
     """Write a private file whole or not at all: a resumed run must not lose what it is resumed from."""
     beside = path.with_name(path.name + ".new")
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-    os.replace(beside, path)
+    with written(path):
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(beside, path)
 
 
 def load_code(path: Path, task: TaskFunction | None = None) -> Code | ScriptCode:

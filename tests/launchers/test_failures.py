@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -170,6 +171,18 @@ def test_nothing_is_left_when_the_nursery_is_killed(endless: Started) -> None:
     assert "nursery" in err
     assert "Traceback" not in err
     wait_for(endless.gone, 5, "the children to be gone")
+
+
+def test_a_run_whose_directory_is_removed_ends_and_says_so(endless: Started) -> None:
+    began = time.monotonic()
+    shutil.rmtree(endless.directory, ignore_errors=True)  # schedules and snapshots may appear meanwhile
+    wait_for(lambda: shutil.rmtree(endless.directory, ignore_errors=True) or not endless.directory.exists(), 5, "it")
+    status, _, err = endless.finish(10)
+    assert time.monotonic() - began < 6.0
+    assert status == 1
+    assert f"{endless.directory} was removed while the run went on" in err
+    assert "Traceback" not in err
+    assert endless.gone()
 
 
 def test_interrupted_before_training_begins(tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
 """The launching process's side of a run, with a nursery that says what it is told to."""
 
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from squall.errors import ProcessLost
+from squall.blame import encode
+from squall.errors import ProcessLost, SquallError
 from squall.launchers import local
 from squall.launchers.local import ANSWER_WITHIN_S, INSISTED_S, LocalRun
 from squall.protocol.core import End
+from squall.record import RecordError
+from squall.watch import Watch
 from tests.launchers.processes import wait_for
 
 SPEAKER = """
@@ -52,13 +56,13 @@ def test_a_nursery_that_does_not_answer_is_killed_with_all_its_children(
     monkeypatch.setattr(local, "_ENTRY", STOPPED)
     run = LocalRun()
     while not run._exits:
-        run.attend(10.0)
+        run.attend(10.0, Watch())
     child = run._exits[0]["pid"]
     began = time.monotonic()
     for _ in range(stops):
         run.stop()
     while run.ended is None:
-        run.attend(0.1)
+        run.attend(0.1, Watch())
     assert time.monotonic() - began < within_s + 0.5
     assert run.ended.status == "interrupted"
     assert run.ended.reason.endswith("did not answer, and was killed" if stops == 1 else "interrupted at once")
@@ -77,7 +81,7 @@ def lives(pid: int) -> bool:
 def attended(run: LocalRun) -> End:
     try:
         while run.ended is None:
-            run.attend(10.0)
+            run.attend(10.0, Watch())
         return run.ended
     finally:
         run.close()
@@ -86,6 +90,25 @@ def attended(run: LocalRun) -> End:
 def test_a_shard_may_die_when_the_run_has_ended(run_that_says: Callable[..., LocalRun]) -> None:
     run = run_that_says(SHARD_LOST, {"kind": "ended", "status": "finished", "reason": "all data is trained"})
     assert attended(run) == End("finished", "all data is trained")
+
+
+def test_a_record_that_cannot_be_written_is_told_without_a_traceback(run_that_says: Callable[..., LocalRun]) -> None:
+    error = encode(RecordError("cannot open run.sqlite: the remedy"))
+    lost = {"kind": "exited", "node": "coordinator-0.0", "pid": 7, "why": "", "traceback": error}
+    run = run_that_says(lost, {"kind": "ended", "status": "", "reason": ""})
+    with pytest.raises(SquallError) as caught:
+        attended(run)
+    assert str(caught.value) == "the coordinator failed\nsquall.record.RecordError: cannot open run.sqlite: the remedy"
+
+
+def test_a_start_that_dies_early_leaves_nothing_in_the_temporary_folder(
+    tmp_path: Path, run_that_says: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = run_that_says({"kind": "exited"})
+    run.attend(10.0, Watch())
+    assert list(tmp_path.iterdir()) == []
+    run.close()
 
 
 def test_a_run_that_failed_over_a_shard_names_it(run_that_says: Callable[..., LocalRun]) -> None:

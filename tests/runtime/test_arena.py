@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 import warnings
 from importlib import import_module
@@ -122,6 +123,17 @@ def test_no_room_anywhere_is_an_error_and_leaves_nothing(tmp_path: Path, monkeyp
     with pytest.raises(OSError, match="No space left"):
         Arena.create(SHAPE, tmp_path, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_limit_on_file_size_is_told_with_the_remedy(tmp_path: Path) -> None:
+    warnings.simplefilter("ignore")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match=rf"a file under {tmp_path} .*too large\): raise the limit .*ulimit -f"):
+            Arena.create(SHAPE, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_run_without_shared_memory_ends_well_and_says_so(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from squall.errors import ProcessLost, SquallError, TaskError
 from squall.launchers.environment import environment
 from squall.launchers.line import Line
 from squall.protocol.core import COORDINATOR, End, Node
+from squall.record import RecordError
 from squall.runtime.processes import ending
 from squall.shipping import ship
 from squall.watch import Watch
@@ -36,7 +38,8 @@ class LocalRun:
     """Starts the nursery as early as possible: it imports torch while the launching process checks the task."""
 
     def __init__(self) -> None:
-        self._sockets = tempfile.mkdtemp(prefix="squall-")  # mode 0700
+        # Made by the nursery, when it can also see to it that it is removed.
+        self._sockets = Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
         mine, theirs = socket.socketpair()
         self._life, held = Pipe(duplex=False)  # its other end is open for as long as anybody lives who inherits it
         self._environment = dict(os.environ)
@@ -58,7 +61,7 @@ class LocalRun:
         """Have the task built, beside the check of it here. `code` holds the user's functions, shipped by value."""
         changed = {k: v for k, v in os.environ.items() if self._environment.get(k) != v}  # by the user's file, say
         blob = {
-            **message, "environment": changed, "sockets": self._sockets, "sys_path": sys.path, "code": ship(code),
+            **message, "environment": changed, "sockets": str(self._sockets), "sys_path": sys.path, "code": ship(code),
             "launcher": os.getpid(),
         }  # fmt: skip
         self._line.connection.send_bytes(cloudpickle.dumps(blob))
@@ -101,7 +104,9 @@ class LocalRun:
     def _on_ended(self, status: str, reason: str) -> None:
         for failure in (e for e in self._exits if e["traceback"]):
             if Node.parse(failure["node"]) == COORDINATOR:
-                raise SquallError(f"the coordinator failed\n{decode(failure['traceback'])}")
+                found = decode(failure["traceback"])
+                plain = found is not None and found.type == RecordError.__name__ and found.message
+                raise SquallError(f"the coordinator failed\n{plain or found}")
             raise TaskError.told(failure["traceback"])
         for loss in self._exits:
             node = Node.parse(loss["node"])

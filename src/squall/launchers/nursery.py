@@ -83,6 +83,7 @@ class Nursery:
     def prepare(self) -> None:
         self._launcher.say(kind="listening")
         outlive_parent()  # from here on it is heard when that goes, and what there is can be saved
+        self._sockets.mkdir(mode=0o700)
         gc.collect()
         gc.freeze()  # a collection in a child would otherwise copy the pages that all share
 

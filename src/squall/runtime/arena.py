@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from squall.runtime.disk import refusal
+
 SHARED_MEMORY = Path("/dev/shm")
 _PAGE = 4096
 _PART = 1 << 18  # elements, 1 MiB: well inside a core's part of the cache
@@ -75,7 +77,11 @@ class Arena:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return cls(shape, _reserve(fallback, shape.total_bytes))
+        try:
+            return cls(shape, _reserve(fallback, shape.total_bytes))
+        except OSError as error:
+            remedy = refusal(fallback, error)
+            raise OSError(f"the arena of {_mib(shape.total_bytes)} in a file under {remedy}") from error
 
     @classmethod
     def private(cls, shape: Shape) -> Arena:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from squall.runtime.disk import written
+
 
 @contextmanager
 def hold(directory: Path) -> Iterator[int]:
@@ -20,10 +22,8 @@ def hold(directory: Path) -> Iterator[int]:
     Raises `ValueError` when somebody else does, or when nothing can be written there.
     """
     path = directory / "lock"
-    try:
+    with written(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror}): choose another run directory") from error
     with open(handle, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
