@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def attend(local: LocalRun, path: Path, progress: bool, watch: Watch | None = No
 
 
 def _attend(local: LocalRun, path: Path, progress: bool, watch: Watch) -> End:
-    with collected_interrupts(requests=2) as interrupts, _progress(path, progress) as show:
+    with collected_interrupts(requests=2) as interrupts, _progress(path, progress, local.standing_still) as show:
         heeded = 0
         prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
         while local.ended is None:
@@ -103,7 +103,7 @@ def raise_for(end: End, path: Path) -> None:
 
 
 @contextmanager
-def _progress(path: Path, wanted: bool) -> Iterator[Any]:
+def _progress(path: Path, wanted: bool, causes: Callable[[], Sequence[str]]) -> Iterator[Any]:
     """A function to be called often with the time; it shows progress once there is some.
 
     Whatever fails here (a closed pipe, which rich turns into SystemExit, or a lost terminal) only ends the display.
@@ -123,7 +123,7 @@ def _progress(path: Path, wanted: bool) -> Iterator[Any]:
                 if not display:
                     reader = Reader(path / "run.sqlite")
                     cleanup.callback(reader.close)
-                    display.append(Progress(reader))
+                    display.append(Progress(reader, causes=causes))
                     cleanup.callback(stop)
                     display[0].start()
                 display[0].update(now)

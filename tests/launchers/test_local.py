@@ -58,6 +58,8 @@ def test_a_nursery_that_does_not_answer_is_killed_with_all_its_children(
     while not run._exits:
         run.attend(10.0, Watch())
     child = run._exits[0]["pid"]
+    wait_for(run.standing_still, 10.0, "it to stand still")
+    assert run.standing_still()[0].endswith(f"(pid {run._process.pid}) is stopped: kill -CONT {run._process.pid}")
     began = time.monotonic()
     for _ in range(stops):
         run.stop()

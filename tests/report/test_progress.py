@@ -1,4 +1,5 @@
 import io
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -6,7 +7,7 @@ import pytest
 from conftest import state, work, write
 from rich.console import Console
 
-from squall.record import Event, Metric, Row, Staleness
+from squall.record import Event, Member, Metric, Row, Staleness
 from squall.report import Progress, Reader
 from squall.report.tally import RECENT_S, Tally, loss, staleness, waiting
 from squall.writer import Record
@@ -160,3 +161,29 @@ def test_rates_are_those_of_the_last_seconds(path: Path) -> None:
     assert (tally.rate([fast]), tally.rate([dead])) == (300.0, 0.0)
     assert (loss([fast]), staleness([fast]), fast.staleness_max, waiting([fast])) == (1.0, 2.0, 9, 0.25)
     assert (fast.examples, dead.examples, tally.examples) == (8000, 1000, 9000)
+
+
+@pytest.mark.parametrize("console", [terminal, pipe])
+def test_replicas_that_are_not_heard_of_are_named_with_what_stands_still(
+    path: Path, console: Callable[[], Console]
+) -> None:
+    def after(seconds: float, *rows: Row) -> str:
+        nonlocal now
+        before, now = text(out), now + seconds
+        write(path, list(rows))
+        progress.update(now)
+        return text(out).removeprefix(before)
+
+    now, out = 100.0, console()
+    write(path, [Member(f"replica-{r}.0", 7, 0.0, "joined", "") for r in range(3)])
+    write(path, [*(work(1.0, r, 50) for r in range(3)), Member("replica-2.0", 7, 1.0, "left", "")])
+    with closing(Reader(path)) as reader:
+        progress = Progress(reader, out, interval_s=0.0, causes=lambda: ["shard 1 is stopped"])
+        progress.start()
+        assert "not heard of" not in after(0)
+        assert "not heard of" not in after(8, work(2.0, 0, 50))
+        assert "not heard of: replica 1 for 11 s; shard 1 is stopped" in after(3)
+        assert "replica 0 for 12 s" not in after(9), "its reports lie far apart"
+        assert "replica 0 for 17 s, replica 1 for 25 s" in after(5)
+        assert "not heard of" not in after(5, work(3.0, 0, 50), work(3.0, 1, 50))
+        progress.stop()

@@ -25,7 +25,7 @@ from squall.launchers.environment import environment
 from squall.launchers.line import Line
 from squall.protocol.core import COORDINATOR, End, Node
 from squall.record import RecordError
-from squall.runtime.processes import ending
+from squall.runtime.processes import ending, standing_still
 from squall.shipping import ship
 from squall.watch import Watch
 
@@ -116,6 +116,10 @@ class LocalRun:
         if not status:
             raise SquallError("all processes of the run were killed")
         self.ended = End(status, reason)
+
+    def standing_still(self) -> list[str]:
+        """Processes of the run that are stopped, in words."""
+        return standing_still(self._process.pid)
 
     def stop(self) -> None:
         """Ask for a snapshot and an orderly end. Asked again, this kills what has not ended soon.

@@ -1,6 +1,7 @@
 """A running training, shown in a terminal or told line by line in a log."""
 
 import math
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from squall.record import Event
 from squall.report.reader import Reader
+from squall.report.silence import Silence
 from squall.report.tally import ReplicaTally, Tally, loss, staleness, waiting
 from squall.report.words import clock, loss_text, number, percent, plural, rate_text
 
@@ -25,7 +27,13 @@ class Progress:
     seconds, and every event when it comes.
     """
 
-    def __init__(self, reader: Reader, console: Console | None = None, interval_s: float = 5.0) -> None:
+    def __init__(
+        self, reader: Reader, console: Console | None = None, interval_s: float = 5.0,
+        causes: Callable[[], Sequence[str]] = tuple,
+    ) -> None:  # fmt: skip
+        """`causes` is asked when replicas are silent: what is known to stand still."""
+        self._causes = causes
+        self._silence = Silence()
         self._stopped = False
         self._reader = reader
         # Results may be piped from standard output, so progress keeps to the other one.
@@ -60,15 +68,19 @@ class Progress:
 
     def _show(self, line: bool, now: float) -> None:
         events = self._tally.poll(self._reader)
+        silent = self._silence.told(self._tally.reports, now)
+        if silent:
+            silent = "; ".join([silent, *self._causes()])
         if self._live:
-            self._live.update(picture(self._tally), refresh=True)
+            parts = [picture(self._tally), *([Text(silent, "yellow")] if silent else [])]
+            self._live.update(Group(*parts), refresh=True)
             return
         for event in events:
             if event.kind != "snapshot":  # regular, and of no interest in a log
                 self._print(_event(event).plain)
         if line and self._tally.replicas:
             self._printed = now
-            self._print(sentence(self._tally))
+            self._print(sentence(self._tally) + (f"  {silent}" if silent else ""))
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)

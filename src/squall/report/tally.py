@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from squall.record import Event, Metric, Progress, Staleness
+from squall.protocol.core import Node
+from squall.record import Event, Member, Metric, Progress, Staleness
 from squall.report.reader import Reader
 
 RECENT_S = 10.0  # rates and losses are means over this much training time
@@ -38,7 +39,8 @@ class Tally:
         self.replicas: dict[int, ReplicaTally] = {}
         self.time_s = 0.0  # training time of the last report
         self.batches = 0
-        self._seen = {"metric": 0, "progress": 0, "staleness": 0, "event": 0}  # last rowid read
+        self._present: set[str] = set()  # processes that have joined, and are not gone
+        self._seen = {"metric": 0, "progress": 0, "staleness": 0, "event": 0, "member": 0}  # last rowid read
 
     def poll(self, reader: Reader) -> list[Event]:
         """Take in what was written since the last call; return the new events."""
@@ -59,6 +61,9 @@ class Tally:
             replica.pushes.append(push)
         for replica in self.replicas.values():
             replica.forget(self.time_s - RECENT_S)
+        members, self._seen["member"] = reader.since(Member, self._seen["member"])
+        for member in members:
+            (self._present.add if member.change == "joined" else self._present.discard)(member.node)
         events, self._seen["event"] = reader.since(Event, self._seen["event"])
         self.events.extend(events)
         return events
@@ -66,6 +71,13 @@ class Tally:
     @property
     def examples(self) -> int:
         return sum(replica.examples for replica in self.replicas.values())
+
+    @property
+    def reports(self) -> dict[int, float]:
+        """Living replica -> training time of its last report."""
+        nodes = map(Node.parse, self._present)
+        training = {node.index for node in nodes if node.role == "replica"} & self.replicas.keys()
+        return {index: work[-1].time_s for index in training if (work := self.replicas[index].work)}
 
     def rate(self, replicas: Iterable[ReplicaTally]) -> float:
         """Examples per second of training time that these replicas trained lately, together."""

@@ -7,6 +7,7 @@ import ctypes
 import os
 import resource
 import signal
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
@@ -36,6 +37,18 @@ def ending(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:  # a real-time signal
         return f"killed by signal {-code}"
+
+
+def standing_still(session: int) -> list[str]:
+    """Processes of a session that are stopped, in words, with the remedy."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, _, _, its_session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
+            if its_session == str(session) and state in "Tt":
+                title = (path / "cmdline").read_text().replace("\0", " ").strip()
+                found.append(f"{title} (pid {path.name}) is stopped: kill -CONT {path.name}")
+    return found
 
 
 def die_with_parent(parent: int) -> None:

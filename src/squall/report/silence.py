@@ -1,0 +1,26 @@
+"""Who was not heard of for how long. On a clock of one's own: the record's stands still when everybody hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SILENT_S = 10.0  # and longer where a replica's reports lie further apart
+
+
+class Silence:
+    def __init__(self) -> None:
+        self._heard: dict[int, tuple[float, float]] = {}  # replica -> time of its last report, and when it was seen
+        self._longest: dict[int, float] = {}  # seconds between two of its reports
+
+    def told(self, reports: Mapping[int, float], now: float) -> str:
+        """In words; empty when nobody is silent. `reports` has the time of each living replica's last."""
+        silent = []
+        for replica, report in sorted(reports.items()):
+            known, seen_at = self._heard.get(replica, (report, now))
+            if known != report:
+                self._longest[replica] = max(self._longest.get(replica, 0.0), now - seen_at)
+                seen_at = now
+            self._heard[replica] = report, seen_at
+            if now - seen_at >= max(SILENT_S, 2 * self._longest.get(replica, 0.0)):
+                silent.append(f"replica {replica} for {now - seen_at:.0f} s")
+        return f"not heard of: {', '.join(silent)}" if silent else ""
