@@ -146,6 +146,15 @@ def test_one_batch_is_prepared_and_then_not_loaded_again() -> None:
     assert data.seen.total() == 32
 
 
+def test_nothing_is_prepared_for_a_run_that_has_ended_before_its_data() -> None:
+    data = Counted(numbers(90))
+    batches = Batches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), 0)
+    batches.expect(KEYS[0])
+    batches.close()
+    batches.prepare()
+    assert not data.seen
+
+
 @given(st.lists(st.tuples(st.sampled_from(["expect", "prepare", "load"]), st.sampled_from(KEYS)), max_size=30))
 @pytest.mark.parametrize("data", [Noisy(90), numbers(90)])
 def test_batches_are_the_same_whatever_is_announced_and_prepared(data: Any, story: list[tuple[str, Key]]) -> None:

@@ -127,7 +127,11 @@ class Batches:
         return batch
 
     def close(self) -> None:
-        """End the loader's worker processes now; left to the garbage collector, each can take five seconds."""
+        """End the loader's worker processes now; left to the garbage collector, each can take five seconds.
+
+        A run may end before its data does: what was announced is not wanted any more.
+        """
+        self._coming.clear()
         self._iterator = None
         del self._loader
 
