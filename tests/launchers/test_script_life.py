@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from squall.record import Progress
 from squall.report import Reader, audit
 from squall.run import Run
 from tests.launchers.processes import Started, wait_for
@@ -78,3 +79,24 @@ def test_a_leader_that_is_killed_behind_its_loop_fails_the_run_and_a_resume_does
     reader = Reader(run.directory / "run.sqlite")
     assert audit(reader).complete
     reader.close()
+
+
+def test_a_run_that_has_failed_does_not_wait_for_a_script_that_hangs(tmp_path: Path) -> None:
+    run = started(tmp_path, "--mode", "stay within", "--stay", str(tmp_path / "here"), "--epochs", "100000")
+    status, out, err = run.finish()
+    assert status == 1, out
+    assert "KeyError: 'in the loop'" in err
+    assert run.gone()
+    assert Run(run.directory).summary().status == "failed"
+
+
+def test_an_interrupt_that_could_save_nothing_is_told_to_the_script_as_any_other(tmp_path: Path) -> None:
+    run = started(tmp_path, "--mode", "catch", "--epochs", "100000")
+    run.wait_rows(Progress, lambda row: row.replica == 0)
+    run.kill("shard 0", signal.SIGSTOP)
+    run.process.send_signal(signal.SIGINT)
+    status, out, err = run.finish(STOP_S)
+    assert status == 130
+    assert err.startswith("squall: interrupted; shard 0 did not answer in time, so that nothing was saved"), err
+    assert out.count("caught Interrupted, interrupted") == 2
+    assert run.gone()

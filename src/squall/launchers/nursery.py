@@ -129,9 +129,14 @@ class Nursery:
 
     def _stop(self, why: str) -> None:
         self._coordinator.say(kind="stop", why=why)
-        if self._end is None and not self._stopping:
-            self._deadline = time.monotonic() + STOP_WITHIN_S + self._job.save_within_s + ANSWER_S
+        if self._end is None:
+            self._hurry()
         self._stopping = why
+
+    def _hurry(self) -> None:
+        """Whoever lives when the time of a stop is over is killed."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + STOP_WITHIN_S + self._job.save_within_s + ANSWER_S
 
     def _late(self) -> None:
         """Who does not answer to a stop, or does not leave when all is over, is stopped or hangs."""

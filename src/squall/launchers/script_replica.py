@@ -170,9 +170,9 @@ class Replica(Side):
         if self.status != "finished":
             kind = {"interrupted": Interrupted, "nonfinite": NotFinite}.get(self.status, SquallError)
             self.ended_with = kind(self._host.over["reason"])
-        if self.status in ("finished", "interrupted"):
-            snapshots = Snapshots(self._job.directory)
-            weights = snapshots.restore(snapshots.numbers()[-1], self._job.layout).tensors["weights"]
+        snapshots = Snapshots(self._job.directory)
+        if self.status in ("finished", "interrupted") and (numbers := snapshots.numbers()):
+            weights = snapshots.restore(numbers[-1], self._job.layout).tensors["weights"]
             self._job.layout.read_model(weights, self._job.task.model)
 
 

@@ -108,9 +108,13 @@ class ScriptNursery(Nursery):
                 self._fork(node)
 
     def _ended(self) -> None:
-        """A script may have much to do when its training is over. One that has not begun hears no other end."""
+        """A script may have much to do when its training is over. If that was not well it has the time of a stop.
+
+        One that has not begun hears no other end than the interrupt.
+        """
         assert self._end is not None
         if self._end["status"] != "finished":
+            self._hurry()
             self._interrupt_scripts()
         for line in self._scripts.values():
             line.say(kind="ended", **self._end)
