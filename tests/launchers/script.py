@@ -87,7 +87,7 @@ def train():
             break
         if number == 5 and session.is_leader:
             stay("within")
-        if session.rank == 1 and ((mode == "raise" and number == 5) or (mode == "stay within" and options.stay.exists())):
+        if session.rank == 1 and ((mode, number) == ("raise", 5) or (mode == "stay within" and options.stay.exists())):
             raise KeyError("in the loop")
         loss = cross_entropy(data.model(batch[0]), batch[1])
         loss.backward()
