@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import squall
@@ -39,6 +39,8 @@ class Replica(Side):
         self.work = iter([(0, number) for number in range(batches)])  # epoch, and what the batch is
         self.stepped: list[int] = []
         self.skipped: list[int] = []
+        self.done_with: list[int] = []
+        self.spoil: int | None = None  # whose gradients are not finite
         self.losses: list[float | None] = []
         self.factors: list[Factors] = []
         self.logged: list[dict[str, float]] = []
@@ -53,10 +55,16 @@ class Replica(Side):
     def load(self, effect: Compute) -> Batch:
         return effect.start
 
-    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
+    def accept(
+        self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
+    ) -> bool:  # fmt: skip
         self.stepped.append(effect.start)
         self.losses.append(loss)
         self.factors.append(factors)
+        return effect.start != self.spoil
+
+    def done(self, effect: Compute) -> None:
+        self.done_with.append(effect.start)
 
     def skip(self, effect: Compute) -> None:
         self.skipped.append(effect.start)
@@ -358,6 +366,83 @@ def test_an_optimizer_that_is_saved_and_loaded_still_steps_its_session(session: 
     assert side.stepped == [0, 1, 2, 3, 4, 5]
 
 
+def adversaries() -> tuple[nn.Module, nn.Module, list[torch.optim.Optimizer]]:
+    torch.manual_seed(0)
+    generator, critic = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 6)), nn.Linear(6, 1)
+    settings = (generator, {"lr": 0.02, "betas": (0.5, 0.9)}), (critic, {"lr": 0.01, "weight_decay": 0.1})
+    return generator, critic, [torch.optim.Adam(each.parameters(), **chosen) for each, chosen in settings]  # type: ignore[arg-type]
+
+
+def contest(generator: nn.Module, critic: nn.Module, optimizers: Any, batches: Iterable[Batch]) -> Tensor:
+    """The critic steps on every batch, the generator on every second."""
+    of_generator, of_critic = optimizers
+    for number, (real, _) in enumerate(batches):
+        noise = torch.full((len(real), 3), 0.1 * number)
+        of_critic.zero_grad()
+        (critic(generator(noise).detach()).mean() - critic(real).mean()).backward()
+        of_critic.step()
+        if number % 2 == 0:
+            of_generator.zero_grad()
+            (-critic(generator(noise)).mean()).backward()
+            of_generator.param_groups[0]["lr"] = 0.02 / (1 + number)
+            of_generator.step()
+    return torch.cat([p.detach().flatten() for each in (generator, critic) for p in each.parameters()])
+
+
+def test_a_generator_and_its_critic_are_trained_as_without_squall() -> None:
+    *models, optimizers = adversaries()
+    wanted = contest(*models, optimizers, dealt(epochs=2, size=16))
+    *models, optimizers = adversaries()
+    session = squall.join(models, optimizers)
+    found = contest(*models, session.optimizers, session.batches(DATA, batch_size=16, epochs=2))
+    torch.testing.assert_close(found, wanted)
+    with pytest.raises(RuntimeError, match=r"several optimizers: step those of session\.optimizers"):
+        session.step()
+
+
+def test_a_batch_of_several_steps_is_over_when_the_next_is_wanted(side: Replica) -> None:
+    *models, optimizers = adversaries()
+    session = Session(nn.ModuleList(models), side, {}, [each.param_groups for each in optimizers])
+    side.spoil = 3
+    for batch in session.batches(DATA):
+        for optimizer in session.optimizers[: 1 + batch % 2]:
+            optimizer.step()
+    assert side.stepped == [0, 1, 1, 2, 3, 4, 5, 5], "what was not finite is not stepped any more"
+    assert side.done_with == [0, 1, 2, 4, 5], "and comes again"
+    assert side.factors[:3] == [(1.0, None), (1.0, None), (None, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": torch.optim.SGD}, "the optimizers are Adam, SGD: give all one class"),
+        ({"twice": True}, "two optimizers have the same parameter"),
+        ({"clip_norm": 1.0}, "clip in the loop"),
+    ],
+)
+def test_optimizers_that_do_not_go_together_are_refused(change: dict[str, Any], message: str) -> None:
+    generator, critic, (first, second) = adversaries()
+    if "kind" in change:
+        second = change["kind"](critic.parameters(), lr=0.1)
+    if "twice" in change:
+        second = first
+    with pytest.raises(ValueError, match=message):
+        squall.join([generator, critic], [first, second], clip_norm=change.get("clip_norm"))
+
+
+def test_a_strategy_whose_pushes_are_no_updates_cannot_have_several_optimizers(
+    side: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, critic, optimizers = adversaries()
+    side.several_steps = False
+    monkeypatch.setattr("squall.entry.launched", lambda *_: side)
+    with pytest.raises(ValueError, match="every push must be an update of its own: use downpour"):
+        squall.join([generator, critic], optimizers)
+    assert squall.Downpour().recipe().several_steps
+    assert not squall.Synchronous().recipe().several_steps
+    assert not squall.Averaging().recipe().several_steps
+
+
 def test_a_scaler_that_finds_an_overflow_leaves_the_batch_out(side: Replica) -> None:
     model = plain()
     session = Session(model, side, {})
@@ -375,7 +460,7 @@ def test_a_scaler_that_finds_an_overflow_leaves_the_batch_out(side: Replica) -> 
 
 def test_an_optimizer_is_taken_with_its_class_settings_and_groups() -> None:
     model = plain()
-    factory, groups = taken_apart(two_groups(model, nesterov=True), model)
+    factory, groups = taken_apart([two_groups(model, nesterov=True)], model)
     assert isinstance(factory, partial)
     assert (factory.func, factory.keywords) == (torch.optim.SGD, {"lr": 0.2, "momentum": 0.9, "nesterov": True})
     assert [{k: v for k, v in group.items() if k != "params"} for group in groups(model)] == [

@@ -7,11 +7,12 @@ from squall.version import __version__
 
 if TYPE_CHECKING:
     from squall.batches import Batches
+    from squall.entry import join
     from squall.errors import Interrupted, NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
     from squall.plan import Settings
     from squall.rerun import Replayed, replay
     from squall.run import Run
-    from squall.session import Session, join
+    from squall.session import Session
     from squall.sim.cluster.forecast import Forecast
     from squall.sim.cluster.model import Cluster
     from squall.sim.cluster.simulate import simulate
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "batches": ("Batches",),
+    "entry": ("join",),
     "errors": ("Interrupted", "NotFinite", "PeerFault", "ProcessLost", "SnapshotMismatch", "SquallError", "TaskError"),
     "train": ("fit", "resume"),
     "plan": ("Settings",),
     "rerun": ("Replayed", "replay"),
     "run": ("Run",),
-    "session": ("Session", "join"),
+    "session": ("Session",),
     "sim.cluster.forecast": ("Forecast",),
     "sim.cluster.model": ("Cluster",),
     "sim.cluster.simulate": ("simulate",),

@@ -46,12 +46,18 @@ class Alone(Side):
     def load(self, effect: Compute) -> Batch:
         return self._backward.load(effect)
 
-    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
+    def accept(
+        self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
+    ) -> bool:  # fmt: skip
         self._backward.finish()
         with rates_scaled(self._optimizer, 1.0, factors):
             self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
+        return True
+
+    def done(self, effect: Compute) -> None:
+        """Every step was made at once."""
 
     def skip(self, effect: Compute) -> None:
         """Nobody keeps a record here."""

@@ -1,44 +1,41 @@
-"""The second door: an ordinary PyTorch loop, trained by as many replicas as `squall run` was told, or alone."""
+"""What an ordinary PyTorch loop has of a training: its batches, its step, and what it measures."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, Sampler
 
-from squall.alone import Alone
 from squall.batches import Batches
-from squall.joined import Steps, joined_task, no_loss
+from squall.joined import Steps, no_loss
 from squall.metrics import Metric
 from squall.protocol.core import Compute
 from squall.runtime.evaluate import evaluate
-from squall.runtime.optimizers import build_optimizer
-from squall.session_optimizer import Groups, SessionOptimizer, taken_apart
+from squall.session_optimizer import Groups, SessionOptimizer
 from squall.side import Side
-from squall.strategies.base import default_optimizer
-from squall.task import Batch, OptimizerFactory, Task, check_data
+from squall.task import Batch, Task, check_data
 
 
 class Session:
     """One script's part in a training. `join` makes it."""
 
     def __init__(
-        self, model: nn.Module, side: Side, options: dict[str, Any], groups: Groups | None = None
+        self, model: nn.Module, side: Side, options: dict[str, Any], groups: Sequence[Groups] = ()
     ) -> None:  # fmt: skip
-        """`groups`: those that the optimizer shows; none: all parameters in one."""
+        """`groups`: those that each optimizer shows; none: all parameters in one."""
         self._model = model
         self._side = side
         self._options = options
-        self._groups = groups if groups is not None else [{"params": list(model.parameters())}]
+        self._groups = list(groups) or [[{"params": list(model.parameters())}]]
         self._coming: Compute | None = None  # is next, and not handed out
         self._current: Compute | None = None  # handed out, and not stepped
         self._lost = False  # its gradients were cleared
+        self._stepped = False  # by one of several optimizers
+        self._again = False  # that was not finite: the batch will come again
         self._started = 0.0
         self._begun = False
         self._over = False  # no more batches are taken
@@ -134,6 +131,7 @@ class Session:
 
         For `Batches`, as the next two.
         """
+        self._end_steps()
         if self._current is not None and self._lost:
             self.skip()
         if self._current is not None:
@@ -150,12 +148,20 @@ class Session:
         """Load what is coming."""
         assert self._coming is not None
         self._current, self._coming, self._started = self._coming, None, time.perf_counter()
-        self._lost = False
+        self._lost = self._stepped = self._again = False
         return self._side.load(self._current)
+
+    def _end_steps(self) -> None:
+        """One of several optimizers has stepped on the batch, and none does any more."""
+        if self._current is not None and (self._stepped or self._again):
+            if not self._again:
+                self._side.done(self._current)
+            self._current = None
 
     def _leave(self) -> None:
         """Take no more batches."""
         if not self._over:
+            self._end_steps()
             self._over, self._numbered = True, False
             self._current = self._coming = None
             self._side.leave()
@@ -175,12 +181,20 @@ class Session:
             RuntimeError: there is no batch to step, or its loss was not propagated back.
             ValueError: the loop has set something else than a learning rate on `optimizer`.
         """
+        self._step(self.optimizer, loss)
+
+    def _step(self, optimizer: SessionOptimizer, loss: Tensor | float | None) -> None:
+        """A batch is over with its step, unless there are several optimizers: then when the loop wants another one."""
         if self._current is None:
             raise RuntimeError("session.step has no batch: take one from session.batches first, and step it once")
-        factors = self.optimizer.factors()
-        effect, self._current = self._current, None
+        factors = optimizer.factors()
         value = float(loss.detach()) if isinstance(loss, Tensor) else loss
-        self._side.accept(effect, value, self._started, factors)
+        if len(self._groups) == 1:
+            effect, self._current = self._current, None
+            self._side.accept(effect, value, self._started, factors)
+        elif not self._again:
+            self._stepped = True
+            self._again = not self._side.accept(self._current, value, self._started, factors, over=False)
 
     def _gradients_cleared(self, lost: bool) -> None:
         """`lost`: there were some. Before the first backward pass there are none, and behind the step nobody cares."""
@@ -231,58 +245,25 @@ class Session:
         if self._speaks:
             self._side.log({name: float(value) for name, value in values.items()})
 
-    @cached_property
+    @property
     def optimizer(self) -> SessionOptimizer:
         """An optimizer whose `step` is this session's, with the param groups of the one that was given to `join`.
 
         A loop, or a scheduler, may set their learning rates. It counts this replica's own steps, of which there are
         fewer than updates; the numbers of `steps` are those of all replicas together.
         """
-        return SessionOptimizer(self, self._groups)
+        if len(self.optimizers) > 1:
+            raise RuntimeError("the session has several optimizers: step those of session.optimizers")
+        return self.optimizers[0]
 
+    @cached_property
+    def optimizers(self) -> tuple[SessionOptimizer, ...]:
+        """One for each that was given to `join`. A step of one leaves the groups and the state of the others alone.
 
-# What `join` asks under `squall run`: it forks this process into replicas (`launchers.scripts`).
-launched: Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], Side] | None = None
-
-
-def join(
-    model: nn.Module,
-    optimizer: Optimizer | OptimizerFactory | None = None,
-    *,
-    groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None,
-    schedule: Callable[[Optimizer], LRScheduler] | None = None,
-    clip_norm: float | None = None,
-) -> Session:
-    """Take part in a training: as one replica of several under `squall run`, or alone under `python`.
-
-    Under `squall run` a script runs once until here, and from here on once per replica: what comes before is shared,
-    and must not touch a GPU or start threads.
-
-    Args:
-        model: any `nn.Module` with float32 parameters, on the CPU, with its initial weights.
-        optimizer: the optimizer, of which the class, the settings and the param groups are taken, or a factory,
-            `partial(torch.optim.SGD, lr=0.1)`; flags of `squall run` come first.
-        groups: as of `squall.Task`; an optimizer has its own.
-        schedule: as of `squall.Task`.
-        clip_norm: as of `squall.Task`.
-
-    Raises:
-        ValueError: the optimizer does not train this model, or has stepped already.
-
-    Example:
-        >>> import squall, torch
-        >>> session = squall.join(torch.nn.Linear(4, 2))
-        >>> session.rank, session.replicas, session.is_leader
-        (0, 1, True)
-    """
-    shown: Groups | None = None
-    if isinstance(optimizer, Optimizer):
-        if groups is not None:
-            raise ValueError("groups is set, and the optimizer has param groups of its own: leave groups out")
-        shown = optimizer.param_groups
-        optimizer, groups = taken_apart(optimizer, model)
-    options = {"groups": groups, "schedule": schedule, "clip_norm": clip_norm}
-    if shown is None and optimizer is not None:
-        shown = build_optimizer(optimizer, joined_task(model, options).param_groups()).param_groups
-    side = launched(model, optimizer, options) if launched is not None else Alone(optimizer or default_optimizer)
-    return Session(model, side, options, shown)
+        Each step is an exchange, and a batch may have several. It counts as trained with the first one.
+        """
+        counts = [len(groups) for groups in self._groups]
+        return tuple(
+            SessionOptimizer(self, groups, (sum(counts[:number]), sum(counts[number + 1 :])))
+            for number, groups in enumerate(self._groups)
+        )

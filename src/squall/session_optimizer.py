@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,21 +29,23 @@ class SessionOptimizer(Optimizer):
     that. Where `join` was given no optimizer the rates shown are factors themselves, and begin with 1.
     """
 
-    def __init__(self, session: Session, groups: Groups) -> None:
+    def __init__(self, session: Session, groups: Groups, others: tuple[int, int] = (0, 0)) -> None:
+        """`others`: how many groups other optimizers of the session have before these and behind them."""
         super().__init__(groups, {"lr": 1.0})
         self._session = session
+        self._others = others
         self._first = [float(group["lr"]) for group in self.param_groups]
         self._fixed = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in self.param_groups]
         self._rates = self._first
         self._factors: Factors = ()  # of those rates
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Raises `ValueError` where the loop has changed what cannot travel."""
+        """Raises as `Session.step` does."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._session.step(loss)
+        self._session._step(self, loss)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -53,7 +55,7 @@ class SessionOptimizer(Optimizer):
         super().zero_grad(set_to_none)
 
     def factors(self) -> Factors:
-        """Of the learning rates, as they are now."""
+        """Of the learning rates, as they are now: of all groups of the session, with None for those of others."""
         if len(self.param_groups) != len(self._first):
             raise ValueError("a param group was added to session.optimizer: give all to the optimizer before join")
         for number, (group, fixed) in enumerate(zip(self.param_groups, self._fixed)):
@@ -67,6 +69,9 @@ class SessionOptimizer(Optimizer):
         if rates != self._rates:
             factors = tuple(_factor(*pair) for pair in zip(self._first, rates))
             self._rates, self._factors = rates, factors if any(factor != 1.0 for factor in factors) else ()
+        before, behind = self._others
+        if before or behind:
+            return (None,) * before + (self._factors or (1.0,) * len(rates)) + (None,) * behind
         return self._factors
 
 
@@ -84,25 +89,36 @@ def _factor(first: float, wanted: float) -> float:
     return next((factor for factor in candidates if first * factor == wanted), near)
 
 
-def taken_apart(optimizer: Optimizer, model: nn.Module) -> tuple[OptimizerFactory, Callable[[nn.Module], Groups]]:
-    """The factory and the param groups that make an optimizer like this one; the object itself steps no more.
+def taken_apart(
+    optimizers: Sequence[Optimizer], model: nn.Module
+) -> tuple[OptimizerFactory, Callable[[nn.Module], Groups]]:
+    """The factory and the param groups that make one optimizer of these, which step no more themselves.
 
-    Raises `ValueError` if it trains what is not the model's, or has trained already.
+    Raises `ValueError` if they train what is not the model's, the same twice, or have trained already.
     """
+    kinds = {type(optimizer): None for optimizer in optimizers}
+    if len(kinds) > 1:
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"the optimizers are {names}: give all one class, whose settings may differ by group")
     own = {id(parameter) for parameter in model.parameters()}
-    if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
+    all_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    found = [id(parameter) for group in all_groups for parameter in group["params"]]
+    if not own.issuperset(found):
         raise ValueError("the optimizer has a parameter that is not the model's: give squall.join all that is trained")
-    if optimizer.state:
+    if len(set(found)) < len(found):
+        raise ValueError("two optimizers have the same parameter: give each parameter to one of them")
+    if any(optimizer.state for optimizer in optimizers):
         raise ValueError("the optimizer has stepped already: call squall.join before the first step")
-    usual = {name: p.default for name, p in inspect.signature(type(optimizer)).parameters.items()}
-    defaults = optimizer.defaults
+    (kind,), defaults = kinds, optimizers[0].defaults
+    usual = {name: p.default for name, p in inspect.signature(kind).parameters.items()}
     chosen = {k: v for k, v in defaults.items() if k in usual and (k == "lr" or not _same(v, usual[k]))}
     groups = [
         {k: v for k, v in group.items() if k == "params" or (k in defaults and not _same(v, defaults[k]))}
-        for group in optimizer.param_groups
+        for group in all_groups
     ]
-    optimizer.register_step_pre_hook(_refuse)
-    return partial(type(optimizer), **chosen), lambda _: [dict(group) for group in groups]
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(_refuse)
+    return partial(kind, **chosen), lambda _: [dict(group) for group in groups]
 
 
 def _same(value: object, other: object) -> bool:

@@ -16,6 +16,7 @@ class Side(Protocol):
     rank: int
     replicas: int
     replayed: bool = False  # it was run before, and is only looked at
+    several_steps: bool = True  # a batch may be stepped several times
     status: str = "running"  # or how the training has ended
 
     def begin(self, task: Task, epochs: int) -> None:
@@ -26,8 +27,17 @@ class Side(Protocol):
 
     def load(self, effect: Compute) -> Batch: ...
 
-    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
-        """The fresh gradients of that batch are in the parameters' `grad`; its loss may not be known."""
+    def accept(
+        self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
+    ) -> bool:  # fmt: skip
+        """The fresh gradients of that batch are in the parameters' `grad`; its loss may not be known.
+
+        If the batch is not `over`, the model has newer weights when this returns. False: the gradients are not finite,
+        and the batch will come again.
+        """
+
+    def done(self, effect: Compute) -> None:
+        """A batch that was not over is not stepped again."""
 
     def skip(self, effect: Compute) -> None:
         """The batch is left out."""

@@ -111,6 +111,20 @@ def test_every_replica_has_a_loop_of_its_own(strategy: str, tmp_path: Path) -> N
         assert torch.equal(mine, final[span.start : span.start + mine.numel()])
 
 
+def test_a_generator_and_its_critic_are_replayed_step_by_step(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("contest.py")
+    directory = trained(tmp_path, "--strategy", "downpour", script=script)
+    with closing(Reader(directory / "run.sqlite")) as reader:
+        found = audit(reader)
+    assert all(epoch.exact for epoch in found.epochs), f"a batch counts once, however often it is stepped: {found}"
+    status, out, err = replayed(directory, "--check")
+    assert status == 0, out + err
+    assert "the same, bit for bit" in out
+    updates = Run(directory).summary().updates
+    assert updates is not None
+    assert updates > 3 * 30 + 3 * 30 // 2, "steps of the generator are updates as well"
+
+
 def test_a_replica_that_was_killed_and_a_run_that_was_resumed(resumed: Path) -> None:
     for name in ("0/replica-1.1", "1/replica-1.0"):
         assert (resumed / "schedule" / name).exists()

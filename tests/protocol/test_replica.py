@@ -189,7 +189,7 @@ def test_the_last_batch_of_an_epoch_is_reported_with_the_push_that_brings_it(bat
     applied = -(-batches // 2)  # pushes, with the one that brings it
     while desk.exchange is None or desk.exchange.clock < applied or desk.pending:
         desk.step()
-    assert desk.reported.get(1) == 100 + batches * desk.replica.batch_size
+    assert desk.reported.get(1) == 100 + batches * BATCH
     for _ in range(20):
         assert not desk.step().has(Progress), "the next ones wait until they are due"
 

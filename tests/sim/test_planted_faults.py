@@ -165,6 +165,11 @@ def rates_forgotten(original: Any, shard: Shard, event: Event, now: float) -> li
     return [msgspec.structs.replace(e, factors=()) if isinstance(e, Apply) else e for e in effects]
 
 
+def first_steps_alone(original: Any, shard: Shard, replica: Any, exchange: Exchange, effects: list[Effect]) -> None:
+    batches = exchange.batches if exchange.examples else 0
+    original(shard, replica, msgspec.structs.replace(exchange, batches=batches), effects)
+
+
 # ---------------------------------------------------------------- the coordinator
 
 
@@ -273,7 +278,7 @@ def labelled_by_the_ledger(original: Any, coordinator: Coordinator, message: Eva
 def every_batch_counted(original: Any, replica: Replica, *given: Any) -> None:
     """Also one that moves the shards' weights only."""
     original(replica, *given)
-    replica._held += replica.batch_size
+    replica._held += replica._hand.batch_size
 
 
 def every_evaluation_counted(original: Any, shard: BatchShard, message: Calculation, effects: list[Effect]) -> None:
@@ -355,6 +360,8 @@ PLANTED: dict[str, Planted] = {
     "nobody is told of a batch that a loop leaves out": Planted(wrapped(Replica, "_skip", skips_kept_secret), 40, "I1"),
     "what follows a batch that is left out is added to the last push": Planted(
         wrapped(Replica, "_compute_effect", added_to_what_was_pushed), 40, "I2", of="downpour, push 4"),
+    "a further step on a batch is acknowledged and not applied": Planted(
+        wrapped(Shard, "_apply_each", first_steps_alone), 40, "I1", of="downpour"),
     "a portion counts as often as it is computed": Planted(
         wrapped(Portions, "done", every_answer_counts), 30, "I2", of="sandblaster"),
     "a sum that a dead replica has spoilt is used": Planted(

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-import squall.session
+import squall.entry
 from squall.runtime.seeds import seed_everything
 from squall.side import Side
 from squall.sources import show
@@ -39,12 +39,12 @@ def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: J
         joined = True
         return join(model, optimizer, options)
 
-    before = sys.argv, sys.path, squall.session.launched, sys.modules["__main__"]
+    before = sys.argv, sys.path, squall.entry.launched, sys.modules["__main__"]
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__file__ = str(path)
     show({str(path): text})
     sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *sys.path]
-    squall.session.launched = join_once
+    squall.entry.launched = join_once
     seed_everything(seed)
     try:
         exec(compile(text, str(path), "exec"), main.__dict__)
@@ -52,7 +52,7 @@ def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: J
         if exit_.code not in (None, 0):
             raise
     finally:
-        sys.argv, sys.path, squall.session.launched, sys.modules["__main__"] = before
+        sys.argv, sys.path, squall.entry.launched, sys.modules["__main__"] = before
     return main
 
 

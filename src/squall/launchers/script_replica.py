@@ -15,7 +15,17 @@ from squall.blame import note, note_batch
 from squall.errors import Interrupted, NotFinite, SquallError
 from squall.launchers.line import Line
 from squall.launchers.roles import name_process, transport_of
-from squall.protocol.core import COORDINATOR, BatchSkipped, Compute, Effect, Event, Node, ValuesLogged
+from squall.protocol.core import (
+    COORDINATOR,
+    BatchOver,
+    BatchSkipped,
+    Compute,
+    Effect,
+    Event,
+    Node,
+    UseWeights,
+    ValuesLogged,
+)
 from squall.protocol.messages import Factors
 from squall.record import Metric, Row
 from squall.report import Reader, Summary, summarize
@@ -39,11 +49,13 @@ class _ScriptHost(ReplicaHost):
         self._line = line
         self.wanted: Compute | None = None
         self.over: dict[str, Any] | None = None
+        self.fetched = False  # newer weights, since this was last set
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if isinstance(effect, Compute):
             self.wanted = effect
             return None
+        self.fetched |= isinstance(effect, UseWeights)
         return super().perform(effect, now)
 
     def poll(self) -> Event | None:
@@ -61,6 +73,7 @@ class Replica(Side):
     def __init__(self, job: Job, node: Node, sockets: Path, line: Line) -> None:
         self.rank = node.index
         self.replicas = job.recipe.replicas
+        self.several_steps = job.recipe.several_steps
         self.began = False
         self.ended_with: BaseException | None = None  # what the loop raised
         self._left = False
@@ -96,9 +109,9 @@ class Replica(Side):
                 return
 
     def next(self) -> Compute | None:
-        while self._host.wanted is None and self._driver.end is None and self._host.over is None:
+        while self._host.wanted is None and not self._is_over:
             self._driver.step()
-        if self._driver.end is None and self._host.over is None:
+        if not self._is_over:
             return self._host.wanted
         self._finish()  # the run may have ended without this replica: the others were done before it had joined
         return None
@@ -113,12 +126,28 @@ class Replica(Side):
     def load(self, effect: Compute) -> Batch:
         return self._host.training.backward.load(effect)
 
-    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
-        self._host.wanted = None
-        found = self._host.training.accept(effect, loss, started, factors)
+    def accept(
+        self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
+    ) -> bool:  # fmt: skip
+        found = self._host.training.accept(effect, loss, started, factors, over)
         if isinstance(self._seen, RecordedReplica):
             self._seen.computed(effect, found.finite)
+        if over or not found.finite:
+            self._host.wanted = None
+        self._host.fetched = over or not found.finite  # there is nothing to wait for here
         self._driver.post(found)
+        while not self._host.fetched and not self._is_over:
+            self._driver.step()
+        return found.finite
+
+    @property
+    def _is_over(self) -> bool:
+        return self._driver.end is not None or self._host.over is not None
+
+    def done(self, effect: Compute) -> None:
+        self._host.wanted = None
+        if not self._is_over:
+            self._driver.post(BatchOver())
 
     def skip(self, effect: Compute) -> None:
         self._host.wanted = None

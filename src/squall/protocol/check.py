@@ -101,9 +101,9 @@ def _replica(replica: Replica) -> Iterator[Claim]:
     yield replica._answers.count(None) == replica._missing, "missing answers are counted"
     yield replica.clock is not None or (not exchanging and replica._batch is None), "nothing happens before Welcome"
     yield exchanging or (replica._fetching < 0 and not replica._pushed.covers), "a push or fetch under way is awaited"
-    alone = not replica.cadence.overlap and not replica._retried
+    alone = not replica.cadence.overlap and not replica._retried and not replica._stepped
     yield not (exchanging and replica._batch is not None and alone), "without overlap it computes or exchanges"
-    computing = replica._batch is not None and not replica._retried
+    computing = replica._batch is not None and not replica._retried and not replica._stepped
     yield not computing or replica._fetching != replica._active, "weights that are computed on are not written"
     yield replica._since_push > 0 or replica._gathered.examples == 0, "examples are behind a gradient"
     for covers in (replica._gathered.covers, replica._pushed.covers, replica._unreported):

@@ -95,6 +95,11 @@ class GradientComputed(Event, frozen=True, gc=False):
     seconds: float
     factors: Factors = ()  # that a script's loop sets for this step
     extras: dict[str, float] | None = None  # what the loss returned beside itself
+    over: bool = True  # else the loop may step on the batch again, until `BatchOver`
+
+
+class BatchOver(Event, frozen=True, gc=False):
+    """A script's loop steps on its batch no more."""
 
 
 class BatchSkipped(Event, frozen=True, gc=False):

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 import sys
 
-import msgspec
-
 from squall.protocol.cadence import Cadence
 from squall.protocol.core import (
     COORDINATOR,
+    BatchOver,
     BatchSkipped,
     Compute,
     Effect,
@@ -33,6 +32,7 @@ from squall.protocol.core import (
     ValuesLogged,
     shard_nodes,
 )
+from squall.protocol.hand import Batch, Hand
 from squall.protocol.messages import (
     Cover,
     Dropped,
@@ -40,7 +40,6 @@ from squall.protocol.messages import (
     Exchanged,
     Grant,
     Join,
-    Lease,
     LeaseRequest,
     Left,
     Logged,
@@ -60,24 +59,15 @@ REPORT_EVERY_S = 0.25
 REPORT_LEASES = 16  # unreported ones at most; shards remember more (`shard.LEASES_KEPT`)
 
 
-class _Batch(msgspec.Struct, frozen=True, gc=False):
-    """The part of a lease that one gradient is computed on."""
-
-    lease: int
-    epoch: int
-    start: int
-    stop: int
-
-
 class Replica:
     """States, told by what is set: no clock yet (joining); `_batch` (computing); `_missing` (exchanging)."""
 
     __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
-        "_active", "_answers", "_asked", "_basis", "_batch", "_computing_since", "_ended", "_epoch", "_fetch_every",
-        "_fetching", "_gathered", "_gradient", "_grants", "_held", "_held_at", "_idle", "_lease", "_missing", "_next",
-        "_paced_s", "_poisoned", "_push_every", "_pushed", "_report_at", "_report_from", "_retried", "_since_fetch",
-        "_since_push", "_starved", "_steps", "_stopping", "_tally", "_unreported", "_versions", "_waiting_since",
-        "batch_size", "cadence", "clock", "node", "pid", "shards",
+        "_active", "_again", "_answers", "_basis", "_batch", "_computing_since", "_ended", "_epoch", "_fetch_every",
+        "_fetching", "_gathered", "_gradient", "_hand", "_held", "_held_at", "_missing", "_paced_s", "_poisoned",
+        "_push_every", "_pushed", "_report_at", "_report_from", "_retried", "_since_fetch", "_since_push", "_stepped",
+        "_steps", "_stopping", "_tally", "_unreported", "_versions", "_waiting_since", "cadence", "clock", "node",
+        "pid", "shards",
     )  # fmt: skip
 
     wake_at: float | None = None
@@ -85,18 +75,14 @@ class Replica:
     def __init__(self, node: Node, shards: int, batch_size: int, cadence: Cadence, pid: int = 0) -> None:
         self.node = node
         self.shards = shard_nodes(shards)
-        self.batch_size = batch_size
         self.cadence = cadence
         self.pid = pid
         self.clock: int | None = None  # exchanges done or under way; None before Welcome
-        self._lease: Lease | None = None  # that batches are cut from
-        self._next = 0  # where in it the next one starts
-        self._grants: list[Grant] = []  # rounds granted ahead
-        self._asked = False
-        self._idle = False  # the current round has no batch for this replica
-        self._starved = False  # there is no work for now; the next grant will come by itself
-        self._batch: _Batch | None = None  # under computation
-        self._retried = False
+        self._hand = Hand(batch_size)
+        self._batch: Batch | None = None  # under computation
+        self._stepped = False  # it was pushed, and may be stepped again
+        self._retried = False  # it was not finite once
+        self._again = False  # it is to be computed again, on weights to come
         self._push_every, self._fetch_every = cadence.push_every, cadence.fetch_every
         self._steps, self._paced_s = 0, 0.0  # batches since the last request for work, and how long they took
         self._computing_since = 0.0
@@ -135,8 +121,11 @@ class Replica:
                 self._on_gradient(event, now, effects)
             case Started():
                 effects.append(Send(COORDINATOR, Join(self.pid)))
-            case BatchSkipped():
+            case BatchSkipped() if not self._stepped:
                 self._skip(effects)
+            case BatchOver() | BatchSkipped():
+                self._batch, self._stepped, self._waiting_since = None, False, now
+                self._proceed(now, effects)
             case ValuesLogged(values):
                 weights = Weights(min(self._versions), self._held, max(0.0, now - self._held_at))
                 effects.append(Send(COORDINATOR, Logged(values, weights)))
@@ -149,14 +138,11 @@ class Replica:
     def _on_message(self, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
             case Grant():
-                self._starved = message.lease is None and not (self.cadence.answered or self.cadence.gathered)
-                if not self._starved:
-                    self._asked = False
-                    self._grants.append(message)
+                self._hand.take(message, self.cadence.answered or self.cadence.gathered)
                 if message.steps:
                     self._push_every = self._fetch_every = message.steps
                 if message.lease is not None:
-                    lease, size = message.lease, self.batch_size
+                    lease, size = message.lease, self._hand.batch_size
                     for start in range(lease.start, lease.stop, size):
                         effects.append(Expect(lease.epoch, start, min(start + size, lease.stop)))
                 self._proceed(now, effects)
@@ -191,9 +177,9 @@ class Replica:
             self._finish(now, effects)
         elif self._take_work(effects):
             self._compute(now, effects)
-        elif self._idle:
+        elif self._hand.idle:
             self._take_part(now, effects)
-        elif not self._asked or self._starved or self.cadence.gathered:
+        elif not self._hand.asked or self._hand.starved or self.cadence.gathered:
             self._flush(now, effects)
 
     def _must_wait(self) -> bool:
@@ -204,26 +190,20 @@ class Replica:
 
     def _take_work(self, effects: list[Effect]) -> bool:
         """True when there is a batch to compute. Asks for the next lease while the last batch is computed."""
-        round_open = self.cadence.gathered and self._since_push > 0  # the next grant is for the next round
-        while self._lease is None and self._grants and not self._idle and not round_open:
-            lease = self._grants.pop(0).lease
-            if lease is None:
-                self._idle = True
-            else:
-                self._lease, self._next = lease, lease.start
-        lease = self._lease
-        last = lease is None or lease.stop - self._next <= self.batch_size
-        if last and not self._grants and not self._asked:
-            current = lease is not None or self._idle or round_open
+        hand = self._hand
+        round_open = self.cadence.gathered and self._since_push > 0
+        ready = hand.ready(round_open)
+        if hand.runs_out:
+            current = ready or hand.idle or round_open
             assert self.clock is not None
-            self._asked = True
+            hand.asked = True
             step_s = self._paced_s / self._steps if self._steps else 0.0
             self._steps, self._paced_s = 0, 0.0
             effects.append(Send(COORDINATOR, LeaseRequest(self.clock + 1 + current, step_s)))
-        return lease is not None
+        return ready
 
     def _compute(self, now: float, effects: list[Effect]) -> None:
-        self._batch = batch = self._cut_batch()
+        self._batch = batch = self._hand.cut()
         if batch.epoch != self._epoch:  # so that an epoch's evaluation does not wait for the next report
             self._epoch = batch.epoch
             assert self.clock is not None
@@ -238,15 +218,7 @@ class Replica:
             self._tally.wait_s += now - self._waiting_since
             self._waiting_since = 0.0
 
-    def _cut_batch(self) -> _Batch:
-        lease, start = self._lease, self._next
-        assert lease is not None
-        self._next = stop = min(start + self.batch_size, lease.stop)
-        if stop == lease.stop:
-            self._lease = None
-        return _Batch(lease.id, lease.epoch, start, stop)
-
-    def _compute_effect(self, batch: _Batch) -> Compute:
+    def _compute_effect(self, batch: Batch) -> Compute:
         if self._gathered.batches == 0:
             self._basis = self._versions
         fetches_next = self._since_fetch + 1 >= self._fetch_every
@@ -266,14 +238,22 @@ class Replica:
         if self.cadence.local or self._since_fetch + 1 < self._fetch_every:
             self._held += batch.stop - batch.start
             self._held_at = self._computing_since + event.seconds
-        self._batch = None
-        self._steps += 1
-        self._paced_s += now - self._computing_since
         self._since_push += 1
         self._since_fetch += 1
-        cover, examples = Cover(batch.lease, batch.stop), batch.stop - batch.start
-        self._gathered = self._gathered.and_batch(cover, examples, event.loss, event.factors, event.extras)
-        self._proceed(now, effects)
+        if self._stepped:  # the batch counts with its first step
+            self._basis = self._versions
+            self._gathered = self._gathered.and_step(event.factors)
+        else:
+            cover, examples = Cover(batch.lease, batch.stop), batch.stop - batch.start
+            self._gathered = self._gathered.and_batch(cover, examples, event.loss, event.factors, event.extras)
+            self._steps += 1
+            self._paced_s += now - self._computing_since
+        if event.over:
+            self._batch = None
+            self._proceed(now, effects)
+        else:
+            self._stepped = True
+            self._exchange(now, effects, push=True, fetch=True)
 
     def _skip(self, effects: list[Effect]) -> None:
         """Nothing else is done until the coordinator knows."""
@@ -292,7 +272,7 @@ class Replica:
         self._waiting_since = now
         self._proceed(now, effects)
 
-    def _on_non_finite(self, batch: _Batch, now: float, effects: list[Effect]) -> None:
+    def _on_non_finite(self, batch: Batch, now: float, effects: list[Effect]) -> None:
         """Try the batch once more, on fresh weights; after that the coordinator ends the run."""
         notice = NonFinite(batch.epoch, batch.start, batch.stop, batch.lease, final=self._retried)
         effects.append(Send(COORDINATOR, notice))
@@ -304,7 +284,9 @@ class Replica:
         self._retried = True
         if self.cadence.local:  # a fetch would undo what it has trained since the last one
             effects.append(self._compute_effect(batch))
-        elif not self._missing:
+            return
+        self._again = True
+        if not self._missing:
             self._exchange(now, effects, push=False, fetch=True)
 
     # ------------------------------------------------------------ exchanges
@@ -343,7 +325,7 @@ class Replica:
         self._tally.fetches += fetch
         if push:
             self._since_push = 0
-            self._idle = False
+            self._hand.idle = False
             if self.cadence.overlap:
                 self._gradient = 1 - self._gradient
         if not self._waiting_since:
@@ -387,8 +369,7 @@ class Replica:
         if dropped:
             leases = [cover.lease for cover in self._pushed.covers]
             effects.extend(Send(COORDINATOR, Dropped(lease)) for lease in leases)
-            if self._lease is not None and self._lease.id in leases:
-                self._lease = None
+            self._hand.drop(leases)
         else:
             self._unreported = covered(self._unreported, self._pushed.covers)
             self._tally.add(self._pushed)
@@ -396,9 +377,10 @@ class Replica:
         self._report(now, effects)
         if self._batch is None:
             self._proceed(now, effects)
-        elif self._retried and fetched:
+        elif self._again and fetched:
+            self._again = False
             effects.append(self._compute_effect(self._batch))
-        elif self._retried:
+        elif self._again:
             self._exchange(now, effects, push=False, fetch=True)
 
     def _take_part(self, now: float, effects: list[Effect]) -> None:

@@ -178,7 +178,7 @@ class Shard:
         replica.clock = clock
 
     def _apply_each(self, replica: _Replica, exchange: Exchange, effects: list[Effect]) -> None:
-        if exchange.examples:
+        if exchange.examples or exchange.batches:  # a further step on a batch has no examples of its own
             staleness = replica.staleness = self.version - exchange.basis
             term = Term(replica.node, exchange.gradient, 1.0, exchange.clock)
             rate = self.rules.rate_of_push(staleness)

@@ -31,6 +31,10 @@ class Work(msgspec.Struct, frozen=True, gc=False):
         loss_sum = self.loss_sum + examples * loss
         return Work(self.examples + examples, self.batches + 1, loss_sum, covers, factors, found)
 
+    def and_step(self, factors: Factors) -> Work:
+        """A further step on a batch that is counted already."""
+        return msgspec.structs.replace(self, batches=self.batches + 1, factors=factors)
+
     def and_none_of(self, cover: Cover) -> Work:
         """The batch was left out."""
         return msgspec.structs.replace(self, covers=covered(self.covers, (cover,)))
@@ -67,7 +71,7 @@ class Tally:
 
     def add(self, work: Work) -> None:
         self.examples += work.examples
-        self.batches += work.batches
+        self.batches += work.batches if work.examples else 0
         self.loss_sum += work.loss_sum
         if work.extras:
             self.extras = added(self.extras or {}, work.extras)

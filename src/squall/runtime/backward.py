@@ -91,11 +91,15 @@ class Backward:
         """The batch that the effect names, with nothing left of the gradients of the one before."""
         self._at = effect
         batch = self.batches.load(effect.epoch, effect.start, effect.stop)
-        self._counted = [counter.double() for counter in self.layout.counters_of(self.on_vector.model)]
+        self.count()
         seed_everything(mix(self._seed, effect.epoch, effect.start, 1), self.device)
         for parameter in self.on_vector.parameters:
             parameter.grad = None
         return to_device(batch, self.device) if self.device.type != "cpu" else batch
+
+    def count(self) -> None:
+        """What the model's counters show now is known to the shards."""
+        self._counted = [counter.double() for counter in self.layout.counters_of(self.on_vector.model)]
 
     def differentiate(self, batch: Batch) -> float:
         """The loss, whose gradients are there when this returns."""

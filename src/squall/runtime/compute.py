@@ -48,6 +48,7 @@ class Gradients:
     def use(self, buffer: int) -> None:
         """Compute on this weights buffer from now on."""
         self.backward.on_vector.use(buffer)
+        self.backward.count()
         self._rate = self._rates[buffer]
 
     def compute(self, effect: Compute) -> GradientComputed:
@@ -57,7 +58,7 @@ class Gradients:
         return self.accept(effect, loss, started)
 
     def accept(
-        self, effect: Compute, loss: float | None, started: float, factors: Factors = ()
+        self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
     ) -> GradientComputed:  # fmt: skip
         """Take the fresh gradients of the batch that the effect names.
 
@@ -65,21 +66,24 @@ class Gradients:
             effect: what was computed.
             loss: of the batch; None if it is not known.
             started: when, by `time.perf_counter()`.
-            factors: that the step's learning rates are to have.
+            factors: that the step's learning rates are to have; gradients of groups with None are left where they are.
+            over: the batch is not stepped again.
         """
         finite = self.backward.finish() and (loss is None or math.isfinite(loss))
-        finite = finite and self._gather(effect.buffer, effect.accumulate)
+        finite = finite and self._gather(effect.buffer, effect.accumulate, factors)
         if finite:
             if effect.local_step:
                 self._local_step(factors)
             self.backward.push_buffers(self._vectors[effect.buffer], effect.accumulate)
             self._to_arena(effect.buffer)
         loss, extras = math.nan if loss is None else loss, self.backward.extras
-        return GradientComputed(loss, finite, time.perf_counter() - started, factors, extras)
+        return GradientComputed(loss, finite, time.perf_counter() - started, factors, extras, over)
 
-    def _gather(self, buffer: int, accumulate: bool) -> bool:
+    def _gather(self, buffer: int, accumulate: bool, factors: Factors) -> bool:
         """Put the fresh gradients into the vector, unless one is not finite."""
         views, fresh = self._views[buffer], [p.grad for p in self._parameters]
+        if None in factors:
+            fresh = [None if factors[own] is None else gradient for own, gradient in zip(self._group_of, fresh)]
         if any(g is None for g in fresh):  # parameters that this batch did not use
             missing = [view for view, g in zip(views, fresh) if g is None]
             if not accumulate:

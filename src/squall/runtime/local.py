@@ -67,7 +67,7 @@ class LocalTraining:
         return self.accept(effect, loss, started)
 
     def accept(
-        self, effect: Compute, loss: float | None, started: float, factors: Factors = ()
+        self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
     ) -> GradientComputed:  # fmt: skip
         """Step on the fresh gradients of the batch that the effect names; its loss may not be known."""
         finite = self.backward.finish() and (loss is None or math.isfinite(loss))

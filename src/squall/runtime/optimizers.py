@@ -134,14 +134,23 @@ def _optimized(factory: OptimizerFactory, parts: list[Tensor], gradients: list[T
 
 @contextmanager
 def rates_scaled(optimizer: Optimizer, rate: float, factors: Factors) -> Iterator[None]:
-    """In here all learning rates are `rate` times themselves, and of each group its factor."""
+    """In here all learning rates are `rate` times themselves, and of each group its factor.
+
+    The parameters of groups with None have no gradient in here, so a step leaves them and their state alone.
+    """
     rates = [group["lr"] for group in optimizer.param_groups]
     wanted = factors or (1.0,) * len(rates)
     for group, before, factor in zip(optimizer.param_groups, rates, wanted):
         group["lr"] = before * rate * (1.0 if factor is None else factor)
+    left_out = [p for group, factor in zip(optimizer.param_groups, wanted) if factor is None for p in group["params"]]
+    gradients = [parameter.grad for parameter in left_out]
+    for parameter in left_out:
+        parameter.grad = None
     try:
         yield
     finally:
+        for parameter, gradient in zip(left_out, gradients):
+            parameter.grad = gradient
         for group, before in zip(optimizer.param_groups, rates):
             group["lr"] = before
 

@@ -74,10 +74,9 @@ class Store:
         rates of this step, and `factors` are more, one a group; groups with None are not stepped.
         """
         block = turn(clock, self._recipe.blocks, self._recipe.block_order)
-        left_out = {group for group, factor in enumerate(factors) if factor is None}
         with torch.no_grad():
             for piece, parameter, gradient in zip(self.pieces, self.parameters, self._gradient(terms)):
-                parameter.grad = gradient if piece.block == block and piece.group not in left_out else None
+                parameter.grad = gradient if piece.block == block else None
             if rate == 1.0 and not factors:
                 self._step()
             else:

@@ -164,6 +164,12 @@ class Recipe:
         return self.gather == "mean" or self.max_delay is not None
 
     @property
+    def several_steps(self) -> bool:
+        """A loop may step on a batch several times, each time for other groups: every push is an update of its own."""
+        every = self.push_every == self.fetch_every == 1 and self.blocks == 1
+        return self.gather == "each" and every and not self.overlap and self.local is None
+
+    @property
     def droppable(self) -> bool:
         """A push may come after its round, and to nothing."""
         return not self.rules().waits_for_all and self.late == "drop"

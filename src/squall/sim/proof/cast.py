@@ -28,7 +28,7 @@ from squall.sim.proof.batch_phantoms import BatchStage
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.invariants import Auditor
-from squall.sim.proof.loops import leaves_out, rates
+from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.phantoms import File, Phantom, Stage
 from squall.sim.proof.positions import restored
 
@@ -124,7 +124,9 @@ class LeaseCast(Cast):
         self.stage.logs = chaos.scripted
         if chaos.scripted:
             self.stage.leaves_out = leaves_out
-        if chaos.scripted and self.recipe.local is None:  # an optimizer of the replica's own takes its rates itself
+        if chaos.scripted and self.recipe.several_steps:
+            self.stage.steps_on, self.stage.factors = steps, rates_of_one
+        elif chaos.scripted and self.recipe.local is None:  # an optimizer of the replica's own takes its rates itself
             self.stage.factors = rates
         if saved is None:
             leases, number = Leases(chaos.examples, chaos.batch_size, self._limits), 0

@@ -23,36 +23,11 @@ from squall.protocol.leases import Leases, Limits
 from squall.protocol.messages import Exchange, Exchanged
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.labels import Labels
+from squall.sim.proof.logs import Log, Push
 from squall.sim.proof.loops import mean_rates
 from squall.sim.proof.phantoms import Batch, File, Gradient, Stage, Written, folded
 from squall.sim.proof.positions import restored, trained
 from squall.strategies.base import Recipe
-
-
-class _Push:
-    """A push as it was sent."""
-
-    def __init__(self, node: Node, exchange: Exchange, gradients: tuple[Gradient, ...]) -> None:
-        self.node = node
-        self.exchange = exchange
-        self.gradients = gradients
-        self.staleness: dict[int, int] = {}  # shard -> with which it was applied there
-
-
-class _Log:
-    """What one shard has applied in this life."""
-
-    def __init__(self, written: Written) -> None:
-        self.first = written.version
-        self.folds = [written.fold]  # after each update
-        self.pushers: list[tuple[Node, ...]] = []  # of each update
-
-    @property
-    def version(self) -> int:
-        return self.first + len(self.pushers)
-
-    def written(self, version: int) -> Written:
-        return Written(version, self.folds[version - self.first])
 
 
 class Auditor:
@@ -72,12 +47,13 @@ class Auditor:
         """A life begins, from the files of a snapshot where there is one; `left` is its data position."""
         shards = range(self.recipe.shards)
         self.stage = stage
-        self._logs = [_Log(Written(version, files[shard].fold if files else 0)) for shard in shards]
+        self._logs = [Log(Written(version, files[shard].fold if files else 0)) for shard in shards]
         self._applied: list[dict[Batch, list[int]]] = [{} for _ in shards]  # computations, by shard
+        self._further: list[dict[Batch, list[int]]] = [{} for _ in shards]  # alike: further steps on a batch
         self._shards_with: Counter[int] = Counter()  # of a computation
         self._whole: Counter[Batch] = Counter()  # computations that all shards have
-        self._pushes: dict[tuple[int, int], _Push] = {}  # by slot and buffer
-        self._under_way: dict[Node, _Push | None] = {}  # of replicas: the last push sent
+        self._pushes: dict[tuple[int, int], Push] = {}  # by slot and buffer
+        self._under_way: dict[Node, Push | None] = {}  # of replicas: the last push sent
         self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
         trained = left.trained if left is not None else 0
         self._labels = Labels(self.recipe.shards, version, trained, self.recipe.local is not None)
@@ -127,8 +103,8 @@ class Auditor:
         key = (node.index, exchange.gradient)
         known = self._pushes.get(key)
         if known is None or known.node != node or known.exchange.clock != exchange.clock:  # to the first shard
-            gradients = tuple(self.stage.gradients[key]) if exchange.examples else ()
-            known = self._pushes[key] = _Push(node, exchange, gradients)
+            gradients = tuple(self.stage.gradients[key]) if exchange.batches else ()
+            known = self._pushes[key] = Push(node, exchange, gradients)
         self._under_way[node] = known
 
     def _on_apply(self, shard: int, apply: Apply) -> None:
@@ -153,7 +129,7 @@ class Auditor:
         self._at_version(shard, answer.version, f"its answer to {to}")
         self._answered.setdefault(to, {})[shard] = answer.version
         push = self._under_way.get(to)
-        if push is None or not push.exchange.examples:
+        if push is None or not push.exchange.batches:
             return
         if answer.dropped:
             if not self.recipe.droppable:
@@ -183,7 +159,7 @@ class Auditor:
 
     # ------------------------------------------------------------ one update
 
-    def _check_once(self, shard: int, push: _Push) -> None:
+    def _check_once(self, shard: int, push: Push) -> None:
         if shard in push.staleness:
             raise Broken("I2", f"shard {shard} applies clock {push.exchange.clock} of {push.node} twice")
         for gradient in push.gradients:
@@ -191,10 +167,13 @@ class Auditor:
 
     def _have(self, shard: int, gradient: Gradient) -> None:
         batch, number = gradient.batch, gradient.number
-        computations = self._applied[shard].setdefault(batch, [])
+        kept = self._further if gradient.further else self._applied
+        computations = kept[shard].setdefault(batch, [])
         if number in computations:
             raise Broken("I2", f"shard {shard} applies computation {number}, of {_text(batch)}, twice")
         computations.append(number)
+        if gradient.further:
+            return
         self._shards_with[number] += 1
         if self._shards_with[number] == self.recipe.shards:
             self._whole[batch] += 1
@@ -205,12 +184,13 @@ class Auditor:
         if self._whole[batch] > 1:
             raise Broken("I4", f"all shards have {_text(batch)} twice")
 
-    def _check_staleness(self, shard: int, push: _Push, apply: Apply) -> None:
+    def _check_staleness(self, shard: int, push: Push, apply: Apply) -> None:
         log = self._logs[shard]
         basis = min((gradient.basis[shard] for gradient in push.gradients), default=log.version)
         staleness = push.staleness[shard] = log.version - basis
         for gradient in push.gradients:
-            self._check_repeats(shard, gradient.batch)
+            if not gradient.further:
+                self._check_repeats(shard, gradient.batch)
         if self.recipe.staleness == "scale" and apply.rate != 1 / max(1, staleness):
             raise Broken("I3", f"shard {shard} scales a push of staleness {staleness} by {apply.rate}")
         if self._bound is None:
@@ -221,7 +201,7 @@ class Auditor:
             if count > (own if node == push.node else others):
                 raise Broken("I3", f"shard {shard} applies a push of {push.node} after {count} newer ones of {node}")
 
-    def _check_weights(self, shard: int, apply: Apply, pushes: list[_Push]) -> None:
+    def _check_weights(self, shard: int, apply: Apply, pushes: list[Push]) -> None:
         if self.recipe.gather == "each":
             right = [1.0]
         else:
@@ -256,7 +236,7 @@ class Auditor:
         written = self.stage.files(manifest.number)
         if manifest.checksums != tuple(file.checksum for file in written):
             raise Broken("I1", f"the manifest of snapshot {manifest.number} has the checksums of other files")
-        files = [[g for applied in file.applied for g in applied.gradients] for file in written]
+        files = [[g for applied in file.applied for g in applied.gradients if not g.further] for file in written]
         skipped = {batch for _, batch in self._left_out}
         for shard, gradients in enumerate(files):
             missing = sorted(ledger - {gradient.batch for gradient in gradients} - skipped)

@@ -17,6 +17,16 @@ def leaves_out(number: int) -> bool:
     return number % 7 == 3
 
 
+def steps(number: int) -> int:
+    """How often a loop of several optimizers steps on this batch."""
+    return 1 + number % 3
+
+
+def rates_of_one(number: int) -> Factors:
+    """The same loop's: each step is for one of two groups."""
+    return (None, number % 4 / 2) if number % 2 else (1 / (1 + number % 3), None)
+
+
 def mean_rates(pushes: Sequence[tuple[Factors, int]]) -> Factors:
     """What an update of pushes of these factors and examples must step at."""
     wanted = {factors for factors, _ in pushes}

@@ -34,6 +34,7 @@ class Gradient(NamedTuple):
     stop: int
     basis: tuple[int, ...]  # version of each shard
     factors: Factors = ()  # that the loop behind it wants
+    further: bool = False  # a further step on a batch that was stepped already
 
     @property
     def batch(self) -> Batch:
@@ -95,6 +96,7 @@ class Stage:
         self.computed = first  # computations so far
         self.compute_s: Callable[[Node], float] = lambda node: COMPUTE_S * (1 + 0.37 * node.index)
         self.poison: Callable[[int, Batch], bool] = lambda number, batch: False
+        self.steps_on: Callable[[int], int] | None = None  # on a batch, by loops that step several times
         self.leaves_out: Callable[[int], bool] = lambda number: False
         self.factors: Callable[[int], Factors] = lambda number: ()
         self.disk: Callable[[int], str] = lambda number: ""
@@ -136,6 +138,9 @@ class Phantom(QuietHost):
 
 class ReplicaPhantom(Phantom):
     active = 0
+    _batch: core.Compute | None = None  # may be stepped again
+    _steps = 0  # to come on it
+    _stepped: Batch | None = None  # was pushed already
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
@@ -143,26 +148,39 @@ class ReplicaPhantom(Phantom):
                 return self._compute(effect)
             case core.UseWeights(buffer):
                 self.active = buffer
+                if self._batch is not None:
+                    return self._step_again(self._batch)
                 if self.stage.logs and self.node.index == 0:
                     return core.ValuesLogged({"logged": 1.0})
         return None
 
-    def _compute(self, effect: core.Compute) -> Event:
+    def _step_again(self, batch: core.Compute) -> Event:
+        if self._steps:
+            self._steps -= 1
+            return self._compute(batch, again=True)
+        self._batch = None
+        return core.BatchOver()
+
+    def _compute(self, effect: core.Compute, again: bool = False) -> Event:
         stage, slot = self.stage, self.node.index
         stage.computed += 1
         batch = (effect.epoch, effect.start, effect.stop)
         finite = not stage.poison(stage.computed, batch)
-        seconds = stage.compute_s(self.node)
+        seconds = 0.0 if again else stage.compute_s(self.node)  # only `Compute` has a price
         stage.in_use[slot] = (self.active, stage.now() + seconds)
-        if stage.leaves_out(stage.computed):
+        self._batch = None
+        if stage.leaves_out(stage.computed) and not again:
             return core.BatchSkipped()
         if not effect.accumulate:
             stage.gradients[slot, effect.buffer] = []
         if finite:
             basis = tuple(written.version for written in stage.weights[slot, self.active])
-            gradient = Gradient(stage.computed, *batch, basis, stage.factors(stage.computed))
+            gradient = Gradient(stage.computed, *batch, basis, stage.factors(stage.computed), batch == self._stepped)
             stage.gradients[slot, effect.buffer].append(gradient)
-        return core.GradientComputed(1.0, finite, seconds, stage.factors(stage.computed))
+            if stage.steps_on is not None:
+                self._batch, self._stepped = effect, batch
+                self._steps = self._steps if again else stage.steps_on(stage.computed) - 1
+        return core.GradientComputed(1.0, finite, seconds, stage.factors(stage.computed), over=stage.steps_on is None)
 
 
 class ShardPhantom(Phantom):

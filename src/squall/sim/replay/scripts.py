@@ -18,11 +18,11 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -32,43 +32,20 @@ from torch import nn
 
 from squall.joined import Counted, joined_task
 from squall.launchers.joining import Over, chosen, run_file
-from squall.protocol.core import BatchSkipped, Compute, Effect, End, Event, GradientComputed, Node
-from squall.protocol.messages import Factors
+from squall.protocol.core import Compute, Effect, End, Event, Node
 from squall.run import ScriptCode
-from squall.runtime.compute import Gradients
 from squall.runtime.driver import QuietHost
-from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
-from squall.runtime.local import LocalTraining
 from squall.runtime.processes import die_with_parent
 from squall.side import Side
-from squall.sim.replay.nonfinite import Examination, NonFiniteBatch
+from squall.sim.replay.nonfinite import NonFiniteBatch
+from squall.sim.replay.script_replica import Began, Ended, Examine, Replica
 from squall.strategies import Strategy
-from squall.task import Batch, OptimizerFactory, Task
+from squall.task import OptimizerFactory, Task
 
 
 class Strayed(Exception):
     """A script does not do again what it did in its run. The message names the replica, and says what it did."""
-
-
-class _Began(NamedTuple):
-    """What a script says to `session.batches`, as far as others than its replica must know."""
-
-    examples: int
-    batch_size: int
-    workers: int
-
-
-class _Ended(NamedTuple):
-    """A script wants no more batches."""
-
-    how: str
-
-
-class _Examine(NamedTuple):
-    """The order to watch the computation of a batch."""
-
-    batch: Compute
 
 
 class _Forked(BaseException):
@@ -85,9 +62,9 @@ class ScriptHost(QuietHost):
         self._pipe = pipe
 
     @cached_property
-    def began(self) -> _Began:
+    def began(self) -> Began:
         """Waits until the script has called `session.batches`. Raises `Strayed`."""
-        found: _Began = self._answer()
+        found: Began = self._answer()
         return found
 
     def perform(self, effect: Effect, now: float) -> Event | None:
@@ -98,7 +75,7 @@ class ScriptHost(QuietHost):
         return event
 
     def examine(self, effect: Compute) -> NonFiniteBatch:
-        found: NonFiniteBatch = self._ask(_Examine(effect))
+        found: NonFiniteBatch = self._ask(Examine(effect))
         return found
 
     def abandon(self) -> None:
@@ -116,7 +93,7 @@ class ScriptHost(QuietHost):
             os.killpg(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
-    def _ask(self, order: Effect | _Examine) -> Any:
+    def _ask(self, order: Effect | Examine) -> Any:
         with contextlib.suppress(BrokenPipeError):  # it has ended, and said how
             self._pipe.send_bytes(pickle.dumps(order))
         return self._answer()
@@ -130,89 +107,10 @@ class ScriptHost(QuietHost):
         except (EOFError, ConnectionResetError):
             self.close()
             raise Strayed(f"the process of {self._node} was lost") from None
-        if isinstance(answer, _Ended):
+        if isinstance(answer, Ended):
             self.close()
             raise Strayed(f"the script does not do what it did in {self._node}: {answer.how}")
         return answer
-
-
-class _Replica(Side):
-    """What stands behind the session of a replica's process."""
-
-    replayed = True
-
-    def __init__(self, job: Job, node: Node, pipe: Connection) -> None:
-        self.rank = node.index
-        self.replicas = job.recipe.replicas
-        self._job = job
-        self._node = node
-        self._pipe = pipe
-        self._host: ReplicaHost | None = None  # None: not begun
-        self._batch: Compute | None = None  # handed out, and not stepped
-        self._watched = False  # that batch is examined
-        self._examination: Examination | None = None
-        self._found: GradientComputed | BatchSkipped | NonFiniteBatch | None = None  # of the last batch, not said yet
-
-    def begin(self, task: Task, epochs: int) -> None:
-        self._host = ReplicaHost(dataclasses.replace(self._job, task=task), self.rank)
-        self._say(_Began(task.examples, task.batch_size, task.loader.get("num_workers", 0)))
-
-    @property
-    def _training(self) -> Gradients | LocalTraining:
-        assert self._host is not None
-        return self._host.training
-
-    def next(self) -> Compute:
-        """What the script does behind its step still belongs to the batch, so what came of it is said here."""
-        if self._found is not None:
-            self._say(self._found)
-            self._found = None
-        while True:
-            try:
-                order = pickle.loads(self._pipe.recv_bytes())  # from the process that forked this one
-            except (EOFError, OSError):  # the replay is over
-                os._exit(0)
-            if isinstance(order, Compute | _Examine):
-                self._watched = isinstance(order, _Examine)
-                self._batch = order.batch if isinstance(order, _Examine) else order
-                return self._batch
-            assert self._host is not None
-            self._say(self._host.perform(order, 0.0))
-
-    def load(self, effect: Compute) -> Batch:
-        backward = self._training.backward
-        batch = backward.load(effect)
-        if self._watched:
-            self._examination = Examination(self._node, effect, backward, batch)
-        return batch
-
-    def accept(self, effect: Compute, loss: float | None, started: float, factors: Factors = ()) -> None:
-        self._batch = None
-        if self._examination is not None:
-            self._found = self._examination.end(loss)
-        else:
-            self._found = self._training.accept(effect, loss, started, factors)
-
-    def skip(self, effect: Compute) -> None:
-        self._batch, self._found = None, BatchSkipped()
-
-    def log(self, values: Mapping[str, float]) -> None:
-        pass
-
-    def leave(self, how: str = "it left its loop") -> None:
-        """What the replica still performed behind its last batch is performed here; another batch is not wanted."""
-        if self._host is None:
-            self.end(how)
-        batch = self.next() if self._batch is None else self._batch
-        self.end(f"before it had stepped examples {batch.start} to {batch.stop} of epoch {batch.epoch}, {how}")
-
-    def end(self, how: str) -> NoReturn:
-        with contextlib.suppress(OSError):  # the replay wants no more either
-            self._say(_Ended(how))
-        os._exit(0)
-
-    def _say(self, answer: object) -> None:
-        self._pipe.send_bytes(cloudpickle.dumps(answer))
 
 
 class Stage:
@@ -221,7 +119,7 @@ class Stage:
     def __init__(self) -> None:
         self._hosts: dict[Node, ScriptHost] = {}
         self._chance = random.getstate(), np.random.get_state(), torch.get_rng_state()  # where the script has joined
-        self.replica: _Replica | None = None  # set in a replica's process
+        self.replica: Replica | None = None  # set in a replica's process
 
     def host(self, job: Job, node: Node) -> ScriptHost:
         """The replica's, forked when it is first asked for. Raises `_Forked` in the new process."""
@@ -261,7 +159,7 @@ class Stage:
             random.setstate(self._chance[0])
             np.random.set_state(self._chance[1])
             torch.set_rng_state(self._chance[2])
-            self.replica = _Replica(job, node, theirs)
+            self.replica = Replica(job, node, theirs)
         except BaseException:  # this process never returns into the replay's own code
             traceback.print_exc()
             os._exit(1)

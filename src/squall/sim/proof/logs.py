@@ -1,0 +1,33 @@
+"""What the auditor keeps of pushes and of shards."""
+
+from __future__ import annotations
+
+from squall.protocol.core import Node
+from squall.protocol.messages import Exchange
+from squall.sim.proof.phantoms import Gradient, Written
+
+
+class Push:
+    """A push as it was sent."""
+
+    def __init__(self, node: Node, exchange: Exchange, gradients: tuple[Gradient, ...]) -> None:
+        self.node = node
+        self.exchange = exchange
+        self.gradients = gradients
+        self.staleness: dict[int, int] = {}  # shard -> with which it was applied there
+
+
+class Log:
+    """What one shard has applied in this life."""
+
+    def __init__(self, written: Written) -> None:
+        self.first = written.version
+        self.folds = [written.fold]  # after each update
+        self.pushers: list[tuple[Node, ...]] = []  # of each update
+
+    @property
+    def version(self) -> int:
+        return self.first + len(self.pushers)
+
+    def written(self, version: int) -> Written:
+        return Written(version, self.folds[version - self.first])
