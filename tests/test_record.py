@@ -186,7 +186,9 @@ def test_a_rewound_record_forgets_what_comes_after_the_snapshot(path: Path) -> N
         for time_s in (1.0, 2.0, 3.0):
             record.add(Metric(time_s, 0, 640, 10, "loss", 0.5))
             record.add(Lease(int(time_s), 0, 0, 10, 0, 0, 0.0, time_s, 10))
+            record.add(Skip(int(time_s) + 1, 0, 0, 5, 0))
         record.commit(now=0.0, force=True)
-        record.rewind(2.0, first_lease=3, leases=[1])
+        record.rewind(2.0, first_lease=3, next_lease=4, leases=[1])
     assert [row.time_s for row in read(path, Metric)] == [1.0, 2.0]
     assert [row.lease for row in read(path, Lease)] == [2]
+    assert [row.lease for row in read(path, Skip)] == [2, 3], "a lease that the snapshot knows is told anew"

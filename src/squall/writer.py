@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from squall.backlog import Backlog
-from squall.record import Extra, Lease, Metric, Progress, RecordError, Row, Skip, Staleness, State, record_error
+from squall.record import Extra, Lease, Metric, Progress, RecordError, Row, Staleness, State, record_error
 
 Report = Progress | Extra | Staleness
 
 COMMIT_EVERY_S = 0.2
 PAUSE_AT_MOST_S = 5.0  # between tries to write into a file that is locked, or onto a disk that is full
-OPEN_S, BUSY_S = (
-    2.0,
-    0.02,
-)  # for how long a lock is waited for: at the beginning and the end, and while training goes on
+OPEN_S = 2.0  # for which a lock is waited for, at the beginning and the end
+BUSY_S = 0.02  # alike, while training goes on
 
 # SQLite keeps NaN as NULL, and a loss may well be NaN: so only REAL columns may be NULL.
 _SQL_TYPE = {float: "REAL", int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
@@ -176,14 +174,18 @@ class Record:
             self._db.executemany(f"INSERT INTO {name} (rowid, {columns}) VALUES (?, {marks})", rows)
         self._thinned[table] = max([self._thinned.get(table, 0), *(place for place, _ in kept.values())])
 
-    def rewind(self, time_s: float, first_lease: int, leases: Sequence[int]) -> None:
-        """Forget what a resumed run has lost: rows of training after `time_s`, and of leases that are dealt again."""
+    def rewind(self, time_s: float, first_lease: int, next_lease: int, leases: Sequence[int]) -> None:
+        """Forget what a resumed run has lost: rows of training after `time_s`, and of leases that are dealt again.
+
+        Leases from `first_lease` on and those named go. What was skipped stays, also of these, up to `next_lease`: a
+        lease of which the snapshot holds something is told anew.
+        """
         self._wait_for_locks(OPEN_S)
         with self._transaction():
             for table in (*get_args(Report), Metric):
                 self._db.execute(f"DELETE FROM {table.__name__.lower()} WHERE time_s > ?", (time_s,))
-            for kind in (Lease, Skip):
-                self._db.execute(f"DELETE FROM {kind.__name__.lower()} WHERE lease >= ?", (first_lease,))
+            self._db.execute("DELETE FROM lease WHERE lease >= ?", (first_lease,))
+            self._db.execute("DELETE FROM skip WHERE lease >= ?", (next_lease,))
             self._db.executemany(_delete(Lease), [(lease,) for lease in leases])
         self._wait_for_locks(self._busy_s)
 

@@ -87,7 +87,7 @@ def test_every_example_is_told_as_often_as_it_was_trained(tmp_path: Path, seed: 
         assert told(path) == counted(ledger.trained)
         if ledger.snapshots:
             next_id, held, trained = ledger.snapshots[chance.choice(list(ledger.snapshots))]
-            record.rewind(1e9, next_id, held)
+            record.rewind(1e9, next_id, next_id, held)
             assert told(path) == counted(trained)
 
 

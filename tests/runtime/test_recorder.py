@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
+from torch import Tensor, nn
 
 import squall
+from squall.protocol.core import Node
+from squall.protocol.leases import Leases, Limits
 from squall.record import Lease, RecordError
 from squall.report import Reader
 from squall.run import Run
+from squall.runtime.folding import Ledger
 from squall.runtime.snapshot import Manifest, Snapshots
 from squall.writer import Record
-from tests.tasks import INLINE, regression
+from tests.tasks import INLINE, mean_square, regression
 
 Fit = Callable[..., Run]
 OFTEN = squall.Settings(launcher="inline", threads=1, progress=False, snapshot_every_s=0.02)
@@ -65,3 +70,34 @@ def test_while_the_record_cannot_be_written_only_the_last_snapshot_is_published(
     assert run.summary().status == "finished"
     monkeypatch.undo()
     assert squall.resume(run.directory, epochs=5, settings=INLINE).summary().examples == 5 * 1600
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=["single", "downpour"])
+def test_a_run_without_a_snapshot_begins_its_record_anew(inline: Fit, run_dir: Path, strategy: squall.Strategy) -> None:
+    batches = []
+
+    def loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+        batches.append(batch)
+        if len(batches) == 50:
+            raise OSError("once")
+        return mean_square(model, batch)
+
+    task = regression(examples=400, loss=loss)
+    with pytest.raises(OSError, match="once"):
+        inline(task, strategy, epochs=4, run_dir=run_dir)
+    run = squall.resume(run_dir, task=task, settings=INLINE)
+    assert run.summary().examples == 4 * 400
+    assert run.summary().updates == 4 * 25
+
+
+def test_leases_that_a_snapshot_knows_have_numbers_of_their_own() -> None:
+    """Those that were granted while it was written are in it as well, and so is what was skipped of them."""
+    leases, node = Leases(100, 10, Limits()), Node("replica", 0)
+    for progress in (0, 5):
+        state = leases.state()
+        lease = leases.take(node, 1, 0.0)
+        assert lease is not None
+        state = leases.extended(state, {str(lease.id): lease.start + progress} if progress else {})
+        again = Leases.restore(state, [], 10, Limits()).take(node, 1, 0.0)
+        assert again is not None
+        assert again.id == msgspec.convert(state, Ledger).dealt_upto == lease.id + (progress > 0)

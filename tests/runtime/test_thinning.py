@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,6 +74,29 @@ def test_an_hour_of_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         )
         assert sum(row.examples for row in reader.rows(Extra)) == 64 * REPORTS
         for back_s in reversed(asked[-2:]):
-            record.rewind(back_s, 0, [])
+            record.rewind(back_s, 0, 0, [])
             assert examples_by(reader.rows(Progress), math.inf) == 64 * (back_s / EVERY_S + 1)
             assert sum(row.count for row in reader.rows(Staleness)) == 2 * (back_s / EVERY_S + 1)
+
+
+def test_a_run_that_has_gone_on_may_go_back_to_the_same_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {1: 950.0, 2: 1050.0}
+    monkeypatch.setattr(thinning, "MOMENTS", MOMENTS)
+    monkeypatch.setattr(Snapshots, "numbers", lambda self: list(asked))
+    monkeypatch.setattr(Snapshots, "manifest", lambda self, number: SimpleNamespace(asked_s=asked[number]))
+    path = tmp_path / "run.sqlite"
+    with closing(Record(path)) as record, closing(Reader(path)) as reader:
+        for number in range(3000):
+            for row in reports(number):
+                record.add(row)
+            if number * EVERY_S == asked[2]:
+                record.commit(0.0, force=True)
+                ageing = Thinning(record, asked[2] + 1, Snapshots(tmp_path))
+        record.commit(1e9, force=True)
+        ageing.look(3000 * EVERY_S)
+        assert len(reader.rows(Progress)) < 1500
+        for back_s in (asked[2], asked[1]):
+            record.rewind(back_s, 0, 0, [])
+            assert examples_by(reader.rows(Progress), math.inf) == 64 * (back_s / EVERY_S + 1)

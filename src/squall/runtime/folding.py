@@ -83,7 +83,13 @@ class Ledger(msgspec.Struct):
     next_id: int = 0
     held: dict[str, tuple[int, int, int, int, int]] = {}  # lease -> epoch, start, done, stop, replica
     since: dict[str, tuple[int, int, int, int, int]] = {}  # alike, of leases granted later
+    dealt: list[int] = []  # with `since`: its last is the number of the next lease behind them
 
     @property
     def leases(self) -> dict[str, tuple[int, int, int, int, int]]:
         return self.held | self.since
+
+    @property
+    def dealt_upto(self) -> int:
+        """The number of the next lease that is dealt from it."""
+        return self.dealt[-1] if self.dealt else self.next_id

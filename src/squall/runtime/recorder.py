@@ -73,11 +73,14 @@ class CoordinatorHost(QuietHost):
         self._divergence = Divergence(float(first) if first and first != "nan" else None)
         if job.restored is not None:
             self._rewind(job.restored.manifest)
+        else:  # what is there is of an attempt that has left no snapshot
+            self._record.rewind(-math.inf, 0, 0, [])
 
     def _rewind(self, manifest: Manifest) -> None:
         """The record goes back to the snapshot as the weights do; leases held then end as they are in it."""
         ledger = msgspec.convert(manifest.ledger, Ledger)
-        self._record.rewind(manifest.asked_s, ledger.next_id, [int(lease) for lease in ledger.held])
+        held = [int(lease) for lease in ledger.held]
+        self._record.rewind(manifest.asked_s, ledger.next_id, ledger.dealt_upto, held)
         at = manifest.trained_s
         for name, (epoch, start, done, stop, replica) in ledger.leases.items():
             upto = max(done, manifest.progress.get(name, done))

@@ -43,7 +43,7 @@ class Thinning:
         if upto < self._thinned_s + FRESH_S:
             return
         asked = [*self._kept, *([self._asked_s] if self._asked_s is not None else [])]
-        for stop in [*(time_s for time_s in asked if self._thinned_s < time_s < upto), upto]:
+        for stop in [*(time_s for time_s in asked if time_s < upto), upto]:
             for table in (Progress, Extra, Staleness):
                 self._record.thin(table, stop, stop / MOMENTS)
         self._record.thin(Staleness, min(asked, default=upto), math.inf, again=True)  # nobody asks when
