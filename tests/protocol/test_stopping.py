@@ -6,9 +6,9 @@ from steps import kinds, sent
 from test_closing import end, finished
 
 from squall.protocol.coordinator import SAVE_WITHIN_S, STOP_WITHIN_S
-from squall.protocol.core import Cause, End, StopRequested, TimePassed
+from squall.protocol.core import Cause, End, PublishSnapshot, StopRequested, TimePassed
 from squall.protocol.leases import Limits
-from squall.protocol.messages import Evaluate, NonFinite, Stop, TakeSnapshot
+from squall.protocol.messages import Cover, Evaluate, NonFinite, Stop, TakeSnapshot
 
 
 def test_a_users_stop_skips_the_evaluation() -> None:
@@ -101,3 +101,19 @@ def test_the_snapshot_behind_a_scripts_own_end_takes_the_time_that_it_needs() ->
     assert office.machine.wake_at is None
     office.snapshot()
     assert end(office).status == "finished"
+
+
+def test_work_that_a_closing_snapshot_tells_of_is_not_reported_once_more() -> None:
+    """A replica that did not answer in time dies while shards write: its work is in their files, and in the ledger."""
+    office = Office(limits=Limits())
+    (a,) = office.join(0)
+    lease = office.ask(a)
+    assert lease is not None
+    office.give(StopRequested("interrupted"))
+    office.now = STOP_WITHIN_S
+    assert sent(office.give(TimePassed()), TakeSnapshot)
+    office.applied[a] = (Cover(lease.id, lease.start + 10),)
+    office.lose(a)
+    assert not office.notes("stats")
+    (published,) = [e for e in office.snapshot(trained=office.applied[a]) if isinstance(e, PublishSnapshot)]
+    assert published.progress == {str(lease.id): lease.start + 10}

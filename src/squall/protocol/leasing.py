@@ -90,7 +90,7 @@ class LeaseCoordinator(Coordinator):
         if unreported:
             self._replacing.fruitful(node)
             batches = -(-unreported // self.leases.batch_size)
-            effects.append(Note("stats", node=node, stats=Stats(unreported, batches, loss_sum=math.nan)))
+            self._note_stats(node, Stats(unreported, batches, loss_sum=math.nan), effects)
         for ended in self.leases.give_back(node):
             self._close(ended, effects)
 
