@@ -123,6 +123,9 @@ def test_a_file_that_is_damaged_is_not_taken_for_the_best(inline: Fit, run_dir: 
     (run_dir / NAME).write_bytes(data)
     with pytest.raises(SnapshotMismatch, match=r"best\.safetensors is damaged"):
         run.best  # noqa: B018
+    with pytest.raises(SnapshotMismatch, match=r"best\.safetensors is damaged.*: remove it"):
+        squall.resume(run_dir, epochs=2, task=TASK)
+    assert squall.resume(run_dir, epochs=2, task=TASK, keep_best=None).summary().status == "finished"
     (run_dir / NAME).unlink()
     with pytest.raises(squall.SquallError, match="keeps no best weights: train with keep_best"):
         run.best  # noqa: B018

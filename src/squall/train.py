@@ -14,7 +14,7 @@ from squall.launchers.local import LocalRun
 from squall.plan import Settings, check_together, make_plan, timed
 from squall.rereading import code_again, resumed_code
 from squall.run import Code, Run, TaskFunction, new_directory, write_plan
-from squall.runtime import attempts
+from squall.runtime import attempts, best
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.job import private_job
 from squall.runtime.lock import hold
@@ -145,6 +145,8 @@ class Launch:
 
     def _start(self, task: Task, layout: Layout, path: Path, shipped: bytes, again: bool, lock: int) -> Run:
         snapshot = _last_snapshot(path, task, layout, self._strategy) if again else None
+        if snapshot is not None and self.plan.goal.keep:
+            best.weights(path, layout)  # raises if they are damaged: nobody could say later what was best
         write_plan(path, self.code, shipped)
         return self._run(task, layout, path, snapshot, lock)
 

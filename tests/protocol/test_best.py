@@ -89,6 +89,14 @@ def test_the_evaluator_is_told_the_best_of_all_that_are_kept() -> None:
     assert asked == [None, 0.5, 0.5, 0.55]
 
 
+def test_a_target_is_reached_also_where_the_weights_could_not_be_kept() -> None:
+    best = Best(Goal("accuracy", keep=True, patience=1, best=0.5), ("accuracy", 0.9))
+    assert best.judge({"accuracy": 0.4}, kept=False) is None
+    verdict = best.judge({"accuracy": 0.95}, kept=False)
+    assert verdict is not None
+    assert (verdict[0], best.value) == (Cause.REACHED, 0.5)
+
+
 def test_an_evaluator_keeps_what_is_better_before_it_tells() -> None:
     machine = Evaluator(Node("evaluator", 3), shards=2, keep="accuracy")
     for number, (accuracy, best, kept) in enumerate([(0.5, None, True), (0.4, 0.5, False), (0.6, 0.5, True)]):

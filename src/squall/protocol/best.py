@@ -36,9 +36,9 @@ class Best:
         self.value = goal.best
         self._without = 0  # evaluations since it improved
 
-    def judge(self, values: dict[str, float]) -> Verdict:
-        """Count an evaluation."""
-        tired = self._tired(values)
+    def judge(self, values: dict[str, float], kept: bool = True) -> Verdict:
+        """Count an evaluation. One whose weights could not be kept is not the best, but a target is a target."""
+        tired = self._tired(values) if kept else ""
         name, target = self._until or ("", 0.0)
         if name in values and (values[name] == target or better(name, values[name], target)):
             return Cause.REACHED, f"{name} {values[name]:.4f} reached {target:g}"

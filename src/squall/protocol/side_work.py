@@ -49,10 +49,9 @@ class Evaluations:
     def answered(self, message: Evaluated, effects: list[Effect]) -> Verdict:
         self.under_way = None
         _note(message.values, message.weights, effects)
-        if not message.error:
-            return self.best.judge(message.values)
-        effects.append(Note("error", f"the best weights could not be kept: {message.error}"))
-        return None
+        if message.error:
+            effects.append(Note("error", f"the best weights could not be kept: {message.error}"))
+        return self.best.judge(message.values, kept=not message.error)
 
 
 def _note(values: dict[str, float], weights: Weights, effects: list[Effect]) -> None:

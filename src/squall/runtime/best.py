@@ -66,7 +66,7 @@ def weights(directory: Path, layout: Layout) -> Tensor | None:
     if differences := layout.differences(about.layout):
         raise SnapshotMismatch("\n  ".join([f"{directory / NAME} belongs to another model:", *differences[:20]]))
     if _checksum(vector) != checksum:
-        raise SnapshotMismatch(f"{directory / NAME} is damaged: its checksum is another")
+        raise SnapshotMismatch(f"{directory / NAME} is damaged: its checksum is another: remove it")
     return vector
 
 

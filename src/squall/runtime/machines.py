@@ -80,7 +80,7 @@ def batch_coordinator(job: Job, method: BatchMethod) -> BatchCoordinator:
 
 def _policy(job: Job) -> Policy:
     policy = msgspec.structs.replace(job.plan.policy(job.task), save_within_s=job.save_within_s)
-    so_far = best.kept(job.directory) if job.restored is not None else None
+    so_far = best.kept(job.directory) if policy.goal.keep and job.restored is not None else None
     if so_far is not None and so_far.metric == policy.goal.metric:
         policy = msgspec.structs.replace(policy, goal=msgspec.structs.replace(policy.goal, best=so_far.value))
     if policy.seconds is None or job.restored is None:

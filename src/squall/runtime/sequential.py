@@ -204,7 +204,7 @@ class Sequential:
         error = self._keep(values)
         if error:
             self._note("error", f"the best weights could not be kept: {error}")
-        verdict = None if error else self._best.judge(values)
+        verdict = self._best.judge(values, kept=not error)
         self._note("evaluated")
         asked = self._host.poll()
         if isinstance(asked, StopRequested):
