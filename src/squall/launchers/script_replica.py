@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from squall.blame import note, note_batch
 from squall.errors import Interrupted, NotFinite, SquallError
@@ -130,6 +131,8 @@ class Replica(Side):
         self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
     ) -> bool:  # fmt: skip
         found = self._host.training.accept(effect, loss, started, factors, over)
+        if set(factors) - {None, 1.0}:  # for the report's curve
+            found = replace(found, extras={"rate_factor": next(factor for factor in factors if factor is not None)})
         if isinstance(self._seen, RecordedReplica):
             self._seen.computed(effect, found.finite)
         if over or not found.finite:
