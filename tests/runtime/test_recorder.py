@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -10,13 +11,18 @@ import pytest
 from torch import Tensor, nn
 
 import squall
-from squall.protocol.core import Node
+from squall.plan import make_plan
+from squall.protocol.core import End, Event, Node, Note, PublishSnapshot
 from squall.protocol.leases import Leases, Limits
-from squall.record import Lease, RecordError
+from squall.protocol.messages import Stats
+from squall.record import Lease, Progress, RecordError
 from squall.report import Reader
 from squall.run import Run
 from squall.runtime.folding import Ledger
+from squall.runtime.job import private_job
+from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.snapshot import Manifest, Snapshots
+from squall.vector import Layout
 from squall.writer import Record
 from tests.tasks import INLINE, mean_square, regression
 
@@ -101,3 +107,42 @@ def test_leases_that_a_snapshot_knows_have_numbers_of_their_own() -> None:
         again = Leases.restore(state, [], 10, Limits()).take(node, 1, 0.0)
         assert again is not None
         assert again.id == msgspec.convert(state, Ledger).dealt_upto == lease.id + (progress > 0)
+
+
+class Nobody:
+    """A line to nobody."""
+
+    def start(self, node: Node) -> None: ...
+
+    def end(self, end: End) -> None: ...
+
+    def poll(self) -> Event | None: ...
+
+    def evaluated(self, evaluation: dict[str, float]) -> None: ...
+
+
+def test_the_last_snapshot_finds_all_that_it_holds_in_the_record(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed behind it has no other rows of what was not reported: a resume takes it at its word."""
+    run_dir.mkdir()
+    strategy, task = squall.Downpour(replicas=1), regression(examples=400)()
+    plan = make_plan(strategy, INLINE, epochs=1, steps=None, until=None, seed=0, device="cpu")
+    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+    host = CoordinatorHost(private_job(plan, strategy, task, layout, run_dir, 0.0), Nobody())
+    found = []
+
+    def looked_at(snapshots: Snapshots, manifest: Manifest) -> Path:
+        with closing(Reader(run_dir / "run.sqlite")) as reader:
+            found.extend(row.examples for row in reader.rows(Progress))
+        return run_dir
+
+    monkeypatch.setattr(Snapshots, "publish", looked_at)
+    ledger = {"next_id": 1, "held": {"0": [0, 0, 16, 48, 0]}}
+    for effect in (
+        Note("started"), Note("stats", node=Node("replica", 0), stats=Stats(16, 1)), Note("trained"),
+        Note("asked", values={"number": 1}), PublishSnapshot(1, ledger, (2,), {"0": 32}, (0,), final=True),
+        End("interrupted"),
+    ):  # fmt: skip
+        host.perform(effect, 1.0)
+    assert found == [16, 16]

@@ -184,19 +184,10 @@ class CoordinatorHost(QuietHost):
             self._record.add(State("first_step_s", repr(time.time() - self._job.commanded_at)))
             self._record.add(State("first_loss", repr(self._divergence.first or loss)))
         if stats.examples or stats.pushes:
-            self._record.add(
-                Progress(
-                    now,
-                    node.index,
-                    stats.examples,
-                    stats.batches,
-                    loss,
-                    stats.compute_s,
-                    stats.wait_s,
-                    stats.pushes * pushed_each,
-                    stats.fetches * bytes_each,
-                )
-            )
+            self._record.add(Progress(
+                now, node.index, stats.examples, stats.batches, loss, stats.compute_s, stats.wait_s,
+                stats.pushes * pushed_each, stats.fetches * bytes_each,
+            ))  # fmt: skip
         for name, (total, examples) in stats.extras.items():
             self._record.add(Extra(now, node.index, examples, name, total / examples))
         for staleness, count in sorted(stats.staleness.items()):
@@ -207,16 +198,9 @@ class CoordinatorHost(QuietHost):
         values = note.values
         granted = values["granted_s"] - (self._begun or 0.0) + self._trained_s
         lease = Lease(
-            int(values["lease"]),
-            int(values["epoch"]),
-            int(values["start"]),
-            int(values["stop"]),
-            note.node.index,
-            note.node.incarnation,
-            max(0.0, granted),
-            self.training_s,
-            int(values["trained_stop"]),
-        )
+            int(values["lease"]), int(values["epoch"]), int(values["start"]), int(values["stop"]), note.node.index,
+            note.node.incarnation, max(0.0, granted), self.training_s, int(values["trained_stop"]),
+        )  # fmt: skip
         if lease.lease in self._with_skips:  # its number is needed
             self._record.add(lease)
         else:
@@ -236,7 +220,6 @@ class CoordinatorHost(QuietHost):
         self._record.add(Metric(at, epoch, examples, updates, note.text, values["value"]))
         label = {"time_s": at, "epoch": epoch, "examples": examples, "updates": updates}
         self._evaluation |= label | {note.text: values["value"]}
-
         if note.text == "loss":
             self._judge(self._divergence.measured(values["value"]))
 
@@ -257,18 +240,12 @@ class CoordinatorHost(QuietHost):
 
     def _publish(self, effect: PublishSnapshot) -> None:
         manifest = Manifest(
-            effect.number,
-            self._job.layout,
-            effect.versions,
-            effect.ledger,
-            effect.progress,
-            self._asked_s,
-            self.training_s,
-            state_name(self._job.recipe),
-            effect.checksums,
-            effect.final,
-        )
+            effect.number, self._job.layout, effect.versions, effect.ledger, effect.progress, self._asked_s,
+            self.training_s, state_name(self._job.recipe), effect.checksums, effect.final,
+        )  # fmt: skip
         self._record.add(State("updates", str(max(effect.versions))))
+        if effect.final:
+            self._book(effect.ledger, effect.progress, self.training_s)
         try:
             self._secure(effect)
             path = self._snapshots.publish(manifest)
@@ -279,8 +256,6 @@ class CoordinatorHost(QuietHost):
         self._unpublished = ""
         self._leases.published(self._snapshots.numbers())
         self._reports.published()
-        if effect.final:
-            self._book(effect.ledger, effect.progress, self.training_s)
         self._event("snapshot", f"snapshot {effect.number} in {path}")
 
     def _secure(self, effect: PublishSnapshot) -> None:
