@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +25,16 @@ POLL_S = 0.1
 PREPARE_REPORT_AFTER_S = 5.0  # in a short run it would only take time from the training
 
 
-def attend(local: LocalRun, path: Path, progress: bool, watch: Watch | None = None) -> None:
-    """Until the run's processes have ended; raises what ended them, if that was not their work."""
+def attend(
+    local: LocalRun, path: Path, snapshot: int | None, lock: int, progress: bool, watch: Watch | None = None
+) -> None:  # fmt: skip
+    """Launch the run's processes and stay until they have ended; raises what ended them, if that was not their work.
+
+    `snapshot` is that to go on from, `lock` the descriptor of the directory's.
+    """
     watch = watch or Watch()
     try:
+        local.launch(path, snapshot, lock)
         end = _attend(local, path, progress, watch)
     except (ProcessLost, TaskError) as error:
         if not begun(path):
@@ -36,11 +43,10 @@ def attend(local: LocalRun, path: Path, progress: bool, watch: Watch | None = No
             raise TaskError(f"{error}\n\n{mended(path)}", error.failure) from None
         raise ProcessLost(f"{error}\n{_remedy(path)}") from None
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted at once; {_remedy(path)}") from None
-    if watch.error is not None:
-        watch.error.add_note(mended(path))
-        raise watch.error
-    raise_for(end, path)
+        raise Interrupted("interrupted at once" + (f"; {_remedy(path)}" if begun(path) else "")) from None
+    finally:
+        local.close()  # nothing goes on behind a report that is being drawn
+    raise_for(end, path, watch)
 
 
 def _attend(local: LocalRun, path: Path, progress: bool, watch: Watch) -> End:
@@ -61,9 +67,14 @@ def _attend(local: LocalRun, path: Path, progress: bool, watch: Watch) -> End:
     return local.ended
 
 
-def finish_report(run: Run) -> None:
-    """The last thing that a run does, however it ended; what fails here must not hide that."""
+def finish(run: Run, again: bool = False) -> None:
+    """The last thing that a run does, however it ended: its report; what fails here must not hide that.
+
+    One that has not begun leaves nothing, unless it was to go on.
+    """
     if not begun(run.directory):
+        if not again:
+            shutil.rmtree(run.directory, ignore_errors=True)
         return
     try:
         run.report()
@@ -91,7 +102,11 @@ def begun(path: Path) -> bool:
     return (path / "run.sqlite").exists()
 
 
-def raise_for(end: End, path: Path) -> None:
+def raise_for(end: End, path: Path, watch: Watch) -> None:
+    """What a run raises that has not ended well: the user's own error first."""
+    if watch.error is not None:
+        watch.error.add_note(_remedy(path, "squall.resume({path!r}, on_evaluation=...)"))
+        raise watch.error
     if end.status == "interrupted" and not begun(path):
         raise Interrupted(end.reason)
     if end.status == "interrupted":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from squall.attending import attend, begun, finish_report
+from squall.attending import attend, finish
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, make_plan
 from squall.run import Run, ScriptCode, new_directory, write_plan
@@ -97,16 +96,12 @@ def run_script(
         path = Path(directory) if again and directory is not None else new_directory(directory)
         with hold(path) as lock:
             snapshot = Snapshots(path).newest() if again else None
-            write_plan(path, code)
             run = Run(path)
             try:
-                local.launch(path, snapshot, lock)
-                attend(local, path, code["settings"].progress)
+                write_plan(path, code)
+                attend(local, path, snapshot, lock, code["settings"].progress)
             finally:
-                local.close()
-                finish_report(run)
-                if not (again or begun(path)):
-                    shutil.rmtree(path, ignore_errors=True)
+                finish(run, again)
             return run
     finally:
         local.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from squall.attending import attend, finish_report, mended, raise_for
+from squall.attending import attend, finish, mended, raise_for
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, check_together, make_plan, timed
@@ -147,28 +147,22 @@ class Launch:
         snapshot = _last_snapshot(path, task, layout, self._strategy) if again else None
         if snapshot is not None and self.plan.goal.keep:
             best.weights(path, layout)  # raises if they are damaged: nobody could say later what was best
-        write_plan(path, self.code, shipped)
-        return self._run(task, layout, path, snapshot, lock)
+        run = Run(path, self.code["task"])
+        try:
+            write_plan(path, self.code, shipped)
+            if self._local is not None:
+                attend(self._local, path, snapshot, lock, self.plan.progress, self._watch)
+            else:
+                self._run_here(task, layout, path, snapshot)
+        finally:
+            finish(run, again)
+        return run
 
     def _checked(self) -> tuple[Task, Layout]:
         check_optimizers(self._strategy.recipe())
         seed_everything(self.plan.seed)
         task = check_task(self.code["task"]() if callable(self.code["task"]) else _not_a_function(self.code["task"]))
         return task, check_together(self.plan, self._strategy, task)
-
-    def _run(self, task: Task, layout: Layout, path: Path, snapshot: int | None, lock: int) -> Run:
-        run = Run(path, self.code["task"])
-        try:
-            if self._local is not None:
-                self._local.launch(path, snapshot, lock)
-                attend(self._local, path, self.plan.progress, self._watch)
-            else:
-                self._run_here(task, layout, path, snapshot)
-        finally:
-            if self._local is not None:
-                self._local.close()  # first: nothing goes on behind a report that is being drawn
-            finish_report(run)
-        return run
 
     # ------------------------------------------------------------ in processes
 
@@ -190,13 +184,12 @@ class Launch:
             alone = self._strategy.in_process
             run = Sequential(job, LoneChannel(self._watch)) if alone else InlineRun(job, watch=self._watch)
             end = run.run()
-            self._watch.settle()
         except Exception as error:
             error.add_note(mended(path))
             raise
         finally:
             torch.set_num_threads(threads)
-        raise_for(end, path)
+        raise_for(end, path, self._watch)
 
 
 def _not_a_function(task: object) -> Task:

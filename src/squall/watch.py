@@ -32,8 +32,3 @@ class Watch:
 
     def stop(self) -> StopRequested:
         return StopRequested(self.why, failed=self.error is not None, wanted=True)
-
-    def settle(self) -> None:
-        """The run is over: raise what the function has raised."""
-        if self.error is not None:
-            raise self.error

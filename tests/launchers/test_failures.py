@@ -191,6 +191,7 @@ def test_interrupted_before_training_begins(tmp_path: Path) -> None:
     status, _, err = end_of(run, signal.SIGINT, 10.0)
     assert status == 130
     assert "Traceback" not in err
+    assert not run.directory.exists() or "squall resume" in err, "there is a run to go on with, or nothing at all"
 
 
 @pytest.mark.parametrize("how", [("--strategy", "single_process"), ("--launcher", "inline")])

@@ -17,7 +17,7 @@ from typing import cast
 import msgspec
 import torch
 
-from squall.attending import finish_report
+from squall.attending import finish
 from squall.launchers.inline import LoneChannel, own_host
 from squall.plan import SIMULATED, Plan, Settings, check_together, make_plan, strategy_name
 from squall.protocol.coordinator import Coordinator
@@ -116,7 +116,7 @@ def simulate(
         write_plan(path, Code(task=task, strategy=strategy, settings=settings, plan=plan))
         job = private_job(plan, strategy, built, layout, path, time.time())
         forecast = _Simulation(job, cluster, real=True).run(watch)
-        finish_report(Run(path, task))
+        finish(Run(path, task))
     return dataclasses.replace(forecast, run_directory=str(path))
 
 
