@@ -95,8 +95,8 @@ def test_an_interrupt_that_could_save_nothing_is_told_to_the_script_as_any_other
     run.wait_rows(Progress, lambda row: row.replica == 0)
     run.kill("shard 0", signal.SIGSTOP)
     run.process.send_signal(signal.SIGINT)
-    status, out, err = run.finish(STOP_S)
+    wait_for(run.gone, STOP_S, "the processes to end")
+    status, out, err = run.finish()
     assert status == 130
     assert err.startswith("squall: interrupted; shard 0 did not answer in time, so that nothing was saved"), err
     assert out.count("caught Interrupted, interrupted") == 2
-    assert run.gone()
