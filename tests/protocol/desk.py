@@ -50,9 +50,9 @@ class Desk:
             lease = Lease(self.leases, epoch, 100 * self.leases, 100 * self.leases + batches * BATCH - short)
         return self._take(tell(self.replica, COORDINATOR, Grant(clock, lease), self.now))
 
-    def computed(self, finite: bool = True, loss: float = 0.5) -> "Desk":
+    def computed(self, finite: bool = True, loss: float = 0.5, over: bool = True) -> "Desk":
         self.computing = False
-        return self._take(give(self.replica, GradientComputed(loss, finite, 0.25), self.now))
+        return self._take(give(self.replica, GradientComputed(loss, finite, 0.25, over=over), self.now))
 
     def answer(self, staleness: int = 0, clock: int | None = None) -> "Desk":
         """All shards answer the newest exchange."""

@@ -6,6 +6,7 @@ from steps import give, only, sent, tell
 
 from squall.protocol.core import (
     COORDINATOR,
+    BatchOver,
     BatchSkipped,
     Compute,
     Expect,
@@ -22,6 +23,7 @@ from squall.protocol.messages import (
     Exchanged,
     Join,
     LeaseRequest,
+    Left,
     Logged,
     Progress,
     Skip,
@@ -172,6 +174,17 @@ def test_reports_are_sums_and_come_every_so_often() -> None:
     assert (stats.examples, stats.batches, stats.loss_sum) == (16, 4, 28.0)
     assert (stats.exchanges, stats.pushes, stats.fetches, stats.compute_s) == (4, 4, 4, 1.0)
     assert stats.staleness == {1: 4, 3: 2, 0: 2}  # of both shards
+
+
+def test_each_further_step_on_a_batch_is_a_push_and_its_examples_count_once() -> None:
+    desk = Desk().welcome().grant(1)
+    desk.now = -1.0  # reports are not due
+    for _ in range(3):
+        desk.computed(over=False).answer()
+    assert not desk.has(Progress)
+    ((_, left),) = sent(give(desk.replica, BatchOver()) + desk.stop().effects, Left)
+    assert (left.stats.examples, left.stats.batches, left.stats.pushes) == (BATCH, 1, 3)
+    assert left.covers == (Cover(1, 104),)
 
 
 def test_an_answer_that_comes_while_it_computes_is_reported_as_well() -> None:

@@ -321,7 +321,7 @@ class Replica:
             effects.append(Send(shard, exchange, payload))
         self._answers, self._missing = [None] * len(self.shards), len(self.shards)
         self._tally.exchanges += 1
-        self._tally.pushes += work.examples > 0
+        self._tally.pushes += work.batches > 0
         self._tally.fetches += fetch
         if push:
             self._since_push = 0
