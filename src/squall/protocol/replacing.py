@@ -11,7 +11,7 @@ from squall.protocol.core import Node
 
 LOST_IN_A_ROW = 5  # processes of a replica's slot that die soon: the slot is given up
 SOON_S = 10.0  # after it has joined
-PAUSE_S, PAUSE_AT_MOST_S = 1.0, 32.0  # before the third process of a row; doubles with each
+PAUSES_S = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # by how many of a row have died; the last for all that follow
 
 
 class Replacing:
@@ -44,7 +44,7 @@ class Replacing:
     def replace(self, node: Node, now: float) -> None:
         """Have its successor started when its time has come (`take_due`)."""
         lost = self._in_a_row.get((node.role, node.index), 0)
-        pause_s = min(PAUSE_S * 2 ** (lost - 2), PAUSE_AT_MOST_S) if lost > 1 else 0.0
+        pause_s = PAUSES_S[min(lost, len(PAUSES_S) - 1)]
         self._due[Node(node.role, node.index, node.incarnation + 1)] = now + pause_s
 
     def take_due(self, now: float) -> list[Node]:
