@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import itertools
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from blobs import task as blobs
 from torch.nn.functional import cross_entropy
 
 import squall
+from squall.runtime.snapshot import Snapshots
 
 options = argparse.ArgumentParser()
 options.add_argument("--epochs", type=int, default=3)
@@ -79,6 +81,18 @@ def batches():
         epochs = (itertools.islice(dealt.epoch, len(dealt.epoch)) for _ in range(options.epochs))
         return itertools.chain.from_iterable(epochs)
     return dealt
+
+
+restore = Snapshots.restore
+
+
+def interrupted(*arguments):
+    signal.raise_signal(signal.SIGINT)
+    return restore(*arguments)
+
+
+if mode == "held":  # a Ctrl-C comes as the final weights are read
+    Snapshots.restore = interrupted
 
 
 def train():

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from squall.launchers import scripts
+from squall.launchers.nursery import DONE
 from squall.record import Progress
 from squall.report import Reader, audit
 from squall.run import Run
@@ -100,3 +107,20 @@ def test_an_interrupt_that_could_save_nothing_is_told_to_the_script_as_any_other
     assert status == 130
     assert err.startswith("squall: interrupted; shard 0 did not answer in time, so that nothing was saved"), err
     assert out.count("caught Interrupted, interrupted") == 2
+
+
+def test_an_interrupt_that_python_would_ignore_ends_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    replica: Any = SimpleNamespace(ended_with=None)
+    monkeypatch.setattr(scripts, "_leave", left.append)
+    monkeypatch.setattr(sys, "unraisablehook", partial(scripts._unraisable, replica))
+
+    def batches() -> Iterator[int]:
+        try:
+            yield 0
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    for _ in batches():
+        break
+    assert left == [DONE]

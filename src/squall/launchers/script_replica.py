@@ -197,7 +197,6 @@ class Replica(Side):
         self._transport.close()
         while self._host.over is None:
             self._host.hear()
-        signal.signal(signal.SIGINT, self._on_interrupt)
         self.status = self._host.over["status"]
         if self.status != "finished":
             kind = {"interrupted": Interrupted, "nonfinite": NotFinite}.get(self.status, SquallError)
@@ -206,6 +205,7 @@ class Replica(Side):
         if self.status in ("finished", "interrupted") and (numbers := snapshots.numbers()):
             weights = snapshots.restore(numbers[-1], self._job.layout).tensors["weights"]
             self._job.layout.read_model(weights, self._job.task.model)
+        signal.signal(signal.SIGINT, self._on_interrupt)  # last: nobody is to go on with half of the weights
 
 
 def add_rows(job: Job, rows: Callable[[Summary], Iterable[Row]]) -> None:

@@ -260,8 +260,11 @@ def _story(error: BaseException) -> str:
 
 
 def _unraisable(replica: Replica, found: sys.UnraisableHookArgs) -> None:
-    """A `break` lets go of the batches where Python ignores exceptions; code behind the loop does not run even so."""
-    if found.exc_value is not None and found.exc_value is replica.ended_with:
+    """A `break` lets go of the batches where Python ignores exceptions; code behind the loop does not run even so.
+
+    Nor does it after an interrupt that came there.
+    """
+    if isinstance(found.exc_value, KeyboardInterrupt) or (found.exc_value and found.exc_value is replica.ended_with):
         _leave(DONE)
     sys.__unraisablehook__(found)
 
