@@ -63,7 +63,7 @@ def fit(
             `until`, else the loss. A resumed run counts anew.
         on_evaluation: called here with each evaluation while the run goes on: a dict of time_s, epoch, examples and
             updates of the weights, and of each metric. The run ends in order if it returns True; if it raises, the run
-            ends with a snapshot, and the exception is raised here.
+            ends with a snapshot, and the exception is raised here. A Ctrl-C waits until it returns.
         run_dir: where to keep the run; a new directory under runs/ by default.
         settings: how the run is carried out: launcher, threads, intervals.
 
