@@ -11,7 +11,8 @@ from steps import R0, R1, push, shard_of, tell
 from squall.protocol.check import check
 from squall.protocol.core import FrameArrived, Node, Started
 from squall.protocol.evaluator import Evaluator
-from squall.protocol.leases import Leases, Limits, Range
+from squall.protocol.leases import Leases, Limits
+from squall.protocol.ledger import Range
 from squall.protocol.link import Linked
 from squall.protocol.messages import Frame, Join, Lease
 

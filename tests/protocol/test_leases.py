@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from squall.protocol.check import check
 from squall.protocol.core import Node
-from squall.protocol.leases import Leases, Limits, Range
+from squall.protocol.leases import Leases, Limits
+from squall.protocol.ledger import Range
 from squall.protocol.messages import Lease
 
 A, B, C = HOLDERS = [Node("replica", i) for i in range(3)]

@@ -14,11 +14,11 @@ import squall
 from squall.plan import make_plan
 from squall.protocol.core import End, Event, Node, Note, PublishSnapshot
 from squall.protocol.leases import Leases, Limits
+from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats
 from squall.record import Lease, Progress, RecordError
 from squall.report import Reader
 from squall.run import Run
-from squall.runtime.folding import Ledger
 from squall.runtime.job import private_job
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.snapshot import Manifest, Snapshots

@@ -13,15 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from squall.protocol.core import Cause, Node
+from squall.protocol.ledger import Ledger, Range, size, without
 from squall.protocol.messages import Lease
-
-
-class Range(NamedTuple):
-    """Examples [start, stop) of an epoch's order. Sorts by epoch, then position."""
-
-    epoch: int
-    start: int
-    stop: int
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -236,11 +229,11 @@ class Leases:
         cls, state: dict[str, object], progress: Sequence[tuple[int, int]], batch_size: int, limits: Limits
     ) -> Leases:
         """Go on from `state()`; `progress` is (lease, upto) of what all shards' files hold beyond it."""
-        kept = _StateFields(**state)  # type: ignore[arg-type]  # checked by msgspec when it was read from disk
+        kept = msgspec.convert(state, Ledger)
         leases = cls(kept.examples, batch_size, limits)
         leases.epoch, leases.cursor, leases.trained = kept.epoch, kept.cursor, kept.trained
         leases._steps_dealt, leases._next_id = kept.steps, kept.next_id
-        remaining = [Range(*r) for r in kept.remaining]
+        remaining = kept.remaining
         for lease, upto in progress:
             held = kept.held.get(str(lease))
             if held is None or upto <= held[2]:
@@ -255,7 +248,7 @@ class Leases:
         leases.returned = sorted(remaining)
         return leases
 
-    def _add_since(self, kept: _StateFields, progress: dict[int, int], remaining: list[Range]) -> None:
+    def _add_since(self, kept: Ledger, progress: dict[int, int], remaining: list[Range]) -> None:
         """Go on from where dealing had come, and have all of that dealt again but what the files hold."""
         last, cursor, self._steps_dealt, self._next_id = kept.dealt
         while (self.epoch, self.cursor) < (last, cursor):
@@ -265,37 +258,9 @@ class Leases:
             self.epoch, self.cursor = (last, cursor) if self.epoch == last else (self.epoch + 1, 0)
         for name, (epoch, start, _, stop, _) in kept.since.items():
             trained = Range(epoch, start, min(stop, progress.get(int(name), start)))
-            left = [part for span in remaining for part in _without(span, trained)]
-            self.trained += sum(map(_size, remaining)) - sum(map(_size, left))
+            left = [part for span in remaining for part in without(span, trained)]
+            self.trained += sum(map(size, remaining)) - sum(map(size, left))
             remaining[:] = left
-
-
-class _StateFields(msgspec.Struct):
-    examples: int
-    epoch: int
-    cursor: int
-    trained: int
-    steps: int
-    next_id: int
-    remaining: list[list[int]]
-    held: dict[str, list[int]]  # lease -> epoch, start, done, stop, replica
-    since: dict[str, list[int]] = {}  # alike: granted later, and partly in the files
-    dealt: list[int] = []  # with `since`: epoch, cursor, steps and next_id at the end
-
-
-def _size(span: Range) -> int:
-    return span.stop - span.start
-
-
-def _without(span: Range, gone: Range) -> list[Range]:
-    """What is left of a range."""
-    if span.epoch != gone.epoch:
-        return [span]
-    parts = (
-        Range(span.epoch, span.start, min(span.stop, gone.start)),
-        Range(span.epoch, max(span.start, gone.stop), span.stop),
-    )  # fmt: skip
-    return [part for part in parts if part.start < part.stop] if gone.start < gone.stop else [span]
 
 
 def _held_state(held: _Held) -> list[int]:

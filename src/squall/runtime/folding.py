@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from squall.record import SEVERAL, Lease
 from squall.writer import Record
 
@@ -75,21 +73,3 @@ class _Pieces:
     def __init__(self) -> None:
         self.by_start: dict[int, Lease] = {}
         self.by_stop: dict[int, Lease] = {}
-
-
-class Ledger(msgspec.Struct):
-    """What the record needs of `Leases.state()`."""
-
-    next_id: int = 0
-    held: dict[str, tuple[int, int, int, int, int]] = {}  # lease -> epoch, start, done, stop, replica
-    since: dict[str, tuple[int, int, int, int, int]] = {}  # alike, of leases granted later
-    dealt: list[int] = []  # with `since`: its last is the number of the next lease behind them
-
-    @property
-    def leases(self) -> dict[str, tuple[int, int, int, int, int]]:
-        return self.held | self.since
-
-    @property
-    def dealt_upto(self) -> int:
-        """The number of the next lease that is dealt from it."""
-        return self.dealt[-1] if self.dealt else self.next_id

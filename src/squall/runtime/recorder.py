@@ -11,12 +11,13 @@ from typing import Protocol
 import msgspec
 
 from squall.protocol.core import Effect, End, Event, Node, Note, Payload, PublishSnapshot, StartMember
+from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats
 from squall.record import Event as EventRow
 from squall.record import Extra, Lease, Member, Metric, Progress, RecordError, Skip, Staleness, State
 from squall.runtime.divergence import Divergence
 from squall.runtime.driver import QuietHost
-from squall.runtime.folding import Folding, Ledger
+from squall.runtime.folding import Folding
 from squall.runtime.job import Job
 from squall.runtime.optimizers import in_words, state_name
 from squall.runtime.snapshot import Manifest, Snapshots

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squall.protocol.core import Node
-from squall.protocol.leases import Range
+from squall.protocol.ledger import Range
 from squall.protocol.sandblaster.portions import PATIENCE, Balance, Portions
 
 A, B, C = (Node("replica", i) for i in range(3))

@@ -12,7 +12,8 @@ import msgspec
 
 from squall.protocol.coordinator import Coordinator, Phase, Policy
 from squall.protocol.core import Cause, Effect, Node, Note, Send
-from squall.protocol.leases import Limits, Range
+from squall.protocol.leases import Limits
+from squall.protocol.ledger import Range
 from squall.protocol.membership import Covers
 from squall.protocol.messages import (
     Calculated,

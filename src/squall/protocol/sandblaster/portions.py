@@ -8,7 +8,7 @@ from collections import deque
 import msgspec
 
 from squall.protocol.core import Node
-from squall.protocol.leases import Range
+from squall.protocol.ledger import Range
 from squall.protocol.messages import Stats
 
 HOLDERS_AT_MOST = 2  # replicas that compute the same portion
