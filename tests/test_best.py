@@ -133,6 +133,7 @@ def test_a_file_that_is_damaged_is_not_taken_for_the_best(inline: Fit, run_dir: 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another metric": ({"keep_best": "beauty"}, "keep_best names the metric 'beauty', but the task has loss, close"),
+    "no function": ({"on_evaluation": 3}, "on_evaluation is 3: give a function of an evaluation"),
     "no patience": ({"patience": 0}, "patience is 0: it must be at least 1"),
 }
 

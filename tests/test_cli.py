@@ -246,7 +246,15 @@ def test_what_is_wrong_is_one_line_and_status_1(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["fly"], ["train"], ["train", "f", "--strategy", "x"], ["train", "f", "--replicas", "two"]]
+    "arguments",
+    [
+        [],
+        ["fly"],
+        ["train"],
+        ["train", "f", "--strategy", "x"],
+        ["train", "f", "--replicas", "two"],
+        ["train", "f", "--keep-schedule", "some"],
+    ],
 )
 def test_what_cannot_be_read_is_status_2_with_the_usage(arguments: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as caught:

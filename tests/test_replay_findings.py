@@ -333,4 +333,5 @@ def test_a_run_without_a_nan_is_replayed_to_its_end(inline: Fit) -> None:
     run = inline(NOISY, FAMILY["downpour"], epochs=1)
     replayed = squall.replay(run.directory, around_nan=True)
     assert replayed.nan is None
+    assert "no batch made a NaN or Inf" in str(replayed)
     assert same(replayed.model, run.model)

@@ -99,6 +99,10 @@ def test_a_mended_file_is_read_again_and_the_stored_code_keeps_its_own_lines(fil
     assert main(["resume", "r", "--epochs", "4", "--task", str(files / "moved.py")]) == 0
     assert load_code(Path("r")).get("file") == f"{files / 'moved.py'}:task"
 
+    (files / "beside.py").unlink()
+    missing = raised(capsys, "resume", "r", "--epochs", "5", "--as-it-was")
+    assert "code.pickle needs the module 'beside', which is not found here: put its folder into PYTHONPATH" in missing
+
 
 def test_a_module_that_lost_what_the_stored_task_needs_does_not_matter_to_the_mended_file(
     files: Path, capsys: Any

@@ -57,6 +57,8 @@ WRONG = {
     "a stream": ({"train": Stream()}, "Task.train is an IterableDataset .Stream., a stream"),
     "a generator": ({"train": iter([1, 2])}, "Task.train must be map-style"),
     "batch size 0": ({"batch_size": 0}, "batch_size is 0: it must be at least 1"),
+    "half a batch": ({"batch_size": 2.5}, "batch_size is 2.5: it must be at least 1, and whole"),
+    "no module": ({"model": lambda: 3}, "Task.model must be an nn.Module: it is int"),
     "negative batch size": ({"batch_size": -3}, "batch_size is -3: it must be at least 1"),
     "clip 0": ({"clip_norm": 0.0}, "clip_norm is 0.0: it must be positive, or None"),
     "clip NaN": ({"clip_norm": float("nan")}, "clip_norm is nan"),

@@ -49,7 +49,10 @@ def add_snapshots(group: Any) -> None:
 
 def gigabytes(text: str) -> float | None:
     """all, none, or 1.5"""
-    return {"all": None, "none": 0.0}[text] if text in ("all", "none") else float(text)
+    try:
+        return {"all": None, "none": 0.0}[text] if text in ("all", "none") else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not all, none, or gigabytes such as 1.5") from None
 
 
 def ratio(text: str) -> float:

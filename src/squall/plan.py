@@ -138,8 +138,8 @@ def make_plan(
         raise ValueError(f"strategy must be one of {_names()}, such as squall.Downpour(replicas=2): got {strategy!r}")
     recipe = strategy.recipe()
     for name, value in (("epochs", epochs), ("steps", steps), ("patience", patience)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}: it must be at least 1")
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise ValueError(f"{name} is {value!r}: it must be at least 1, and whole")
     if settings.shard_threads > 1 and (recipe.batch is not None or not recipe.elementwise):
         raise ValueError(
             f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
@@ -218,7 +218,7 @@ def _check_batches(task: Task, recipe: Recipe) -> None:
 
 def parse_until(text: str) -> tuple[str, float]:
     """'accuracy=0.97' -> ("accuracy", 0.97)."""
-    name, equals, value = text.partition("=")
+    name, equals, value = str(text).partition("=")
     try:
         if not equals or not name.strip():
             raise ValueError

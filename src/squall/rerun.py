@@ -51,6 +51,7 @@ class Replayed:
         snapshots: numbers of those compared, bit for bit.
         difference: the first, if one was found.
         nan: the first batch whose gradient was not finite, if that was asked for and there was one.
+        around_nan: that was asked for.
         seconds: that the replay took.
         checked: it was compared with the record.
         until: the update that was to be reached, if one was named.
@@ -71,6 +72,7 @@ class Replayed:
     checked: bool
     until: int | None
     strayed: bool = False
+    around_nan: bool = False
 
     def __str__(self) -> str:
         lines = [f"{self.directory}: {self.updates} updates replayed in {self.seconds:.1f} s"]
@@ -79,6 +81,8 @@ class Replayed:
             lines.append(f"stopped: {self.stopped}")
         if self.nan is not None:
             lines.append(str(self.nan))
+        elif self.around_nan:
+            lines.append("no batch made a NaN or Inf")
         if self.difference is not None:
             lines.append(f"first difference: {self.difference}")
         elif self.checked:
@@ -281,7 +285,7 @@ class _Rerun:
             updates=min(versions), versions=versions, elsewhere=tuple(self._elsewhere),
             stopped="; ".join(self._notes), fingerprints=self._fingerprints, snapshots=tuple(self._snapshots),
             difference=observer.difference, nan=observer.nan, seconds=seconds, checked=self._check,
-            until=self._until, strayed=self._strayed,
+            until=self._until, strayed=self._strayed, around_nan=self._around_nan,
         )  # fmt: skip
 
 

@@ -81,6 +81,9 @@ class Run:
         finally:
             reader.close()
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r})"
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return f"<p>{escape(str(self.directory))}</p>{self.summary()._repr_html_()}"
@@ -191,6 +194,11 @@ def _read(path: Path, read: Callable[[bytes], T]) -> T:
         return read((path / "code.pickle").read_bytes())
     except FileNotFoundError:
         raise ValueError(f"{path} holds no run that can be resumed or replayed: it has no code.pickle") from None
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{path / 'code.pickle'} needs the module {error.name!r}, which is not found here: put its folder into"
+            " PYTHONPATH, or install it"
+        ) from error
     except Exception as error:
         raise ValueError(
             f"{path / 'code.pickle'} cannot be read ({type(error).__name__}: {error}): start a new run, or give the"

@@ -115,8 +115,8 @@ def check_data(task: Task) -> None:
             raise ValueError(f"Task.{name} must be map-style (__len__ and __getitem__): it is {type(data).__name__}")
         if len(data) == 0:
             raise ValueError(f"Task.{name} is empty: give at least one example")
-    if task.batch_size < 1:
-        raise ValueError(f"Task.batch_size is {task.batch_size}: it must be at least 1")
+    if not (isinstance(task.batch_size, int) and task.batch_size >= 1):
+        raise ValueError(f"Task.batch_size is {task.batch_size!r}: it must be at least 1, and whole")
     if task.clip_norm is not None and not task.clip_norm > 0:
         raise ValueError(f"Task.clip_norm is {task.clip_norm}: it must be positive, or None not to clip")
     clash = [name for name in OWN_LOADER_ARGUMENTS if name in task.loader]
@@ -144,6 +144,8 @@ def _check_order(task: Task) -> None:
 
 
 def _check_parameters(task: Task) -> None:
+    if not isinstance(task.model, nn.Module):
+        raise ValueError(f"Task.model must be an nn.Module: it is {type(task.model).__name__}")
     trainable = [(n, p) for n, p in task.model.named_parameters() if p.requires_grad]
     if not trainable:
         raise ValueError("the model has no trainable parameters: set requires_grad=True on some")

@@ -14,6 +14,8 @@ class Watch:
     """Calls the user's function, in the launching process. The run ends in order once `why` says something."""
 
     def __init__(self, call: OnEvaluation | None = None) -> None:
+        if call is not None and not callable(call):
+            raise ValueError(f"on_evaluation is {call!r}: give a function of an evaluation, or leave it out")
         self._call = call
         self.why = ""
         self.error: Exception | None = None

@@ -34,6 +34,7 @@ def test_a_run_that_has_not_been_measured_has_the_columns_of_every_run(tmp_path:
 def test_a_notebook_shows_a_table_and_no_markup_of_the_run(run_dir: Path) -> None:
     write(run_dir / "run.sqlite", [State("strategy", "<b>")])
     shown = Run(run_dir)._repr_html_()
+    assert repr(Run(run_dir)) == f"Run({str(run_dir)!r})"
     assert "<td>&lt;b&gt;</td>" in shown
     assert "<th>accuracy</th><td>0.875</td>" in shown
     assert run_dir.name in shown

@@ -23,4 +23,7 @@ class Silence:
             self._heard[replica] = report, seen_at
             if now - seen_at >= max(SILENT_S, 2 * self._longest.get(replica, 0.0)):
                 silent.append(f"replica {replica} for {now - seen_at:.0f} s")
-        return f"not heard of: {', '.join(silent)}" if silent else ""
+        if not silent:
+            return ""
+        what = "not heard of" if len(silent) < len(reports) else "not heard of, or the record cannot be written"
+        return f"{what}: {', '.join(silent)}"
