@@ -194,5 +194,5 @@ def test_a_mended_script_is_read_again_and_as_it_was_fails_as_it_did(tmp_path: P
     assert "script.py has changed since the run began: 2 lines, from line 1 on; the run goes on with it" in done.stderr
 
     done = started("-m", "squall", "resume", tmp_path / "r")
-    assert (done.returncode, done.stdout.count("trained")) == (0, 1), done.stderr
+    assert (done.returncode, done.stdout.splitlines().count("trained")) == (0, 1), done.stderr
     assert "script.py has changed since the run began: 2 lines, from line 1 on\n" in done.stderr

@@ -42,6 +42,7 @@ class Progress:
         self._tally = Tally()
         self._live: Live | None = None
         self._polled = self._printed = -math.inf  # the `now` of the last poll, of the last line
+        self._line = ""  # the last
 
     def start(self) -> None:
         """Begin to show."""
@@ -79,8 +80,10 @@ class Progress:
             if event.kind != "snapshot":  # regular, and of no interest in a log
                 self._print(_event(event).plain)
         if line and self._tally.replicas:
-            self._printed = now
-            self._print(sentence(self._tally) + (f"  {silent}" if silent else ""))
+            self._printed, before = now, self._line
+            self._line = sentence(self._tally) + (f"  {silent}" if silent else "")
+            if self._line != before or not self._stopped:
+                self._print(self._line)
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)

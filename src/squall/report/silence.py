@@ -25,5 +25,5 @@ class Silence:
                 silent.append(f"replica {replica} for {now - seen_at:.0f} s")
         if not silent:
             return ""
-        what = "not heard of" if len(silent) < len(reports) else "not heard of, or the record cannot be written"
-        return f"{what}: {', '.join(silent)}"
+        unwritten = "" if len(silent) < len(reports) else " (or the record cannot be written)"
+        return f"not heard of: {', '.join(silent)}{unwritten}"
