@@ -134,6 +134,10 @@ def test_to_break_out_of_the_loop_ends_the_training_for_all(tmp_path: Path, mode
     assert len(set(weights(out))) == 1
     found, trained = run.rows(Metric), Run(run.directory).summary().examples
     assert Run(run.directory).summary().ended == "script"
+    reader = Reader(run.directory / "run.sqlite")
+    spans = [span for epoch in audit(reader).epochs for span in epoch.spans]
+    reader.close()
+    assert sum(span.times * len(span) for span in spans) == trained, "also of leases that were left"
     assert found[-1].examples == trained > 0, "what is measured behind the loop is of the final weights"  # type: ignore[attr-defined]
 
 

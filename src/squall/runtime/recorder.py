@@ -82,21 +82,17 @@ class CoordinatorHost(QuietHost):
         ledger = msgspec.convert(manifest.ledger, Ledger)
         held = [int(lease) for lease in ledger.held]
         self._record.rewind(manifest.asked_s, ledger.next_id, ledger.dealt_upto, held)
-        at = manifest.trained_s
-        for name, (epoch, start, done, stop, replica) in ledger.leases.items():
-            upto = max(done, manifest.progress.get(name, done))
+        self._book(manifest.ledger, manifest.progress, manifest.trained_s, reported=manifest.final)
+
+    def _book(self, ledger: dict[str, object], progress: dict[str, int], at: float, reported: bool = False) -> None:
+        """What a snapshot holds of leases that had not ended; what is beyond its ledger may be `reported` already."""
+        for name, (epoch, start, done, stop, replica) in msgspec.convert(ledger, Ledger).leases.items():
+            upto = max(done, progress.get(name, done))
             if upto > start:
                 self._record.add(Lease(int(name), epoch, start, stop, replica, 0, at, at, upto))
-        if not manifest.final:
-            self._book(manifest.ledger, manifest.progress, at)
-
-    def _book(self, ledger: dict[str, object], progress: dict[str, int], at: float) -> None:
-        """What a snapshot holds beyond its ledger was reported later, if at all."""
-        for name, (_, _, done, _, replica) in msgspec.convert(ledger, Ledger).leases.items():
-            more = progress.get(name, done) - done
-            if more > 0:
-                batches = -(-more // self._job.task.batch_size)
-                self._record.add(Progress(at, replica, more, batches, math.nan, 0.0, 0.0, 0, 0))
+            if upto > done and not reported:
+                batches = -(-(upto - done) // self._job.task.batch_size)
+                self._record.add(Progress(at, replica, upto - done, batches, math.nan, 0.0, 0.0, 0, 0))
 
     def attach(self, payload: Payload) -> None:
         raise AssertionError("the coordinator never touches a parameter")
