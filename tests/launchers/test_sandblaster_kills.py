@@ -17,7 +17,7 @@ from tests.launchers import logistic
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.tasks import INLINE
 
-SETTINGS = ("--strategy", "sandblaster", "--replicas", "3", "--shards", "2")
+SETTINGS = ("--strategy", "sandblaster", "--batch", "full", "--replicas", "3", "--shards", "2")
 FILE = str(Path(logistic.__file__))
 
 
