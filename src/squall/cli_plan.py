@@ -87,8 +87,8 @@ def _strategies(text: str, from_file: Sequence[Strategy]) -> dict[str, Strategy]
         if {"replicas", "shards"} & {setting.partition("=")[0] for setting in settings.split(":")}:
             raise ValueError(f"--strategies has {part.strip()!r}: replicas and shards are swept, use --budget")
         if settings:
-            one = argparse.Namespace(strategies=part, replicas=None, shards=None)
-            found |= named_strategies(one, from_file)
+            flags = dict.fromkeys(("replicas", "shards", "optimizer", "lr", "momentum", "weight_decay"))
+            found |= named_strategies(argparse.Namespace(strategies=part, **flags), from_file)
         else:
             found |= default_strategies(from_file, [name])
     return found
