@@ -1,11 +1,10 @@
 """A replica's machine, and the hand that answers it."""
 
-from steps import give, only, sent, shard_nodes, tell
-
 from squall.protocol.cadence import Cadence
 from squall.protocol.core import COORDINATOR, Compute, Effect, GradientComputed, Node, Started
 from squall.protocol.messages import Exchange, Exchanged, Grant, Lease, Left, Progress, Stop, Welcome
 from squall.protocol.replica import Replica
+from tests.protocol.steps import give, only, sent, shard_nodes, tell
 
 SHARDS = shard_nodes(2)
 BATCH = 4

@@ -1,7 +1,5 @@
 """A coordinator's machine, and hands for its shards and replicas."""
 
-from steps import give, sent, shard_nodes, tell
-
 from squall.protocol.coordinator import Policy
 from squall.protocol.core import Effect, Event, MemberLost, Node, Note
 from squall.protocol.dealing import Dealing
@@ -27,6 +25,7 @@ from squall.protocol.messages import (
     Weights,
     Welcome,
 )
+from tests.protocol.steps import give, sent, shard_nodes, tell
 
 BATCH = 10
 

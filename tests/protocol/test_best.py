@@ -3,14 +3,14 @@
 import math
 
 import pytest
-from office import Office
-from steps import give, kinds, sent, shard_nodes, tell
 
 from squall.protocol.best import Best, Goal, better
 from squall.protocol.core import COORDINATOR, Cause, End, KeepWeights, ModelEvaluated, Node, TimePassed, WeightsKept
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Evaluate, Evaluated, Exchanged, Stop, Weights
+from tests.protocol.office import Office
+from tests.protocol.steps import give, kinds, sent, shard_nodes, tell
 
 S0, S1 = shard_nodes(2)
 

@@ -4,9 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from desk import Desk
-from office import Office
-from steps import R0, R1, push, shard_of, tell
 
 from squall.protocol.check import check
 from squall.protocol.core import FrameArrived, Node, Started
@@ -15,6 +12,9 @@ from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Range
 from squall.protocol.link import Linked
 from squall.protocol.messages import Frame, Join, Lease
+from tests.protocol.desk import Desk
+from tests.protocol.office import Office
+from tests.protocol.steps import R0, R1, push, shard_of, tell
 
 
 def leases() -> Leases:

@@ -1,11 +1,10 @@
 """Evaluations, snapshots, and how a run comes to its end."""
 
-from office import Office
-from steps import only, sent
-
 from squall.protocol.core import Cause, End, Forget, Node, Note, PublishSnapshot, StartMember, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Cover, Evaluate, Join, Left, Stats, Stop, TakeSnapshot, Welcome
+from tests.protocol.office import Office
+from tests.protocol.steps import only, sent
 
 
 def finished(**settings: object) -> Office:

@@ -4,9 +4,6 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
-from office import BATCH, Office
-from steps import kinds, only, sent
-from test_closing import finished
 
 from squall.protocol.core import Cause, End, Forget, MemberLost, Node, Started, StartMember, TimePassed
 from squall.protocol.leases import Limits
@@ -25,6 +22,9 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.replacing import LOST_IN_A_ROW, SOON_S
+from tests.protocol.office import BATCH, Office
+from tests.protocol.steps import kinds, only, sent
+from tests.protocol.test_closing import finished
 
 
 def again(node: Node) -> Node:

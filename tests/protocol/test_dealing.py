@@ -1,11 +1,10 @@
 """How much work a replica is given, and how rounds are dealt."""
 
-from office import BATCH, Office
-from steps import kinds, sent
-
 from squall.protocol.core import Node
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Grant, Lease, LeaseRequest, Welcome
+from tests.protocol.office import BATCH, Office
+from tests.protocol.steps import kinds, sent
 
 
 def test_leases_shrink_towards_the_end_of_an_epoch() -> None:

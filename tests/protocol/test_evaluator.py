@@ -1,9 +1,9 @@
 import pytest
-from steps import give, kinds, sent, shard_nodes, tell
 
 from squall.protocol.core import COORDINATOR, EvaluateModel, ModelEvaluated, Node, Started, StopRequested, TimePassed
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop, Weights
+from tests.protocol.steps import give, kinds, sent, shard_nodes, tell
 
 S0, S1 = shard_nodes(2)
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
-from steps import R0, R1, R1_AGAIN, R2, answers, push, shard_of, tell, view
 
 from squall.protocol.core import Node
 from squall.protocol.messages import Exchange, Exchanged
+from tests.protocol.steps import R0, R1, R1_AGAIN, R2, answers, push, shard_of, tell, view
 
 
 def test_a_fetch_waits_until_the_slowest_is_near_enough() -> None:

@@ -1,8 +1,6 @@
 """What a replica asks for, computes, pushes and reports, as its effects show it."""
 
 import pytest
-from desk import BATCH, Desk
-from steps import give, only, sent, tell
 
 from squall.protocol.core import (
     COORDINATOR,
@@ -32,6 +30,8 @@ from squall.protocol.messages import (
     Weights,
 )
 from squall.protocol.replica import REPORT_EVERY_S, REPORT_LEASES
+from tests.protocol.desk import BATCH, Desk
+from tests.protocol.steps import give, only, sent, tell
 
 
 def test_it_joins_fetches_and_asks_for_work() -> None:

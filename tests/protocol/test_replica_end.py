@@ -1,11 +1,11 @@
 """Batches that are not finite, and Stop at every stage."""
 
 import pytest
-from desk import BATCH, Desk
-from steps import kinds, only, sent
 
 from squall.protocol.core import COORDINATOR, Compute, End, Expect, UseWeights
 from squall.protocol.messages import Left, NonFinite
+from tests.protocol.desk import BATCH, Desk
+from tests.protocol.steps import kinds, only, sent
 
 
 def test_a_bad_batch_is_tried_again_on_fresh_weights() -> None:

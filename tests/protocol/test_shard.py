@@ -1,7 +1,6 @@
 """What a shard applies and answers, as its effects show it."""
 
 import pytest
-from steps import R0, R1, R1_AGAIN, R2, answers, give, kinds, only, push, sent, shard_of, tell, view
 
 from squall.protocol.core import (
     COORDINATOR,
@@ -30,6 +29,7 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.shard import LEASES_KEPT
+from tests.protocol.steps import R0, R1, R1_AGAIN, R2, answers, give, kinds, only, push, sent, shard_of, tell, view
 
 EVALUATOR = Node("evaluator", 3)
 

@@ -1,14 +1,14 @@
 """A user's stop, and batches that stay bad."""
 
 import pytest
-from office import Office
-from steps import kinds, sent
-from test_closing import end, finished
 
 from squall.protocol.coordinator import SAVE_WITHIN_S, STOP_WITHIN_S
 from squall.protocol.core import Cause, End, PublishSnapshot, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Cover, Evaluate, NonFinite, Stop, TakeSnapshot
+from tests.protocol.office import Office
+from tests.protocol.steps import kinds, sent
+from tests.protocol.test_closing import end, finished
 
 
 def test_a_users_stop_skips_the_evaluation() -> None:

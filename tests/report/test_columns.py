@@ -1,10 +1,9 @@
 import math
 from pathlib import Path
 
-from conftest import write
-
 from squall.record import Metric, State
 from squall.run import Run
+from tests.report.conftest import write
 
 
 def test_evaluations_and_progress_are_columns_of_one_length(run_dir: Path) -> None:

@@ -3,13 +3,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import lease, state, work, write
 from hypothesis import given
 from hypothesis import strategies as st
 
 from squall.record import Row, Skip
 from squall.report import Audit, Reader, audit
 from squall.report.coverage import spans_of
+from tests.report.conftest import lease, state, work, write
 
 SIZE = 40
 positions = st.integers(0, SIZE)

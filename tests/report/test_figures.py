@@ -3,11 +3,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import work, write
 
 from squall.record import Metric, Row, Staleness
 from squall.report import Reader
 from squall.report.figures import Chart, charts
+from tests.report.conftest import work, write
 
 
 def drawn(path: Path, rows: list[Row]) -> dict[str, Chart]:

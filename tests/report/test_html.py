@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import state, work, write
 
 from squall.record import Event, Member, Metric, Row, Staleness
 from squall.report import write_report
+from tests.report.conftest import state, work, write
 
 VOID = {"meta", "br"}
 

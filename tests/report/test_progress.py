@@ -4,13 +4,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import state, work, write
 from rich.console import Console
 
 from squall.record import Event, Member, Metric, Row, Staleness
 from squall.report import Progress, Reader
 from squall.report.tally import RECENT_S, Tally, loss, staleness, waiting
 from squall.writer import Record
+from tests.report.conftest import state, work, write
 
 
 @pytest.fixture

@@ -2,11 +2,10 @@ import math
 from contextlib import closing
 from pathlib import Path
 
-from conftest import work, write
-
 from squall.record import Event, Metric, Staleness
 from squall.report import Reader
 from squall.writer import Record
+from tests.report.conftest import work, write
 
 
 def test_since_gives_every_row_once(tmp_path: Path) -> None:

@@ -3,10 +3,9 @@ import math
 from contextlib import closing
 from pathlib import Path
 
-from conftest import state, work, write
-
 from squall.record import Metric
 from squall.report import Reader, Summary, summarize
+from tests.report.conftest import state, work, write
 
 
 def summary(path: Path) -> Summary:

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from sim_bench import Bench
 
 from squall.protocol.coordinator import STOP_WITHIN_S
 from squall.protocol.core import Compute, Node, Started, WriteSnapshot
@@ -15,6 +14,7 @@ from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network
 from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Recipe, Synchronous
+from tests.sim.sim_bench import Bench
 
 CLEAN = Network(latency_s=0.001)
 FAULTY = Network(latency_s=0.001, jitter_s=0.004, loss=0.02, duplication=0.02)

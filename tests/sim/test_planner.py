@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from plan_entries import DILOCO, DOWNPOUR, SYNCHRONOUS, entry
 from torch import Tensor, nn
 
 import squall
@@ -29,6 +28,7 @@ from squall.sim.planning.ranking import ranked
 from squall.sim.planning.reasons import reason
 from squall.sim.planning.speed import speed_of
 from squall.sim.planning.survival import survival_of
+from tests.sim.plan_entries import DILOCO, DOWNPOUR, SYNCHRONOUS, entry
 from tests.tasks import mean_square, numbers, regression
 
 SLOW_ONE = Cluster(machines=(

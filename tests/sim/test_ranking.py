@@ -4,11 +4,11 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_entries import AVERAGING, DILOCO, DOWNPOUR, SYNCHRONOUS, entry
 
 import squall
 from squall.sim.planning.ranking import Entry, Ranking, best_sizes, finalists, ranked
 from squall.sim.planning.reasons import reason
+from tests.sim.plan_entries import AVERAGING, DILOCO, DOWNPOUR, SYNCHRONOUS, entry
 
 TARGET = ("accuracy", 0.97)
 

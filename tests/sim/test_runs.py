@@ -6,13 +6,13 @@ from typing import Literal
 
 import pytest
 import torch
-from sim_bench import Bench
 
 from squall.protocol.core import Compute, Effect, Event, Node, Note
 from squall.protocol.leases import Limits
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network
 from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Recipe, Synchronous
+from tests.sim.sim_bench import Bench
 
 NETWORKS = {
     "none": Network(),

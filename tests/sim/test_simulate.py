@@ -352,7 +352,7 @@ def test_both_kinds_of_gradients_take_the_same_virtual_time(tmp_path: Path) -> N
 _HASH = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from test_simulate import forecast_of
+from tests.sim.test_simulate import forecast_of
 print(forecast_of(5))
 """
 

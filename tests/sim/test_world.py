@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from sim_bench import Bench
 
 from squall.protocol.core import (
     COORDINATOR,
@@ -30,6 +29,7 @@ from squall.protocol.messages import Join, Stop
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network, World
 from squall.strategies import Downpour, Synchronous
+from tests.sim.sim_bench import Bench
 
 FAULTY = Network(latency_s=0.001, jitter_s=0.004, loss=0.02, duplication=0.02)
 PEER = Node("replica", 0)
@@ -165,7 +165,7 @@ def test_timers_do_not_pile_up() -> None:
 _HASH = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from test_world import trace_of
+from tests.sim.test_world import trace_of
 print(trace_of("downpour", 5), trace_of("synchronous", 5))
 """
 

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from references import averaged, block_descent, elastic, local_training, outer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -31,6 +30,7 @@ from squall.runtime.optimizers import in_words
 from squall.strategies import STRATEGIES, Strategy
 from squall.task_file import load_task
 from squall.vector import Layout
+from tests.strategies.references import averaged, block_descent, elastic, local_training, outer
 from tests.tasks import INLINE, by_hand, regression, snapshot
 
 Fit = Callable[..., Run]
@@ -236,8 +236,7 @@ from squall.task_file import load_task
 from squall.optim import Proximal
 from squall.run import Run
 from tests.tasks import INLINE, regression
-sys.path.insert(0, "tests/strategies")
-from test_conformance import TABLE, _digest, of
+from tests.strategies.test_conformance import TABLE, _digest, of
 Run.report = lambda run: None
 for number, name in enumerate(TABLE):
     run = squall.fit(regression(), of(name), epochs=2, settings=INLINE, run_dir=Path(sys.argv[1]) / str(number))
