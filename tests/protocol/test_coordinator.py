@@ -157,6 +157,18 @@ def test_an_evaluator_never_ends_a_run() -> None:
     assert not office.heard(a, Stop)
 
 
+def test_an_evaluator_that_is_to_start_later_starts_when_the_final_weights_are_there() -> None:
+    office = Office()
+    a, b = office.join(0, 1)
+    assert doom(office, office.evaluator, 9)[-1] == 32
+    assert office.lose(Node("evaluator", 2, 9)) != []
+    assert office.machine.wake_at == office.now + 32
+    office.work(a)
+    office.leave(a, b)
+    assert office.machine.wake_at == office.now
+    assert StartMember(Node("evaluator", 2, 10)) in office.give(TimePassed())
+
+
 def test_the_final_weights_are_not_evaluated_for_ever() -> None:
     office = finished()
     node = office.evaluator

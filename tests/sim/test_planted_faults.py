@@ -21,6 +21,7 @@ from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Calculation, Evaluated, Exchange, Frame, ViewSeen, covered
+from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.portions import Portions
@@ -216,6 +217,26 @@ def patient_with_replicas(original: Any, coordinator: Coordinator, now: float) -
         original(coordinator, now)
 
 
+def last_of_all(original: Any, coordinator: Coordinator, node: Node, text: str, *given: Any) -> None:
+    others = {slot: None for slot in range(coordinator.policy.replicas) if slot != node.index}
+    coordinator._replacing.given_up |= others
+    original(coordinator, node, text, *given)
+
+
+def all_awaited(original: Any, coordinator: LeaseCoordinator) -> bool:
+    given_up, coordinator._replacing.given_up = coordinator._replacing.given_up, {}
+    may: bool = original(coordinator)
+    coordinator._replacing.given_up = given_up
+    return may
+
+
+def evaluators_are_needed(original: Any, coordinator: Coordinator, node: Node, *given: Any) -> None:
+    replacing = coordinator._replacing
+    original(coordinator, node, *given)
+    if node.role == "evaluator" and replacing._in_a_row.get((node.role, node.index), 0) >= LOST_IN_A_ROW:
+        coordinator._fail("the evaluator is gone", given[-1])
+
+
 def twice_told(original: Any, leases: Leases, lease: int, upto: int, holder: Node) -> Any:
     return original(leases, lease, upto + leases.batch_size, holder)
 
@@ -342,6 +363,12 @@ PLANTED: dict[str, Planted] = {
         wrapped(Coordinator, "_set_deadline", patient_with_shards), 100, "I8"),
     "a stop waits for replicas for as long as they take": Planted(
         wrapped(Coordinator, "_set_deadline", patient_with_replicas), 100, "I8"),
+    "a slot that is given up is the end of the run": Planted(
+        wrapped(Coordinator, "_give_slot_up", last_of_all), 100, "I5"),
+    "the first round waits for a slot that is given up": Planted(
+        wrapped(LeaseCoordinator, "_may_grant", all_awaited), 200, "I5", of="synchronous"),
+    "an evaluator that keeps dying is the end of the run": Planted(
+        wrapped(Coordinator, "_replace", evaluators_are_needed), 100, "I5"),
     "a batch more than reported counts as trained": Planted(wrapped(Leases, "done", twice_told), 20, "I1"),
     "a gradient buffer is used again too early": Planted(wrapped(Replica, "_exchange", one_buffer), 20, "I6"),
     "a batch that is tried again shifts the fetches": Planted(

@@ -400,6 +400,7 @@ class Coordinator(ABC):
         if self.policy.evaluate and not self._hurried:
             self.phase = Phase.EVALUATING
             self._evaluations.ask(effects)
+            self._replacing.hasten(now)
         else:
             self._close_with_snapshot(now, effects)
 

@@ -62,6 +62,8 @@ SCRIPTED = 0.4  # of the worlds have loops of users' own
 KEEPS = 0.5  # alike, of the best weights
 LONG = 0.03  # of the worlds have many batches, soon computed
 FOLLOWED = 0.4  # of the cuts, pauses and storms are followed by the death of somebody who is in them
+DOOMED = 0.15  # of the deaths are followed by those of all who start in the place
+LASTING_S = 0.5  # that a batch takes where a place is left so: less, and the run would be over before it is given up
 HUNG = 0.5  # of the user's stops find somebody who does not answer
 MORTAL = ("replica", "evaluator")  # others start in their place
 
@@ -120,7 +122,7 @@ def chaos(seed: int) -> Chaos:
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
     events = 40 + 4 * (examples // batch_size) * epochs * (shards + 2)  # about as many as the run will have
-    return Chaos(
+    return _doomed(Chaos(
         seed, strategy, replicas, shards, examples, batch_size, epochs,
         network=Network(latency_s=0.001, jitter_s=chance.choice((0.0, 0.001, 0.004))),
         paces=paces, notice_s=chance.choice((0.0, 0.002, 0.02)),
@@ -128,7 +130,7 @@ def chaos(seed: int) -> Chaos:
         evaluate_every_s=chance.choice((None, None, 0.03)),
         faults=_hung(seed, _faults(chance, events, replicas, shards), _others(replicas, shards)),
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> tuple[Fault, ...]:
@@ -156,6 +158,16 @@ def _hung(seed: int, faults: tuple[Fault, ...], others: list[Part]) -> tuple[Fau
     stops = [fault.at for fault in faults if isinstance(fault, Stop) and chance.random() < HUNG]
     pauses = [Pause(max(0, at - chance.randint(0, 10)), 30.0, chance.choice(others)) for at in stops]
     return tuple(sorted((*faults, *pauses), key=lambda fault: fault.at))
+
+
+def _doomed(world: Chaos) -> Chaos:
+    """Some who die leave a place in which nobody lives."""
+    chance, faults, paces = random.Random(f"{world.seed} doomed"), list(world.faults), world.paces
+    for i, fault in enumerate(faults):
+        if isinstance(fault, Kill) and fault.part.role in MORTAL and chance.random() < DOOMED:
+            faults[i] = dataclasses.replace(fault, again=chance.randint(1, 6))
+            paces = tuple(pace + LASTING_S for pace in world.paces)
+    return dataclasses.replace(world, faults=tuple(faults), paces=paces)
 
 
 def _death_in(fault: Fault, chance: random.Random, parts: list[Part]) -> list[Fault]:

@@ -79,9 +79,10 @@ class Kill:
     at: int
     part: Part
     seconds: float = 0.0  # that its replacement takes to start
+    again: int = 0  # replacements that die as soon as they start
 
     def __str__(self) -> str:
-        return f"{self.part} is killed"
+        return f"{self.part} is killed" + (f", and {self.again} in its place as they start" if self.again else "")
 
 
 @dataclass(frozen=True)

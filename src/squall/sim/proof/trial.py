@@ -19,7 +19,7 @@ from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.sim.places import Clock
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.cast import BatchCast, Cast, LeaseCast
-from squall.sim.proof.chaos import Chaos
+from squall.sim.proof.chaos import MORTAL, Chaos
 from squall.sim.proof.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
 from squall.sim.proof.phantoms import Batch, Phantom
 from squall.sim.world import World
@@ -81,6 +81,8 @@ class Trial:
         stage.poison, stage.disk = self._poison, self._disk
         self._spoilt = self._full = 0  # computations and files to come that fail
         self._slow_starts: dict[Part, float] = {}
+        self._doomed = Counter[Part]()  # replacements to come that die
+        self._deaths = Counter[Part]()
         self._started: list[Node] = []  # replacements, in this event
         self._healed_s = 0.0  # when all faults so far have healed
         self._stopped_at = math.inf  # by the user
@@ -102,9 +104,7 @@ class Trial:
             self._check_progress()
             world.step()
             self.events += 1
-            for node in self._started:
-                world.pause(node, self._slow_starts.get(Part.of(node), 0.0))
-            self._started.clear()
+            self._meet_started()
             place = world.places.get(self._touched)
             if place is not None and self._self_checks:
                 check(place.linked)
@@ -112,6 +112,15 @@ class Trial:
         assert end is not None
         self._check_end(end)
         return end
+
+    def _meet_started(self) -> None:
+        for node in self._started:
+            part = Part.of(node)
+            self.world.pause(node, self._slow_starts.get(part, 0.0))
+            if self._doomed[part]:
+                self._doomed[part] -= 1
+                self._strike(part)
+        self._started.clear()
 
     def _check_progress(self) -> None:
         world = self.world
@@ -128,11 +137,13 @@ class Trial:
     def _check_end(self, end: End) -> None:
         """A run may end otherwise than finished for a reason that lies in this life's faults."""
         had = self._excused
+        places = [Part("replica", i) for i in range(self.chaos.replicas)]
+        given_up = all(self._deaths[place] >= LOST_IN_A_ROW for place in places)
         excused = {
             "finished": True,
             "interrupted": had["Stop"] > 0,
             "nonfinite": had["Spoil"] > (self.chaos.recipe.batch is None),  # a batch that fails is tried once more
-            "failed": had["shard"] > 0 or had["FullDisk"] > 0 or had["Kill"] >= LOST_IN_A_ROW * self.chaos.replicas,
+            "failed": had["shard"] > 0 or had["FullDisk"] > 0 or given_up,
         }
         if not excused[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
@@ -163,9 +174,14 @@ class Trial:
 
     def _kill(self, fault: Kill) -> None:
         self._slow_starts[fault.part] = fault.seconds
+        self._doomed[fault.part] = fault.again
         self._excused[fault.part.role] += 1
-        for node in self._nodes(fault.part):
-            if fault.part.role in ("replica", "evaluator"):
+        self._strike(fault.part)
+
+    def _strike(self, part: Part) -> None:
+        self._deaths[part] += 1
+        for node in self._nodes(part):
+            if part.role in MORTAL:
                 self.cast.stage.in_use.pop(node.index, None)
             self.world.kill(node)
 
