@@ -3,14 +3,14 @@
 import math
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
 from squall.backlog import Backlog
-from squall.record import Extra, Lease, Metric, Progress, RecordError, Row, Staleness, State, record_error
+from squall.record import Extra, Lease, Metric, Progress, RecordError, Row, Skip, Staleness, State, record_error
 
 Report = Progress | Extra | Staleness
 
@@ -152,6 +152,14 @@ class Record:
         except sqlite3.Error as error:
             raise record_error("read", self.path, error) from error
         return found[0] if found else None
+
+    def skips(self, leases: Iterable[int]) -> list[Skip]:
+        """What was left out of these, as far as it is written."""
+        names = ", ".join(map(str, leases))
+        try:
+            return [Skip(*row) for row in self._db.execute(f"SELECT * FROM skip WHERE lease IN ({names})")]
+        except sqlite3.Error as error:
+            raise record_error("read", self.path, error) from error
 
     def thin(self, table: type[Report], upto_s: float, width_s: float, again: bool = False) -> None:
         """Merge rows up to that training time within bins of `width_s`; those that were merged before only `again`.

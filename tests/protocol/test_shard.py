@@ -201,7 +201,7 @@ def test_a_snapshot_tells_what_was_in_it_not_what_came_while_it_was_written() ->
     assert tell(shard, COORDINATOR, TakeSnapshot(3)) == [WriteSnapshot(3, 1)]
     tell(shard, R0, push(2, covers=(Cover(2, 16),)))
     done = give(shard, SnapshotWritten(3, "disk full"))
-    assert done == [Send(COORDINATOR, SnapshotTaken(3, 1, (Cover(2, 8),), "disk full"))]
+    assert done == [Send(COORDINATOR, SnapshotTaken(3, 1, (Cover(2, 8),), "disk full", examples=8))]
 
 
 def test_it_ends_when_told_to_and_knows_nothing_else() -> None:
@@ -261,7 +261,7 @@ def test_a_snapshot_tells_of_replicas_that_have_departed() -> None:
     view(shard, 2, R0)
     tell(shard, COORDINATOR, TakeSnapshot(1))
     (_, taken), *_ = sent(give(shard, SnapshotWritten(1)), SnapshotTaken)
-    assert taken == SnapshotTaken(1, 1, (Cover(5, 40),))
+    assert taken == SnapshotTaken(1, 1, (Cover(5, 40),), examples=8)
 
 
 def test_a_snapshot_tells_of_all_that_departed_with_the_newest_view() -> None:

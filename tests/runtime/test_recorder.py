@@ -143,7 +143,7 @@ def test_the_last_snapshot_finds_all_that_it_holds_in_the_record(
     ledger = {"next_id": 1, "held": {"0": [0, 0, 16, 48, 0]}}
     for effect in (
         Note("started"), Note("stats", node=Node("replica", 0), stats=Stats(16, 1)), Note("trained"),
-        Note("asked", values={"number": 1}), PublishSnapshot(1, ledger, (2,), {"0": 32}, (0,), final=True),
+        Note("asked", values={"number": 1}), PublishSnapshot(1, ledger, (2,), (32,), {"0": 32}, (0,), final=True),
         End("interrupted"),
     ):  # fmt: skip
         host.perform(effect, 1.0)

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from squall.protocol.coordinator import Coordinator, Phase
-from squall.protocol.core import Apply, Effect, Event, MessageArrived, Node, Send, Term
-from squall.protocol.leases import Leases
+from squall.protocol.core import Apply, Effect, Event, MessageArrived, Node, Send, SnapshotWritten, Term
+from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.membership import Membership
@@ -29,8 +29,10 @@ from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 from squall.protocol.side_work import Snapshots
 from squall.protocol.tally import Work
+from squall.sim.proof.cast import Saved
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Part, Weather
+from squall.sim.proof.positions import restored
 from squall.sim.proof.soak import rebuilt, verdict
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -308,6 +310,27 @@ def every_evaluation_counted(original: Any, shard: BatchShard, message: Calculat
     shard.examples = message.examples
 
 
+def what_was_left_out_counted(original: Any, snapshots: Snapshots, shard: Node, message: Any, *given: Any) -> bool:
+    """With what the ledger calls trained."""
+    examples = snapshots._ledger["trained"]
+    told: bool = original(snapshots, shard, msgspec.structs.replace(message, examples=examples), *given)
+    return told
+
+
+def on_from_the_ledger(patch: pytest.MonkeyPatch) -> None:
+    """A resumed run's shards count on from what its data position calls trained."""
+    derived = property(lambda saved: restored(saved.manifest, 1, Limits()).trained)
+    patch.setattr(Saved, "examples", derived)
+
+
+def counted_when_written(original: Any, shard: BatchShard, event: Event, now: float) -> list[Effect]:
+    if isinstance(event, SnapshotWritten):
+        taken = shard._snapshots[event.number]
+        shard._snapshots[event.number] = msgspec.structs.replace(taken, examples=shard.examples)
+    effects: list[Effect] = original(shard, event, now)
+    return effects
+
+
 # ---------------------------------------------------------------- Sandblaster
 
 
@@ -384,6 +407,11 @@ PLANTED: dict[str, Planted] = {
         wrapped(Replica, "_on_gradient", every_batch_counted), 50, "I7"),
     "L-BFGS weights are labelled with what was evaluated after them": Planted(
         wrapped(BatchShard, "_on_calculation", every_evaluation_counted), 30, "I7", of="sandblaster"),
+    "a snapshot is labelled with what the ledger calls trained": Planted(
+        wrapped(Snapshots, "answered", what_was_left_out_counted), 20, "I7"),
+    "a resumed run counts what was left out as trained": Planted(on_from_the_ledger, 50, "I7", of="downpour"),
+    "an L-BFGS snapshot is labelled with what was accepted while it was written": Planted(
+        wrapped(BatchShard, "on", counted_when_written), 200, "I7", of="sandblaster"),
     "nobody is told of a batch that a loop leaves out": Planted(wrapped(Replica, "_skip", skips_kept_secret), 40, "I1"),
     "what follows a batch that is left out is added to the last push": Planted(
         wrapped(Replica, "_compute_effect", added_to_what_was_pushed), 40, "I2", of="downpour, push 4"),

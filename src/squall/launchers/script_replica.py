@@ -168,11 +168,14 @@ class Replica(Side):
 
     def _log_final(self, values: Mapping[str, float]) -> None:
         """What comes now is of the final weights."""
-        of_epoch = self._job.task.examples
-        add_rows(self._job, lambda done: [
-            Metric(done.training_s, done.examples // of_epoch, done.examples, done.updates or 0, name, value)
-            for name, value in values.items()
-        ])  # fmt: skip
+        size = self._job.task.examples
+
+        def rows(done: Summary, reader: Reader) -> list[Row]:
+            left_out = sum(stop - start for start, stop in reader.skipped(size))
+            label = (done.training_s, (done.examples + left_out) // size, done.examples, done.updates or 0)
+            return [Metric(*label, name, value) for name, value in values.items()]
+
+        add_rows(self._job, rows)
 
     def leave(self) -> None:
         """A batch under way is given up; whoever computes when a run is stopped is not waited for."""
@@ -208,11 +211,11 @@ class Replica(Side):
         signal.signal(signal.SIGINT, self._on_interrupt)  # last: nobody is to go on with half of the weights
 
 
-def add_rows(job: Job, rows: Callable[[Summary], Iterable[Row]]) -> None:
+def add_rows(job: Job, rows: Callable[[Summary, Reader], Iterable[Row]]) -> None:
     """Write into the record what comes when the coordinator has closed it; `rows` is given what it holds."""
     path = job.directory / "run.sqlite"
     with closing(Reader(path)) as reader:
-        done = summarize(reader)
+        more = list(rows(summarize(reader), reader))
     with closing(Record(path)) as record:
-        for row in rows(done):
+        for row in more:
             record.add(row)

@@ -165,7 +165,7 @@ class ScriptNursery(Nursery):
         self._end = {"status": status, "reason": reason}
         kind = "stopped" if status == "interrupted" else "error"
         ended = [State("status", status), State("reason", reason)]  # what ended the training is as it was
-        add_rows(self._job, lambda done: [*ended, Event(done.training_s, kind, reason)])
+        add_rows(self._job, lambda done, _: [*ended, Event(done.training_s, kind, reason)])
 
     def _fork(self, node: Node) -> None:
         if node.role != "replica":

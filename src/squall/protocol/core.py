@@ -297,6 +297,7 @@ class PublishSnapshot(Effect, frozen=True, gc=False):
     number: int
     ledger: dict[str, object]
     versions: tuple[int, ...]
+    examples: tuple[int, ...]  # behind each version
     progress: dict[str, int]  # lease -> upto
     checksums: tuple[int, ...]  # of each shard's file
     final: bool = False  # nothing is recorded any more that is not in it

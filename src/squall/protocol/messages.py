@@ -234,6 +234,7 @@ class SnapshotTaken(_Message, frozen=True, tag="snapshot!", array_like=True, gc=
     progress: tuple[Cover, ...]
     error: str = ""
     checksum: Count = 0
+    examples: Count = 0  # behind that version
 
 
 # ---------------------------------------------------------------- coordinator <-> evaluator

@@ -15,6 +15,8 @@ The rules that tell the algorithms apart live here:
 
 from __future__ import annotations
 
+import msgspec
+
 from squall.protocol.clocks import Clocks
 from squall.protocol.core import (
     COORDINATOR,
@@ -101,8 +103,8 @@ class Shard:
             return effects
         match event:
             case SnapshotWritten(number, error, checksum):
-                taken = self._snapshots.pop(number)
-                effects.append(Send(COORDINATOR, SnapshotTaken(number, taken.version, taken.progress, error, checksum)))
+                taken = msgspec.structs.replace(self._snapshots.pop(number), error=error, checksum=checksum)
+                effects.append(Send(COORDINATOR, taken))
             case TimePassed():
                 self._settle(now, effects)
             case Started():
@@ -118,7 +120,7 @@ class Shard:
             case TakeSnapshot(number):
                 known = [self._gone, *(replica.covers for replica in self._replicas.values())]
                 progress = tuple(cover for covers in known for cover in covers)
-                self._snapshots[number] = SnapshotTaken(number, self.version, progress)
+                self._snapshots[number] = SnapshotTaken(number, self.version, progress, examples=self.examples)
                 effects.append(WriteSnapshot(number, self.version))
             case Stop():
                 effects.append(End("finished"))

@@ -113,8 +113,9 @@ class Snapshots:
             versions = tuple(answer.version for answer in answers)
             progress = _common(answers)
             ledger = extended(self._ledger, progress)
+            examples = tuple(answer.examples for answer in answers)
             checksums = tuple(answer.checksum for answer in answers)
-            effects.append(PublishSnapshot(self.newest, ledger, versions, progress, checksums, final))
+            effects.append(PublishSnapshot(self.newest, ledger, versions, examples, progress, checksums, final))
         return True
 
 

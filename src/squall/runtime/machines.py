@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import msgspec
+from msgspec import UNSET
 
 from squall.protocol.coordinator import Policy
 from squall.protocol.core import COORDINATOR, Node, replica_node, shard_nodes
@@ -21,6 +22,7 @@ from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 from squall.runtime import best
 from squall.runtime.job import Job
+from squall.runtime.snapshot import Manifest
 from squall.strategies.base import BatchMethod
 
 
@@ -74,8 +76,7 @@ def batch_coordinator(job: Job, method: BatchMethod) -> BatchCoordinator:
         return BatchCoordinator(*arguments)
     manifest = job.restored.manifest
     state = msgspec.convert(manifest.ledger["method"], State)
-    trained = msgspec.convert(manifest.ledger["trained"], int)
-    return BatchCoordinator(*arguments, state, trained, manifest.number)
+    return BatchCoordinator(*arguments, state, _trained(job, manifest), manifest.number)
 
 
 def _policy(job: Job) -> Policy:
@@ -90,9 +91,23 @@ def _policy(job: Job) -> Policy:
 
 
 def _begun(job: Job) -> tuple[int, int]:
-    """Updates and examples that shards count on from: in a resumed run all from the newest of the old versions."""
+    """Updates and examples that shards count on from.
+
+    In a resumed run all from the newest of the old versions, and from the examples of the shard that had fewest.
+    """
     if job.restored is None:
         return 0, 0
-    if job.recipe.batch is None:
-        return job.restored.updates, _leases(job).trained
-    return job.restored.updates, msgspec.convert(job.restored.manifest.ledger["trained"], int)
+    told = job.restored.manifest.examples
+    return job.restored.updates, _trained(job, job.restored.manifest) if told is UNSET else min(told)
+
+
+def _trained(job: Job, manifest: Manifest) -> int:
+    """By the ledger, which counts what scripts have left out as well."""
+    return _leases(job).trained if job.recipe.batch is None else msgspec.convert(manifest.ledger["trained"], int)
+
+
+def left_out(job: Job) -> int:
+    """Examples that the data position of a resumed run is ahead of those in its weights: scripts have skipped them."""
+    if job.restored is None or job.recipe.batch is not None:
+        return 0
+    return _leases(job).trained - _begun(job)[1]

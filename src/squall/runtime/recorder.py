@@ -19,6 +19,8 @@ from squall.runtime.divergence import Divergence
 from squall.runtime.driver import QuietHost
 from squall.runtime.folding import Folding
 from squall.runtime.job import Job
+from squall.runtime.left_out import LeftOut
+from squall.runtime.machines import left_out
 from squall.runtime.optimizers import in_words, state_name
 from squall.runtime.snapshot import Manifest, Snapshots
 from squall.runtime.thinning import Thinning
@@ -53,7 +55,7 @@ class CoordinatorHost(QuietHost):
         self._begun: float | None = None
         self._stopped: float | None = None  # the clock stands still while the final weights are evaluated
         self._now = 0.0
-        self._with_skips: set[int] = set()  # leases
+        self._left_out = LeftOut(left_out(job))
         self._stepped = False
         self._complained = False  # that the record cannot be written
         self._unpublished = ""  # why the newest snapshot could not be made visible
@@ -81,6 +83,7 @@ class CoordinatorHost(QuietHost):
         """The record goes back to the snapshot as the weights do; leases held then end as they are in it."""
         ledger = msgspec.convert(manifest.ledger, Ledger)
         held = [int(lease) for lease in ledger.held]
+        self._left_out.known(self._record.skips(int(lease) for lease in ledger.leases))
         self._record.rewind(manifest.asked_s, ledger.next_id, ledger.dealt_upto, held)
         self._book(manifest.ledger, manifest.progress, manifest.trained_s, reported=manifest.final)
 
@@ -90,9 +93,10 @@ class CoordinatorHost(QuietHost):
             upto = max(done, progress.get(name, done))
             if upto > start:
                 self._record.add(Lease(int(name), epoch, start, stop, replica, 0, at, at, upto))
-            if upto > done and not reported:
-                batches = -(-(upto - done) // self._job.task.batch_size)
-                self._record.add(Progress(at, replica, upto - done, batches, math.nan, 0.0, 0.0, 0, 0))
+            examples = upto - done - self._left_out.within(int(name), done, upto)
+            if examples > 0 and not reported:
+                batches = -(-examples // self._job.task.batch_size)
+                self._record.add(Progress(at, replica, examples, batches, math.nan, 0.0, 0.0, 0, 0))
 
     def attach(self, payload: Payload) -> None:
         raise AssertionError("the coordinator never touches a parameter")
@@ -198,22 +202,22 @@ class CoordinatorHost(QuietHost):
             int(values["lease"]), int(values["epoch"]), int(values["start"]), int(values["stop"]), note.node.index,
             note.node.incarnation, max(0.0, granted), self.training_s, int(values["trained_stop"]),
         )  # fmt: skip
-        if lease.lease in self._with_skips:  # its number is needed
+        if self._left_out.ended(lease):  # its number is needed
             self._record.add(lease)
         else:
             self._leases.add(lease)
 
     def _skip(self, note: Note) -> None:
         assert note.node is not None
-        values = {name: int(value) for name, value in note.values.items()}
-        self._with_skips.add(values["lease"])
-        self._record.add(Skip(**values, replica=note.node.index))
+        skip = Skip(**{name: int(value) for name, value in note.values.items()}, replica=note.node.index)
+        self._left_out.add(skip)
+        self._record.add(skip)
 
     def _metric(self, note: Note) -> None:
         values = note.values
         at = self._evaluation.get("time_s", self._training_s(self._now - values["age_s"]))  # one for all its metrics
         examples, updates = int(values["examples"]), int(values["updates"])
-        epoch = examples // self._job.task.examples
+        epoch = (examples + self._left_out.examples) // self._job.task.examples
         self._record.add(Metric(at, epoch, examples, updates, note.text, values["value"]))
         label = {"time_s": at, "epoch": epoch, "examples": examples, "updates": updates}
         self._evaluation |= label | {note.text: values["value"]}
@@ -238,7 +242,7 @@ class CoordinatorHost(QuietHost):
     def _publish(self, effect: PublishSnapshot) -> None:
         manifest = Manifest(
             effect.number, self._job.layout, effect.versions, effect.ledger, effect.progress, self._asked_s,
-            self.training_s, state_name(self._job.recipe), effect.checksums, effect.final,
+            self.training_s, state_name(self._job.recipe), effect.checksums, effect.final, examples=effect.examples,
         )  # fmt: skip
         self._record.add(State("updates", str(max(effect.versions))))
         if effect.final:

@@ -233,7 +233,8 @@ class Sequential:
             self._note("error", error)
             return error
         ledger = self._leases.state()
-        published = PublishSnapshot(self._snapshots, ledger, (self._updates,), {}, (written.checksum,), final)
+        versions, examples, checksums = (self._updates,), (self._leases.trained,), (written.checksum,)
+        published = PublishSnapshot(self._snapshots, ledger, versions, examples, {}, checksums, final)
         self._host.perform(published, self._clock())
         return ""
 

@@ -22,6 +22,7 @@ from zlib import crc32
 
 import msgspec
 import torch
+from msgspec import UNSET, UnsetType
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -46,6 +47,7 @@ class Manifest(msgspec.Struct, frozen=True):
     optimizer: str  # the class whose state the files hold
     checksums: tuple[int, ...] = ()  # CRC-32 of each shard's file
     final: bool = False  # the run's record tells all that is in it
+    examples: tuple[int, ...] | UnsetType = UNSET  # behind each version; an older version of Squall has not told
     checksum: int = 0  # CRC-32 of all this, with 0 in this place
 
     def encoded(self) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from squall.protocol.core import (
     COORDINATOR,
     AddPortions,
@@ -48,6 +50,7 @@ class BatchShard:
         self.view = View(0, ())
         self._evaluator = 0  # incarnation of the newest that was heard of
         self._taken: dict[Node, dict[int, int]] = {}  # live replica -> portion -> evaluation, in the sum
+        self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
 
     @property
     def wake_at(self) -> float | None:
@@ -61,7 +64,8 @@ class BatchShard:
             case VectorsCalculated(number, values):
                 effects.append(Send(COORDINATOR, Calculated(number, values)))
             case SnapshotWritten(number, error, checksum):
-                effects.append(Send(COORDINATOR, SnapshotTaken(number, self.version, (), error, checksum)))
+                taken = msgspec.structs.replace(self._snapshots.pop(number), error=error, checksum=checksum)
+                effects.append(Send(COORDINATOR, taken))
             case Started() | TimePassed():
                 pass
             case _:
@@ -86,6 +90,7 @@ class BatchShard:
             case View():
                 self._on_view(message, effects)
             case TakeSnapshot(number):
+                self._snapshots[number] = SnapshotTaken(number, self.version, (), examples=self.examples)
                 effects.append(WriteSnapshot(number, self.version))
             case Stop():
                 effects.append(End("finished"))

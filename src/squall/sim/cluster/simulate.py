@@ -215,8 +215,9 @@ class _Simulation:
         published = self._sums.published
         assert published is not None
         manifest = Manifest(
-            number, self._job.layout, published.versions, published.ledger, published.progress, 0.0, 0.0, ""
-        )
+            number, self._job.layout, published.versions, published.ledger, published.progress, 0.0, 0.0, "",
+            examples=published.examples,
+        )  # fmt: skip
         return Restored(manifest, {})
 
     def _host(self, job: Job, node: Node, costs: Costs) -> Host:

@@ -9,8 +9,10 @@ from squall.protocol.core import (
     CalculateVectors,
     EvaluateModel,
     Node,
+    PublishSnapshot,
     Transmit,
     UseWeights,
+    WriteSnapshot,
 )
 from squall.protocol.messages import Calculation, Evaluated, Exchanged, PortionsTaken, PushPortions
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
@@ -28,6 +30,7 @@ class _Log:
     def __init__(self, fold: int, examples: int) -> None:
         self.fold = fold
         self.examples = examples  # evaluated before the weights were accepted
+        self.saved: dict[int, int] = {}  # the same, in the files of snapshots
         self.sent: list[Calculation] = []  # to it, and not carried out yet
         self.evaluation = 0
         self.opened = 0  # calculation that opened it
@@ -40,12 +43,13 @@ class BatchAuditor:
     def __init__(self, recipe: Recipe, examples: int) -> None:
         self.recipe = recipe
         self.examples = examples
+        self._examples_saved = 0  # in the newest snapshot, by the shard that has fewest
 
     def begin(self, stage: BatchStage, coordinator: BatchCoordinator, files: Sequence[File] | None) -> None:
         shards = range(self.recipe.shards)
         self.stage, self.coordinator = stage, coordinator
         self._begun = coordinator.trained
-        self._logs = [_Log(files[shard].fold if files else 0, self._begun) for shard in shards]
+        self._logs = [_Log(files[shard].fold if files else 0, self._examples_saved) for shard in shards]
         self._pushes: dict[Node, tuple[PushPortions, list[Kept]]] = {}  # the last one
         self._answered: dict[Node, dict[int, tuple[int, int]]] = {}  # fold, examples of each shard's last answer
 
@@ -55,6 +59,12 @@ class BatchAuditor:
                 self._on_sent(node, what.to, what.frame.message)
             case CalculateVectors(calculation):
                 self._on_calculation(node.index, calculation)
+            case WriteSnapshot(number):
+                self._logs[node.index].saved[number] = self._logs[node.index].examples
+            case PublishSnapshot(number, examples=examples):
+                if examples != (saved := tuple(log.saved[number] for log in self._logs)):
+                    raise Broken("I7", f"snapshot {number} is of {examples} examples, and holds {saved}")
+                self._examples_saved = min(saved)
             case AddPortions(owner):
                 self._on_push(node.index, owner.index)
             case UseWeights(buffer) | EvaluateModel(buffer):

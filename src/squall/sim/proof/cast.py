@@ -34,7 +34,7 @@ from squall.sim.proof.positions import restored
 
 
 class Saved(NamedTuple):
-    """A published snapshot. All shards of a resumed run count on from the newest version."""
+    """A published snapshot. All shards of a resumed run count on from the newest version, and the fewest examples."""
 
     manifest: PublishSnapshot
     files: Sequence[File]  # by shard
@@ -42,6 +42,10 @@ class Saved(NamedTuple):
     @property
     def version(self) -> int:
         return max(self.manifest.versions)
+
+    @property
+    def examples(self) -> int:
+        return min(self.manifest.examples)
 
 
 class Cast(ABC):
@@ -105,6 +109,10 @@ class Cast(ABC):
     def _version(self) -> int:
         return self.saved.version if self.saved is not None else 0
 
+    @property
+    def _examples(self) -> int:
+        return self.saved.examples if self.saved is not None else 0
+
 
 class LeaseCast(Cast):
     """A run that trains batch by batch."""
@@ -134,7 +142,6 @@ class LeaseCast(Cast):
         else:
             leases, number = restored(saved.manifest, chaos.batch_size, self._limits), saved.manifest.number
             self._auditor.begin(self.stage, saved.version, saved.files, leases)
-        self._trained = leases.trained
         self._coordinator = LeaseCoordinator(self._policy, self.recipe.dealing(), leases, number)
 
     def _machine(self, node: Node) -> Machine:
@@ -143,7 +150,7 @@ class LeaseCast(Cast):
             case "coordinator":
                 return self._coordinator
             case "shard":
-                return Shard(node.index, recipe.rules(), self._version, self._trained)
+                return Shard(node.index, recipe.rules(), self._version, self._examples)
             case "replica":
                 return Replica(node, recipe.shards, self.chaos.batch_size, recipe.cadence())
         return Evaluator(node, recipe.shards, keep="loss" if self.chaos.keeps else "")
@@ -174,7 +181,6 @@ class BatchCast(Cast):
             self._policy, method.rules, balance, Batches(chaos.examples, method.examples), limits, state, trained,
             number,
         )  # fmt: skip
-        self._trained = trained
         self._auditor.begin(stage, self._coordinator, saved.files if saved is not None else None)
 
     def watch(self, now: float, node: Node, what: object) -> None:
@@ -185,7 +191,7 @@ class BatchCast(Cast):
             case "coordinator":
                 return self._coordinator
             case "shard":
-                return BatchShard(node.index, self._version, self._trained)
+                return BatchShard(node.index, self._version, self._examples)
             case "replica":
                 return BatchReplica(node, self.recipe.shards)
         return Evaluator(node, self.recipe.shards, keep="loss" if self.chaos.keeps else "")

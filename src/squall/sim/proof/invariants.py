@@ -40,6 +40,7 @@ class Auditor:
         self._skipped: set[Batch] = set()  # of these, what has ended so
         self.allowed: Counter[Batch] = Counter()  # repeats that the audit names: what was given back by its holder
         self._bound = _bound(recipe)
+        self._examples_saved = 0  # in the newest snapshot, by the shard that has fewest
 
     def begin(
         self, stage: Stage, version: int = 0, files: Sequence[File] = (), left: Leases | None = None
@@ -55,8 +56,7 @@ class Auditor:
         self._pushes: dict[tuple[int, int], Push] = {}  # by slot and buffer
         self._under_way: dict[Node, Push | None] = {}  # of replicas: the last push sent
         self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
-        trained = left.trained if left is not None else 0
-        self._labels = Labels(self.recipe.shards, version, trained, self.recipe.local is not None)
+        self._labels = Labels(self.recipe.shards, version, self._examples_saved, self.recipe.local is not None)
         for shard, file in enumerate(files):
             for applied in file.applied:
                 for gradient in applied.gradients:
@@ -123,7 +123,8 @@ class Auditor:
         update = [(push.gradients, term.weight) for push, term in zip(pushes, apply.terms)]
         log.folds.append(folded(log.folds[-1], update))
         log.pushers.append(tuple(push.node for push in pushes))
-        self._labels.applied(shard, sum(push.exchange.examples for push in pushes))
+        trained = (gradient for push in pushes for gradient in push.gradients if not gradient.further)
+        self._labels.applied(shard, sum(gradient.stop - gradient.start for gradient in trained))
 
     def _on_exchanged(self, shard: int, to: Node, answer: Exchanged) -> None:
         self._at_version(shard, answer.version, f"its answer to {to}")
@@ -236,6 +237,9 @@ class Auditor:
         written = self.stage.files(manifest.number)
         if manifest.checksums != tuple(file.checksum for file in written):
             raise Broken("I1", f"the manifest of snapshot {manifest.number} has the checksums of other files")
+        if manifest.examples != (behind := self._labels.behind(manifest.versions)):
+            raise Broken("I7", f"snapshot {manifest.number} is of {manifest.examples} examples, and holds {behind}")
+        self._examples_saved = min(behind)
         files = [[g for applied in file.applied for g in applied.gradients if not g.further] for file in written]
         skipped = {batch for _, batch in self._left_out}
         for shard, gradients in enumerate(files):

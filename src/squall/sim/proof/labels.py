@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from squall.protocol.core import Compute, GradientComputed, Node, Note, Transmit
 from squall.protocol.messages import Evaluated, Logged, Weights
@@ -28,6 +28,10 @@ class Labels:
         """The node goes on with weights of these versions, by shard."""
         examples = min(self._examples[shard][version - self._first] for shard, version in versions.items())
         self._in_use[node] = min(versions.values()), examples
+
+    def behind(self, versions: Sequence[int]) -> tuple[int, ...]:
+        """Examples behind these versions, by shard."""
+        return tuple(self._examples[shard][version - self._first] for shard, version in enumerate(versions))
 
     def wrong(self, node: Node, what: object) -> str:
         """What is wrong with what is seen of a node, or nothing."""
