@@ -169,6 +169,32 @@ def test_a_full_disk_is_told_and_tears_nothing(path: Path) -> None:
     assert len(read(path, Event)) == 1001
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["never written", "written later"])
+def test_what_waited_when_a_snapshot_was_made_is_taken_in_once(path: Path, later: bool) -> None:
+    gone = Lease(9, 0, 0, 640, 1, 0, 0.0, 0.0, 640)
+    with closing(Record(path)) as record:
+        record.add(gone)
+        record.add(State("snapshot", "6"))
+    record = Record(path)
+    for row in [*ONE_OF_EACH, Metric(np.float64(2.0), 0, 640, 10, "loss", math.nan), State("snapshot", "7")]:
+        record.add(row)
+    record.remove(gone)
+    waiting = record.waiting()
+    if later:
+        record.secure()
+    record._db.close()  # as a kill does
+    for _ in range(2):
+        again = Record(path)
+        again.take_in(7, waiting)
+        again._db.close()
+    for row in ONE_OF_EACH:
+        assert read(path, type(row))[0] == row
+    assert len(read(path, Progress)) == len(read(path, Lease)) == 1
+    _, unknown = read(path, Metric)
+    assert isinstance(unknown, Metric)
+    assert math.isnan(unknown.value)
+
+
 def test_a_record_that_cannot_be_made_or_is_none_is_told(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="No such file or directory"):
         Record(tmp_path / "missing" / "run.sqlite")

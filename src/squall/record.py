@@ -164,6 +164,7 @@ class State:
     # epochs, examples_per_epoch, replicas, shards, strategy, status, training_s, updates,
     # ended: a `protocol.core.Cause`, once it has; reason: the same in words
     # diverged: what is wrong with the loss, if something is; first_loss: what it is compared with
+    # snapshot: the newest whose rows are all here; older ones' are, too
     # keep_best: the metric whose best weights are kept
     # batch: examples of each evaluation, where the method looks at batches as a whole and deals no leases
     # first_step_s: seconds from the command to the first training step

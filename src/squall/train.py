@@ -181,9 +181,12 @@ class Launch:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.plan.threads)
         try:
-            alone = self._strategy.in_process
-            run = Sequential(job, LoneChannel(self._watch)) if alone else InlineRun(job, watch=self._watch)
-            end = run.run()
+            if self._strategy.in_process:
+                channel = LoneChannel(self._watch)
+                Sequential(job, channel).run()
+                end = channel.ended
+            else:
+                end = InlineRun(job, watch=self._watch).run()
         except Exception as error:
             error.add_note(mended(path))
             raise

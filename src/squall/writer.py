@@ -9,6 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
+
 from squall.backlog import Backlog
 from squall.record import Extra, Lease, Metric, Progress, RecordError, Row, Skip, Staleness, State, record_error
 
@@ -80,6 +82,13 @@ class Record:
         self._db.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
 
     @contextmanager
+    def _patience(self) -> Iterator[None]:
+        """With locks, at the beginning."""
+        self._wait_for_locks(OPEN_S)
+        yield
+        self._wait_for_locks(self._busy_s)
+
+    @contextmanager
     def _transaction(self, doing: str = "write") -> Iterator[None]:
         """All of it or nothing. A lock is found before any work is done. Raises `RecordError`."""
         try:
@@ -129,13 +138,16 @@ class Record:
         if not self._backlog:
             return
         with self._transaction():
-            for table, keyed in self._backlog.keyed.items():
-                gone = [(key,) for key, row in keyed.items() if row is None]
-                self._db.executemany(_delete(table), gone)
-                self._db.executemany(_insert(table), [_values(row) for row in keyed.values() if row is not None])
-            for table, rows in self._backlog.rows.items():
-                self._db.executemany(_insert(table), map(_values, rows))
+            self._insert_waiting()
         self._backlog.clear()
+
+    def _insert_waiting(self) -> None:
+        for table, keyed in self._backlog.keyed.items():
+            gone = [(key,) for key, row in keyed.items() if row is None]
+            self._db.executemany(_delete(table), gone)
+            self._db.executemany(_insert(table), [_values(row) for row in keyed.values() if row is not None])
+        for table, rows in self._backlog.rows.items():
+            self._db.executemany(_insert(table), map(_values, rows))
 
     def secure(self) -> None:
         """Write what waits, and have it on the disk, where a power cut leaves it. Raises `RecordError`."""
@@ -144,6 +156,29 @@ class Record:
             self._write()
         finally:
             self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def waiting(self) -> bytes:
+        """What is not written yet, for the `take_in` of a resumed run."""
+        kept = self._backlog
+        rows = {table.__name__: [_values(row) for row in found] for table, found in kept.rows.items()}
+        keyed = {
+            table.__name__: [(key, None if row is None else _values(row)) for key, row in found.items()]
+            for table, found in kept.keyed.items()
+        }
+        return msgspec.msgpack.encode((rows, keyed))
+
+    def take_in(self, snapshot: int, waiting: bytes) -> None:
+        """Write what an earlier process could not when it made that snapshot, nor later. Raises `RecordError`."""
+        if int(self.fact("snapshot") or 0) >= snapshot:
+            return
+        rows, keyed = msgspec.msgpack.decode(waiting)
+        for table in _COLUMNS:
+            made: Any = table
+            self._backlog.rows[table] += [made(*values) for values in rows.get(table.__name__, ())]
+            for key, values in keyed.get(table.__name__, ()):
+                self._backlog.keyed[table][key] = None if values is None else made(*values)
+        with self._patience():
+            self._write()
 
     def fact(self, key: str) -> str | None:
         """The value of a `State` that is written."""
@@ -186,16 +221,16 @@ class Record:
         """Forget what a resumed run has lost: rows of training after `time_s`, and of leases that are dealt again.
 
         Leases from `first_lease` on and those named go. What was skipped stays, also of these, up to `next_lease`: a
-        lease of which the snapshot holds something is told anew.
+        lease of which the snapshot holds something is told anew. What waits is written as well.
         """
-        self._wait_for_locks(OPEN_S)
-        with self._transaction():
+        with self._patience(), self._transaction():
             for table in (*get_args(Report), Metric):
                 self._db.execute(f"DELETE FROM {table.__name__.lower()} WHERE time_s > ?", (time_s,))
             self._db.execute("DELETE FROM lease WHERE lease >= ?", (first_lease,))
             self._db.execute("DELETE FROM skip WHERE lease >= ?", (next_lease,))
             self._db.executemany(_delete(Lease), [(lease,) for lease in leases])
-        self._wait_for_locks(self._busy_s)
+            self._insert_waiting()
+        self._backlog.clear()
 
     def close(self) -> None:
         """Write the rest and close the file."""

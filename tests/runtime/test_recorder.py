@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from torch import Tensor, nn
 
 import squall
@@ -16,14 +18,13 @@ from squall.protocol.core import End, Event, Node, Note, PublishSnapshot
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats
-from squall.record import Lease, Progress, RecordError
-from squall.report import Reader
+from squall.record import Lease, Progress
+from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime.job import private_job
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.snapshot import Manifest, Snapshots
 from squall.vector import Layout
-from squall.writer import Record
 from tests.tasks import INLINE, mean_square, regression
 
 Fit = Callable[..., Run]
@@ -55,27 +56,31 @@ def test_rows_are_there_before_the_snapshot_that_they_belong_to(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=["single", "downpour"])
-def test_while_the_record_cannot_be_written_only_the_last_snapshot_is_published(
+def test_while_the_record_cannot_be_written_snapshots_bring_its_rows_along(
     inline: Fit, run_dir: Path, monkeypatch: pytest.MonkeyPatch, strategy: squall.Strategy
 ) -> None:
-    published = []
-    publish = Snapshots.publish
+    """Somebody else holds it from the second snapshot to the end of the run, which cannot be told there."""
+    publish, published = Snapshots.publish, []
+    others: list[sqlite3.Connection] = []
 
     def noted(snapshots: Snapshots, manifest: Manifest) -> Path:
-        published.append(manifest.number)
+        published.append(manifest.rows)
+        if len(published) == 2:
+            others.append(sqlite3.connect(run_dir / "run.sqlite", isolation_level=None))
+            others[-1].execute("BEGIN IMMEDIATE")
         return publish(snapshots, manifest)
 
-    def locked(record: Record) -> None:
-        raise RecordError(f"cannot write {record.path}: database is locked")
-
     monkeypatch.setattr(Snapshots, "publish", noted)
-    monkeypatch.setattr(Record, "secure", locked)
-    run = inline(regression(examples=1600), strategy, epochs=4, settings=OFTEN)
-    assert len(published) == 1
-    assert published[0] > 1
-    assert run.summary().status == "finished"
-    monkeypatch.undo()
-    assert squall.resume(run.directory, epochs=5, settings=INLINE).summary().examples == 5 * 1600
+    with pytest.raises(squall.SquallError, match="another process holds it"):
+        inline(regression(examples=1600), strategy, epochs=4, settings=OFTEN, run_dir=run_dir)
+    others[0].close()
+    assert published[:2] == [UNSET, UNSET]
+    assert all(isinstance(rows, bytes) for rows in published[2:])
+    assert len(published) > 2
+    run = squall.resume(run_dir, epochs=5, settings=INLINE)
+    assert run.summary().examples == 5 * 1600
+    with closing(Reader(run_dir / "run.sqlite")) as reader:
+        assert all(epoch.exact for epoch in audit(reader).epochs), str(audit(reader))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=["single", "downpour"])

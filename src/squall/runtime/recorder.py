@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from squall.protocol.core import Effect, End, Event, Node, Note, Payload, PublishSnapshot, StartMember
 from squall.protocol.ledger import Ledger
@@ -48,6 +49,8 @@ class CoordinatorHost(QuietHost):
         self._channel = channel
         self._clock = clock  # the inline driver's machines live in virtual time, its people do not
         self._record = Record(job.directory / "run.sqlite")
+        if job.restored is not None and isinstance(rows := job.restored.manifest.rows, bytes):
+            self._record.take_in(job.restored.manifest.number, rows)
         self._leases = Folding(self._record, job.task.examples)
         self._snapshots = Snapshots(job.directory)
         self._trained_s = job.restored.manifest.trained_s if job.restored is not None else 0.0  # by earlier processes
@@ -68,6 +71,7 @@ class CoordinatorHost(QuietHost):
             "seconds": plan.seconds or "", "examples_per_epoch": job.task.examples, "status": "running",
             "ended": "", "reason": "", "keep_best": plan.keep_best or "",
             "batch": "" if method is None else method.batch(job.task.examples),
+            "snapshot": job.restored.manifest.number if job.restored is not None else 0,
         }  # fmt: skip
         for key, value in facts.items():
             self._record.add(State(key, str(value)))
@@ -111,9 +115,12 @@ class CoordinatorHost(QuietHost):
             if self._record.commit(self._now, force):
                 self._reports.look(self.training_s)
         except RecordError as error:
-            if not self._complained:
-                self._complained = True
-                sys.stderr.write(f"squall: warning: {error}; training goes on, and the rows are kept until they can\n")
+            self._complain(error)
+
+    def _complain(self, error: RecordError) -> None:
+        if not self._complained:
+            self._complained = True
+            sys.stderr.write(f"squall: warning: {error}; training goes on, and the rows are kept until they can\n")
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         self._now = self._clock() if self._clock is not None else now
@@ -240,17 +247,18 @@ class CoordinatorHost(QuietHost):
         self._record.add(Member(str(note.node), int(pid or 0), self.training_s, change, ""))
 
     def _publish(self, effect: PublishSnapshot) -> None:
-        manifest = Manifest(
-            effect.number, self._job.layout, effect.versions, effect.ledger, effect.progress, self._asked_s,
-            self.training_s, state_name(self._job.recipe), effect.checksums, effect.final, examples=effect.examples,
-        )  # fmt: skip
         self._record.add(State("updates", str(max(effect.versions))))
+        self._record.add(State("snapshot", str(effect.number)))
         if effect.final:
             self._book(effect.ledger, effect.progress, self.training_s)
+        manifest = Manifest(
+            effect.number, self._job.layout, effect.versions, effect.ledger, effect.progress, self._asked_s,
+            self.training_s, state_name(self._job.recipe), effect.checksums, effect.final, effect.examples,
+            self._secured(),
+        )  # fmt: skip
         try:
-            self._secure(effect)
             path = self._snapshots.publish(manifest)
-        except (OSError, RecordError) as error:
+        except OSError as error:
             self._unpublished = f"snapshot {effect.number} could not be written: {error}"
             self._event("error", self._unpublished)
             return
@@ -259,17 +267,17 @@ class CoordinatorHost(QuietHost):
         self._reports.published()
         self._event("snapshot", f"snapshot {effect.number} in {path}")
 
-    def _secure(self, effect: PublishSnapshot) -> None:
-        """Rows first: a run that goes on from the snapshot has no others of what its ledger calls trained.
+    def _secured(self) -> bytes | UnsetType:
+        """Rows first: a run that goes on from a snapshot has no others of what its ledger calls trained.
 
-        While they cannot be written there is no new snapshot. The last one is published all the same: its weights are
-        what the run was for, and the run ends as failed, because its record cannot be closed either.
+        It brings along those that cannot be written now.
         """
         try:
             self._record.secure()
-        except RecordError:
-            if not effect.final:
-                raise
+        except RecordError as error:
+            self._complain(error)
+            return self._record.waiting()
+        return UNSET
 
     def _finish(self, end: End) -> None:
         if self._unpublished and end.status in ("finished", "interrupted"):

@@ -74,7 +74,7 @@ class LoneHost(QuietHost):
 
 
 class Sequential:
-    """One training loop."""
+    """One training loop. How it ended is said on the channel."""
 
     def __init__(self, job: Job, channel: Channel) -> None:
         self._job = job
@@ -94,15 +94,15 @@ class Sequential:
         self._reported_at = 0.0
         self._interrupts: list[int] = []  # signals caught
 
-    def run(self) -> End:
+    def run(self) -> None:
         try:
-            return self._run()
+            self._run()
         finally:
             with ExitStack() as stack:
                 for host in (self._shard, self._replica):
                     stack.callback(host.perform, End("finished"), 0.0)
 
-    def _run(self) -> End:
+    def _run(self) -> None:
         self._gradients.use(0)
         try:
             with collected_interrupts() as self._interrupts:
@@ -116,7 +116,6 @@ class Sequential:
         if error and end.status in ("finished", "interrupted"):
             end = End("failed", error)
         self._host.perform(end, self._clock())
-        return end
 
     def _train(self) -> End:
         self._note("started", "training began")

@@ -48,6 +48,7 @@ class Manifest(msgspec.Struct, frozen=True):
     checksums: tuple[int, ...] = ()  # CRC-32 of each shard's file
     final: bool = False  # the run's record tells all that is in it
     examples: tuple[int, ...] | UnsetType = UNSET  # behind each version; an older version of Squall has not told
+    rows: bytes | UnsetType = UNSET  # of the record, which could not be written then: `Record.waiting`
     checksum: int = 0  # CRC-32 of all this, with 0 in this place
 
     def encoded(self) -> bytes:
