@@ -229,6 +229,7 @@ WRONG = {
     "no GPU": (["train", "FILE", "--device", "tpu"], "device 'tpu'"),
     "no run to resume": (["resume", "nowhere"], "holds no run that can be resumed"),
     "no run to report": (["report", "nowhere"], "holds no run"),
+    "a script's best": (["run", "--keep-best", "loss", "FILE"], "for `squall train`: a script saves its model itself"),
 }
 
 
@@ -254,13 +255,15 @@ def test_what_is_wrong_is_one_line_and_status_1(
         ["train", "f", "--strategy", "x"],
         ["train", "f", "--replicas", "two"],
         ["train", "f", "--keep-schedule", "some"],
+        ["report", "r", "--fast"],
     ],
 )
-def test_what_cannot_be_read_is_status_2_with_the_usage(arguments: list[str], capsys: Any) -> None:
+def test_what_cannot_be_read_is_status_2_with_the_commands_usage(arguments: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: squall" in capsys.readouterr().err
+    command = f" {arguments[0]}" if len(arguments) > 1 or arguments == ["train"] else ""
+    assert f"usage: squall{command} " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

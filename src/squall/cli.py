@@ -11,12 +11,24 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from squall.cli_flags import add_best, add_common, add_limits, add_seconds, add_settings, add_snapshots, ratio
+from squall.cli_flags import (
+    SAVES_ITSELF,
+    add_common,
+    add_keep_best,
+    add_kept,
+    add_limits,
+    add_patience,
+    add_seconds,
+    add_settings,
+    add_snapshots,
+    ratio,
+)
 from squall.cli_measure import add_measure
 from squall.cli_plan import add_plan
 from squall.cli_replay import add_replay, begin_anew
+from squall.cli_report import add_doctor, add_report
 from squall.cli_resume import add_resume, summarized
 from squall.cli_simulate import add_simulate
 from squall.version import __version__
@@ -145,10 +157,13 @@ def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
     from squall.cli_options import build_strategy, settings_of
     from squall.script import run_script, script_code
 
+    if options.keep_best is not None:
+        raise ValueError(f"--keep-best {options.keep_best} is for `squall train`: {SAVES_ITSELF}")
     chosen = any(getattr(options, name) is not None for name in ("optimizer", "lr", "momentum", "weight_decay"))
     code = script_code(
         Path(options.script), options.arguments, build_strategy(options, ()), settings_of(options),
         optimizer_chosen=chosen, seed=options.seed, device=options.device, until=options.until,
+        patience=options.patience,
     )  # fmt: skip
     return summarized(run_script(code, options.run_dir, local=local, commanded_at=commanded_at), as_json=False)
 
@@ -171,29 +186,17 @@ def _compare(options: argparse.Namespace, local: LocalRun | None, commanded_at: 
     return 0, f"{found}\n page     {found.page}\n picture  {found.picture}\n"
 
 
-def _report(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from squall.report import Reader, audit, write_report
-
-    path = Path(options.run_dir)
-    if not (path / "run.sqlite").exists():
-        raise ValueError(f"{path} holds no run: there is no run.sqlite in it")
-    if options.audit:
-        with contextlib.closing(Reader(path / "run.sqlite")) as reader:
-            return 0, f"{audit(reader)}\n"
-    return 0, f"{write_report(path)}\n"
-
-
-def _doctor(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from rich.console import Console
-
-    from squall.doctor import checkup, render
-
-    findings = checkup()
-    render(findings, Console())
-    return (1 if any(finding.ok is False for finding in findings) else 0), ""
-
-
 # ---------------------------------------------------------------- parsing
+
+
+class Command(argparse.ArgumentParser):
+    """Of one command: it refuses flags that it does not know itself, so that its own usage is shown."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
@@ -201,7 +204,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         prog="squall", description="Train PyTorch models on many processes, with any data-parallel algorithm."
     )
     parser.add_argument("--version", action="version", version=f"squall {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands = parser.add_subparsers(required=True, metavar="command", parser_class=Command)
 
     train = commands.add_parser(
         "train", help="train the task of a Python file", usage="%(prog)s FILE[:function] [--strategy NAME] [flags]"
@@ -214,9 +217,11 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         from squall.cli_options import add_strategy_flags
 
         add_strategy_flags(train, arguments)
-    add_limits(train)
-    add_best(train)
-    add_snapshots(add_settings(train))
+    add_patience(add_limits(train))
+    add_settings(train)
+    kept = add_kept(train)
+    add_keep_best(kept)
+    add_snapshots(kept)
     train.set_defaults(slow=None)
 
     script = commands.add_parser(
@@ -230,10 +235,13 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         add_strategy_flags(script, _before_script(arguments))
     ends = script.add_argument_group("when it ends, beside the script's own end")
     ends.add_argument("--until", metavar="METRIC=VALUE", help="when a metric that the script logs is reached")
+    add_patience(ends, "in --until's metric, else in the loss, as the script logs them")
     add_seconds(ends)
     how = script.add_argument_group("where and how")
     add_common(how)
-    add_snapshots(how)
+    kept = add_kept(script)
+    kept.add_argument("--keep-best", metavar="METRIC", help=f"refused: {SAVES_ITSELF}")
+    add_snapshots(kept)
     how.add_argument(
         "--progress", dest="quiet", action="store_false", help="show progress between what the script prints"
     )
@@ -261,22 +269,16 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     side.add_argument("--slow", type=ratio, metavar="0.1x", help="let the last replica run at a fraction of its speed")
     add_limits(side)
     add_settings(side)
+    add_kept(side)
     side.set_defaults(snapshot_every_s=None)
 
     add_resume(commands)
-
-    report = commands.add_parser("report", help="write a run's report.html anew")
-    report.set_defaults(run=_report)
-    report.add_argument("run_dir", metavar="RUN_DIR")
-    report.add_argument("--audit", action="store_true", help="prove which examples were trained, and how often")
-
+    add_report(commands)
     add_replay(commands)
     add_measure(commands)
     add_simulate(commands, arguments)
     add_plan(commands)
-
-    doctor = commands.add_parser("doctor", help="check this machine, and say what to do about what is found")
-    doctor.set_defaults(run=_doctor)
+    add_doctor(commands)
     return parser
 
 

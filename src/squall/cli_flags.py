@@ -5,29 +5,35 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+# What a user of `--keep-best` is told whose training is a script.
+SAVES_ITSELF = (
+    "a script saves its model itself, where session.evaluate tells more than before (session.is_leader says who)"
+)
 
-def add_limits(parser: argparse.ArgumentParser, *, resumed: bool = False) -> None:
+
+def add_limits(parser: argparse.ArgumentParser, *, resumed: bool = False) -> Any:
+    """Returns the group."""
     group = parser.add_argument_group("when it ends")
     group.add_argument("--epochs", type=int, help="after so many passes over the training data")
     group.add_argument("--steps", type=int, help="after so many batches, over all replicas")
     group.add_argument("--until", metavar="METRIC=VALUE", help="when a metric is reached, such as accuracy=0.97")
     if not resumed:
         add_seconds(group)
+    return group
 
 
 def add_seconds(group: Any) -> None:
     group.add_argument("--seconds", type=float, help="after so much training time")
 
 
-def add_settings(parser: argparse.ArgumentParser) -> Any:
-    """Of a run that the command carries out; returns the group."""
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Of a run that the command carries out."""
     group = parser.add_argument_group("where and how")
     add_common(group)
     group.add_argument("--launcher", choices=("local", "inline"), default="local", help="processes, or all in one")
     group.add_argument("--evaluate-every-s", type=float, help="seconds between evaluations, beside each epoch's")
     group.add_argument("--quiet", action="store_true", help="show no progress")
     group.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
-    return group
 
 
 def add_common(group: Any) -> None:
@@ -36,11 +42,17 @@ def add_common(group: Any) -> None:
     group.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
     group.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
     group.add_argument("--shard-threads", type=int, default=1, help="torch threads of a shard (default: 1)")
+    group.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
+
+
+def add_kept(parser: argparse.ArgumentParser) -> Any:
+    """Of every run; returns the group, for what else is kept."""
+    group = parser.add_argument_group("what is kept")
     group.add_argument(
         "--keep-schedule", type=gigabytes, default=2.0, metavar="all|none|GB",
-        help="how much of what a replay needs is kept, from the beginning (default: 2 gigabytes)",
+        help="how much of what a replay needs, from the beginning (default: 2 gigabytes)",
     )  # fmt: skip
-    group.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
+    return group
 
 
 def add_snapshots(group: Any) -> None:
@@ -60,11 +72,11 @@ def ratio(text: str) -> float:
     return float(text.removesuffix("x"))
 
 
-def add_best(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--keep-best", metavar="METRIC", help="keep the weights of the best evaluation in best.safetensors, too"
+def add_keep_best(group: Any) -> None:
+    group.add_argument("--keep-best", metavar="METRIC", help="the best evaluation's weights, too, in best.safetensors")
+
+
+def add_patience(group: Any, judged: str = "by --keep-best, else --until, else the loss") -> None:
+    group.add_argument(
+        "--patience", type=int, metavar="N", help=f"after N evaluations in a row without a better one ({judged})"
     )
-    parser.add_argument(
-        "--patience", type=int, metavar="N",
-        help="end after N evaluations in a row without a better one (by --keep-best, else --until, else the loss)",
-    )  # fmt: skip

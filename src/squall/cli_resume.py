@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squall.cli_flags import add_best, add_limits
+from squall.cli_flags import SAVES_ITSELF, add_keep_best, add_limits, add_patience
 
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
+    from squall.plan import Plan
     from squall.run import Run
 
 LIMITS = ("epochs", "steps", "until", "keep_best", "patience")
@@ -29,8 +31,8 @@ def add_resume(commands: Any) -> None:
     )
     again.add_argument("--replicas", type=int, help="another number of replicas")
     again.add_argument("--shards", type=int, help="another number of shards")
-    add_limits(again, resumed=True)
-    add_best(again)
+    add_patience(add_limits(again, resumed=True))
+    add_keep_best(again.add_argument_group("what is kept"))
     again.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
@@ -47,13 +49,28 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
     if "script" in old:
         if {"epochs", "steps"} & set(limits):
             raise ValueError("how much a script trains it says itself, to session.batches: leave --epochs, --steps out")
-        if {"keep_best", "patience"} & set(limits):
-            raise ValueError("what a script keeps and when it gives up is its own: leave --keep-best, --patience out")
-        script = resumed_script(old, strategy, options.until)
+        if options.keep_best is not None:
+            raise ValueError(f"leave --keep-best out: {SAVES_ITSELF}")
+        script = resumed_script(old, strategy, options.until, options.patience)
         run = run_script(script, path, local=local, commanded_at=commanded_at, again=True)
     else:
-        run = Launch(resumed_code(old, strategy, None, **limits), local, commanded_at).go(path, again=True)
+        code = resumed_code(old, strategy, None, **limits)
+        run = Launch(code, local, commanded_at).go(path, again=True)
+        sys.stderr.write(_of_before(run, code["plan"], limits))
     return summarized(run, options.json)
+
+
+def _of_before(run: Run, plan: Plan, limits: dict[str, Any]) -> str:
+    """What a user wants to know who gave a limit, when another one has ended the run."""
+    held = {"data": "epochs", "steps": "steps"}.get(run.summary().ended or "", "")
+    if not limits or not held or held in limits:
+        return ""
+    value = getattr(plan, held)
+    given = " ".join(f"--{name.replace('_', '-')} {limit}" for name, limit in limits.items())
+    return (
+        f"squall: the run has ended at --{held} {value}, which it had before: go on with"
+        f" squall resume {run.directory} --{held} {2 * value} {given}\n"
+    )
 
 
 def _changed(strategy: Any, changes: dict[str, int]) -> Any:

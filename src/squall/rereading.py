@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
 from squall.launchers.environment import is_script
 from squall.plan import SIMULATED, Settings, make_plan
+from squall.report import Reader
 from squall.run import Code, ScriptCode, TaskFunction, load_code, load_sources
 from squall.sources import changes, read
 from squall.strategies import Strategy
@@ -24,10 +26,14 @@ def code_again(directory: Path, task: TaskFunction | str | None = None, as_it_wa
 
     Raises:
         ValueError: there is no run, or its file is gone; what the file itself raises passes through.
+        RecordError: the run's record cannot be read.
     """
     if task is not None and as_it_was:
         raise ValueError("a run goes on with another task, or as it was: leave one out")
     sources = load_sources(directory)
+    if (directory / "run.sqlite").exists():
+        with closing(Reader(directory / "run.sqlite")) as reader:
+            reader.state()
     changed = [] if task is not None else changes(sources.shipped)
     if as_it_was or not sources.file:
         changed = [f"{text}; the run goes on with it as it was" for text in changed]

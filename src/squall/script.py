@@ -27,6 +27,7 @@ def script_code(
     seed: int = 0,
     device: str = "cpu",
     until: str | None = None,
+    patience: int | None = None,
     text: str | None = None,
 ) -> ScriptCode:
     """What `run_script` will run. Raises `ValueError` for a setting that is wrong.
@@ -40,6 +41,7 @@ def script_code(
         seed: of the data order, and of chance when the script begins; it may seed anew what it makes before it joins.
         device: as of `fit`.
         until: as of `fit`, of a metric that the script logs.
+        patience: as of `fit`, in the metric of `until`, else in the loss that the script logs.
         text: of the script; read from its file by default.
     """
     if text is None:
@@ -50,7 +52,9 @@ def script_code(
         raise ValueError(f"{type(strategy).__name__} runs in one process: start the script with python instead")
     if strategy.recipe().batch is not None:
         raise ValueError(f"{type(strategy).__name__} computes a batch many times over, which no loop does: use fit")
-    plan = make_plan(strategy, settings, epochs=None, steps=None, until=until, seed=seed, device=device)
+    plan = make_plan(
+        strategy, settings, epochs=None, steps=None, until=until, patience=patience, seed=seed, device=device
+    )
     check_optimizers(strategy.recipe())
     return ScriptCode(
         script=script.resolve(), text=text, arguments=list(arguments), strategy=strategy, settings=settings, plan=plan,
@@ -58,14 +62,17 @@ def script_code(
     )  # fmt: skip
 
 
-def resumed_script(code: ScriptCode, strategy: Strategy, until: str | None) -> ScriptCode:
+def resumed_script(
+    code: ScriptCode, strategy: Strategy, until: str | None = None, patience: int | None = None
+) -> ScriptCode:  # fmt: skip
     """The code of a script's run, with what is to be different put in."""
     plan = code["plan"]
     if until is None and plan.until is not None:
         until = f"{plan.until[0]}={plan.until[1]}"
     return script_code(
         code["script"], code["arguments"], strategy, code["settings"],
-        optimizer_chosen=code["optimizer_chosen"], seed=plan.seed, device=plan.device, until=until, text=code["text"],
+        optimizer_chosen=code["optimizer_chosen"], seed=plan.seed, device=plan.device, until=until,
+        patience=plan.patience if patience is None else patience, text=code["text"],
     )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ def test_a_trainer_with_a_loop_of_its_own_is_trained_by_replicas_and_replayed(tm
     ran = subprocess.run(run, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert re.findall(r"step (\d+): \d\.\d\d bits", ran.stdout) == ["0", "20"], "each by the replica that had it"
+    assert "finished: its limit of 21 steps is reached" in ran.stdout
     reader = Reader(tmp_path / "run" / "run.sqlite")
     assert str(audit(reader)).endswith("Epoch 0: each of 42 examples trained exactly once.")
     assert all(0.1 <= factor <= 1 for _, factor in reader.extras()["rate_factor"])

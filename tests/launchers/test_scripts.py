@@ -75,13 +75,14 @@ def test_a_method_that_is_no_loop_is_refused(tmp_path: Path) -> None:
     assert not run.directory.exists()
 
 
-def test_flags_choose_the_strategy_and_the_optimizer(tmp_path: Path) -> None:
+def test_flags_choose_the_strategy_and_the_optimizer_and_how_long_nothing_may_get_better(tmp_path: Path) -> None:
     flags = ("--strategy", "averaging", "--every", "4", "--optimizer", "adamw", "--lr", "0.01")
-    run = started(tmp_path, flags=flags)
+    run = started(tmp_path, "--epochs", "1000", flags=(*flags, "--until", "accuracy=2", "--patience", "3"))
     status, out, err = run.finish()
     assert status == 0, err
     state = {row.key: row.value for row in run.rows(State)}  # type: ignore[attr-defined]
-    assert (state["strategy"], state["status"]) == ("averaging", "finished")
+    assert (state["strategy"], state["status"], state["ended"]) == ("averaging", "finished", "patience")
+    assert re.fullmatch(r"accuracy was not better than [01]\.\d{4} in 3 evaluations in a row", state["reason"])
     assert len(set(weights(out))) == 1
 
 

@@ -213,6 +213,13 @@ def test_the_command_prints_a_ranking_and_draws_it(files: Path, capsys: pytest.C
     assert {path.name for path in (files / "lab").iterdir()} == {"other.toml", "plan.svg", "plan.html"}
 
 
+def test_a_strategy_for_which_there_is_no_room_is_named_with_the_reason() -> None:
+    ranking = plan_cluster(TASK, SLOW_ONE, strategies=BOTH, budget=2)
+    assert {entry.candidate.family for entry in ranking.entries} == {"single_process", "synchronous"}
+    assert "Not ranked: downpour. A budget of 2 has room for one replica, which is plain training" in text(ranking, 200)
+    assert "Not ranked" not in reason(plan_cluster(TASK, SLOW_ONE, strategies=BOTH, budget=3))
+
+
 @pytest.mark.parametrize(
     ("command", "names"),
     [

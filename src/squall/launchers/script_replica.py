@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from squall.blame import note, note_batch
 from squall.errors import Interrupted, NotFinite, SquallError
+from squall.joined import Steps
 from squall.launchers.line import Line
 from squall.launchers.roles import name_process, transport_of
 from squall.protocol.core import (
@@ -92,7 +93,9 @@ class Replica(Side):
     def begin(self, task: Task, epochs: int) -> None:
         self.began = True
         self._on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator ends the training
-        self._line.say(kind="begin", examples=task.examples, batch_size=task.batch_size, epochs=epochs)
+        steps = task.examples // task.batch_size if isinstance(task.train, Steps) else None
+        limits = {"epochs": epochs if steps is None else None, "steps": steps}
+        self._line.say(kind="begin", examples=task.examples, batch_size=task.batch_size, **limits)
         self._job = job = dataclasses.replace(self._job, task=task)
         self._await_coordinator()
         self._host = _ScriptHost(job, self.rank, self._line)

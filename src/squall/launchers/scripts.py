@@ -101,7 +101,7 @@ class ScriptNursery(Nursery):
         if self._job.restored is not None:
             self._job.restored.manifest.check_examples(said["examples"])
         task = dataclasses.replace(self._job.task, train=Counted(said["examples"]), batch_size=said["batch_size"])
-        plan = msgspec.structs.replace(self._job.plan, epochs=said["epochs"])
+        plan = msgspec.structs.replace(self._job.plan, epochs=said["epochs"], steps=said["steps"])
         self._job = dataclasses.replace(self._job, task=task, plan=plan)
         for node in nodes(self._job):
             if node.role != "replica":

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import Any
 
 from squall.report.reader import Reader
 from squall.report.words import plural
@@ -113,6 +114,23 @@ class Audit:
     def epochs(self) -> tuple[EpochAudit, ...]:
         """Each by itself."""
         return tuple(replace(part, epoch=e, last=e) for part in self.parts for e in range(part.epoch, part.last + 1))
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """`complete`, `absent`, `batches` and `parts`: epochs that are alike, each with its first and last epoch.
+
+        Of each epoch of a part: how many `examples` it has, how many of them are `trained`, whether it is `finished`,
+        and where they were `missed`, `repeated` or `skipped`: [start, stop, times] in the epoch's order.
+        """
+        parts = [
+            {
+                "first": part.epoch, "last": part.last, "examples": part.examples, "finished": part.finished,
+                "trained": sum(len(span) for span in part.spans if span.times),
+                **{name: [[span.start, span.stop, span.times] for span in getattr(part, name)]
+                   for name in ("missed", "repeated", "skipped")},
+            }
+            for part in self.parts
+        ]  # fmt: skip
+        return {"complete": self.complete, "absent": self.absent, "batches": self.batches, "parts": parts}
 
     @property
     def complete(self) -> bool:

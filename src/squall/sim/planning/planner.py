@@ -88,6 +88,8 @@ def plan_cluster(
     if strategies is None:
         strategies = default_strategies(from_file, batches=-(-built.examples // built.batch_size))
     candidates = [baseline([*from_file, *strategies.values()]), *sweep(strategies, cluster, budget)]
+    wanted = {Candidate(name, strategy).family for name, strategy in strategies.items()}
+    left_out = sorted(wanted - {candidate.family for candidate in candidates})
     target = _check(candidates, built, until, seconds, seed)
     kept = None if keep is None else new_directory(keep)
     stages = _Stages(task, built, _timed(cluster, built, candidates[-1], seed), seed, progress)
@@ -99,8 +101,8 @@ def plan_cluster(
     except KeyboardInterrupt:
         if not stages.entries:
             raise
-        return ranked(stages.entries.values(), target, budget, interrupted=True)
-    return ranked(stages.entries.values(), target, budget)
+        return ranked(stages.entries.values(), target, budget, interrupted=True, left_out=left_out)
+    return ranked(stages.entries.values(), target, budget, left_out=left_out)
 
 
 def _check(

@@ -58,12 +58,16 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """`entries`: the first is the best. Those without a trial come last where there is a target."""
+    """`entries`: the first is the best. Those without a trial come last where there is a target.
+
+    `left_out`: strategies for which the budget has room for one replica only, and which another one stands for.
+    """
 
     target: tuple[str, float] | None
     budget: int
     entries: Sequence[Entry] = field(default_factory=tuple)
     interrupted: bool = False
+    left_out: Sequence[str] = ()
 
     @property
     def shown(self) -> list[Entry]:
@@ -81,14 +85,16 @@ class Ranking:
 
         return {
             "target": None if self.target is None else f"{self.target[0]}={self.target[1]:g}",
-            "budget": self.budget, "interrupted": self.interrupted, "reason": reason(self),
+            "budget": self.budget, "interrupted": self.interrupted, "left_out": list(self.left_out),
+            "reason": reason(self),
             "ranking": [entry.to_json_dict() for entry in self.entries],
         }  # fmt: skip
 
 
 def ranked(
-    entries: Iterable[Entry], target: tuple[str, float] | None, budget: int, interrupted: bool = False
-) -> Ranking:
+    entries: Iterable[Entry], target: tuple[str, float] | None, budget: int, interrupted: bool = False,
+    left_out: Sequence[str] = (),
+) -> Ranking:  # fmt: skip
     """By time to the target; then what did not get there, what failed, and what was not tried, by useful examples."""
 
     def place(entry: Entry) -> tuple[int, float, float]:
@@ -96,7 +102,8 @@ def ranked(
         tried = 3 if entry.trial is None else 1 + entry.failed
         return (tried, math.inf, -entry.useful) if reached_s is None else (0, reached_s, -entry.useful)
 
-    return Ranking(target=target, budget=budget, entries=tuple(sorted(entries, key=place)), interrupted=interrupted)
+    order = tuple(sorted(entries, key=place))
+    return Ranking(target=target, budget=budget, entries=order, interrupted=interrupted, left_out=left_out)
 
 
 def best_sizes(entries: Iterable[Entry]) -> list[Entry]:

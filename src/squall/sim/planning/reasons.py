@@ -16,7 +16,7 @@ def reason(ranking: Ranking) -> str:
     others = _others(ranking)
     sentences = [_first(first, ranking.target), *_with_more(ranking), *_without(ranking)]
     if first.trial is not None and first.reached_s is None:
-        return f"{sentences[0]} {_none_arrived(ranking)}"
+        return " ".join([sentences[0], _none_arrived(ranking), *_left_out(ranking)])
     alike = [entry for entry in others if _slower(entry, first) <= 1 + ALIKE]
     if alike:
         named = " and ".join(f"{entry.candidate} ({_value(entry)})" for entry in alike[:COMPARED])
@@ -25,7 +25,17 @@ def reason(ranking: Ranking) -> str:
     sentences += [_behind(entry, first) for entry in behind]
     if first.survival.left < 1 - MARKED:
         sentences.append(_failures(first))
-    return " ".join([*sentences, _caution(ranking)])
+    return " ".join([*sentences, _caution(ranking), *_left_out(ranking)])
+
+
+def _left_out(ranking: Ranking) -> list[str]:
+    """A strategy that was asked for must not be missing without a word."""
+    if not ranking.left_out:
+        return []
+    return [
+        f"Not ranked: {', '.join(ranking.left_out)}. A budget of {ranking.budget} has room for one replica, which is"
+        " plain training whatever the strategy, and tried once: a larger --budget ranks more."
+    ]
 
 
 def _others(ranking: Ranking) -> list[Entry]:
