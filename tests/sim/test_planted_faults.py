@@ -15,7 +15,18 @@ import msgspec
 import pytest
 
 from squall.protocol.coordinator import Coordinator, Phase
-from squall.protocol.core import Apply, Effect, Event, MessageArrived, Node, Send, SnapshotWritten, Term
+from squall.protocol.core import (
+    Apply,
+    Effect,
+    Event,
+    MessageArrived,
+    Node,
+    Note,
+    PublishSnapshot,
+    Send,
+    SnapshotWritten,
+    Term,
+)
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
@@ -193,6 +204,18 @@ def welcome_at_once(original: Any, members: Membership) -> list[tuple[Node, int]
     ready: list[tuple[Node, int]] = original(members)
     members._seen = seen
     return ready
+
+
+def rows_behind_the_snapshot(original: Any, coordinator: LeaseCoordinator, event: Event, now: float) -> list[Effect]:
+    """What ended is told when the next snapshot is there."""
+    effects: list[Effect] = original(coordinator, event, now)
+    put_off = coordinator.__dict__.setdefault("put_off", [])
+    put_off += [effect for effect in effects if isinstance(effect, Note) and effect.kind == "lease"]
+    effects = [effect for effect in effects if effect not in put_off]
+    if any(isinstance(effect, PublishSnapshot) for effect in effects):
+        effects += put_off
+        put_off.clear()
+    return effects
 
 
 def ledger_of_the_end(original: Any, coordinator: Coordinator, *given: Any) -> None:
@@ -380,6 +403,8 @@ PLANTED: dict[str, Planted] = {
         wrapped(Leases, "extended", leases_since_unknown), 1000, "I4"),
     "a snapshot does not know of what the departed had trained": Planted(
         wrapped(Shard, "_on_view", departed_unknown), 50, "I4"),
+    "a snapshot is there before the rows of what it holds": Planted(
+        wrapped(LeaseCoordinator, "on", rows_behind_the_snapshot), 20, "I4"),
     "a manifest names another file's checksum": Planted(
         wrapped(Snapshots, "answered", one_checksum_for_all), 20, "I1"),
     "a stop waits for shards for as long as they take": Planted(

@@ -20,6 +20,7 @@ from squall.protocol.core import (
     WriteSnapshot,
 )
 from squall.protocol.leases import Leases, Limits
+from squall.protocol.ledger import Range
 from squall.protocol.messages import Exchange, Exchanged
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.labels import Labels
@@ -27,6 +28,7 @@ from squall.sim.proof.logs import Log, Push
 from squall.sim.proof.loops import mean_rates
 from squall.sim.proof.phantoms import Batch, File, Gradient, Stage, Written, folded
 from squall.sim.proof.positions import restored, trained
+from squall.sim.proof.rows import Rows
 from squall.strategies.base import Recipe
 
 
@@ -40,6 +42,7 @@ class Auditor:
         self._skipped: set[Batch] = set()  # of these, what has ended so
         self.allowed: Counter[Batch] = Counter()  # repeats that the audit names: what was given back by its holder
         self._bound = _bound(recipe)
+        self._rows = Rows()
         self._examples_saved = 0  # in the newest snapshot, by the shard that has fewest
 
     def begin(
@@ -48,6 +51,7 @@ class Auditor:
         """A life begins, from the files of a snapshot where there is one; `left` is its data position."""
         shards = range(self.recipe.shards)
         self.stage = stage
+        self._rows.begin()
         self._logs = [Log(Written(version, files[shard].fold if files else 0)) for shard in shards]
         self._applied: list[dict[Batch, list[int]]] = [{} for _ in shards]  # computations, by shard
         self._further: list[dict[Batch, list[int]]] = [{} for _ in shards]  # alike: further steps on a batch
@@ -226,6 +230,7 @@ class Auditor:
                 if batch not in applied:
                     raise Broken("I1", f"{_text(batch)} counts as trained, and shard {shard} does not have it")
         self.allowed.update(self._batches(epoch, done, stop))
+        self._rows.add(int(note.values["lease"]), Range(epoch, start, done))
 
     def _batches(self, epoch: int, start: int, stop: int) -> list[Batch]:
         size = self.batch_size
@@ -251,6 +256,11 @@ class Auditor:
         again = sorted({gradient.batch for gradient in files[0] if gradient.number in common} - ledger)
         if again:
             raise Broken("I4", f"all files of snapshot {manifest.number} have {_text(again[0])}, which is dealt again")
+        told = {batch for span in self._rows.published(manifest) for batch in self._batches(*span)}
+        if unknown := sorted(ledger - told):
+            raise Broken(
+                "I4", f"snapshot {manifest.number} is there before any row that {_text(unknown[0])} is trained"
+            )
 
     def finished(self, lives: int, trained: int) -> None:
         """The run says that all data is trained."""
