@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 import squall
 from squall import rerun
@@ -19,7 +21,7 @@ from squall.run import Run
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
 from tests.rehearsal import NOISY, assert_replays, rehearse, same
-from tests.tasks import regression
+from tests.tasks import mean_square, regression
 
 Fit = Callable[..., Run]
 SGD = partial(torch.optim.SGD, lr=0.05)
@@ -113,6 +115,36 @@ def test_every_attempt_is_replayed_from_its_snapshot_though_that_is_gone(tmp_pat
     middle = replayed.updates // 2
     assert not same(squall.replay(path, until=3).model, squall.replay(path, until=middle).model)
     assert same(squall.replay(path, until=replayed.updates).model, run.model)
+
+
+def test_an_attempt_that_went_back_beyond_the_one_before_is_replayed_from_there(tmp_path: Path) -> None:
+    """The second attempt died before a snapshot of its own, and the one that it had gone on from was damaged then."""
+    path = tmp_path / "run"
+    batches: list[int] = []
+
+    def breaks(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+        batches.append(1)
+        if len(batches) > 7:
+            raise OSError("once")
+        return mean_square(model, batch)
+
+    strategy = squall.Downpour(replicas=2, shards=2, optimizer=ADAGRAD)
+    rehearse(path, strategy, regression(), epochs=4, snapshots_every_s=0.05)
+    snapshots = Snapshots(path)
+    older, newest = snapshots.numbers()
+    with pytest.raises(OSError, match="once"):
+        rehearse(path, strategy, regression(loss=breaks), epochs=6, again=True)
+    file = snapshots.directory / f"{newest:06d}" / "shard-0-of-2.safetensors"
+    file.write_bytes(file.read_bytes()[:-8] + bytes(8))
+    run = rehearse(path, strategy, regression(), epochs=8, again=True)
+    assert snapshots.numbers() == [older, newest], "its number was given again"
+    replayed = assert_replays(run)
+    assert older in replayed.snapshots
+    for number in (older, newest):
+        shutil.rmtree(snapshots.directory / f"{number:06d}")
+    again = squall.replay(path, until=replayed.updates)
+    assert not again.stopped
+    assert same(again.model, replayed.model)
 
 
 # ---------------------------------------------------------------- beside the family, and the command

@@ -161,6 +161,7 @@ class Event:
 class State:
     """One fact about the whole run; writing a key again replaces its value."""
 
+    # counted: what leases count, "example" or (of a sampler's order) "position"
     # epochs, examples_per_epoch, replicas, shards, strategy, status, training_s, updates,
     # ended: a `protocol.core.Cause`, once it has; reason: the same in words
     # diverged: what is wrong with the loss, if something is; first_loss: what it is compared with

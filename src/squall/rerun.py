@@ -19,7 +19,7 @@ from squall.launchers.environment import is_script
 from squall.plan import Plan
 from squall.run import Code, ScriptCode, load_code, load_sources
 from squall.runtime import attempts
-from squall.runtime.attempts import Start, read_start, surroundings
+from squall.runtime.attempts import Start, surroundings
 from squall.runtime.backward import resolve_device
 from squall.runtime.job import Job, private_job
 from squall.runtime.schedule import Damaged
@@ -170,7 +170,7 @@ class _Rerun:
         self._directory = directory
         self._until, self._check, self._around_nan = until, check, around_nan
         self._attempts = _attempts(directory)
-        self._base: Restored | None = None  # of the next attempt, as the one before has computed it
+        self._bases: dict[int, Restored] = {}  # snapshots that later attempts go on from, as this replay has computed
         self._notes: list[str] = []  # why the replay is not of the whole run
         self._elsewhere: dict[str, None] = {}
         self._snapshots: dict[int, None] = {}
@@ -181,9 +181,9 @@ class _Rerun:
 
     def run(self) -> None:
         try:
-            starts = _starts(self._attempts, self._notes)
-            for path, start, after in zip(self._attempts, starts, [*starts[1:], None]):
-                self._attempt(path, start, after)
+            starts = attempts.readable(self._attempts, self._notes)
+            for number, path in enumerate(self._attempts[: len(starts)]):
+                self._attempt(path, starts[number], starts[number + 1 :])
                 assert self._observer is not None
                 if self._observer.found or self._observer.reached:
                     return
@@ -195,12 +195,12 @@ class _Rerun:
         if self._until is not None:
             self._notes.append(f"the run did not come to update {self._until}")
 
-    def _attempt(self, path: Path, start: Start, after: Start | None) -> None:
-        """Replay one attempt; `after` is the next one, which throws away what this did behind its snapshot."""
+    def _attempt(self, path: Path, start: Start, later: list[Start]) -> None:
+        """Replay one attempt; later ones throw away what this did behind the snapshots that they go on from."""
         code = load_code(path)
         plan = self._here(code, start)
         self._elsewhere |= dict.fromkeys(changes(load_sources(path).imported))
-        perform = partial(self._perform, path, start, after, plan)
+        perform = partial(self._perform, path, start, later, plan)
         if "script" in code:
             torch.set_num_threads(1)  # a thread pool would not survive the forks
             on_stage(code, perform)
@@ -210,23 +210,24 @@ class _Rerun:
         perform(code["strategy"], task)
 
     def _perform(
-        self, path: Path, start: Start, after: Start | None, plan: Plan, strategy: Strategy, task: Task,
+        self, path: Path, start: Start, later: list[Start], plan: Plan, strategy: Strategy, task: Task,
         stage: Stage | None = None,
     ) -> None:  # fmt: skip
         layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+        newest = math.inf if path == self._attempts[-1] else attempts.kept_upto(later)
         restored = None
         if start.snapshot is not None:
-            restored = self._base or Snapshots(self._directory).restore(start.snapshot, layout)
+            restored = self._bases.get(start.snapshot) or self._from_file(start.snapshot, newest, layout)
+        self._bases = {number: base for number, base in self._bases.items() if number <= (start.snapshot or 0)}
         self._job = job = private_job(plan, strategy, task, layout, self._directory, 0.0, restored)
         until = self._until
-        if after is not None and until is not None and until > after.updates:
+        if until is not None and any(until > after.updates for after in later):
             until = None
-        dropped = after is not None and until is None  # what is done behind the snapshot, or all if there was none
-        keep = after.snapshot if after is not None and dropped else None
+        dropped = bool(later) and until is None  # what is done behind the snapshots, or all if there were none
+        keep = attempts.made_for(start, later) if dropped else set()
         observer = Observer(
-            self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep,
-            newest=self._newest(path, after),
-        )  # fmt: skip
+            self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep, newest=newest
+        )
         observer.replay = replay = Replay(job, path, observer, stage)
         self._observer = observer
         if stage is not None:
@@ -237,22 +238,20 @@ class _Rerun:
         finally:
             self._fingerprints += observer.fingerprints
             self._snapshots |= dict.fromkeys(observer.compared)
-        self._base = None
-        if keep is not None and len(observer.kept) == len(replay.shards):
-            self._base = _restored(keep, job, replay, observer)  # what came behind it was thrown away
-        elif replay.why and (keep is not None or not dropped):
+        whole = [number for number in keep if len(observer.kept[number]) == len(replay.shards)]
+        self._bases |= {number: _restored(number, job, replay, observer) for number in whole}
+        if replay.why and (len(whole) < len(keep) or not dropped):
             self._notes.append(replay.why)
+
+    def _from_file(self, number: int, newest: float, layout: Layout) -> Restored:
+        if number > newest:
+            raise SnapshotMismatch(f"snapshot {number} was damaged later, and another one has its number now")
+        return Snapshots(self._directory).restore(number, layout)
 
     def _check_examples(self, replay: Replay) -> None:
         snapshots = Snapshots(self._directory)
         if numbers := snapshots.numbers():
             snapshots.manifest(numbers[-1]).check_examples(replay.examples)
-
-    def _newest(self, path: Path, after: Start | None) -> float:
-        """The last snapshot of an attempt; a later attempt gives the numbers above it again."""
-        if path == self._attempts[-1]:
-            return math.inf
-        return (after.snapshot or 0) if after is not None else 0
 
     def _here(self, code: Code | ScriptCode, start: Start) -> Plan:
         """The attempt's plan, as it can be carried out here; what is different is noted."""
@@ -299,20 +298,6 @@ def _attempts(directory: Path) -> list[Path]:
     )
 
 
-def _starts(paths: list[Path], notes: list[str]) -> list[Start]:
-    """Up to the first that cannot be read; raises `Damaged` if none can."""
-    starts: list[Start] = []
-    for path in paths:
-        try:
-            starts.append(read_start(path))
-        except Damaged as damaged:
-            if not starts:
-                raise
-            notes.append(str(damaged))
-            break
-    return starts
-
-
 def _task(code: Code, one_thread: bool) -> Task:
     """Built as the run has built it: the nursery has one thread, and some initial weights depend on that."""
     if one_thread:
@@ -326,8 +311,8 @@ def _restored(number: int, job: Job, replay: Replay, observer: Observer) -> Rest
     tensors: dict[str, Tensor] = {}
     for shard in replay.shards:
         store = shard.host.store
-        put_together(observer.kept[shard.node], store.start, store.stop, job.layout.length, tensors)
-    versions = tuple(observer.saved_at[shard.node] for shard in replay.shards)
+        put_together(observer.kept[number][shard.node], store.start, store.stop, job.layout.length, tensors)
+    versions = tuple(observer.saved_at[number][shard.node] for shard in replay.shards)
     manifest = Manifest(
         number=number, layout=job.layout, versions=versions, ledger={}, progress={}, asked_s=0.0, trained_s=0.0,
         optimizer="",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -230,8 +231,13 @@ def test_steps_are_batches_over_all_replicas(inline: Fit, strategy: squall.Strat
 
 
 def test_processes_share_the_work_by_speed_and_train_every_example_once(tmp_path: Path) -> None:
-    """The second replica waits 40 ms a batch. Each counts in a file of its own, by its process's title."""
+    """The second replica's first batch lasts until the first has done more than half of all.
+
+    They meet at a pipe: who opens it waits for the other. Each counts in a file of its own, by its process's title.
+    """
     examples, epochs = 512, 2
+    half = tmp_path / "half"
+    os.mkfifo(half)
     inputs, targets = numbers(examples).tensors
     files = [tmp_path / f"replica-{i}" for i in range(2)]
     for path in files:
@@ -242,11 +248,10 @@ def test_processes_share_the_work_by_speed_and_train_every_example_once(tmp_path
         if title.startswith("squall replica"):
             replica = int(title.split()[2])
             counts = np.memmap(files[replica], dtype=np.int64, mode="r+")
+            before, meeting = counts.sum(), (examples * epochs // 2, 0)[replica]
             counts[batch[2].numpy()] += 1
-            if replica == 1:
-                import time
-
-                time.sleep(0.04)
+            if before <= meeting < counts.sum():
+                half.open("wr"[replica]).close()
         return mean_square(model, batch)
 
     data = TensorDataset(inputs, targets, torch.arange(examples))

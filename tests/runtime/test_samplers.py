@@ -126,7 +126,7 @@ def test_every_position_of_an_epoch_is_trained_once(inline: Fit, strategy: squal
     assert counts.tolist() == [expected[i] for i in range(90)]
     assert run.summary().examples == 3 * size
     reader = Reader(run.directory / "run.sqlite")
-    assert str(audit(reader)).endswith(f"Epochs 0 to 2: each of {size} examples trained exactly once.")
+    assert str(audit(reader)).endswith(f"Epochs 0 to 2: each of {size} positions trained exactly once.")
     reader.close()
 
 

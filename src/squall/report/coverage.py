@@ -38,7 +38,7 @@ class EpochAudit:
     """One epoch, or all from `epoch` to `last`, which are alike; `spans` cover it in order, without gap or overlap.
 
     `owed`: positions below it are trained, as the run says; it is 0 where the run promises nothing (yet).
-    `skipped`: what scripts have left out of it.
+    `skipped`: what scripts have left out of it. `noun`: what leases count; a sampler's position may be any example.
     """
 
     epoch: int
@@ -46,6 +46,7 @@ class EpochAudit:
     owed: int
     spans: tuple[Span, ...]
     skipped: tuple[Span, ...] = ()
+    noun: str = "example"
 
     def __len__(self) -> int:
         return self.last - self.epoch + 1
@@ -84,7 +85,7 @@ class EpochAudit:
         trained = sum(len(span) for span in self.spans if span.times)
         name = _name(self.epoch, self.last)
         if self.finished:
-            text = f"{name}: {trained:,} of {plural(self.examples, 'example')} trained."
+            text = f"{name}: {trained:,} of {plural(self.examples, self.noun)} trained."
         else:
             text = f"{name}, unfinished: {trained:,} of {self.examples:,} trained so far."
         if self.missed:
@@ -104,11 +105,13 @@ class Audit:
         parts: epochs, in order; neighbours that are alike are one.
         absent: epochs that are trained, as the run says, and of which there is no lease.
         batches: what is known of a method that deals no leases, in a sentence; empty for all others.
+        noun: what leases count: examples, or positions of a sampler's order.
     """
 
     parts: tuple[EpochAudit, ...]
     absent: int = 0
     batches: str = ""
+    noun: str = "example"
 
     @property
     def epochs(self) -> tuple[EpochAudit, ...]:
@@ -143,13 +146,15 @@ class Audit:
         finished = sum(len(part) for part in self.parts if part.finished or part.missed)
         short = sum(len(part) for part in self.parts if part.missed)
         if not self.parts and not self.absent:
-            return "No lease has ended yet, so nothing is known about the examples."
+            return f"No lease has ended yet, so nothing is known about the {self.noun}s."
         if self.complete and not finished:
             verdict = "No epoch is finished yet."
         elif self.complete:
-            verdict = f"No example was missed in {plural(finished, 'finished epoch')}."
+            verdict = f"No {self.noun} was missed in {plural(finished, 'finished epoch')}."
         else:
-            verdict = f"{short + self.absent:,} of {plural(finished + self.absent, 'finished epoch')} missed examples."
+            verdict = (
+                f"{short + self.absent:,} of {plural(finished + self.absent, 'finished epoch')} missed {self.noun}s."
+            )
         absent = [f"Of {plural(self.absent, 'epoch')} nothing was trained at all."] if self.absent else []
         return "\n".join([verdict, *_sentences(self.parts), *absent])
 
@@ -165,7 +170,7 @@ def audit(reader: Reader) -> Audit:
     if batch := int(state.get("batch") or 0):
         return Audit((), batches=_batches(reader, batch, state.get("strategy", "This method")))
     size = int(state.get("examples_per_epoch") or 0) or reader.longest()
-    dealt = reader.dealt(size)
+    dealt, noun = reader.dealt(size), state.get("counted", "example")
     owed = (0, 0)  # all epochs before this one, and this one up to there
     if state.get("ended") == "data":
         owed = (int(state.get("epochs") or 0), 0)
@@ -178,11 +183,11 @@ def audit(reader: Reader) -> Audit:
     for first, last, spans in _by_epoch(coverage(reader.trained(size)), size, dealt) if size else ():
         if any(span.times for span in spans) or first in skips:
             due = size if first < owed[0] else owed[1] if first == owed[0] else 0
-            found.append(EpochAudit(first, last, due, spans, tuple(skips.get(first, ()))))
+            found.append(EpochAudit(first, last, due, spans, tuple(skips.get(first, ())), noun))
         elif first <= owed[0] <= last and owed[1]:
-            found.append(EpochAudit(owed[0], owed[0], owed[1], spans))
+            found.append(EpochAudit(owed[0], owed[0], owed[1], spans, noun=noun))
     known = sum(min(part.last + 1, owed[0]) - part.epoch for part in found if part.epoch < owed[0])
-    return Audit(tuple(found), absent=owed[0] - known)
+    return Audit(tuple(found), absent=owed[0] - known, noun=noun)
 
 
 def _batches(reader: Reader, batch: int, strategy: str) -> str:
@@ -272,7 +277,7 @@ def _sentences(parts: tuple[EpochAudit, ...]) -> list[str]:
 
 
 def _exactly_once(run: list[EpochAudit]) -> str:
-    return f"{_name(run[0].epoch, run[-1].last)}: each of {plural(run[0].examples, 'example')} trained exactly once."
+    return f"{_name(run[0].epoch, run[-1].last)}: each of {plural(run[0].examples, run[0].noun)} trained exactly once."
 
 
 def _name(first: int, last: int) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -40,6 +42,36 @@ def read_start(path: Path) -> Start:
     if not start.kept:
         raise Damaged(f"{path} holds no schedule: its attempt ran with --keep-schedule none")
     return start
+
+
+def readable(paths: list[Path], notes: list[str]) -> list[Start]:
+    """Up to the first that cannot be read, which goes into `notes`; raises `Damaged` if none can."""
+    starts: list[Start] = []
+    for path in paths:
+        try:
+            starts.append(read_start(path))
+        except Damaged as damaged:
+            if not starts:
+                raise
+            notes.append(str(damaged))
+            break
+    return starts
+
+
+def kept_upto(later: Sequence[Start]) -> int:
+    """The newest snapshot of an attempt that no later one has thrown away, to give its number again."""
+    return min((start.snapshot or 0 for start in later), default=0)
+
+
+def made_for(start: Start, later: Sequence[Start]) -> set[int]:
+    """Snapshots of an attempt that later ones went on from: the next one, and others that found that one damaged."""
+    found, newest = set(), math.inf
+    for after in later:
+        number = after.snapshot or 0
+        if (start.snapshot or 0) < number < newest:
+            found.add(number)
+        newest = min(newest, number + 1)
+    return found
 
 
 def surroundings(threads: int, script: bool) -> dict[str, str]:

@@ -71,6 +71,7 @@ class CoordinatorHost(QuietHost):
             "seconds": plan.seconds or "", "examples_per_epoch": job.task.examples, "status": "running",
             "ended": "", "reason": "", "keep_best": plan.keep_best or "",
             "batch": "" if method is None else method.batch(job.task.examples),
+            "counted": "example" if job.task.sampler is None else "position",
             "snapshot": job.restored.manifest.number if job.restored is not None else 0,
         }  # fmt: skip
         for key, value in facts.items():

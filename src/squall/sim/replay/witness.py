@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,22 +59,22 @@ class Difference:
 class Observer:
     """Watches one attempt.
 
-    `until` stops each shard's weights at that update; `check` compares; `around_nan` stops at such a batch; `keep` is a
-    snapshot whose state is wanted, because the next attempt goes on from it. Snapshots above `newest` are not this
+    `until` stops each shard's weights at that update; `check` compares; `around_nan` stops at such a batch; `keep` are
+    snapshots whose state is wanted, because later attempts go on from it. Snapshots above `newest` are not this
     attempt's: a later one has given their numbers again.
     """
 
     def __init__(
-        self, directory: Path, *, until: int | None, check: bool, around_nan: bool, keep: int | None,
+        self, directory: Path, *, until: int | None, check: bool, around_nan: bool, keep: Set[int],
         newest: float = math.inf,
     ) -> None:  # fmt: skip
         self._snapshots = Snapshots(directory).directory
         self.until = until
-        self._check, self._around_nan, self._keep, self._newest = check, around_nan, keep, newest
+        self._check, self._around_nan, self._newest = check, around_nan, newest
         self._last: dict[Node, list[tuple[Node, int]]] = {}  # pushes of each shard's last update
         self.weights: dict[Node, Tensor] = {}  # of the moment that `until` names
-        self.kept: dict[Node, dict[str, Tensor]] = {}  # state of the shards in the snapshot
-        self.saved_at: dict[Node, int] = {}  # versions in it
+        self.kept: dict[int, dict[Node, dict[str, Tensor]]] = {number: {} for number in keep}  # state of the shards
+        self.saved_at: dict[int, dict[Node, int]] = {number: {} for number in keep}  # their versions
         self.compared: list[int] = []  # snapshots
         self.fingerprints = 0  # compared
         self.difference: Difference | None = None
@@ -94,8 +94,8 @@ class Observer:
     @property
     def over(self) -> bool:
         """All that was asked for is there."""
-        kept = self._keep is not None and len(self.kept) == len(self.replay.shards)
-        return self.found or self.reached or (kept and not (self._check or self._around_nan))
+        kept = self.kept and all(len(states) == len(self.replay.shards) for states in self.kept.values())
+        return self.found or self.reached or (bool(kept) and not (self._check or self._around_nan))
 
     def begin(self) -> bool:
         for shard in self.replay.shards:
@@ -127,9 +127,10 @@ class Observer:
         return self.over
 
     def saved(self, shard: ShardSide, snapshot: Saved) -> bool:
-        if snapshot.number == self._keep:
-            self.saved_at[shard.node] = snapshot.version
-            self.kept[shard.node] = {name: value.clone() for name, value in shard.host.store.state().items()}
+        if snapshot.number in self.kept:
+            self.saved_at[snapshot.number][shard.node] = snapshot.version
+            state = {name: value.clone() for name, value in shard.host.store.state().items()}
+            self.kept[snapshot.number][shard.node] = state
         path = self._snapshots / f"{snapshot.number:06d}"
         path /= f"shard-{shard.node.index}-of-{len(self.replay.shards)}.safetensors"
         if self._check and snapshot.number <= self._newest and path.exists():
