@@ -47,6 +47,8 @@ def _add_world_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=int, help="in place of what the seed says")
     parser.add_argument("--no-evaluator", action="store_true", help="without evaluations")
     parser.add_argument("--no-snapshots", action="store_true", help="without a snapshot before the end")
+    parser.add_argument("--no-script", action="store_true", help="without loops of users' own")
+    parser.add_argument("--no-best", action="store_true", help="without the best weights being kept")
 
 
 def _numbers(text: str) -> list[int]:
@@ -84,6 +86,10 @@ def _world(options: argparse.Namespace) -> Chaos:
         changes["evaluate"] = False
     if options.no_snapshots:
         changes["snapshot_every_s"] = None
+    if options.no_script:
+        changes["scripted"] = False
+    if options.no_best:
+        changes["keeps"] = False
     count = len(chaos(options.seed).faults)
     wrong = [number for number in options.faults or () if not 0 <= number < count]
     if wrong:

@@ -63,7 +63,7 @@ KEEPS = 0.5  # alike, of the best weights
 LONG = 0.03  # of the worlds have many batches, soon computed
 FOLLOWED = 0.4  # of the cuts, pauses and storms are followed by the death of somebody who is in them
 DOOMED = 0.15  # of the deaths are followed by those of all who start in the place
-LASTING_S = 0.5  # that a batch takes where a place is left so: less, and the run would be over before it is given up
+LASTING_S = 4.0  # that an epoch takes longer where a place is left so: else it would be over before that is given up
 HUNG = 0.5  # of the user's stops find somebody who does not answer
 MORTAL = ("replica", "evaluator")  # others start in their place
 
@@ -163,10 +163,12 @@ def _hung(seed: int, faults: tuple[Fault, ...], others: list[Part]) -> tuple[Fau
 def _doomed(world: Chaos) -> Chaos:
     """Some who die leave a place in which nobody lives."""
     chance, faults, paces = random.Random(f"{world.seed} doomed"), list(world.faults), world.paces
+    passes = 1 if world.recipe.batch is None else 4  # more than that; L-BFGS evaluates its batch again and again
+    lasting_s = LASTING_S / passes * world.batch_size / world.examples
     for i, fault in enumerate(faults):
         if isinstance(fault, Kill) and fault.part.role in MORTAL and chance.random() < DOOMED:
             faults[i] = dataclasses.replace(fault, again=chance.randint(1, 6))
-            paces = tuple(pace + LASTING_S for pace in world.paces)
+            paces = tuple(pace + lasting_s for pace in world.paces)
     return dataclasses.replace(world, faults=tuple(faults), paces=paces)
 
 

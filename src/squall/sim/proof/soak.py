@@ -142,6 +142,8 @@ def flags(world: Chaos) -> str:
             found.append(f"--{name} {getattr(world, name)}")
     found += ["--no-evaluator"] if whole.evaluate and not world.evaluate else []
     found += ["--no-snapshots"] if whole.snapshot_every_s is not None and world.snapshot_every_s is None else []
+    found += ["--no-script"] if whole.scripted and not world.scripted else []
+    found += ["--no-best"] if whole.keeps and not world.keeps else []
     return " ".join(found)
 
 
