@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,24 @@ def test_importing_squall_does_not_import_torch() -> None:
     program = "import sys, squall; assert squall.__version__; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+COMPILER = """
+import sys
+import squall
+from squall.run import Run
+from tests.tasks import INLINE, regression
+Run.report = lambda run: None
+for strategy in (squall.Downpour(replicas=2), squall.DiLoCo(replicas=2), squall.SingleProcess()):
+    squall.fit(regression(), strategy, run_dir=f"{sys.argv[1]}/{type(strategy).__name__}", settings=INLINE)
+print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])
+"""
+
+
+def test_training_does_not_import_torch_s_compiler(tmp_path: Path) -> None:
+    """It takes as long to import as torch itself, and the first step of any optimizer of torch's asks for it."""
+    done = subprocess.run([sys.executable, "-c", COMPILER, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("kind", [squall.Task, squall.Settings, squall.Downpour, squall.Synchronous])

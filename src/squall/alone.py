@@ -11,7 +11,7 @@ from squall.protocol.core import Compute
 from squall.protocol.messages import Factors
 from squall.runtime.backward import Backward
 from squall.runtime.job import initial_vector
-from squall.runtime.optimizers import build_optimizer, rates_scaled
+from squall.runtime.optimizers import bare_step, build_optimizer, rates_scaled
 from squall.side import Side
 from squall.task import Batch, OptimizerFactory, Task
 from squall.vector import Layout
@@ -33,6 +33,7 @@ class Alone(Side):
         self._backward = Backward(task, layout, [weights], 0, torch.device("cpu"))
         self._backward.on_vector.use(0)
         self._optimizer = build_optimizer(self._factory, task.param_groups())
+        self._step = bare_step(self._optimizer)
         self._scheduler = task.schedule(self._optimizer) if task.schedule is not None else None
         self._work = (
             Compute(epoch, start, min(start + task.batch_size, task.examples), 0, False, False)
@@ -50,8 +51,8 @@ class Alone(Side):
         self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
     ) -> bool:  # fmt: skip
         self._backward.finish()
-        with rates_scaled(self._optimizer, 1.0, factors):
-            self._optimizer.step()
+        with rates_scaled(self._optimizer, 1.0, factors), torch.no_grad():
+            self._step()
         if self._scheduler is not None:
             self._scheduler.step()
         return True

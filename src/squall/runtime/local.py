@@ -12,7 +12,7 @@ from squall.protocol.core import Compute, GradientComputed
 from squall.protocol.messages import Factors
 from squall.runtime.backward import Backward
 from squall.runtime.compute import all_finite
-from squall.runtime.optimizers import build_optimizer, rates_scaled
+from squall.runtime.optimizers import bare_step, build_optimizer, rates_scaled
 from squall.runtime.rates import Schedule
 from squall.strategies import Recipe
 from squall.task import Task
@@ -43,6 +43,7 @@ class LocalTraining:
         layout.write_buffers(task.model, self._own)
         self.backward.on_vector.use(0)
         self._optimizer = build_optimizer(recipe.local, task.param_groups())
+        self._step = bare_step(self._optimizer)
         self.schedule = Schedule(task, self._optimizer) if task.schedule is not None else None
         self._batches_per_epoch = -(-task.examples // task.batch_size)
         self._batch_size = task.batch_size
@@ -74,8 +75,8 @@ class LocalTraining:
         finite = finite and all_finite([p.grad for p in self.backward.on_vector.parameters if p.grad is not None])
         if finite:
             self._advance(effect)
-            with rates_scaled(self._optimizer, 1.0, factors):
-                self._optimizer.step()
+            with rates_scaled(self._optimizer, 1.0, factors), torch.no_grad():
+                self._step()
             self._layout.write_buffers(self.backward.on_vector.model, self._own)
             finite = math.isfinite(self._own[: self._layout.tail].sum().item())  # a step may overflow
         else:
