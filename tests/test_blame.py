@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 import squall
 from squall.blame import Failure, decode, encode, failure, note
 from squall.cli import main
+from tests.warm import squall as squall_process
 
 FILE = """
 import os, torch, squall
@@ -88,11 +88,8 @@ def test_an_error_names_the_users_line_and_what_was_under_way(
 
 
 def test_an_error_in_a_process_of_the_run_is_told_as_one_here(file: Path, tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "squall", "train", str(file), "--quiet", "--json", "--run-dir", tmp_path / "r")
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, cwd=Path(__file__).parents[1],
-        env={**os.environ, "FAILS": "loss"},
-    )  # fmt: skip
+    flags = ("--quiet", "--json", "--run-dir", tmp_path / "r")
+    done = squall_process("train", file, *flags, env={**os.environ, "FAILS": "loss"})
     assert done.returncode == 1
     error = json.loads(done.stdout)["error"]
     assert "# in the loss" in error["text"]

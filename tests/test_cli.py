@@ -14,6 +14,7 @@ import pytest
 
 from squall.cli import main
 from squall.strategies import STRATEGIES
+from tests.warm import squall as squall_process
 
 FILE = """
 import os
@@ -84,12 +85,6 @@ def squall_(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_report: Non
     return lambda *arguments: main([str(a) for a in arguments])
 
 
-def started(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """`squall ...` in a process of its own."""
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd or Path(__file__).parents[1])
-
-
 def inline(*arguments: object) -> list[object]:
     return ["train", *arguments, "--launcher", "inline", "--threads", 1, "--quiet"]
 
@@ -100,14 +95,12 @@ def plan(directory: Path) -> dict[str, Any]:
 
 def test_the_runs_processes_see_the_environment_that_the_file_has_set(file: str, tmp_path: Path) -> None:
     """A library may read it when it is imported, as Keras does."""
-    done = started("-m", "squall", "train", f"{file}:environment", "--quiet", "--run-dir", tmp_path / "r")
+    done = squall_process("train", f"{file}:environment", "--quiet", "--run-dir", tmp_path / "r")
     assert done.returncode == 0, done.stderr
 
 
 def test_json_is_one_object_and_all_of_the_output(file: str, tmp_path: Path) -> None:
-    done = started(
-        "-m", "squall", "train", f"{file}:noisy", "--json", "--strategy", "downpour", "--run-dir", tmp_path / "r"
-    )
+    done = squall_process("train", f"{file}:noisy", "--json", "--strategy", "downpour", "--run-dir", tmp_path / "r")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1
@@ -273,13 +266,13 @@ def test_what_cannot_be_read_is_status_2_with_the_commands_usage(arguments: list
 def test_what_the_task_raises_is_shown_with_its_own_traceback_once(
     file: str, tmp_path: Path, function: str, words: str
 ) -> None:
-    done = started("-m", "squall", "train", f"{file}:{function}", "--run-dir", tmp_path / "r")
+    done = squall_process("train", f"{file}:{function}", "--run-dir", tmp_path / "r")
     assert_shown_once(done, f"in {function}", words)
     assert not (tmp_path / "r").exists()
 
 
 def test_what_the_data_raises_in_a_replica_is_shown_with_its_own_traceback_once(file: str, tmp_path: Path) -> None:
-    done = started("-m", "squall", "train", f"{file}:damaged", "--quiet", "--run-dir", tmp_path / "r")
+    done = squall_process("train", f"{file}:damaged", "--quiet", "--run-dir", tmp_path / "r")
     assert_shown_once(done, "in __getitem__", "ValueError: item 100 is damaged")
 
 
@@ -287,7 +280,7 @@ def test_what_stands_behind_the_scripts_name_is_the_scripts(tmp_path: Path) -> N
     script = tmp_path / "script.py"
     script.write_text("import sys; print(sys.argv[1:])")
     own = ["-h", "64", "--json", "--strategy", "averaging", "train", "--replicas", "9"]
-    done = started("-m", "squall", "run", "--push-every", 2, "--run-dir", tmp_path / "r", script, *own)
+    done = squall_process("run", "--push-every", 2, "--run-dir", tmp_path / "r", script, *own)
     assert done.stdout == f"{own}\n", done.stderr
     assert f"{script} ended without calling squall.join" in done.stderr
 

@@ -14,6 +14,7 @@ import squall
 from squall.cli import main
 from squall.run import Run, load_code
 from tests.tasks import numbers, regression
+from tests.warm import squall as squall_process
 
 Fit = Callable[..., Run]
 
@@ -168,15 +169,11 @@ print("trained")
 """
 
 
-def started(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
-
-
 def test_a_program_that_is_edited_while_it_trains_fails_with_the_lines_that_ran(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
-    done = started(path, tmp_path / "r")
+    command = [sys.executable, str(path), str(tmp_path / "r")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert "# this very line" in done.stderr
     assert f"mend it, and go on from snapshot 1 with: squall.resume('{tmp_path / 'r'}', task=...)" in done.stderr
 
@@ -184,15 +181,15 @@ def test_a_program_that_is_edited_while_it_trains_fails_with_the_lines_that_ran(
 def test_a_mended_script_is_read_again_and_as_it_was_fails_as_it_did(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = started("-m", "squall", "run", "--replicas", "1", "--run-dir", tmp_path / "r", script)
+    done = squall_process("run", "--replicas", "1", "--run-dir", tmp_path / "r", script)
     remedy = f"with: squall resume {tmp_path / 'r'} (which reads {script} again)"
     assert (done.returncode, remedy in done.stderr) == (1, True), done.stderr
     script.write_text("# mended" + SCRIPT.replace("number == 3", "number < 0"))
 
-    done = started("-m", "squall", "resume", tmp_path / "r", "--as-it-was")
+    done = squall_process("resume", tmp_path / "r", "--as-it-was")
     assert (done.returncode, "# this very line" in done.stderr) == (1, True), done.stderr
     assert "script.py has changed since the run began: 2 lines, from line 1 on; the run goes on with it" in done.stderr
 
-    done = started("-m", "squall", "resume", tmp_path / "r")
+    done = squall_process("resume", tmp_path / "r")
     assert (done.returncode, done.stdout.splitlines().count("trained")) == (0, 1), done.stderr
     assert "script.py has changed since the run began: 2 lines, from line 1 on\n" in done.stderr

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from squall.report import Reader, audit
+from tests.warm import squall
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def train(example: str, directory: Path, *flags: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "squall", "train", str(EXAMPLES / example), "--run-dir", str(directory), "--json"]
-    ran = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+    ran = squall("train", EXAMPLES / example, "--run-dir", directory, "--json", *flags)
     assert ran.returncode == 0, ran.stderr
     summary: dict[str, Any] = json.loads(ran.stdout)
     return summary
@@ -42,9 +42,7 @@ def test_the_language_model_learns_the_bytes_frequencies(tmp_path: Path) -> None
 
 def test_a_trainer_with_a_loop_of_its_own_is_trained_by_replicas_and_replayed(tmp_path: Path) -> None:
     flags = ["--steps", "21", "--batch", "1", "--passes", "2"]
-    squall = [sys.executable, "-m", "squall"]
-    run = [*squall, "run", "--run-dir", str(tmp_path / "run"), "--replicas", "2", str(EXAMPLES / "own_loop.py"), *flags]
-    ran = subprocess.run(run, capture_output=True, text=True, check=False)
+    ran = squall("run", "--run-dir", tmp_path / "run", "--replicas", "2", EXAMPLES / "own_loop.py", *flags)
     assert ran.returncode == 0, ran.stderr
     assert re.findall(r"step (\d+): \d\.\d\d bits", ran.stdout) == ["0", "20"], "each by the replica that had it"
     assert "finished: its limit of 21 steps is reached" in ran.stdout
@@ -52,8 +50,7 @@ def test_a_trainer_with_a_loop_of_its_own_is_trained_by_replicas_and_replayed(tm
     assert str(audit(reader)).endswith("Epoch 0: each of 42 examples trained exactly once.")
     assert all(0.1 <= factor <= 1 for _, factor in reader.extras()["rate_factor"])
     reader.close()
-    replay = [*squall, "replay", "--check", str(tmp_path / "run")]
-    ran = subprocess.run(replay, capture_output=True, text=True, check=False)
+    ran = squall("replay", "--check", tmp_path / "run")
     assert (ran.returncode, "the same, bit for bit: 21 updates" in ran.stdout) == (0, True), ran.stdout + ran.stderr
 
 
@@ -72,12 +69,10 @@ def without(package: str, extra: str) -> pytest.MarkDecorator:
 def test_a_loop_learns_the_digits_alone_and_as_two_replicas(tmp_path: Path, example: str, accuracy: float) -> None:
     script, there = str(EXAMPLES / example), tmp_path / "there"
     there.mkdir()
-    run = ["-m", "squall", "run", "--run-dir", str(tmp_path / "run"), "--replicas", "2", "--strategy", "downpour"]
+    run = ["--run-dir", str(tmp_path / "run"), "--replicas", "2", "--strategy", "downpour"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # where others compute too, threads wait for each other
-    for command in ([script], [*run, script]):
-        ran = subprocess.run(
-            [sys.executable, *command], cwd=there, env=environment, capture_output=True, text=True, check=False
-        )
+    alone = subprocess.run([sys.executable, script], cwd=there, env=environment, capture_output=True, text=True)
+    for ran in (alone, squall("run", *run, script, cwd=there, env=environment)):
         assert ran.returncode == 0, ran.stderr
         found = re.findall(r"after the last update: {'accuracy': (0\.\d+)}", ran.stdout)
         assert len(found) == 1, ran.stdout

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,9 +12,9 @@ from typing import Any
 
 from squall.record import Row
 from squall.report import Reader
+from tests.warm import START_S, Warm
 
 FILE = Path(__file__).with_name("blobs.py")
-START_S = 60.0  # importing torch in several processes on a loaded machine
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> float:
@@ -34,10 +32,7 @@ class Started:
 
     def __init__(self, directory: Path, *arguments: str, **options: Any) -> None:
         self.directory = directory
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "squall", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            **options,
-        )  # fmt: skip
+        self.process = Warm(arguments, **options)
 
     @classmethod
     def train(cls, directory: Path, *flags: str) -> Started:

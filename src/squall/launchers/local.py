@@ -44,11 +44,7 @@ class LocalRun:
         self._life, held = Pipe(duplex=False)  # its other end is open for as long as anybody lives who inherits it
         self._environment = dict(os.environ)
         with theirs, held:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
-                pass_fds=[theirs.fileno(), held.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
-                env=environment(),
-            )  # fmt: skip
+            self._process = start_nursery(theirs.fileno(), held.fileno())
         self._line = Line(Connection(mine.detach()))
         self._launched = False
         self._listening = False  # the nursery: until then it runs the user's code
@@ -159,6 +155,14 @@ class LocalRun:
 
     def _nursery_exit(self) -> str:
         return ending(self._process.wait())
+
+
+def start_nursery(line: int, life: int) -> subprocess.Popen[bytes]:
+    """A new process that has these two descriptors, its end of the line and what tells that it lives."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _ENTRY, str(line)], pass_fds=[line, life], start_new_session=True,
+        stdin=subprocess.DEVNULL, env=environment(),
+    )  # fmt: skip
 
 
 # Leaves without waiting for threads that the task may have started.
