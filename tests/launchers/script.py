@@ -98,6 +98,7 @@ if mode == "held":  # a Ctrl-C comes as the final weights are read
 def train():
     for number, batch in enumerate(batches()):
         if number == 5 and (mode == "break" or (mode in ("held", "kept") and session.is_leader)):
+            session.log(left=number)
             break
         if number == 5 and session.is_leader:
             stay("within")

@@ -1,7 +1,7 @@
 """A replica's machine, and the hand that answers it."""
 
 from squall.protocol.cadence import Cadence
-from squall.protocol.core import COORDINATOR, Compute, Effect, GradientComputed, Node, Started
+from squall.protocol.core import COORDINATOR, Compute, Effect, GradientComputed, LoopLeft, Node, Started
 from squall.protocol.messages import Exchange, Exchanged, Grant, Lease, Left, Progress, Stop, Welcome
 from squall.protocol.replica import Replica
 from tests.protocol.steps import give, only, sent, shard_nodes, tell
@@ -69,6 +69,10 @@ class Desk:
     def step(self) -> "Desk":
         """Whatever is under way goes on."""
         return self.answer() if self.pending else self.computed() if self.computing else self
+
+    def left(self) -> "Desk":
+        self.computing = False
+        return self._take(give(self.replica, LoopLeft(), self.now))
 
     def stop(self) -> "Desk":
         return self._take(tell(self.replica, COORDINATOR, Stop(), self.now))

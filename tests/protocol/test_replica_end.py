@@ -53,6 +53,25 @@ CADENCES = [
 
 
 @pytest.mark.parametrize("cadence", CADENCES, ids=str)
+def test_a_loop_that_leaves_gives_its_batch_up_and_all_before_it_is_told(cadence: dict[str, object]) -> None:
+    desk = Desk(**cadence).welcome().grant(3)
+    computed = 0
+    while computed < 7 or not desk.computing:
+        computed += desk.computing and not desk.pending
+        if desk.pending or desk.computing:
+            desk.step()
+        else:
+            desk.grant(3)
+    desk.left()
+    while desk.pending:
+        desk.answer()
+    assert kinds(desk.effects)[-2:] == ["Left", "End"]
+    trained = sum(upto - 100 * lease for lease, upto in desk.reported.items()) // BATCH
+    dropped = computed % cadence.get("push_every", 1) if cadence.get("gathered") else 0  # a part of a round's push
+    assert trained == computed - dropped
+
+
+@pytest.mark.parametrize("cadence", CADENCES, ids=str)
 @pytest.mark.parametrize("bad", [None, 1, 2])
 def test_stop_at_every_stage_ends_with_left(cadence: dict[str, object], bad: int | None) -> None:
     """What was computed before has been pushed and is reported. `bad`: the batch with this number is tried again."""

@@ -19,6 +19,7 @@ from squall.protocol.core import (
     Apply,
     Effect,
     Event,
+    LoopLeft,
     MessageArrived,
     Node,
     Note,
@@ -31,7 +32,7 @@ from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.membership import Membership
-from squall.protocol.messages import Calculation, Evaluated, Exchange, Frame, ViewSeen, covered
+from squall.protocol.messages import Calculation, Cover, Evaluated, Exchange, Frame, ViewSeen, covered
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
@@ -297,6 +298,14 @@ def rates_of_the_first_batch(original: Any, work: Work, *batch: Any) -> Work:
     return msgspec.structs.replace(more, factors=work.factors) if work.batches else more
 
 
+def given_up_as_done(original: Any, replica: Replica, event: Event, now: float) -> list[Effect]:
+    if isinstance(event, LoopLeft) and replica._batch is not None:
+        replica._gathered = replica._gathered.and_none_of(Cover(replica._batch.lease, replica._batch.stop))
+        replica._since_push += 1
+    effects: list[Effect] = original(replica, event, now)
+    return effects
+
+
 def skips_kept_secret(original: Any, replica: Replica, effects: list[Effect]) -> None:
     replica._on_skipped(0.0, effects)
 
@@ -438,6 +447,7 @@ PLANTED: dict[str, Planted] = {
     "an L-BFGS snapshot is labelled with what was accepted while it was written": Planted(
         wrapped(BatchShard, "on", counted_when_written), 200, "I7", of="sandblaster"),
     "nobody is told of a batch that a loop leaves out": Planted(wrapped(Replica, "_skip", skips_kept_secret), 40, "I1"),
+    "the batch that a loop gives up counts as trained": Planted(wrapped(Replica, "on", given_up_as_done), 100, "I1"),
     "what follows a batch that is left out is added to the last push": Planted(
         wrapped(Replica, "_compute_effect", added_to_what_was_pushed), 40, "I2", of="downpour, push 4"),
     "a further step on a batch is acknowledged and not applied": Planted(

@@ -24,6 +24,7 @@ from squall.protocol.core import (
     Compute,
     Effect,
     Event,
+    LoopLeft,
     Node,
     UseWeights,
     ValuesLogged,
@@ -181,12 +182,16 @@ class Replica(Side):
         add_rows(self._job, rows)
 
     def leave(self) -> None:
-        """A batch under way is given up; whoever computes when a run is stopped is not waited for."""
+        """A batch under way is given up; what is done is pushed and told."""
         if self._left:
             return
         if self._host.over is None and self.next() is None:
             return  # the batch stepped last was the last one that there was
         self._line.say(kind="leave", why=f"the script of replica {self.rank} took no more batches")
+        self._host.wanted = None
+        self._driver.post(LoopLeft())
+        while not self._is_over:
+            self._driver.step()
         self._finish()
 
     def _finish(self) -> None:

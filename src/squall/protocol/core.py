@@ -106,6 +106,10 @@ class BatchSkipped(Event, frozen=True, gc=False):
     """A script's loop leaves out the batch that `Compute` has given it: nothing of it is in the gradient buffer."""
 
 
+class LoopLeft(Event, frozen=True, gc=False):
+    """A script's loop takes no more batches: the one that it was given goes to others."""
+
+
 class ValuesLogged(Event, frozen=True, gc=False):
     """The user's script has numbers for the record."""
 

@@ -21,6 +21,7 @@ from squall.protocol.core import (
     Event,
     Expect,
     GradientComputed,
+    LoopLeft,
     MessageArrived,
     Node,
     Payload,
@@ -125,6 +126,9 @@ class Replica:
                 self._skip(effects)
             case BatchOver() | BatchSkipped():
                 self._batch, self._stepped, self._waiting_since = None, False, now
+                self._proceed(now, effects)
+            case LoopLeft():
+                self._batch, self._stepped, self._stopping = None, False, True
                 self._proceed(now, effects)
             case ValuesLogged(values):
                 weights = Weights(min(self._versions), self._held, max(0.0, now - self._held_at))

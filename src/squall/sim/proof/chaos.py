@@ -60,6 +60,7 @@ STRATEGIES: dict[str, Make] = {
 FAULTS_AT_MOST = 6
 SCRIPTED = 0.4  # of the worlds have loops of users' own
 KEEPS = 0.5  # alike, of the best weights
+BREAKS = 0.3  # alike, of those with loops: one ends the training
 LONG = 0.03  # of the worlds have many batches, soon computed
 FOLLOWED = 0.4  # of the cuts, pauses and storms are followed by the death of somebody who is in them
 DOOMED = 0.15  # of the deaths are followed by those of all who start in the place
@@ -88,6 +89,7 @@ class Chaos:
     faults: tuple[Fault, ...]
     scripted: bool = False  # replicas are users' loops
     keeps: bool = False  # the best weights
+    breaks_at: int | None = None  # computation with which a user's loop ends the training, by a break
 
     @property
     def recipe(self) -> Recipe:
@@ -121,6 +123,7 @@ def chaos(seed: int) -> Chaos:
     if chance.random() < LONG:  # as many leases as a replica does not report at once, and more than shards remember
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
+    breaks = random.Random(f"{seed} breaks")  # of its own, as `keeps`: all else of a seed's world stays as it was
     events = 40 + 4 * (examples // batch_size) * epochs * (shards + 2)  # about as many as the run will have
     return _doomed(Chaos(
         seed, strategy, replicas, shards, examples, batch_size, epochs,
@@ -130,6 +133,7 @@ def chaos(seed: int) -> Chaos:
         evaluate_every_s=chance.choice((None, None, 0.03)),
         faults=_hung(seed, _faults(chance, events, replicas, shards), _others(replicas, shards)),
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
+        breaks_at=breaks.randint(1, 3 * batches) if breaks.random() < BREAKS else None,
     ))  # fmt: skip
 
 

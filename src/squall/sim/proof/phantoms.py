@@ -98,6 +98,7 @@ class Stage:
         self.poison: Callable[[int, Batch], bool] = lambda number, batch: False
         self.steps_on: Callable[[int], int] | None = None  # on a batch, by loops that step several times
         self.leaves_out: Callable[[int], bool] = lambda number: False
+        self.breaks: Callable[[int], bool] = lambda number: False
         self.factors: Callable[[int], Factors] = lambda number: ()
         self.disk: Callable[[int], str] = lambda number: ""
         self.logs = False  # the first replica is a script that measures all weights that it gets
@@ -169,6 +170,8 @@ class ReplicaPhantom(Phantom):
         seconds = 0.0 if again else stage.compute_s(self.node)  # only `Compute` has a price
         stage.in_use[slot] = (self.active, stage.now() + seconds)
         self._batch = None
+        if stage.breaks(stage.computed) and not again:
+            return core.LoopLeft()
         if stage.leaves_out(stage.computed) and not again:
             return core.BatchSkipped()
         if not effect.accumulate:

@@ -1,8 +1,8 @@
 """One chaotic world from its beginning to its end, through all lives of its run.
 
 A life is what one start of all processes is. It ends when the run does: because all is trained, because a shard or the
-coordinator died, or because the user stopped it. Then the run goes on as `squall resume` lets it, from the last
-published snapshot, or from the beginning where there is none.
+coordinator died, because a user's loop wants no more, or because the user stopped it. Then the run goes on as
+`squall resume` lets it, from the last published snapshot, or from the beginning where there is none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from squall.protocol.check import check
 from squall.protocol.coordinator import SAVE_WITHIN_S, STOP_WITHIN_S
-from squall.protocol.core import COORDINATOR, Effect, End, Event, Node, StopRequested
+from squall.protocol.core import COORDINATOR, Cause, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.sim.places import Clock
@@ -58,7 +58,7 @@ class Trial:
         while True:
             self._begin()
             end = self._live()
-            if end is not None and end.status == "finished":
+            if end is not None and end.status == "finished" and end.cause is not Cause.SCRIPT:
                 self.cast.finished(self.lives, spoilt=self.happened["Spoil"] > 0)
                 return self
             self.cast.over()
@@ -79,6 +79,8 @@ class Trial:
         self.world.trace = self._trace
         stage.compute_s = lambda node: chaos.paces[node.index]
         stage.poison, stage.disk = self._poison, self._disk
+        if chaos.scripted:
+            stage.breaks = self._breaks
         self._spoilt = self._full = 0  # computations and files to come that fail
         self._slow_starts: dict[Part, float] = {}
         self._doomed = Counter[Part]()  # replacements to come that die
@@ -191,6 +193,13 @@ class Trial:
     def _poison(self, number: int, batch: Batch) -> bool:
         self._spoilt, spoilt = max(0, self._spoilt - 1), self._spoilt
         return spoilt > 0
+
+    def _breaks(self, number: int) -> bool:
+        """The nursery hears of it."""
+        breaks = number == self.chaos.breaks_at
+        if breaks:
+            self.world.post(COORDINATOR, StopRequested("a loop takes no more batches", wanted=True))
+        return breaks
 
     def _disk(self, number: int) -> str:
         self._full, full = max(0, self._full - 1), self._full
