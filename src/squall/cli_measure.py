@@ -103,7 +103,8 @@ def _overhead(machine: Machine) -> str:
     code = machine.overhead
     return (
         f"of a replica {_time(code.batch_s)} a batch and {_time(code.exchange_s)} an exchange,"
-        f" of a shard {_time(code.serve_s)} an exchange, of the coordinator {_time(code.lease_s)} a lease"
+        f" of a shard {_time(code.serve_s)} an exchange and {_time(code.wake_s)} to wake it, of the coordinator"
+        f" {_time(code.lease_s)} a lease"
     )
 
 

@@ -78,6 +78,18 @@ def test_who_looks_out_keeps_its_core_for_a_while_and_then_sleeps() -> None:
     assert ends == {A: 3.5, B: 6.25}
 
 
+def test_who_sleeps_is_woken_and_who_works_or_looks_out_is_not() -> None:
+    ends, cores = Ends(), shared(cores=2)
+
+    def take(begins: float, wake_s: float = 0.25) -> float:
+        return cores.take(A, begins, 1.0, ends.__setitem__, spin_s=2.0, wake_s=wake_s)
+
+    assert take(0.0) == 1.25
+    assert take(1.25) == 1.0, "it goes on with what has come meanwhile"
+    assert take(4.0) == 1.0, "it looks out until 4.25"
+    assert take(7.5) == 1.25
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 5)), min_size=1, max_size=12),
     st.integers(1, 4), st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4),

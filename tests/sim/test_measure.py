@@ -42,7 +42,7 @@ STARTED = os.getpid()
 
 def stand_still(where):
     if os.getpid() != STARTED and os.environ["STAND_STILL"] == where:
-        print(where, flush=True)
+        os.write(1, f"{where}\\n".encode())  # at once: two processes may stand still at a time
         signal.pause()
 
 def optimizer(parameters):
@@ -94,9 +94,9 @@ def test_a_machine_is_measured_and_written(tmp_path: Path) -> None:
     assert machine.memory > 0
     assert machine.single_s is not None
     assert machine.single_s > 0
-    assert all(
-        seconds > 0 for seconds in (machine.overhead.batch_s, machine.overhead.serve_s, machine.overhead.lease_s)
-    )
+    code = machine.overhead
+    assert min(code.serve_s, code.lease_s) > 0
+    assert min(code.batch_s, code.exchange_s, code.wake_s) >= 0, "differences of what takes a tenth of a second here"
     assert write(measured, tmp_path / "mine.toml", "first\nsecond") == tmp_path / "mine.steps.txt"
     assert (tmp_path / "mine.toml").read_text().startswith("# first\n# second\n\n[[machines]]\n")
     assert Cluster.load(tmp_path / "mine.toml") == measured.cluster

@@ -36,9 +36,13 @@ class Cores:
         self._at = 0.0  # that `left` is true of
 
     def take(
-        self, node: Node, begins: float, seconds: float, prolong: Prolong, stretch: float = 1.0, spin_s: float = 0.0
-    ) -> float:
-        """Begin what takes so many seconds alone, or go on with that behind what the node does; how long it takes."""
+        self, node: Node, begins: float, seconds: float, prolong: Prolong, stretch: float = 1.0, spin_s: float = 0.0,
+        wake_s: float = 0.0,
+    ) -> float:  # fmt: skip
+        """Begin what takes so many seconds alone, or go on with that behind what the node does; how long it takes.
+
+        A node that neither works nor looks out sleeps, and takes `wake_s` more.
+        """
         if self.alone:
             return seconds * stretch
         job = self._jobs.get(node)
@@ -46,8 +50,8 @@ class Cores:
             job.left += seconds
         else:
             self._advance(begins)
-            self._spinning.pop(node, None)
-            job = self._jobs[node] = _Job(begins, seconds, stretch, spin_s)
+            awake = self._spinning.pop(node, None) is not None
+            job = self._jobs[node] = _Job(begins, seconds if awake else seconds + wake_s, stretch, spin_s)
         self._foresee(node, prolong)
         return job.began + (job.until - job.began) * job.stretch - begins
 

@@ -34,7 +34,7 @@ from squall.runtime.sequential import Sequential
 from squall.sim.cluster.forks import Work, answer, forked
 from squall.sim.cluster.model import Overhead
 from squall.sim.cluster.quiet import Chunks, Enough, Stopwatch, core_s, moment
-from squall.strategies import Downpour, SingleProcess, Strategy
+from squall.strategies import Downpour, SingleProcess, Strategy, Synchronous
 from squall.task import Batch, OptimizerFactory, Task
 from squall.transports.host import HostTransport
 from squall.vector import Layout
@@ -49,20 +49,26 @@ ENDLESS = 10**9  # epochs
 def overhead_of(
     task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int, step_s: float, seconds: float
 ) -> Overhead:  # fmt: skip
-    """Measured for about `seconds`, in a run that exchanges after each batch and in one that seldom does.
+    """Measured for about `seconds`, in runs that exchange after each batch and in one that seldom does.
+
+    In one of them the shard looks out for pushes all the time, as it does where cores are free; in another each batch
+    is a round, and a lease of its own.
 
     Of all that is measured again and again the lower quartile counts: whenever another program was on the core
     meanwhile, caches are cold and the same work takes twice the core's time. `step_s` is that of a gradient alone.
     """
 
-    def run(every: int) -> dict[str, float]:
-        strategy = Downpour(replicas=1, optimizer=optimizer, push_every=every, fetch_every=every)
-        return _costs(_job(task, layout, strategy, threads), seconds / 2)
+    def run(strategy: Strategy, spin_s: float = 0.0) -> dict[str, float]:
+        return _costs(_job(task, layout, strategy, threads), spin_s, seconds / 4)
 
-    often, seldom = run(1), run(SELDOM)
+    often = Downpour(replicas=1, optimizer=optimizer)
+    asleep, rounds = run(often), run(Synchronous(replicas=1, optimizer=optimizer))
+    awake = run(often, SPIN_S) if len(os.sched_getaffinity(0)) > threads else asleep
+    seldom = run(dataclasses.replace(often, push_every=SELDOM, fetch_every=SELDOM))
+    woken_s = asleep["replica"] + asleep["shard"] - awake["replica"] - awake["shard"]
     return Overhead(
-        batch_s=max(0.0, seldom["replica"] - step_s), exchange_s=max(0.0, often["replica"] - seldom["replica"]),
-        serve_s=often["shard"], lease_s=often["coordinator"],
+        batch_s=max(0.0, seldom["replica"] - step_s), exchange_s=max(0.0, awake["replica"] - seldom["replica"]),
+        serve_s=awake["shard"], lease_s=rounds["coordinator"], wake_s=max(0.0, woken_s),
     )  # fmt: skip
 
 
@@ -95,14 +101,18 @@ def _job(task: Task, layout: Layout, strategy: Strategy, threads: int) -> Job:
 # ---------------------------------------------------------------- a run of processes
 
 
-def _costs(job: Job, seconds: float) -> dict[str, float]:
-    """Seconds of a core: of the replica for a batch, the shard for an update, the coordinator for a lease."""
+def _costs(job: Job, spin_s: float, seconds: float) -> dict[str, float]:
+    """Seconds of a core: of the replica for a batch, the shard for an update, the coordinator for a lease.
+
+    `spin_s`: for which the shard looks out for a push before it sleeps.
+    """
     served = torch.zeros(MOST_UPDATES, dtype=torch.float64).share_memory_()  # by the shard, which nobody can ask
     with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
         arena = Arena.create(arena_shape(job.layout, job.recipe), Path(folder))
         job = attempts.begin(dataclasses.replace(job, arena=arena, directory=Path(folder)))
         works: list[Work] = [
-            partial(_serve, job, COORDINATOR, served), partial(_serve, job, SHARD, served), partial(_replica, job)
+            partial(_serve, job, COORDINATOR, served, 0.0), partial(_serve, job, SHARD, served, spin_s),
+            partial(_replica, job),
         ]  # fmt: skip
         with forked(works) as lines:
             coordinator = answer(lines[0])["pid"]
@@ -122,14 +132,16 @@ def _costs(job: Job, seconds: float) -> dict[str, float]:
     return {"replica": quarter(batches), "shard": quarter(updates or [0.0]), "coordinator": quarter(leases)}
 
 
-def _serve(job: Job, node: Node, served: Tensor, line: Line) -> None:
+def _serve(job: Job, node: Node, served: Tensor, spin_s: float, line: Line) -> None:
     torch.set_num_threads(1)
     line.say(pid=os.getpid())
     mine, theirs = Pipe()  # where a run's coordinator hears its nursery: `theirs` stays open, and says nothing
     peers = [] if node == COORDINATOR else [COORDINATOR]
-    transport = HostTransport(node, job.directory, serve=True, peers=peers, wake_on=mine.fileno())
+    transport = _Awaited(
+        HostTransport(node, job.directory, serve=True, peers=peers, wake_on=mine.fileno(), spin_s=spin_s)
+    )
     host = make_host(job, node, Line(mine))
-    Driver(machine(job, node), transport, host if node == COORDINATOR else _MeteredShard(host, served)).run()
+    Driver(machine(job, node), transport, host if node == COORDINATOR else _MeteredShard(host, served, transport)).run()
     theirs.close()
 
 
@@ -162,18 +174,19 @@ class _Awaited:
 
 
 class _Metered:
-    """A host that looks at its thread's time on a core whenever an effect begins what is counted."""
+    """A host that looks at its thread's time on a core, but for what it looks out, whenever what is counted begins."""
 
-    def __init__(self, host: Host, counted: type[Effect]) -> None:
+    def __init__(self, host: Host, counted: type[Effect], transport: _Awaited) -> None:
         self._host = host
         self._counted = counted
+        self._transport = transport
         self.attach, self.poll, self.rest = host.attach, host.poll, host.rest
         self._began_s = time.thread_time()
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if type(effect) is self._counted:
-            self.count(time.thread_time() - self._began_s)
-            self._began_s = time.thread_time()
+            self.count(time.thread_time() - self._began_s - self._transport.seconds)
+            self._began_s, self._transport.seconds = time.thread_time(), 0.0
         return self._host.perform(effect, now)
 
     def count(self, seconds: float) -> None:
@@ -181,8 +194,8 @@ class _Metered:
 
 
 class _MeteredShard(_Metered):
-    def __init__(self, host: Host, served: Tensor) -> None:
-        super().__init__(host, Apply)
+    def __init__(self, host: Host, served: Tensor, transport: _Awaited) -> None:
+        super().__init__(host, Apply, transport)
         self._served = served
         self._updates = 0
 
@@ -193,9 +206,8 @@ class _MeteredShard(_Metered):
 
 class _MeteredReplica(_Metered):
     def __init__(self, host: Host, chunks: Chunks, transport: _Awaited) -> None:
-        super().__init__(host, Compute)
+        super().__init__(host, Compute, transport)
         self._chunks = chunks
-        self._transport = transport
         self._batches: list[float] = []
         self._leases = 0
         self._granted = False
@@ -207,8 +219,7 @@ class _MeteredReplica(_Metered):
         return super().perform(effect, now)
 
     def count(self, seconds: float) -> None:
-        self._batches.append(seconds - self._transport.seconds)
-        self._transport.seconds = 0.0
+        self._batches.append(seconds)
         if self._chunks.over():
             self._chunks.next(batches=self._batches, leases=self._leases)
             self._batches, self._leases = [], 0

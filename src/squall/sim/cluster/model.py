@@ -27,12 +27,14 @@ class Overhead:
         exchange_s: of a replica, for each exchange with a shard.
         serve_s: of a shard, for each exchange.
         lease_s: of the coordinator, for each lease.
+        wake_s: of a shard that sleeps when a push comes, for being woken, and of the replica that wakes it.
     """
 
     batch_s: float = 0.0
     exchange_s: float = 0.0
     serve_s: float = 0.0
     lease_s: float = 0.0
+    wake_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
