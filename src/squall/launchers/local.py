@@ -166,4 +166,4 @@ def start_nursery(line: int, life: int) -> subprocess.Popen[bytes]:
 
 
 # Leaves without waiting for threads that the task may have started.
-_ENTRY = "import os, sys; from squall.launchers.nursery import main; main(int(sys.argv[1])); os._exit(0)"
+_ENTRY = "import os, sys; from squall.launchers.serve import main; main(int(sys.argv[1])); os._exit(0)"

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
 import sys
 import time
@@ -27,21 +26,13 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-import torch
-from setproctitle import setproctitle
-
 from squall.blame import encode, note
-from squall.errors import TaskError
-from squall.launchers.building import build_job, build_task
 from squall.launchers.line import Line
 from squall.launchers.roles import run_role
 from squall.protocol.coordinator import STOP_WITHIN_S
 from squall.protocol.core import COORDINATOR, Node
-from squall.runtime import attempts
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
-from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import die_with_parent, ending, outlive_parent
 
 GRACE_S = 1.0  # for processes to end after the coordinator has
@@ -254,42 +245,3 @@ def hear_launch(launcher: Line) -> dict[str, Any] | None:
         return None
     launcher.take()  # the directory's lock: held by this process, and by all that are forked from it, to their end
     return order
-
-
-def main(handle: int) -> None:
-    """Entry point: `handle` is the launcher's pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)  # a thread pool would not survive the forks
-    launcher = Line(Connection(handle))
-    try:
-        message = cloudpickle.loads(launcher.connection.recv_bytes())  # from the process that started this one
-    except EOFError:
-        return
-    sockets = Path(message["sockets"])
-    die_with_parent(message["launcher"])  # while the user's code runs here, nobody listens
-    sys.path[:] = message["sys_path"]
-    os.environ.update(message["environment"])
-    try:
-        _serve(launcher, {**message, **cloudpickle.loads(message["code"])}, sockets)
-    except Exception as error:
-        launcher.say(kind="failed", error=str(error), task=isinstance(error, TaskError))
-    finally:
-        shutil.rmtree(sockets, ignore_errors=True)
-
-
-def _serve(launcher: Line, message: dict[str, Any], sockets: Path) -> None:
-    """Build the task while the launcher checks it, and go on when the launcher says so."""
-    if "script" in message:
-        from squall.launchers.scripts import serve_script  # which is a nursery itself
-
-        serve_script(launcher, message, sockets)
-        return
-    task = build_task(message)
-    check_optimizers(message["strategy"].recipe())  # torch imports another second's worth for its first step
-    order = hear_launch(launcher)
-    if order is None:
-        return
-    directory = Path(order["directory"])
-    setproctitle(f"squall nursery of {directory.name}")
-    job = attempts.begin(build_job(message, task, directory, order["snapshot"]))
-    Nursery(launcher, job, sockets).run()
