@@ -6,6 +6,7 @@ what a test is about, or where the command becomes another program (`squall repl
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -26,15 +27,13 @@ from typing import Any
 from setproctitle import setproctitle
 
 from squall.cli import main
-from squall.launchers import local, nursery
+from squall.launchers import local, serve
 from squall.launchers.environment import environment
-
-START_S = 60.0  # on a loaded machine
 
 IMPORTED = [
     "pytest", "torch", "torch._dynamo", "sklearn.datasets", "matplotlib.backends.backend_svg", "rich.live",
     "squall.cli", "squall.cli_options", "squall.train", "squall.script", "squall.report.html",
-    "squall.launchers.nursery", "squall.launchers.scripts", "tests.tasks", "tests.warm",
+    "squall.launchers.serve", "tests.tasks", "tests.warm",
 ]  # fmt: skip
 
 
@@ -63,38 +62,37 @@ class Warm:
             os.close(writing)
         assert self._process.pid is not None
         self.pid: int = self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
+        self.returncode: int | None = None
+        self._one_at_a_time = threading.Lock()
 
     def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float = START_S) -> int:
-        self._process.join(timeout)
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired("squall", timeout)
+        with self._one_at_a_time:  # who comes second would find that the status was read, and take it for lost
+            self.returncode = self._process.exitcode
         return self.returncode
 
-    def communicate(self, timeout: float = START_S) -> tuple[str, str]:
-        found = ["", ""]
+    def wait(self, timeout: float | None = None) -> int:
+        wait([self._process.sentinel], timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired("squall", timeout or 0.0)
+        return status
 
-        def read(index: int, file: Any) -> None:
-            if not file.closed:
-                with file:
-                    found[index] = file.read()
-
-        threads = [
-            threading.Thread(target=read, args=each, daemon=True) for each in enumerate((self.stdout, self.stderr))
-        ]
-        ends = time.monotonic() + timeout
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Both outputs up to their ends, and the process's."""
+        ends = math.inf if timeout is None else time.monotonic() + timeout
+        files = [file for file in (self.stdout, self.stderr) if not file.closed]
+        found = dict.fromkeys(files, "")
+        threads = [threading.Thread(target=lambda file=file: found.update({file: file.read()})) for file in files]
         for thread in threads:
+            thread.daemon = True
             thread.start()
-        for thread in threads:
-            thread.join(max(0.0, ends - time.monotonic()))
-        self.wait(max(0.0, ends - time.monotonic()))
-        return found[0], found[1]
+        for file, thread in zip(files, threads):
+            thread.join(None if timeout is None else max(0.0, ends - time.monotonic()))
+            if thread.is_alive():
+                raise subprocess.TimeoutExpired("squall", timeout or 0.0)
+            file.close()
+        self.wait(None if timeout is None else max(0.0, ends - time.monotonic()))
+        return found.get(self.stdout, ""), found.get(self.stderr, "")
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -178,7 +176,7 @@ def _fork_nursery(line: int, life: int) -> _Forked:
         for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")]):
             os.closerange(before + 1, after)
         os.environ.update(environment())
-        nursery.main(line)
+        serve.main(line)
         sys.stdout.flush()
     except BaseException:
         sys.excepthook(*sys.exc_info())

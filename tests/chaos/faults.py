@@ -187,7 +187,7 @@ FAULTS = {
     "kill the nursery": Fault(kill("nursery"), (ENDS,), r"nursery.* was lost.*", repeats=True),
     "always NaN": Fault(file("always nan"), (ENDS,), r"NaN or Inf.*epoch \d+", repeats=True, replayable=False),
     "the task raises": Fault(file("raise"), (ENDS,), r"asked for", repeats=True, replayable=False),
-    "remove the directory": Fault(remove_directory, (ENDS,), r"director", replayable=False),
+    "remove the directory": Fault(remove_directory, (ENDS,), r"was removed|director", replayable=False),
     "Ctrl-C": Fault(interrupt(signal.SIGINT), (STOPS,), r"squall resume|interrupted", repeats=True),
     "SIGTERM": Fault(interrupt(signal.SIGTERM), (STOPS,), r"squall resume|interrupted|terminated", repeats=True),
     "Ctrl-C three times": Fault(interrupt(signal.SIGINT, 3), (STOPS,), r"squall resume|interrupted", repeats=True),
