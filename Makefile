@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test check soak chaos bench docs clean
+.PHONY: train test deep check soak chaos bench docs clean
 
 train: $(READY)  ## train the digits example: 2 replicas, 1 shard, in separate processes
 	$(BIN)/squall train examples/digits.py
 
-test: check  ## lint, types, and the whole fast test suite
+test: check  ## lint, types, and every promise of the README: 5 minutes
 	$(BIN)/python -m pytest
+
+deep: $(READY)  ## sweeps, random worlds and random faults, with the day's seeds: half an hour
+	$(BIN)/python -m pytest --deep
+	$(BIN)/python -m squall.sim.proof.soak --count 2000 --first $(shell date +%y%m%d)0000
+	$(BIN)/python -m tests.chaos --faults 30
 
 check: $(READY)  ## lint and types alone
 	$(BIN)/ruff check .

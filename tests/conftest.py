@@ -9,6 +9,7 @@ import torch
 
 import squall
 from squall.run import Run, TaskFunction
+from tests import deep
 from tests.tasks import INLINE
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no mistake of the code
@@ -16,6 +17,25 @@ hypothesis.settings.load_profile("untimed")
 
 # A shell ignores Ctrl-C in what it runs in the background, and the processes that tests interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--deep", action="store_true", help="try sweeps whole, with the day's seeds (make deep)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    deep.wanted = config.getoption("deep")
+
+
+def pytest_report_header() -> str:
+    return f"deep: whole sweeps, and seeds from {deep.FIRST} on" if deep.wanted else "sweeps in part; --deep: whole"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not deep.wanted:
+        left_out = [item for item in items if item.get_closest_marker("deep")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture
