@@ -63,6 +63,22 @@ def test_what_a_resume_may_go_back_to_stays_apart() -> None:
     assert sum(row.examples for row in before) == 64 * AT_MOST // 2
 
 
+def test_snapshots_without_end_do_not_keep_all_rows_apart() -> None:
+    """What a resume may go back to is the last two that were published."""
+    backlog, published = Backlog(), []
+    for number in range(100 * AT_MOST):
+        if number % 1000 == 0:
+            backlog.seal()
+            if number % 7000:  # others cannot be written
+                backlog.published()
+                published.append(number)
+        backlog.add(work(number, 0))
+    rows = [row for row in waiting(backlog, Progress) if isinstance(row, Progress)]
+    assert len(rows) <= 4 * AT_MOST
+    for kept in published[-2:]:
+        assert sum(row.examples for row in rows if row.time_s < kept / 8) == 64 * kept
+
+
 def test_events_are_all_kept_and_curves_keep_their_end() -> None:
     backlog = Backlog()
     for number in range(3 * AT_MOST):

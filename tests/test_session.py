@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 import squall
 from squall.batches import Batches
@@ -227,6 +227,27 @@ def test_a_script_alone_gets_every_example_once_an_epoch() -> None:
     for epoch in (seen[:6], seen[6:]):
         assert sorted(torch.cat(epoch).tolist()) == sorted(DATA.tensors[0].tolist())
     assert list(batches) == []
+
+
+class Sharp(torch.optim.SGD):
+    """Asks for gradients in its step, as methods of sharpness do."""
+
+    def step(self, closure: Any = None) -> None:
+        assert torch.is_grad_enabled()
+        super().step(closure)
+
+
+def test_alone_an_optimizer_and_its_schedule_are_as_without_squall() -> None:
+    """Warnings are errors here: torch warns of schedules whose optimizer it has not seen step."""
+    model = torch.nn.Linear(6, 1)
+    session = squall.join(model, partial(Sharp, lr=0.1), schedule=partial(StepLR, step_size=1))
+    for batch in session.batches(DATA, batch_size=30):
+        mean_square(model, batch).backward()
+        session.step()
+    session = squall.join(model, partial(torch.optim.SGD, lr=0.1), schedule=partial(StepLR, step_size=1))
+    for batch in session.batches(DATA, batch_size=30):
+        mean_square(model, batch).backward()
+        session.step()
 
 
 def test_steps_are_numbers_and_chance_is_that_of_each(side: Replica) -> None:

@@ -33,8 +33,8 @@ class Alone(Side):
         self._backward = Backward(task, layout, [weights], 0, torch.device("cpu"))
         self._backward.on_vector.use(0)
         self._optimizer = build_optimizer(self._factory, task.param_groups())
-        self._step = bare_step(self._optimizer)
         self._scheduler = task.schedule(self._optimizer) if task.schedule is not None else None
+        self._step = bare_step(self._optimizer)
         self._work = (
             Compute(epoch, start, min(start + task.batch_size, task.examples), 0, False, False)
             for epoch in range(epochs)
@@ -51,7 +51,7 @@ class Alone(Side):
         self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
     ) -> bool:  # fmt: skip
         self._backward.finish()
-        with rates_scaled(self._optimizer, 1.0, factors), torch.no_grad():
+        with rates_scaled(self._optimizer, 1.0, factors):
             self._step()
         if self._scheduler is not None:
             self._scheduler.step()

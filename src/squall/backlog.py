@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from typing import Any, Protocol, Self, cast
 
+SNAPSHOTS = 2  # that a run keeps, as in `runtime.snapshot`
 AT_MOST = 4096  # mergeable rows of a table that wait; of more, two each become one
 
 
@@ -26,7 +27,10 @@ class Backlog:
     def __init__(self) -> None:
         self.rows: dict[type, list[Any]] = defaultdict(list)
         self.keyed: dict[type, dict[Hashable, Any]] = defaultdict(dict)  # None: the row is to be deleted
-        self._sealed: dict[type, int] = defaultdict(int)  # rows that are not merged with later ones
+        # Rows before each of these are not merged with rows behind it: of the published snapshots that a resume may go
+        # back to, and of the one that is asked for.
+        self._seals: dict[type, list[int]] = defaultdict(list)
+        self._asked: set[type] = set()  # tables whose last seal is not of a published snapshot
         self._limits: dict[type, int] = defaultdict(lambda: AT_MOST)
 
     def __bool__(self) -> bool:
@@ -34,20 +38,46 @@ class Backlog:
 
     def add(self, row: object) -> None:
         table = type(row)
-        rows, sealed = self.rows[table], self._sealed[table]
+        rows, sealed = self.rows[table], self._seals[table][-1] if self._seals[table] else 0
         rows.append(row)
         if len(rows) - sealed > self._limits[table] and hasattr(row, "merged"):
             rows[sealed:] = _halved(cast("list[Mergeable]", rows[sealed:]))
             self._limits[table] = max(AT_MOST, 4 * len({row.alike() for row in rows[sealed:]}))
 
     def seal(self) -> None:
-        """A resume may go back to this moment, so rows of before and after it stay apart."""
+        """A snapshot is asked for. A resume may go back to this moment, so rows of before and after it stay apart."""
         for table, rows in self.rows.items():
-            self._sealed[table] = len(rows)
+            seals = self._seals[table]
+            if table in self._asked:  # nobody goes back to a snapshot that never was
+                seals.pop()
+            self._shrink(rows, seals)
+            seals.append(len(rows))
+            self._asked.add(table)
+
+    def published(self) -> None:
+        """The snapshot that was asked for is there; only the one before it is kept beside it."""
+        self._asked.clear()
+        for seals in self._seals.values():
+            del seals[:-SNAPSHOTS]
 
     def clear(self) -> None:
-        for waiting in (self.rows, self.keyed, self._sealed, self._limits):
+        for waiting in (self.rows, self.keyed, self._seals, self._asked, self._limits):
             waiting.clear()
+
+    def _shrink(self, rows: list[Any], seals: list[int]) -> None:
+        """Merge what has become mergeable since seals are gone."""
+        if not rows or not hasattr(rows[0], "merged"):
+            return
+        begin = 0
+        for number, end in enumerate([*seals, len(rows)]):
+            shorter = rows[begin:end]
+            least = max(AT_MOST, 4 * len({row.alike() for row in shorter}))
+            while len(shorter) > least:
+                shorter = list(_halved(shorter))
+            rows[begin:end] = shorter
+            moved = end - begin - len(shorter)
+            seals[number:] = [seal - moved for seal in seals[number:]]
+            begin = end - moved
 
 
 def _halved(rows: list[Mergeable]) -> Iterator[Mergeable]:

@@ -116,6 +116,10 @@ class Record:
         """A snapshot is asked for: `rewind` may go back to this moment."""
         self._backlog.seal()
 
+    def published(self) -> None:
+        """The snapshot is there."""
+        self._backlog.published()
+
     def commit(self, now: float, force: bool = False) -> bool:
         """Write what waits in one transaction, at most every 0.2 s unless forced; tell whether it did.
 

@@ -289,6 +289,8 @@ class Coordinator(ABC):
             self._close_with_snapshot(now, effects)
         else:
             self._replacing.replace(node, now)
+            if ends:
+                self._replacing.hasten(now)
             self._start_due(now, effects)
 
     def _give_slot_up(self, node: Node, text: str, now: float, effects: list[Effect]) -> None:

@@ -43,8 +43,8 @@ class LocalTraining:
         layout.write_buffers(task.model, self._own)
         self.backward.on_vector.use(0)
         self._optimizer = build_optimizer(recipe.local, task.param_groups())
-        self._step = bare_step(self._optimizer)
         self.schedule = Schedule(task, self._optimizer) if task.schedule is not None else None
+        self._step = bare_step(self._optimizer)
         self._batches_per_epoch = -(-task.examples // task.batch_size)
         self._batch_size = task.batch_size
 
@@ -75,7 +75,7 @@ class LocalTraining:
         finite = finite and all_finite([p.grad for p in self.backward.on_vector.parameters if p.grad is not None])
         if finite:
             self._advance(effect)
-            with rates_scaled(self._optimizer, 1.0, factors), torch.no_grad():
+            with rates_scaled(self._optimizer, 1.0, factors):
                 self._step()
             self._layout.write_buffers(self.backward.on_vector.model, self._own)
             finite = math.isfinite(self._own[: self._layout.tail].sum().item())  # a step may overflow

@@ -46,7 +46,7 @@ def _without_compiler() -> Iterator[None]:
         yield
     finally:
         for function in unknown:
-            delattr(function, "__dynamo_disable")
+            vars(function).pop("__dynamo_disable", None)  # another thread may have been here
 
 
 def state_name(recipe: Recipe) -> str:
@@ -145,8 +145,7 @@ def _optimized(factory: OptimizerFactory, parts: list[Tensor], gradients: list[T
         step = bare_step(optimizer)
         for gradient in gradients:
             parameter.grad = gradient[at : at + len(part)].clone()
-            with torch.no_grad():
-                step()
+            step()
         results.append(parameter.detach())
         at += len(part)
     return torch.cat(results)
@@ -178,9 +177,15 @@ def rates_scaled(optimizer: Optimizer, rate: float, factors: Factors) -> Iterato
 def bare_step(optimizer: Optimizer) -> Callable[[], Any]:
     """The step without torch's profiler record around it, which takes longer than a small fused step itself.
 
-    A step that has hooks, was patched on the instance (schedulers do that), or is not torch's own is left as it is.
+    Nor does it import torch's compiler, as the whole step does. A step that has hooks, was patched on the instance, or
+    is not torch's own is left as it is. A scheduler's patch only notes that a step was made, so that is noted here; ask
+    for the step when the scheduler is there.
     """
     hooks = [getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post")]
-    if any(hooks) or "step" in vars(optimizer) or not type(optimizer).__module__.startswith("torch.optim."):
+    patch = vars(optimizer).get("step")
+    noting = hasattr(patch, "_wrapped_by_lr_sched")
+    if any(hooks) or (patch and not noting) or not type(optimizer).__module__.startswith("torch.optim."):
         return optimizer.step
-    return partial(inspect.unwrap(type(optimizer).step), optimizer)
+    if noting:
+        vars(optimizer)["_opt_called"] = True
+    return torch.no_grad()(partial(inspect.unwrap(type(optimizer).step), optimizer))

@@ -264,6 +264,7 @@ class CoordinatorHost(QuietHost):
             self._event("error", self._unpublished)
             return
         self._unpublished = ""
+        self._record.published()
         self._leases.published(self._snapshots.numbers())
         self._reports.published()
         self._event("snapshot", f"snapshot {effect.number} in {path}")
