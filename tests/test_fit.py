@@ -22,6 +22,7 @@ from squall.errors import SnapshotMismatch
 from squall.record import Metric
 from squall.report import Reader, audit
 from squall.run import Run
+from tests import deep
 from tests.tasks import INLINE, LOCAL, mean_square, numbers, plain, regression
 
 Fit = Callable[..., Run]
@@ -150,6 +151,7 @@ def loss_that_leaves(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     return mean_square(model, batch)
 
 
+@deep.only
 def test_a_replica_that_leaves_without_an_error_is_lost_all_the_same(run_dir: Path, without_report: None) -> None:
     with pytest.raises(squall.SquallError, match=r"replica \d was lost 5 times in a row, last: exit status 0"):
         squall.fit(regression(loss=loss_that_leaves), DOWNPOUR, run_dir=run_dir, settings=LOCAL)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import squall
+from tests import deep
 
 PUBLIC = {
     "AsynchronousSGD", "Averaging", "Batches", "BoundedDelay", "Cluster", "DelayedProximal", "DiLoCo", "Downpour",
@@ -46,12 +47,15 @@ def test_importing_squall_does_not_import_torch() -> None:
 
 COMPILER = """
 import sys
+from functools import partial
 import squall
+from torch.optim.lr_scheduler import StepLR
 from squall.run import Run
 from tests.tasks import INLINE, regression
 Run.report = lambda run: None
 for strategy in (squall.Downpour(replicas=2), squall.DiLoCo(replicas=2), squall.SingleProcess()):
-    squall.fit(regression(), strategy, run_dir=f"{sys.argv[1]}/{type(strategy).__name__}", settings=INLINE)
+    task = regression(schedule=partial(StepLR, step_size=1))
+    squall.fit(task, strategy, run_dir=f"{sys.argv[1]}/{type(strategy).__name__}", settings=INLINE)
 print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])
 """
 
@@ -70,7 +74,9 @@ def test_every_field_is_described_and_must_be_named(kind: type) -> None:
         assert field.kw_only
 
 
-@pytest.mark.parametrize("first", ["squall.resume", "import_module('squall.train')", "from_module()", "squall.Task"])
+@pytest.mark.parametrize(
+    "first", deep.sweep(["import_module('squall.train')", "squall.resume", "from_module()", "squall.Task"], 1)
+)
 def test_fit_is_the_function_whatever_was_imported_before(first: str) -> None:
     """A package's submodule of the same name would take its place."""
     program = f"""

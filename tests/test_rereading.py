@@ -13,6 +13,7 @@ import pytest
 import squall
 from squall.cli import main
 from squall.run import Run, load_code
+from tests import deep
 from tests.tasks import numbers, regression
 from tests.warm import squall as squall_process
 
@@ -169,6 +170,7 @@ print("trained")
 """
 
 
+@deep.only
 def test_a_program_that_is_edited_while_it_trains_fails_with_the_lines_that_ran(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)

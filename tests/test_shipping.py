@@ -12,6 +12,7 @@ import pytest
 
 import squall
 from squall.shipping import ship
+from tests import deep
 
 
 def started(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -44,6 +45,7 @@ print(train(6).summary().examples, type(train).__name__)
 """
 
 
+@deep.only
 def test_functions_of_main_and_closures_are_shipped(tmp_path: Path) -> None:
     done = started("-c", SCRIPT.format(directory=str(tmp_path / "r")))
     assert done.stdout.split() == ["60", "function"], done.stderr

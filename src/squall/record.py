@@ -182,7 +182,7 @@ _REMEDY = {
     sqlite3.SQLITE_READONLY: "give this user the right to write to it and to its folder",
     sqlite3.SQLITE_CANTOPEN: "check that its folder exists and may be written to",
     sqlite3.SQLITE_CORRUPT: "it is damaged: restore it from a copy or start a new run",
-    sqlite3.SQLITE_NOTADB: "it is no record of a run: move it away, and a resume begins a new one (and audits from there)",
+    sqlite3.SQLITE_NOTADB: "it is no record of a run: move it away, and a resume begins anew, and audits from there",
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from squall.report import Reader, audit
+from tests import deep
 from tests.warm import squall
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,6 +34,7 @@ def test_digits_reach_what_the_readme_promises(tmp_path: Path) -> None:
     assert (tmp_path / "digits" / "report.html").exists()
 
 
+@deep.only
 def test_the_language_model_learns_the_bytes_frequencies(tmp_path: Path) -> None:
     """Uniform guessing costs 8 bits; the frequencies of single bytes in such text alone are worth about 4.6."""
     summary = train("stdlib_lm.py", tmp_path / "lm", "--steps", "60")

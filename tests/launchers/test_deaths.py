@@ -10,11 +10,13 @@ from uuid import uuid4
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.record import Event, Member, Progress
 from squall.report import Reader, audit
+from tests import deep
 from tests.launchers.processes import Started, wait_for
 
 FILE = Path(__file__).with_name("dying.py")
 
 
+@deep.only
 def test_a_run_outlives_a_place_where_nobody_lives_many_kills_of_the_other_and_every_evaluator(tmp_path: Path) -> None:
     enough, directory = tmp_path / "enough", tmp_path / f"run-{uuid4().hex[:8]}"
     flags = ("--run-dir", str(directory), "--epochs", "12", "--replicas", "2")

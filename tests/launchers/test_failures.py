@@ -17,6 +17,7 @@ from squall.record import Event, Member, Progress
 from squall.report import Reader, audit
 from squall.runtime.lock import holders
 from squall.runtime.snapshot import Snapshots
+from tests import deep
 from tests.launchers.processes import START_S, Started, wait_for
 
 ENDLESS = ("--epochs", "100000", "--shards", "2")
@@ -205,6 +206,7 @@ def test_a_run_in_one_process_is_interrupted_as_orderly(tmp_path: Path, how: tup
     assert Snapshots(run.directory).numbers()
 
 
+@deep.only
 def test_a_reader_of_progress_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
     run = Started.train(tmp_path / f"run-{uuid4().hex[:8]}", "--epochs", "40")
     assert run.process.stderr is not None

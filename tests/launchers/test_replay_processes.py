@@ -16,6 +16,7 @@ from torch import nn
 import squall
 from squall.record import Member, Progress
 from squall.run import Run
+from tests import deep
 from tests.launchers.processes import FILE, Started
 from tests.rehearsal import assert_replays
 from tests.tasks import Noisy, regression
@@ -47,6 +48,7 @@ def training(directory: Path, task: Path, *flags: str) -> Started:
     return run
 
 
+@deep.only
 def test_a_replica_killed_half_way_dropout_augmentation_and_loader_processes(tmp_path: Path) -> None:
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = training(directory, TASK, "--epochs", "6", "--snapshot-every-s", "1")
@@ -64,7 +66,7 @@ def test_a_replica_killed_half_way_dropout_augmentation_and_loader_processes(tmp
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", deep.sweep(list(STRATEGIES), 2))
 def test_the_weights_of_asynchronous_processes_are_computed_again(
     name: str, run_dir: Path, without_report: None
 ) -> None:

@@ -21,6 +21,7 @@ from squall.record import Member, Progress, Skip
 from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime.snapshot import Snapshots
+from tests import deep
 from tests.launchers.processes import Started, wait_for
 
 SCRIPT = Path(__file__).with_name("stateful.py")
@@ -87,7 +88,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.directory
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", deep.sweep(list(STRATEGIES), 1))
 def test_every_replica_has_a_loop_of_its_own(strategy: str, tmp_path: Path) -> None:
     directory = trained(tmp_path, "--strategy", strategy, *STRATEGIES[strategy])
     done = (tmp_path / "behind").read_text()

@@ -13,6 +13,7 @@ import pytest
 import squall
 from squall.record import Event, Metric
 from squall.run import Run
+from tests import deep
 from tests.launchers import logistic
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.tasks import INLINE
@@ -57,7 +58,7 @@ def test_a_killed_replica_is_replaced_and_the_method_goes_on(started: Started, a
     assert any(event.kind == "replaced" for event in started.rows(Event))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("changes", [(), ("--replicas", "1", "--shards", "3")])
+@pytest.mark.parametrize("changes", deep.sweep([("--replicas", "1", "--shards", "3"), ()], 1))
 def test_an_interrupted_run_goes_on_from_its_iteration(started: Started, alone: Path, changes: tuple[str, ...]) -> None:
     started.process.send_signal(signal.SIGINT)
     assert started.finish()[0] == 130

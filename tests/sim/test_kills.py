@@ -1,7 +1,7 @@
 """Runs in which processes die, or the user stops, at every event there is: they end, and train what they must."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -14,6 +14,7 @@ from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network
 from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Recipe, Synchronous
+from tests import deep
 from tests.sim.sim_bench import Bench
 
 CLEAN = Network(latency_s=0.001)
@@ -46,8 +47,8 @@ def kill_evaluator(bench: Bench) -> None:
     bench.kill("evaluator", bench.recipe.replicas)
 
 
-def events_of(make: Callable[[], Bench], step: int) -> range:
-    return range(0, make().go().steps, step)
+def events_of(make: Callable[[], Bench], step: int) -> Sequence[int]:
+    return deep.sweep(range(0, make().go().steps, step), 12)
 
 
 def small(name: str, network: Network = CLEAN, seed: int = 0, **policy: object) -> Bench:
@@ -166,7 +167,7 @@ def test_what_a_dead_replica_had_trained_is_kept_however_short_its_leases(name: 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_random_kills_on_faulty_networks(name: str) -> None:
-    for seed in range(12):
+    for seed in deep.seeds(3, 24):
         chance = random.Random(seed)
         acts: dict[int, Act] = {}
         for _ in range(chance.randrange(1, 4)):

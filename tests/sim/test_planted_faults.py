@@ -46,6 +46,7 @@ from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Part, Weather
 from squall.sim.proof.positions import restored
 from squall.sim.proof.soak import rebuilt, verdict
+from tests import deep
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -464,7 +465,7 @@ def worlds(of: str) -> Iterator[Chaos]:
     return (world for world in map(chaos, itertools.count()) if world.strategy.startswith(of))
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", deep.sweep(list(PLANTED), 15))
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = PLANTED[name]
     planted.plant(monkeypatch)

@@ -26,6 +26,7 @@ from squall.sim.cluster.jitter import LogNormal, Pareto
 from squall.sim.cluster.model import Cluster, Failure, Link, Machine, Preemption
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.simulate import simulate
+from tests import deep
 from tests.rehearsal import same
 
 STEP_S = 0.01
@@ -366,6 +367,7 @@ def forecast_of(seed: int) -> str:
     return json.dumps(dataclasses.replace(found, wall_s=0.0).to_json_dict(), sort_keys=True)
 
 
+@deep.only
 def test_a_seed_gives_one_forecast_whatever_the_interpreters_hash_seed() -> None:
     assert forecast_of(5) != forecast_of(6)
     here = str(Path(__file__).parent)

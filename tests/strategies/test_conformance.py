@@ -30,6 +30,7 @@ from squall.runtime.optimizers import in_words
 from squall.strategies import STRATEGIES, Strategy
 from squall.task_file import load_task
 from squall.vector import Layout
+from tests import deep
 from tests.strategies.references import averaged, block_descent, elastic, local_training, outer
 from tests.tasks import INLINE, by_hand, regression, snapshot
 
@@ -140,7 +141,7 @@ def test_three_replicas_find_the_minimum_of_a_quadratic(inline: Fit, name: str) 
     assert (run.model.w - target).norm() < 0.1 * target.norm()
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", deep.sweep(list(TABLE), 4))
 def test_three_replicas_learn_the_digits(inline: Fit, name: str) -> None:
     pytest.importorskip("sklearn")
     strategy = of(name)
@@ -168,7 +169,7 @@ def digits() -> squall.Task:
 
 
 @pytest.mark.filterwarnings("ignore:the model has Dropout")  # which a line search compares losses of
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", deep.sweep(list(STRATEGIES), 3))
 def test_defaults_learn_the_digits_in_ten_epochs(inline: Fit, name: str) -> None:
     pytest.importorskip("sklearn")
     task = load_task(str(Path(__file__).parents[2] / "examples" / "digits.py")).function
@@ -244,6 +245,7 @@ for number, name in enumerate(TABLE):
 """
 
 
+@deep.only
 def test_the_same_seed_gives_the_same_weights_whatever_the_order_of_sets(tmp_path: Path, inline: Fit) -> None:
     found = []
     for number in ("1", "2"):

@@ -30,6 +30,7 @@ from squall.run import Run, TaskFunction
 from squall.runtime.job import private_job
 from squall.runtime.snapshot import Snapshots
 from squall.sim.world import Network
+from tests import deep
 from tests.tasks import INLINE, mean_square, numbers, regression
 
 Fit = Callable[..., Run]
@@ -388,7 +389,7 @@ LATENCY = Network(latency_s=0.0005)
 FAULTY = Network(latency_s=0.0005, jitter_s=0.002, loss=0.02, duplication=0.02)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", deep.seeds(3, 24))
 def test_worlds_with_faults_and_deaths_end_at_the_same_optimum(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     strategy = squall.Sandblaster(batch="full", replicas=3, shards=2, push_every=1 + seed % 4)
@@ -425,7 +426,7 @@ def test_a_replica_killed_at_any_event_costs_only_its_portions(tmp_path: Path) -
     for name in ("whole", *map(str, range(400))):
         (tmp_path / name).mkdir()
     whole_run = world("whole").go()
-    for event in range(0, min(whole_run.events, 400), 3):
+    for event in deep.sweep(range(0, min(whole_run.events, 400), 3), 15):
         found = world(str(event)).go({event: lambda w: w.kill(1)})
         assert found.run.channel.ended.status == "finished"
         assert torch.allclose(found.weights, whole_run.weights, rtol=1e-4, atol=1e-6)
@@ -482,7 +483,7 @@ class Audited(World):
         return gradient
 
 
-@pytest.mark.parametrize("stop_at", range(60, 700, 80))
+@pytest.mark.parametrize("stop_at", deep.sweep(range(60, 700, 80), 3))
 def test_a_run_stopped_anywhere_goes_on_from_its_last_iteration(tmp_path: Path, stop_at: int) -> None:
     strategy = squall.Sandblaster(batch="full", replicas=2, shards=2, tolerance_gradient=1e-6)
     stop = {stop_at: lambda w: w.world.post(COORDINATOR, StopRequested("interrupted"))}
