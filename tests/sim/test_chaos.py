@@ -75,10 +75,10 @@ def digest(seed: int) -> str:
 @deep.only
 def test_a_seed_is_one_world_whatever_the_interpreters_hash_seed() -> None:
     seeds = [3, 23, 24]
-    program = "import sys; from test_chaos import digest; print(*map(digest, map(int, sys.argv[1:])))"
+    program = "import sys; from tests.sim.test_chaos import digest; print(*map(digest, map(int, sys.argv[1:])))"
     environment = {**os.environ, "PYTHONHASHSEED": "77"}
     run = [sys.executable, "-c", program, *map(str, seeds)]
-    here = Path(__file__).parent
+    here = Path(__file__).parents[2]
     there = subprocess.run(run, env=environment, cwd=here, capture_output=True, text=True, check=True).stdout.split()
     assert there == [digest(seed) for seed in seeds]
     assert len(set(there)) == len(seeds)
