@@ -34,7 +34,7 @@ class Alone(Side):
         self._backward.on_vector.use(0)
         self._optimizer = build_optimizer(self._factory, task.param_groups())
         self._scheduler = task.schedule(self._optimizer) if task.schedule is not None else None
-        self._step = bare_step(self._optimizer)
+        self._step = bare_step(self._optimizer, tracked=True)
         self._work = (
             Compute(epoch, start, min(start + task.batch_size, task.examples), 0, False, False)
             for epoch in range(epochs)

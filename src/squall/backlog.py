@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from typing import Any, Protocol, Self, cast
 
-SNAPSHOTS = 2  # that a run keeps, as in `runtime.snapshot`
+from squall.record import KEEP
+
 AT_MOST = 4096  # mergeable rows of a table that wait; of more, two each become one
 
 
@@ -58,7 +59,7 @@ class Backlog:
         """The snapshot that was asked for is there; only the one before it is kept beside it."""
         self._asked.clear()
         for seals in self._seals.values():
-            del seals[:-SNAPSHOTS]
+            del seals[:-KEEP]
 
     def clear(self) -> None:
         for waiting in (self.rows, self.keyed, self._seals, self._asked, self._limits):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 SEVERAL = -1  # instead of a replica's number
+KEEP = 2  # snapshots of a run that a resume may go back to; older ones are removed
 
 
 class RecordError(RuntimeError):

@@ -19,10 +19,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import squall
 from squall.errors import SnapshotMismatch
+from squall.record import KEEP
 from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime import rates
-from squall.runtime.snapshot import KEEP, Snapshots
+from squall.runtime.snapshot import Snapshots
 from tests.tasks import INLINE, Noisy, assert_same, plain, regression, snapshot
 
 Fit = Callable[..., Run]

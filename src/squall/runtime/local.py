@@ -44,7 +44,7 @@ class LocalTraining:
         self.backward.on_vector.use(0)
         self._optimizer = build_optimizer(recipe.local, task.param_groups())
         self.schedule = Schedule(task, self._optimizer) if task.schedule is not None else None
-        self._step = bare_step(self._optimizer)
+        self._step = bare_step(self._optimizer, tracked=True)
         self._batches_per_epoch = -(-task.examples // task.batch_size)
         self._batch_size = task.batch_size
 

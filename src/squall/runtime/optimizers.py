@@ -142,7 +142,7 @@ def _optimized(factory: OptimizerFactory, parts: list[Tensor], gradients: list[T
     for part in parts:
         parameter = nn.Parameter(part.clone())
         optimizer = build_optimizer(factory, [{"params": [parameter]}])
-        step = bare_step(optimizer)
+        step = bare_step(optimizer, tracked=True)
         for gradient in gradients:
             parameter.grad = gradient[at : at + len(part)].clone()
             step()
@@ -174,12 +174,12 @@ def rates_scaled(optimizer: Optimizer, rate: float, factors: Factors) -> Iterato
             group["lr"] = before
 
 
-def bare_step(optimizer: Optimizer) -> Callable[[], Any]:
+def bare_step(optimizer: Optimizer, tracked: bool = False) -> Callable[[], Any]:
     """The step without torch's profiler record around it, which takes longer than a small fused step itself.
 
     Nor does it import torch's compiler, as the whole step does. A step that has hooks, was patched on the instance, or
     is not torch's own is left as it is. A scheduler's patch only notes that a step was made, so that is noted here; ask
-    for the step when the scheduler is there.
+    for the step when the scheduler is there. `tracked`: it is made where torch tracks gradients.
     """
     hooks = [getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post")]
     patch = vars(optimizer).get("step")
@@ -188,4 +188,5 @@ def bare_step(optimizer: Optimizer) -> Callable[[], Any]:
         return optimizer.step
     if noting:
         vars(optimizer)["_opt_called"] = True
-    return torch.no_grad()(partial(inspect.unwrap(type(optimizer).step), optimizer))
+    step = partial(inspect.unwrap(type(optimizer).step), optimizer)
+    return torch.no_grad()(step) if tracked else step

@@ -29,9 +29,8 @@ from torch import Tensor
 
 from squall.errors import SnapshotMismatch
 from squall.protocol.core import SnapshotWritten
+from squall.record import KEEP
 from squall.vector import Layout
-
-KEEP = 2  # older snapshots are removed
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -9,8 +9,8 @@ import math
 from contextlib import suppress
 
 from squall.errors import SnapshotMismatch
-from squall.record import Extra, Progress, Staleness
-from squall.runtime.snapshot import KEEP, Snapshots
+from squall.record import KEEP, Extra, Progress, Staleness
+from squall.runtime.snapshot import Snapshots
 from squall.writer import Record
 
 FRESH_S = 60.0  # of training time: who watches a run sees these as they came

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing import Pipe
@@ -173,7 +174,7 @@ class _Awaited:
         return received
 
 
-class _Metered:
+class _Metered(ABC):
     """A host that looks at its thread's time on a core, but for what it looks out, whenever what is counted begins."""
 
     def __init__(self, host: Host, counted: type[Effect], transport: _Awaited) -> None:
@@ -189,8 +190,9 @@ class _Metered:
             self._began_s, self._transport.seconds = time.thread_time(), 0.0
         return self._host.perform(effect, now)
 
+    @abstractmethod
     def count(self, seconds: float) -> None:
-        raise NotImplementedError
+        """What was counted has taken so long."""
 
 
 class _MeteredShard(_Metered):
