@@ -120,6 +120,8 @@ def test_the_time_of_an_exchange_between_and_beyond_the_measured_sizes() -> None
 def test_computations_beyond_the_cores_share_them() -> None:
     machine = Machine(name="m", cores=2, slowdown=(1.0, 1.5))
     assert [machine.slowdown_of(running) for running in (1, 2, 4)] == [1.0, 1.5, 3.0]
+    assert machine.slowdown_of(1, looking_out=1) == 1.0, "it has a core of its own, and leaves the memory alone"
+    assert machine.slowdown_of(2, looking_out=2) == 3.0, "four share two cores"
     assert [Machine(name="m", cores=2).slowdown_of(running) for running in (1, 2, 4)] == [1.0, 1.0, 2.0]
 
 

@@ -28,9 +28,11 @@ from squall.sim.cluster import measure as measuring
 from squall.sim.cluster import quiet
 from squall.sim.cluster.forks import answer, forked
 from squall.sim.cluster.jitter import Trace
-from squall.sim.cluster.measure import measure, quantiles, running_counts, slowdowns, write
+from squall.sim.cluster.measure import measure, write
+from squall.sim.cluster.measure_run import overhead_of
+from squall.sim.cluster.measure_steps import MOST_TIMES, quantiles, running_counts, slowdowns
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.quiet import Moment, Stopwatch, calmest
+from squall.sim.cluster.quiet import FEWEST_TURNS, Moment, Stopwatch, calmest, quickest
 from tests.tasks import mean_square, regression
 
 FILE = """
@@ -87,7 +89,7 @@ def test_a_machine_is_measured_and_written(tmp_path: Path) -> None:
     machine = measured.machine
     assert (machine.cores, machine.slowdown[0], len(machine.slowdown)) == (2, 1.0, 2)
     assert machine.step_s == pytest.approx(statistics.fmean(measured.steps), rel=1e-3)
-    assert len(measured.steps) >= measuring.ROUNDS
+    assert len(measured.steps) >= (FEWEST_TURNS + 1) // 2
     assert (measured.elements, measured.batch_size) == (73, 16)
     assert [elements for elements, _ in machine.exchange] == [73, 100, 2000]
     assert all(seconds > 0 for _, seconds in machine.exchange)
@@ -151,14 +153,45 @@ def test_processes_at_once() -> None:
     assert slowdowns([1, 2, 3], [0.5, 0.4, 0.6], 3) == pytest.approx((1.0, 1.0, 1.2))  # never faster
 
 
-def test_of_moments_the_calm_ones_count_and_a_quarter_in_any_case() -> None:
+def test_of_turns_the_calm_ones_count_and_a_quarter_in_any_case() -> None:
     shares = [0.9, 0.02, 0.5, 0.04, 0.8, 0.7, 0.6, 0.65]
-    assert [m.others for m in calmest([Moment(share, []) for share in shares])] == [0.02, 0.04]
-    assert [m.others for m in calmest([Moment(share + 0.1, []) for share in shares])] == pytest.approx([0.12, 0.14])
+
+    def calm(more: float) -> list[float]:
+        return [turn[0].others for turn in calmest([[Moment(share + more, [])] * 2 for share in shares])]
+
+    assert calm(0.0) == [0.02, 0.04]
+    assert calm(0.1) == pytest.approx([0.12, 0.14])
+
+
+def test_half_of_the_turns_count_those_with_the_shortest_steps() -> None:
+    turns = [[Moment(0.0, [{"times": [step_s, step_s]}])] for step_s in (0.3, 0.1, 0.2, 0.5, 0.4)]
+    assert [turn[0].said[0]["times"][0] for turn in quickest(turns)] == [0.1, 0.2, 0.3]
+
+
+def _turn(step_s: float, **runs: tuple[float, float]) -> list[Moment]:
+    """Runs asleep, awake, rounds and seldom: (replica, shard), with a coordinator that takes 5 s a lease."""
+    said = [{"replica": replica, "shard": shard, "coordinator": 5.0} for replica, shard in runs.values()]
+    return [Moment(0.0, [{"times": [step_s]}]), *(Moment(0.0, [each]) for each in said)]
+
+
+def test_overhead_is_what_is_no_step_and_no_pass_over_a_vector() -> None:
+    turns = [
+        _turn(10.0, asleep=(16.0, 9.0), awake=(15.0, 8.0), rounds=(20.0, 9.0), seldom=(12.0, 9.0)),
+        _turn(20.0, asleep=(26.0, 9.0), awake=(25.0, 8.0), rounds=(30.0, 9.0), seldom=(22.0, 9.0)),
+        _turn(10.0, asleep=(99.0, 99.0), awake=(90.0, 99.0), rounds=(99.0, 99.0), seldom=(95.0, 99.0)),  # disturbed
+    ]
+    found = overhead_of(turns, work_s=6.0)
+    assert (found.batch_s, found.exchange_s, found.serve_s, found.lease_s, found.wake_s) == (2.0, 3.0, 2.0, 5.0, 2.0)
+
+
+def test_gradients_of_several_batches_that_are_added_up_are_no_code_of_a_batch() -> None:
+    turns = [_turn(10.0, asleep=(11.0, 9.0), awake=(11.0, 9.0), rounds=(11.0, 9.0), seldom=(14.0, 9.0))]
+    found = overhead_of(turns, work_s=10.0)
+    assert (found.batch_s, found.exchange_s, found.serve_s, found.wake_s) == (1.0, 0.0, 0.0, 0.0)
 
 
 def test_a_machine_that_others_keep_busy_is_refused_with_the_remedy() -> None:
-    crowd = [Moment(0.6, []), Moment(0.8, [])]
+    crowd = [[Moment(0.6, [])], [Moment(0.8, [])]]
     with pytest.raises(ValueError, match=r"other programs have 70% of this machine's cores .*--busy"):
         measuring._calm_enough(crowd, busy=False)
     assert measuring._calm_enough(crowd, busy=True) == pytest.approx(0.7)
@@ -215,7 +248,7 @@ def test_others_are_those_that_are_no_children() -> None:
 def test_many_times_become_few_of_the_same_mean() -> None:
     times = [1 + (i * 7919 % 1000) ** 4 / 1000 for i in range(1000 - 37)]  # some are very long
     few = quantiles(times)
-    assert len(few) == measuring.MOST_TIMES
+    assert len(few) == MOST_TIMES
     assert list(few) == sorted(few)
     assert statistics.fmean(few) == pytest.approx(statistics.fmean(times), rel=1e-5)
     assert quantiles([3.0, 1.0]) == (1.0, 3.0)

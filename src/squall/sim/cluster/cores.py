@@ -67,7 +67,7 @@ class Cores:
 
     def _advance(self, now: float) -> None:
         while self._jobs and self._at < now:
-            slowdown = self._kind.slowdown_of(len(self._jobs) + len(self._spinning))
+            slowdown = self._kind.slowdown_of(len(self._jobs), len(self._spinning))
             shortest = min(job.left for job in self._jobs.values())
             until = min(now, self._at + shortest * slowdown, *self._spinning.values())
             for node, job in list(self._jobs.items()):
@@ -95,12 +95,12 @@ class Cores:
         for number, (node, job) in enumerate(by_length):
             left, done = job.left - done, job.left
             while spinning:
-                slowdown = self._kind.slowdown_of(len(by_length) - number + len(spinning))
+                slowdown = self._kind.slowdown_of(len(by_length) - number, len(spinning))
                 if at + left * slowdown <= spinning[0]:
                     break
                 left -= (spinning[0] - at) / slowdown
                 at = heappop(spinning)
-            at += left * self._kind.slowdown_of(len(by_length) - number + len(spinning))
+            at += left * self._kind.slowdown_of(len(by_length) - number, len(spinning))
             if job.spin_s:
                 heappush(spinning, at + job.spin_s)
             if at > job.until + HAIR_S:

@@ -6,44 +6,36 @@ Everything is timed in forked processes: the measuring one must not have threads
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import os
 import statistics
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from squall.launchers.line import Line
-from squall.protocol.core import Compute
 from squall.run import TaskFunction
-from squall.runtime.arena import SHARED_MEMORY, Arena, Shape
-from squall.runtime.batches import Batches, Key
-from squall.runtime.compute import Gradients
-from squall.runtime.job import initial_vector
+from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.optimizers import check_optimizers
-from squall.runtime.processes import keep_freed_memory
 from squall.runtime.seeds import chance_kept, seed_everything
-from squall.sim.cluster.forks import Work, answer, forked
+from squall.sim.cluster.forks import answer, forked
 from squall.sim.cluster.jitter import Trace
 from squall.sim.cluster.measure_exchange import BYTES, exchange_seconds
-from squall.sim.cluster.measure_run import overhead_of, quarter, single_s
+from squall.sim.cluster.measure_run import RUNS, overhead_of, running, single
+from squall.sim.cluster.measure_steps import quantiles, rounded, running_counts, slowdowns, stepping
 from squall.sim.cluster.model import Cluster, Machine, Overhead
-from squall.sim.cluster.quiet import BUSY, Moment, Stopwatch, calmest, moment
+from squall.sim.cluster.quiet import BUSY, Turn, calmest, in_turns, others_in, quickest, times_of
 from squall.strategies import Downpour, Strategy
-from squall.task import OptimizerFactory, Task, check_task
+from squall.task import OptimizerFactory, check_task
 from squall.vector import Layout
 
 SIZES = (1_000, 100_000, 1_000_000, 10_000_000)  # elements of an exchange; and the model's own
 MEMORY_SHARE = 0.25  # of what is free, for one measurement
-ROUND_S, ROUNDS = 0.5, 3  # of one process alone, two at once, ...; and how many there are at least
-WARM_UP_STEPS, AHEAD = 5, 8
-MOST_WARM_UP_S = 1.0
-MOST_TIMES = 400  # lines of a trace
+EXCHANGES = 1 / 6  # of the time, for exchanges of several sizes
 COPIED_BYTES = 1 << 28
 
 
@@ -80,7 +72,7 @@ def measure(
     Args:
         task: as of `fit`.
         strategy: whose optimizer the measured shards have; None: SGD.
-        seconds: for all measurements together, but at least three steps of each number of processes.
+        seconds: for all measurements together, but at least three turns of a tenth of a second each.
         threads: torch threads of a replica.
         trace_file: what the machine's jitter calls the file of step times, which is not written here.
         busy: measure also where other programs leave too little of the machine to tell what it does.
@@ -100,39 +92,49 @@ def measure(
     layout = Layout.of(built.model, [group["params"] for group in built.param_groups()])
     cores = max(1, len(os.sched_getaffinity(0)) // threads)
     counts = running_counts(cores)
-    moments = _rounds(partial(_steps, built, layout, threads), counts, seconds / 2)
-    times = {count: _times(calmest(moments[count])) for count in counts}
-    others = _calm_enough([each for count in counts for each in calmest(moments[count])], busy)
-    means = [statistics.fmean(times[count]) for count in counts]
-    exchange = _exchanges(layout.elements, recipe.optimizer, seconds / 6)
-    alone_s = single_s(built, layout, recipe.local or recipe.optimizer, threads, seconds / 12)
+    with ExitStack() as stack:
+        measured = stack.enter_context(stepping(built, layout, threads, counts))
+        measured.append(stack.enter_context(single(built, layout, recipe.local or recipe.optimizer, threads)))
+        roomy = RUNS * BYTES * layout.elements < MEMORY_SHARE * _free_bytes()
+        if roomy:  # else the vector is so large that what a run's own code takes is next to nothing
+            measured += stack.enter_context(running(built, layout, recipe.optimizer, threads))
+        turns = calmest(in_turns(measured, (1 - EXCHANGES) * seconds))
+    others = _calm_enough(turns, busy)
+    turns = quickest(turns)
+    times = times_of(turn[0] for turn in turns)
+    step_s = statistics.fmean(times)
+    means = [step_s * _ratio(turns, number) for number in range(len(counts))]
     machine = Machine(
-        name="machine", cores=cores, step_s=_rounded(means[0]), jitter=Trace(trace_file, quantiles(times[1])),
-        single_s=_rounded(alone_s), slowdown=slowdowns(counts, means, cores), exchange=exchange,
-        overhead=_overhead(built, layout, recipe.optimizer, threads, quarter(times[1]), seconds / 4),
-        memory=_rounded(memory_bandwidth()),
+        name="machine", cores=cores, step_s=rounded(step_s), jitter=Trace(trace_file, quantiles(times)),
+        single_s=rounded(step_s * _ratio(turns, len(counts))), slowdown=slowdowns(counts, means, cores),
+        exchange=_exchanges(layout.elements, recipe.optimizer, EXCHANGES * seconds), memory=rounded(memory_bandwidth()),
     )  # fmt: skip
-    return Measured(machine, tuple(times[1]), built.batch_size, layout.elements, others)
+    if roomy:
+        overhead = overhead_of([[turn[0], *turn[-RUNS:]] for turn in turns], machine.work_s(layout.elements))
+        machine = dataclasses.replace(machine, overhead=_each_rounded(overhead))
+    return Measured(machine, tuple(times), built.batch_size, layout.elements, others)
 
 
-def _calm_enough(moments: Sequence[Moment], busy: bool) -> float:
+def _ratio(turns: Sequence[Turn], number: int) -> float:
+    """What the steps of one thing that is measured take to those of one process alone; the median of the turns."""
+    return statistics.median(
+        statistics.fmean(times_of([turn[number]])) / statistics.fmean(times_of([turn[0]])) for turn in turns
+    )
+
+
+def _each_rounded(overhead: Overhead) -> Overhead:
+    return Overhead(**{name: rounded(value) for name, value in dataclasses.asdict(overhead).items()})
+
+
+def _calm_enough(turns: Sequence[Turn], busy: bool) -> float:
     """The others' mean share of the cores. Raises `ValueError` where it is too much."""
-    others = statistics.fmean(moment.others for moment in moments)
+    others = statistics.fmean(map(others_in, turns))
     if others > BUSY and not busy:
         raise ValueError(
             f"other programs have {others:.0%} of this machine's cores even in the calmest moments: measure again when"
             " it is quiet, look longer for such moments (--seconds), or measure what they leave (--busy)"
         )
     return others
-
-
-def _overhead(
-    task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int, step_s: float, seconds: float
-) -> Overhead:  # fmt: skip
-    if BYTES * layout.elements > MEMORY_SHARE * _free_bytes():
-        return Overhead()  # of so large a vector it is next to nothing
-    found = overhead_of(task, layout, optimizer, threads, step_s, seconds)
-    return Overhead(**{name: _rounded(value) for name, value in dataclasses.asdict(found).items()})
 
 
 def write(measured: Measured, path: Path, comment: str) -> Path:
@@ -148,112 +150,6 @@ def write(measured: Measured, path: Path, comment: str) -> Path:
     return trace
 
 
-# ---------------------------------------------------------------- steps
-
-
-def _rounds(work: Work, counts: Sequence[int], seconds: float) -> dict[int, list[Moment]]:
-    """Count -> moments in which so many processes compute. In turns, so that a noisy moment meets them all.
-
-    A step alone is what all else is a factor on: it gets as much time as all other counts together.
-    """
-    moments: dict[int, list[Moment]] = {count: [] for count in counts}
-    rounds = max(ROUNDS, round(seconds / ROUND_S))
-    with forked([work] * counts[-1]) as lines:
-        for line in lines:
-            answer(line)  # it has warmed up
-        for count in [*counts] * rounds:
-            share = 1.0 if len(counts) == 1 else 0.5 if count == 1 else 0.5 / (len(counts) - 1)
-            moments[count].append(moment(lines[:count], share * seconds / rounds))
-    return moments
-
-
-def _times(moments: Sequence[Moment]) -> list[float]:
-    return [time for moment in moments for said in moment.said for time in said["times"]]
-
-
-def _steps(task: Task, layout: Layout, threads: int, line: Line) -> None:
-    """In a process like a replica's: gradients of batch after batch, as a run computes them."""
-    torch.set_num_threads(threads)
-    keep_freed_memory()
-    arena = Arena.private(Shape(layout.length, 1, groups=len(layout.group_starts)))
-    arena.weights(0, 0).copy_(initial_vector(layout, task))
-    gradients = Gradients(
-        task, layout, [arena.weights(0, 0)], [arena.gradient(0, 0)], [arena.rates(0, 0)], 0, torch.device("cpu")
-    )
-    gradients.use(0)
-    batches = _announced(task, gradients.batches)
-    begun = time.monotonic()
-    for _ in range(WARM_UP_STEPS):
-        gradients.compute(next(batches))
-        if time.monotonic() - begun > MOST_WARM_UP_S:
-            break
-    line.say(ready=True)
-    watch = Stopwatch(threads)
-    while (said := line.hear()) is not None:
-        times: list[float] = []
-        while not times or time.monotonic() < said["until"]:
-            effect = next(batches)
-            watch.restart()
-            gradients.compute(effect)
-            times.append(watch.seconds())
-        line.say(times=times)
-
-
-def _announced(task: Task, batches: Batches) -> Iterator[Compute]:
-    """Batches some time before they are needed told to the loader, as a replica tells those of a lease."""
-    ahead: deque[Compute] = deque()
-    for effect in _epochs(task):
-        batches.expect(Key(effect.epoch, effect.start, effect.stop))
-        ahead.append(effect)
-        if len(ahead) > AHEAD:
-            yield ahead.popleft()
-
-
-def _epochs(task: Task) -> Iterator[Compute]:
-    """Epoch after epoch, its short last batch included."""
-    for epoch in itertools.count():
-        for start in range(0, task.examples, task.batch_size):
-            stop = min(start + task.batch_size, task.examples)
-            yield Compute(epoch, start, stop, buffer=0, accumulate=False, local_step=False)
-
-
-def running_counts(cores: int) -> list[int]:
-    """How many processes are measured at once: all numbers of a few cores, powers of two up to many."""
-    if cores <= 4:
-        return list(range(1, cores + 1))
-    return sorted({*(1 << k for k in range(cores.bit_length())), cores})
-
-
-def slowdowns(counts: Sequence[int], means: Sequence[float], cores: int) -> tuple[float, ...]:
-    """Factor for 1 to `cores` processes from the mean steps of some numbers of them, linear in between.
-
-    More processes are never taken to be faster: where that was measured, it was another process that disturbed.
-    """
-    factors: list[float] = []
-    for mean in means:
-        factors.append(max([1.0, *factors, _rounded(mean / means[0])]))
-    found = [1.0]
-    for (low, high), (least, most) in zip(itertools.pairwise(counts), itertools.pairwise(factors)):
-        found += [least + (most - least) * (k - low) / (high - low) for k in range(low + 1, high + 1)]
-    assert len(found) == cores
-    return tuple(found)
-
-
-def quantiles(times: Sequence[float]) -> tuple[float, ...]:
-    """The times in their order of size; of many, the means of equal parts, which keep the mean of all."""
-    ordered = sorted(times)
-    if len(ordered) <= MOST_TIMES:
-        return tuple(ordered)
-    sums = [0.0, *itertools.accumulate(ordered)]
-    part = len(ordered) / MOST_TIMES  # a time may lie in two parts
-
-    def below(place: float) -> float:
-        whole = min(int(place), len(ordered) - 1)
-        return sums[whole] + (place - whole) * ordered[whole]
-
-    return tuple(_rounded((below((k + 1) * part) - below(k * part)) / part, 6) for k in range(MOST_TIMES))
-
-
 # ---------------------------------------------------------------- exchanges and memory
 
 
@@ -262,7 +158,7 @@ def _exchanges(own: int, optimizer: OptimizerFactory, seconds: float) -> tuple[t
     sizes = sorted({*SIZES, min(own, SIZES[-1])})
     room = MEMORY_SHARE * _free_bytes()
     sizes = [size for size in sizes if BYTES * size <= room] or sizes[:1]
-    return tuple((size, _rounded(exchange_seconds(size, optimizer, seconds / len(sizes)))) for size in sizes)
+    return tuple((size, rounded(exchange_seconds(size, optimizer, seconds / len(sizes)))) for size in sizes)
 
 
 def _free_bytes() -> int:
@@ -289,8 +185,3 @@ def _copies(size: int, line: Line) -> None:
         target.copy_(source)
         times.append(time.perf_counter() - begun)
     line.say(times=times)
-
-
-def _rounded(value: float, digits: int = 4) -> float:
-    """So many significant digits: the file is for people too, and no measurement has more."""
-    return float(f"{value:.{digits}g}")

@@ -28,7 +28,7 @@ from squall.runtime.driver import Driver, QuietHost
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.machines import machine
 from squall.sim.cluster.forks import forked
-from squall.sim.cluster.quiet import Chunks, Enough, Moment, calmest, moment
+from squall.sim.cluster.quiet import Chunks, Enough, calmest, moment
 from squall.strategies import Downpour
 from squall.task import OptimizerFactory, Task
 from squall.transports.host import HostTransport
@@ -43,14 +43,12 @@ BYTES = 40  # an element: three buffers of the arena, a shard's weights and opti
 
 def exchange_seconds(elements: int, optimizer: OptimizerFactory, seconds: float) -> float:
     """Median seconds of an exchange of one shard of so many elements; measured for about `seconds`."""
-    found: list[Moment] = []
     with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
         job = _job(elements, optimizer, Path(folder))
         works = [partial(_serve, job, COORDINATOR), partial(_serve, job, SHARD), partial(_replica, job)]
         with forked(works) as lines:
-            for _ in range(MOMENTS):
-                found.append(moment(lines[2:], seconds / MOMENTS, beside=lines[:2]))
-    times: list[float] = [time for each in calmest(found) for time in each.said[0]["times"]]
+            turns = [[moment(lines[2:], seconds / MOMENTS, beside=lines[:2])] for _ in range(MOMENTS)]
+    times: list[float] = [time for (each,) in calmest(turns) for time in each.said[0]["times"]]
     return statistics.median(times)
 
 

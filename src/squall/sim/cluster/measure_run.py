@@ -11,10 +11,12 @@ import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -34,62 +36,67 @@ from squall.runtime.processes import keep_freed_memory
 from squall.runtime.sequential import Sequential
 from squall.sim.cluster.forks import Work, answer, forked
 from squall.sim.cluster.model import Overhead
-from squall.sim.cluster.quiet import Chunks, Enough, Stopwatch, core_s, moment
+from squall.sim.cluster.quiet import Chunks, Enough, Moment, Stopwatch, Timed, Turn, core_s, moment
 from squall.strategies import Downpour, SingleProcess, Strategy, Synchronous
 from squall.task import Batch, OptimizerFactory, Task
 from squall.transports.host import HostTransport
 from squall.vector import Layout
 
 REPLICA, SHARD = Node("replica", 0), Node("shard", 0)
+RUNS = 4
 SELDOM = 16  # batches between exchanges, in a run that shows what the others take
-WARM_UP_S, CHUNK_S = 0.2, 0.1
+WARM_UP_S = 0.2
 MOST_UPDATES = 1 << 14  # the newest
 ENDLESS = 10**9  # epochs
 
 
-def overhead_of(
-    task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int, step_s: float, seconds: float
-) -> Overhead:  # fmt: skip
-    """Measured for about `seconds`, in runs that exchange after each batch and in one that seldom does.
+@contextmanager
+def running(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int) -> Iterator[list[Timed]]:
+    """Four runs, to be measured in turns: what each says becomes an `Overhead` in `overhead_of`.
 
-    In one of them the shard looks out for pushes all the time, as it does where cores are free; in another each batch
-    is a round, and a lease of its own.
-
-    Of all that is measured again and again the lower quartile counts: whenever another program was on the core
-    meanwhile, caches are cold and the same work takes twice the core's time. `step_s` is that of a gradient alone.
+    Three exchange after each batch: in the first the shard sleeps between pushes, in the second it looks out for them
+    all the time, as it does where cores are free, and in the third each batch is a round, and a lease of its own. The
+    last seldom exchanges.
     """
-
-    def run(strategy: Strategy, spin_s: float = 0.0) -> dict[str, float]:
-        return _costs(_job(task, layout, strategy, threads), spin_s, seconds / 4)
-
     often = Downpour(replicas=1, optimizer=optimizer)
-    asleep, rounds = run(often), run(Synchronous(replicas=1, optimizer=optimizer))
-    awake = run(often, SPIN_S) if len(os.sched_getaffinity(0)) > threads else asleep
-    seldom = run(dataclasses.replace(often, push_every=SELDOM, fetch_every=SELDOM))
-    woken_s = asleep["replica"] + asleep["shard"] - awake["replica"] - awake["shard"]
-    return Overhead(
-        batch_s=max(0.0, seldom["replica"] - step_s), exchange_s=max(0.0, awake["replica"] - seldom["replica"]),
-        serve_s=awake["shard"], lease_s=rounds["coordinator"], wake_s=max(0.0, woken_s),
-    )  # fmt: skip
+    spin_s = SPIN_S if len(os.sched_getaffinity(0)) > threads else 0.0
+    runs: list[tuple[Strategy, float]] = [
+        (often, 0.0), (often, spin_s), (Synchronous(replicas=1, optimizer=optimizer), 0.0),
+        (dataclasses.replace(often, push_every=SELDOM, fetch_every=SELDOM), 0.0),
+    ]  # fmt: skip
+    with ExitStack() as stack:
+        yield [stack.enter_context(_run(_job(task, layout, each, threads), spins_s)) for each, spins_s in runs]
 
 
-def single_s(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int, seconds: float) -> float:
-    """Seconds of a batch of `SingleProcess`, everything included."""
+def overhead_of(turns: Sequence[Turn], work_s: float) -> Overhead:
+    """From turns of a step alone and of those four.
+
+    Batches have their mean, as steps have; of the turns the medians count, and of updates, whose caches other programs
+    empty. `work_s` is of a shard's passes over its elements, which the exchange counts. Adding up the gradients of
+    several batches is none of a batch's own code: with a large vector it takes longer than all that a replica does for
+    an exchange, which is therefore the most that is counted.
+    """
+    found = []
+    for alone, *runs in turns:
+        step_s = fmean(alone.said[0]["times"])
+        asleep, awake, rounds, seldom = (run.said[0] for run in runs)
+        both_s = max(0.0, awake["replica"] - step_s)
+        batch_s = min(both_s, max(0.0, seldom["replica"] - step_s))
+        woken_s = max(0.0, asleep["replica"] + asleep["shard"] - awake["replica"] - awake["shard"])
+        serve_s = max(0.0, awake["shard"] - work_s)
+        found.append((batch_s, both_s - batch_s, serve_s, rounds["coordinator"], woken_s))
+    batch_s, exchange_s, serve_s, lease_s, wake_s = map(median, zip(*found))
+    return Overhead(batch_s=batch_s, exchange_s=exchange_s, serve_s=serve_s, lease_s=lease_s, wake_s=wake_s)
+
+
+@contextmanager
+def single(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int) -> Iterator[Timed]:
+    """A run of `SingleProcess`, everything included; a moment says the mean as the one of its `times`."""
     job = _job(task, layout, SingleProcess(optimizer=optimizer), threads)
     folder = tempfile.TemporaryDirectory(prefix="squall-measure-")
-    found: list[float] = []
     with folder, forked([partial(_alone, job, folder.name)]) as lines:
         moment(lines, WARM_UP_S)
-        until = time.monotonic() + seconds
-        while not found or time.monotonic() < until:
-            (said,) = moment(lines, CHUNK_S).said
-            found.append(said["seconds"] / said["batches"])
-    return quarter(found)
-
-
-def quarter(values: Sequence[float]) -> float:
-    """The lower quartile."""
-    return sorted(values)[len(values) // 4]
+        yield partial(moment, lines)
 
 
 def _job(task: Task, layout: Layout, strategy: Strategy, threads: int) -> Job:
@@ -102,8 +109,9 @@ def _job(task: Task, layout: Layout, strategy: Strategy, threads: int) -> Job:
 # ---------------------------------------------------------------- a run of processes
 
 
-def _costs(job: Job, spin_s: float, seconds: float) -> dict[str, float]:
-    """Seconds of a core: of the replica for a batch, the shard for an update, the coordinator for a lease.
+@contextmanager
+def _run(job: Job, spin_s: float) -> Iterator[Timed]:
+    """A moment says seconds of a core: of a batch by the replica, an update by the shard, a lease by the coordinator.
 
     `spin_s`: for which the shard looks out for a push before it sleeps.
     """
@@ -119,18 +127,21 @@ def _costs(job: Job, spin_s: float, seconds: float) -> dict[str, float]:
             coordinator = answer(lines[0])["pid"]
             answer(lines[1])
             moment(lines[2:], WARM_UP_S, lines[:2])
-            served.zero_()
-            batches: list[float] = []
-            leases: list[float] = []
-            until = time.monotonic() + seconds
-            while not leases or time.monotonic() < until:
-                before_s = core_s(coordinator)
-                (said,) = moment(lines[2:], CHUNK_S, lines[:2]).said
-                batches += said["batches"]
-                if said["leases"]:
-                    leases.append((core_s(coordinator) - before_s) / said["leases"])
-    updates = served[served > 0].tolist()
-    return {"replica": quarter(batches), "shard": quarter(updates or [0.0]), "coordinator": quarter(leases)}
+
+            def timed(seconds: float) -> Moment:
+                served.zero_()
+                before_s, leases, batches, others = core_s(coordinator), 0, [], []
+                while not leases:
+                    share, (said,) = moment(lines[2:], seconds, lines[:2])
+                    leases += said["leases"]
+                    batches += said["batches"]
+                    others.append(share)
+                lease_s = (core_s(coordinator) - before_s) / leases
+                updates_s = served[served > 0].tolist() or [0.0]
+                figures = {"replica": fmean(batches), "shard": median(updates_s), "coordinator": lease_s}
+                return Moment(fmean(others), [figures])
+
+            yield timed
 
 
 def _serve(job: Job, node: Node, served: Tensor, spin_s: float, line: Line) -> None:
@@ -237,7 +248,7 @@ def _alone(job: Job, folder: str, line: Line) -> None:
     def metered(model: nn.Module, batch: Batch) -> Any:  # of each batch
         nonlocal batches
         if chunks.over():
-            chunks.next(batches=batches, seconds=watch.seconds())
+            chunks.next(times=[watch.seconds() / max(1, batches)])
             batches = 0
             watch.restart()
         batches += 1

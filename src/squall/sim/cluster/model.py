@@ -69,10 +69,13 @@ class Machine:
     interface: float = INTERFACE
     roles: tuple[str, ...] = ROLES
 
-    def slowdown_of(self, running: int) -> float:
-        """Factor on the step time while so many computations run; beyond the cores, they share them."""
+    def slowdown_of(self, running: int, looking_out: int = 0) -> float:
+        """Factor on the step time while so many computations run. Beyond the cores, they share them.
+
+        Who looks out for a message has a core like the others, and takes nothing of the memory that makes them slower.
+        """
         factor = self.slowdown[min(running, self.cores) - 1] if self.slowdown else 1.0
-        return factor * max(1.0, running / self.cores)
+        return factor * max(1.0, (running + looking_out) / self.cores)
 
     def exchange_s(self, elements: int) -> float:
         """Seconds of an exchange of so many elements: linear between the measured sizes, proportional beyond them."""

@@ -1,15 +1,18 @@
 """What other programs do on a machine while it is measured, and how a measurement does without it.
 
 Two things keep the figures of a busy machine true. What a process waited for a core is subtracted, which the kernel
-knows. And what is measured is cut into moments: those count in which other programs took least, because a core's caches
-and its share of the memory suffer from them as well.
+knows. And what is measured is cut into moments, those of different things in turns: the turns count in which other
+programs took least, because a core's caches and its share of the memory suffer from them as well. What the kernel does
+not know of, as neighbours of a virtual machine, shows in the same steps taking longer: the turns count in which they
+were quickest, and things are compared within a turn.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +23,16 @@ from squall.sim.cluster.forks import answer
 CALM = 0.05  # share of the cores that others may take in a moment that counts in any case
 KEPT = 0.25  # of the moments count in any case
 BUSY = 0.5  # others' share, in those that count, beyond which nothing can be said of the machine
+MOMENT_S, FEWEST_TURNS = 0.1, 3
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Moment(NamedTuple):
     others: float  # share of the cores' time that other programs had
     said: list[dict[str, Any]]  # by each process that measured
+
+
+Timed = Callable[[float], Moment]  # measures for about so many seconds
 
 
 def moment(lines: Sequence[Line], seconds: float, beside: Sequence[Line] = ()) -> Moment:
@@ -38,11 +45,39 @@ def moment(lines: Sequence[Line], seconds: float, beside: Sequence[Line] = ()) -
     return Moment(max(0.0, _others_s() - before) / (cores * (time.monotonic() - began)), said)
 
 
-def calmest(moments: Sequence[Moment]) -> list[Moment]:
+Turn = Sequence[Moment]  # one of each thing that is measured
+
+
+def in_turns(measured: Sequence[Timed], seconds: float) -> list[Turn]:
+    """Moments of one thing after another, for about so long: what makes a machine slow for a while meets them all."""
+    turns: list[Turn] = []
+    until = time.monotonic() + seconds
+    while len(turns) < FEWEST_TURNS or time.monotonic() < until:
+        turns.append([timed(MOMENT_S) for timed in measured])
+    return turns
+
+
+def calmest(turns: Sequence[Turn]) -> list[Turn]:
     """Those that count: all that are calm, and a quarter at least."""
-    ordered = sorted(moments, key=lambda moment: moment.others)
+    ordered = sorted(turns, key=others_in)
     least = max(1, round(KEPT * len(ordered)))
-    return [moment for number, moment in enumerate(ordered) if number < least or moment.others <= CALM]
+    return [turn for number, turn in enumerate(ordered) if number < least or others_in(turn) <= CALM]
+
+
+def quickest(turns: Sequence[Turn]) -> list[Turn]:
+    """Half of them: those in which the first thing's `times` were shortest, which no neighbour disturbed."""
+    ordered = sorted(turns, key=lambda turn: statistics.fmean(times_of([turn[0]])))
+    return ordered[: (len(ordered) + 1) // 2]
+
+
+def times_of(moments: Iterable[Moment]) -> list[float]:
+    """What all processes have said of them."""
+    return [time for moment in moments for said in moment.said for time in said["times"]]
+
+
+def others_in(turn: Turn) -> float:
+    """Mean share of the cores' time that other programs had."""
+    return statistics.fmean(moment.others for moment in turn)
 
 
 def _others_s() -> float:
