@@ -8,11 +8,12 @@ import numpy as np
 
 from squall.record import Metric, Progress
 from squall.report.reader import Reader
-from squall.report.svg import GRID, INK, SERIES, engineering, new_figure, scale, style, to_svg
+from squall.report.svg import GRID, INK, SERIES, engineering, name_lines, new_figure, scale, style, to_svg
 from squall.report.words import plural
 
 BINS = 40  # points of throughput, bars of a histogram
 ROWS = 12  # replicas with a histogram of their own
+COLUMNS = 4  # of a legend
 
 Points = list[tuple[float, float]]
 
@@ -96,7 +97,7 @@ def staleness_chart(reader: Reader) -> Chart:
     for row in rows:
         name = f"replica {row.replica}" if row.replica in named else "the others"
         pushes[name][row.staleness // width] += row.count
-    figure = new_figure(0.55 * len(pushes) + 0.7)
+    figure = new_figure(0.55 * len(pushes) + 0.7, letters=max(map(len, pushes)))
     grid = figure.subplots(len(pushes), 1, sharex=True, sharey=True, squeeze=False)
     for index, (axes, (name, counts)) in enumerate(zip(grid[:, 0], pushes.items(), strict=True)):
         places, total = [bin * width for bin in counts], sum(counts.values())
@@ -116,7 +117,8 @@ def _lines(title: str, lines: dict[str, Points], duration_s: float | None, missi
     drawn = {name: points for name, points in drawn.items() if points}
     if not drawn:
         return Chart(title, "", missing)
-    figure = new_figure(2.6)
+    named = 1 < len(drawn) <= len(SERIES)
+    figure = new_figure(2.6, legend=-(-len(drawn) // COLUMNS) if named else 0)
     axes = figure.subplots()
     unit_s, label = (1.0, "examples trained") if duration_s is None else _time_unit(duration_s)
     many = len(drawn) > len(SERIES)
@@ -129,11 +131,8 @@ def _lines(title: str, lines: dict[str, Points], duration_s: float | None, missi
     scale(axes, [y for points in drawn.values() for _, y in points], zero)
     style(axes)
     axes.set_xlabel(label, color=INK)
-    if 1 < len(drawn) <= len(SERIES):
-        figure.legend(
-            loc="outside upper left", ncols=4, frameon=False, borderpad=0, handlelength=1.2, fontsize=9,
-            labelcolor=INK,
-        )  # fmt: skip
+    if named:
+        name_lines(figure, COLUMNS, size=9)
     lost = sum(map(len, lines.values())) - sum(map(len, drawn.values()))
     note = f"{len(drawn)} replicas, one line each. " if many else ""
     note += f"Not drawn because not finite: {plural(lost, 'value')}." if lost else ""
@@ -146,7 +145,7 @@ def lines_chart(title: str, lines: dict[str, list[Points]], duration_s: float | 
     values = [y for several in drawn.values() for points in several for _, y in points]
     if not values:
         return Chart(title, "", "No finite value was recorded.")
-    figure = new_figure(3.0)
+    figure = new_figure(3.0, legend=-(-len(drawn) // 2))
     axes = figure.subplots()
     unit_s, label = (1.0, "examples trained") if duration_s is None else _time_unit(duration_s)
     for index, (name, several) in enumerate(drawn.items()):
@@ -161,9 +160,7 @@ def lines_chart(title: str, lines: dict[str, list[Points]], duration_s: float | 
     scale(axes, values, False)
     style(axes)
     axes.set_xlabel(label, color=INK)
-    figure.legend(
-        loc="outside upper left", ncols=2, frameon=False, borderpad=0, handlelength=1.2, fontsize=8, labelcolor=INK
-    )
+    name_lines(figure, columns=2, size=8)
     return Chart(title, to_svg(figure, title))
 
 
@@ -174,7 +171,7 @@ def bars_chart(title: str, values: dict[str, float | None]) -> Chart:
     note = f"No value: {', '.join(missing)}." if missing else ""
     if not known:
         return Chart(title, "", note)
-    figure = new_figure(0.3 * len(known) + 0.6)
+    figure = new_figure(0.3 * len(known) + 0.6, letters=max(map(len, known)))
     axes = figure.subplots()
     order = list(values)
     colors = [SERIES[order.index(name) % len(SERIES)] for name in known]

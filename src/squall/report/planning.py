@@ -133,7 +133,8 @@ def bars(ranking: Ranking) -> Chart:
     target = ranking.target
     title = f"time to {target[0]} {target[1]:g}" if timed and target is not None else "useful examples per second"
     shown = ranking.shown[:BARS]
-    figure = new_figure(0.36 * len(shown) + 0.5)
+    names = [f"{entry.candidate.name}\n{entry.candidate.sizes}" for entry in shown]
+    figure = new_figure(0.36 * len(shown) + 0.5, letters=max(len(line) for name in names for line in name.split("\n")))
     axes = figure.subplots()
     families = _families(ranking)
     lengths = [_length(entry) if timed else entry.useful for entry in shown]
@@ -144,7 +145,6 @@ def bars(ranking: Ranking) -> Chart:
         value = _goal(entry) if timed else rate_text(entry.useful)
         note = f"{value}, wait {percent(entry.speed.idle, 1)}"
         axes.text(length + 0.02 * max(lengths), place, note, va="center", color=INK, fontsize=8)
-    names = [f"{entry.candidate.name}\n{entry.candidate.sizes}" for entry in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=7.5)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.45 * max(lengths, default=1.0) or 1.0)

@@ -13,15 +13,30 @@ if TYPE_CHECKING:  # matplotlib takes a second to import, and only a report need
 # Matplotlib draws in these stand-ins; `to_svg` puts the page's variables in their place, for light and dark.
 INK, GRID = "#010203", "#010204"
 SERIES = [f"#0102{16 + i:02x}" for i in range(8)]
+# 331 points: on a phone the text keeps its size, on a desk two charts stand side by side.
+WIDTH = 4.6  # inches
 VARIABLES = {INK: "ink", GRID: "grid"} | {color: f"series-{i}" for i, color in enumerate(SERIES)}
 
 
-def new_figure(height: float) -> "Figure":
-    """An empty figure, `height` in inches."""
+def new_figure(height: float, letters: int = 6, legend: int = 0) -> "Figure":
+    """An empty figure, `height` in inches, with room for `letters` left of the axes and lines of a `legend` above.
+
+    Margins that matplotlib finds itself take as long as all else of a chart.
+    """
     from matplotlib.figure import Figure
 
-    # 4.6 inches are 331 points: on a phone the text keeps its size, on a desk two charts stand side by side.
-    return Figure(figsize=(4.6, height), layout="constrained", facecolor="none")
+    figure = Figure(figsize=(WIDTH, height), facecolor="none")
+    left, right, bottom, top = 0.1 + 0.08 * letters, 0.12, 0.42, 0.08 + 0.18 * legend
+    figure.subplots_adjust(left / WIDTH, bottom / height, 1 - right / WIDTH, 1 - top / height)
+    return figure
+
+
+def name_lines(figure: "Figure", columns: int, size: int) -> None:
+    """A legend in the room above the axes."""
+    figure.legend(
+        loc="upper left", ncols=columns, frameon=False, borderpad=0, borderaxespad=0.2, handlelength=1.2, fontsize=size,
+        labelcolor=INK,
+    )  # fmt: skip
 
 
 def style(axes: "Axes") -> None:
