@@ -18,10 +18,10 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
 def measure(repeats: int = 5) -> Section:
     print("start-up", flush=True)
     found = rounds({"first step": _first_step, "import torch": _import_torch}, repeats)
-    bounds = [2.5 * torch + 1.0 for torch in found["import torch"]]
+    bounds = [1.5 * torch + 0.5 for torch in found["import torch"]]
     ratio = statistics.median(step / bound for step, bound in zip(found["first step"], bounds))
     section = Section("Start-up", "Seconds from the command to the first training step of examples/digits.py.")
-    against = f"2.5 x import torch ({statistics.median(found['import torch']):.2f} s) + 1 s"
+    against = f"1.5 x import torch ({statistics.median(found['import torch']):.2f} s) + 0.5 s"
     section.at_most("squall train", f"{statistics.median(found['first step']):.2f} s", against, ratio, 1.0)
     return section
 
