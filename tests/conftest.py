@@ -9,7 +9,7 @@ import torch
 
 import squall
 from squall.run import Run, TaskFunction
-from tests import deep
+from tests import deep, warm
 from tests.tasks import INLINE
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no mistake of the code
@@ -42,6 +42,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def run_dir(tmp_path: Path) -> Path:
     """Where a run may be kept; it does not exist yet."""
     return tmp_path / "run"
+
+
+@pytest.fixture
+def warm_nursery() -> Iterator[None]:
+    """For tests of what `fit` does in processes, and not of how it comes to them."""
+    with warm.nurseries():
+        yield
 
 
 @pytest.fixture

@@ -134,6 +134,7 @@ def test_in_this_process_the_users_exception_comes_as_it_is(inline: Fit, strateg
         inline(regression(train=Broken100()), strategy)
 
 
+@pytest.mark.usefixtures("warm_nursery")
 def test_in_a_replica_the_users_exception_comes_with_its_traceback_once(run_dir: Path, without_report: None) -> None:
     task = regression(train=Broken100(), loss=loss_that_breaks)
     with pytest.raises(squall.TaskError) as caught:
@@ -152,6 +153,7 @@ def loss_that_leaves(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 
 
 @deep.only
+@pytest.mark.usefixtures("warm_nursery")
 def test_a_replica_that_leaves_without_an_error_is_lost_all_the_same(run_dir: Path, without_report: None) -> None:
     with pytest.raises(squall.SquallError, match=r"replica \d was lost 5 times in a row, last: exit status 0"):
         squall.fit(regression(loss=loss_that_leaves), DOWNPOUR, run_dir=run_dir, settings=LOCAL)
@@ -239,6 +241,7 @@ def laborious(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     return far[0, 0].expand(len(batch[0]))
 
 
+@pytest.mark.usefixtures("warm_nursery")
 def test_an_evaluation_is_labelled_with_what_was_in_its_weights_and_when(run_dir: Path, without_report: None) -> None:
     """Training goes on while weights are measured: what is trained when the result comes is another thing."""
     task = regression(examples=16 * 4000, validate=numbers(64), metrics={"laborious": laborious})

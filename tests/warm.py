@@ -1,4 +1,4 @@
-"""`squall ...` in a process that has torch imported already, as its nursery has: one warm process forks them.
+"""`squall ...`, `python SCRIPT ...` and nurseries that have torch imported already: one warm process forks them.
 
 A start as users have it imports torch twice, which takes longer than most of what tests train. It is tried where it is
 what a test is about, or where the command becomes another program (`squall replay`).
@@ -9,21 +9,23 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from multiprocessing import resource_tracker
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
+import torch
 from setproctitle import setproctitle
 
 from squall.cli import main
@@ -39,27 +41,32 @@ IMPORTED = [
 
 def squall(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run it to its end; `options` as of `Warm`."""
-    process = Warm([str(argument) for argument in arguments], **options)
-    out, err = process.communicate()
-    assert process.returncode is not None
-    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+    return Warm([str(argument) for argument in arguments], **options).completed()
 
 
-class Warm:
-    """As much of `subprocess.Popen` as tests use, of `squall` with these arguments. Both outputs are pipes, of text."""
+def python(script: object, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A script that is started by itself, to its end."""
+    return Warm([str(argument) for argument in (script, *arguments)], be=_be_python, **options).completed()
 
-    def __init__(self, arguments: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
-        context = _warm_process()
-        outputs = [os.pipe(), os.pipe()]
-        self.stdout, self.stderr = (os.fdopen(reading) for reading, _ in outputs)
-        self._process = context.Process(
-            target=_run,
-            args=(list(arguments), str(cwd or Path.cwd()), dict(os.environ if env is None else env),
-                  [_Passed(writing) for _, writing in outputs]),
-        )  # fmt: skip
+
+@contextmanager
+def nurseries() -> Iterator[None]:
+    """In here the nurseries of this process's runs are forked by the warm one."""
+    before, local.start_nursery = local.start_nursery, _start_nursery  # type: ignore[assignment]
+    _warm_process()  # no child that a test would find to be left
+    try:
+        yield
+    finally:
+        local.start_nursery = before
+
+
+class _Forked:
+    """As much of `subprocess.Popen` as is used, of a process that the warm one forks."""
+
+    def __init__(self, be: Callable[..., None], arguments: Any, cwd: Path | None, env: Mapping[str, str]) -> None:
+        call = (be, str(cwd or Path.cwd()), dict(env), arguments)
+        self._process = _warm_process().Process(target=_run, args=call)
         self._process.start()
-        for _, writing in outputs:
-            os.close(writing)
         assert self._process.pid is not None
         self.pid: int = self._process.pid
         self.returncode: int | None = None
@@ -76,6 +83,26 @@ class Warm:
         if status is None:
             raise subprocess.TimeoutExpired("squall", timeout or 0.0)
         return status
+
+
+class Warm(_Forked):
+    """`squall` with these arguments. Both outputs are pipes, of text."""
+
+    def __init__(
+        self, arguments: list[str] | tuple[str, ...], cwd: Path | None = None, env: Mapping[str, str] | None = None,
+        be: Callable[..., None] | None = None,
+    ) -> None:  # fmt: skip
+        outputs = [os.pipe(), os.pipe()]
+        self.stdout, self.stderr = (os.fdopen(reading) for reading, _ in outputs)
+        out, err = (Connection(writing, readable=False) for _, writing in outputs)
+        with out, err:
+            given = os.environ if env is None else env
+            super().__init__(be or _be_squall, (list(arguments), out, err), cwd, given)
+
+    def completed(self) -> subprocess.CompletedProcess[str]:
+        out, err = self.communicate()
+        assert self.returncode is not None
+        return subprocess.CompletedProcess([], self.returncode, out, err)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Both outputs up to their ends, and the process's."""
@@ -116,38 +143,69 @@ def _warm_process() -> ForkServerContext:
     return context
 
 
-class _Passed:
-    """A descriptor that goes to another process with what is pickled."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = DupFd(handle)
-
-    def take(self) -> int:
-        return int(self._handle.detach())
-
-
-def _run(arguments: list[str], cwd: str, variables: dict[str, str], outputs: list[_Passed]) -> None:
-    """In the new process: be `squall`."""
-    setproctitle("squall " + " ".join(arguments))  # it looks for its room while the environment is what it was
-    for number, output in enumerate(outputs, start=1):
-        handle = output.take()
-        os.dup2(handle, number)
-        os.close(handle)
+def _run(be: Callable[..., None], cwd: str, variables: dict[str, str], arguments: Any) -> None:
+    """In the new process: be that."""
+    setproctitle("squall")  # it looks for its room while the environment is what it was
     multiprocessing.set_start_method("fork", force=True)  # as it is in any process that was not made by a server
     os.environ.clear()
     os.environ.update(variables)
+    os.chdir(cwd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    be(*arguments)
+
+
+def _say_to(*outputs: Connection) -> None:
+    for number, output in enumerate(outputs, start=1):
+        with output:
+            os.dup2(output.fileno(), number)
+
+
+def _be_squall(arguments: list[str], out: Connection, err: Connection) -> None:
+    setproctitle("squall " + " ".join(arguments))
+    _say_to(out, err)
     if arguments[0] == "replay":
         os.environ.update(environment())  # else it becomes a new interpreter, to have that
-    os.chdir(cwd)
-    sys.path[0] = cwd
+    sys.path[0] = os.getcwd()
     sys.argv = ["squall", *arguments]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     local.start_nursery = _fork_nursery
     raise SystemExit(main(arguments))
 
 
-class _Forked:
-    """As much of `subprocess.Popen` as `LocalRun` uses."""
+def _be_python(arguments: list[str], out: Connection, err: Connection) -> None:
+    _say_to(out, err)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
+    sys.path[0] = str(Path(arguments[0]).resolve().parent)
+    sys.argv = arguments
+    local.start_nursery = _fork_nursery
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _be_nursery(line: Connection, life: Connection, out: Connection, err: Connection) -> None:
+    os.setsid()
+    _say_to(out, err)
+    serve.die_with_parent = lambda launcher: None  # its parent is the warm process
+    serve.main(os.dup(line.fileno()))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _start_nursery(line: int, life: int) -> _Forked:
+    with ExitStack() as ends:
+        given = tuple(ends.enter_context(Connection(os.dup(handle))) for handle in (line, life, 1, 2))
+        nursery = _Forked(_be_nursery, given, None, environment())
+    _until_it_leads(nursery.pid)
+    return nursery
+
+
+def _until_it_leads(pid: int) -> None:
+    """A stop ends the session of a nursery: until there is one, nothing would end it."""
+    with suppress(ProcessLookupError):
+        while os.getsid(pid) != pid:
+            time.sleep(0.001)
+
+
+class _Child:
+    """As much of `subprocess.Popen` as `LocalRun` uses, of a process that this one has forked."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -165,10 +223,11 @@ class _Forked:
         return self.returncode
 
 
-def _fork_nursery(line: int, life: int) -> _Forked:
+def _fork_nursery(line: int, life: int) -> _Child:
     pid = os.fork()
     if pid:
-        return _Forked(pid)
+        _until_it_leads(pid)
+        return _Child(pid)
     try:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 
 from squall.report import Reader, audit
 from tests import deep
-from tests.warm import squall
+from tests.warm import python, squall
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -69,12 +67,12 @@ def without(package: str, extra: str) -> pytest.MarkDecorator:
     ],
 )
 def test_a_loop_learns_the_digits_alone_and_as_two_replicas(tmp_path: Path, example: str, accuracy: float) -> None:
-    script, there = str(EXAMPLES / example), tmp_path / "there"
+    script, there = EXAMPLES / example, tmp_path / "there"
     there.mkdir()
     run = ["--run-dir", str(tmp_path / "run"), "--replicas", "2", "--strategy", "downpour"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # where others compute too, threads wait for each other
-    alone = subprocess.run([sys.executable, script], cwd=there, env=environment, capture_output=True, text=True)
-    for ran in (alone, squall("run", *run, script, cwd=there, env=environment)):
+    for started, command in ((python, ()), (squall, ("run", *run))):
+        ran = started(*command, script, cwd=there, env=environment)
         assert ran.returncode == 0, ran.stderr
         found = re.findall(r"after the last update: {'accuracy': (0\.\d+)}", ran.stdout)
         assert len(found) == 1, ran.stdout

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -20,6 +18,7 @@ from squall.run import Run
 from tests import deep
 from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import Started, wait_for
+from tests.warm import python
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
 
@@ -30,7 +29,8 @@ def started(tmp_path: Path, *arguments: str, flags: tuple[str, ...] = ()) -> Sta
 
 
 def alone(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=True)
+    done = python(SCRIPT, *arguments)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 

@@ -136,6 +136,7 @@ def test_a_limit_on_file_size_is_told_with_the_remedy(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.usefixtures("warm_nursery")
 def test_a_run_without_shared_memory_ends_well_and_says_so(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], without_report: None
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_run_without_shared_memory_ends_well_and_says_so(
     assert not list(run_dir.glob("squall-*"))
 
 
+@pytest.mark.usefixtures("warm_nursery")
 def test_a_run_leaves_nothing_in_shared_memory(run_dir: Path, without_report: None) -> None:
     """Nor a process of the data loader's."""
     task = regression(loader={"num_workers": 1}, train=torch.utils.data.StackDataset(*regression()().train.tensors))
