@@ -1,7 +1,9 @@
 """A coordinator's machine, and hands for its shards and replicas."""
 
+from typing import TypeVar
+
 from squall.protocol.coordinator import Policy
-from squall.protocol.core import Effect, Event, MemberLost, Node, Note
+from squall.protocol.core import Effect, Event, MemberLost, Node
 from squall.protocol.dealing import Dealing
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
@@ -25,9 +27,11 @@ from squall.protocol.messages import (
     Weights,
     Welcome,
 )
+from squall.protocol.notes import Remark
 from tests.protocol.steps import give, sent, shard_nodes, tell
 
 BATCH = 10
+N = TypeVar("N", bound=Effect)
 
 
 class Office:
@@ -127,6 +131,10 @@ class Office:
     def welcomed(self, node: Node) -> bool:
         return bool(self.heard(node, Welcome))
 
-    def notes(self, kind: str) -> list[Note]:
+    def notes(self, kind: type[N]) -> list[N]:
         """Of the last step."""
-        return [effect for effect in self.effects if isinstance(effect, Note) and effect.kind == kind]
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def remarks(self, kind: str) -> list[str]:
+        """Alike."""
+        return [remark.text for remark in self.notes(Remark) if remark.kind == kind]

@@ -83,9 +83,7 @@ def test_the_evaluator_is_told_the_best_of_all_that_are_kept() -> None:
         number, best = [(m.number, m.best) for _, m in office.said if isinstance(m, Evaluate)][-1]
         asked.append(best)
         office.tell(office.evaluator, Evaluated(number, Weights(5, 50, 0.0), {"accuracy": accuracy}, error))
-        assert [note.text for note in office.notes("error")] == [f"the best weights could not be kept: {error}"] * (
-            error != ""
-        )
+        assert office.remarks("error") == [f"the best weights could not be kept: {error}"] * (error != "")
     assert asked == [None, 0.5, 0.5, 0.55]
 
 

@@ -1,8 +1,9 @@
 """Evaluations, snapshots, and how a run comes to its end."""
 
-from squall.protocol.core import Cause, End, Forget, Node, Note, PublishSnapshot, StartMember, StopRequested, TimePassed
+from squall.protocol.core import Cause, End, Forget, Node, PublishSnapshot, StartMember, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Cover, Evaluate, Join, Left, Stats, Stop, TakeSnapshot, Welcome
+from squall.protocol.notes import MemberLeft, TargetReached, WeightsMeasured
 from tests.protocol.office import Office
 from tests.protocol.steps import only, sent
 
@@ -62,7 +63,7 @@ def test_a_replica_that_joins_too_late_is_told_to_stop() -> None:
     office = finished()
     late = Node("replica", 1, 1)
     assert (late, Stop()) in sent(office.tell(late, Join(5)), Stop)
-    assert office.leave(late)[0] == Note("member", "left", node=late)
+    assert office.leave(late)[0] == MemberLeft(late)
     office.evaluated()
     office.snapshot()
     assert end(office).status == "finished"
@@ -132,7 +133,7 @@ def test_until() -> None:
         office.give(TimePassed())
         office.evaluated(accuracy=accuracy)
     assert office.heard(a, Stop) == [Stop()]
-    assert [note.text for note in office.notes("reached")] == ["accuracy 0.9500 reached 0.9"]
+    assert [note.text for note in office.notes(TargetReached)] == ["accuracy 0.9500 reached 0.9"]
 
 
 # ---------------------------------------------------------------- evaluations
@@ -149,7 +150,7 @@ def test_every_epoch_is_evaluated_one_after_the_other() -> None:
     assert office.heard(office.evaluator, Evaluate) == [Evaluate(0)]
     office.evaluated(loss=0.5)
     assert office.heard(office.evaluator, Evaluate) == [Evaluate(0), Evaluate(1, best=0.5)]
-    assert [(note.text, note.values["value"]) for note in office.notes("metric")] == [("loss", 0.5)]
+    assert [note.values for note in office.notes(WeightsMeasured)] == [{"loss": 0.5}]
     office.evaluated(loss=0.4)
     assert len(office.heard(office.evaluator, Evaluate)) == 2
 
@@ -192,14 +193,14 @@ def test_a_snapshot_that_fails_is_noted_and_tried_again_later() -> None:
         office.give(TimePassed())
         effects = office.snapshot("No space left on device")
         assert not [effect for effect in effects if isinstance(effect, PublishSnapshot | End)]
-        assert office.notes("error")[0].text.endswith("could not be written: No space left on device")
+        assert office.remarks("error")[0].endswith("could not be written: No space left on device")
     assert office.machine.wake_at == 30.0
 
 
 def test_a_run_whose_last_snapshot_fails_has_failed() -> None:
     office = finished(evaluate=False)
     office.snapshot("No space left on device")
-    assert office.notes("error")
+    assert office.remarks("error")
     assert end(office).status == "failed"
     assert "No space left on device" in end(office).reason
 

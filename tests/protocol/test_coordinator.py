@@ -21,6 +21,7 @@ from squall.protocol.messages import (
     ViewSeen,
     Welcome,
 )
+from squall.protocol.notes import LeaseEnded, TrainingBegan
 from squall.protocol.replacing import LOST_IN_A_ROW, SOON_S
 from tests.protocol.office import BATCH, Office
 from tests.protocol.steps import kinds, only, sent
@@ -50,9 +51,9 @@ def test_training_begins_with_the_first_replica() -> None:
     assert office.machine.wake_at is None
     office.now = 5.0
     office.join(0)
-    assert office.notes("started")
+    assert office.notes(TrainingBegan)
     office.join(1)
-    assert not office.notes("started")
+    assert not office.notes(TrainingBegan)
     assert office.machine.wake_at == 65.0
 
 
@@ -115,8 +116,8 @@ def test_a_lease_is_recorded_with_what_was_trained_of_it() -> None:
     assert office.trained(a, lease, 10) == []
     office.applied = {a: (Cover(lease.id, 10),)}
     office.lose(a)
-    (note,) = office.notes("lease")
-    assert (note.node, note.values["start"], note.values["stop"], note.values["trained_stop"]) == (a, 0, 20, 10)
+    (note,) = office.notes(LeaseEnded)
+    assert (note.holder, note.lease.start, note.lease.stop, note.done) == (a, 0, 20, 10)
 
 
 # ---------------------------------------------------------------- losses
@@ -144,7 +145,7 @@ def test_a_slot_whose_processes_keep_dying_is_given_up_after_longer_and_longer_p
     assert office.tell(other, LeaseRequest(1)) == []
     assert doom(office, Node("replica", 0), 9) == [0, 1, 2, 4]
     said = f"replica 0 was lost {LOST_IN_A_ROW} times in a row, last: killed by SIGSEGV"
-    assert [note.text for note in office.notes("warning")] == [f"{said}; the others go on without it"]
+    assert office.remarks("warning") == [f"{said}; the others go on without it"]
     assert office.heard(other, Grant), "rounds begin without it"
     assert doom(office, other, 9) == [0, 1, 2, 4]
     assert only(office.snapshot(), End) == End("failed", said.replace("replica 0", "replica 1"), Cause.FAILED)
@@ -182,7 +183,7 @@ def test_the_final_weights_are_not_evaluated_for_ever() -> None:
         if StartMember(node) not in effects:
             office.now = office.machine.wake_at or math.inf
             assert StartMember(node) in office.give(TimePassed())
-    assert "the final weights are not evaluated" in office.notes("warning")[0].text
+    assert "the final weights are not evaluated" in office.remarks("warning")[0]
     office.snapshot()
     assert only(office.effects, End).status == "finished"
 

@@ -6,6 +6,7 @@ from squall.protocol.coordinator import SAVE_WITHIN_S, STOP_WITHIN_S
 from squall.protocol.core import Cause, End, PublishSnapshot, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Cover, Evaluate, NonFinite, Stop, TakeSnapshot
+from squall.protocol.notes import WorkReported
 from tests.protocol.office import Office
 from tests.protocol.steps import kinds, sent
 from tests.protocol.test_closing import end, finished
@@ -38,7 +39,8 @@ def test_a_users_stop_waits_for_nobody_beyond_its_time(evaluating: bool) -> None
 
 def test_a_stop_before_anybody_has_joined() -> None:
     office = Office()
-    assert kinds(office.give(StopRequested("interrupted"))) == ["Note", "Note", "TakeSnapshot", "TakeSnapshot"]
+    effects = office.give(StopRequested("interrupted"))
+    assert kinds(effects) == ["TrainingOver", "SnapshotAsked", "TakeSnapshot", "TakeSnapshot"]
     office.snapshot()
     assert end(office).status == "interrupted"
 
@@ -48,7 +50,7 @@ def test_a_batch_that_stays_bad_ends_the_run_and_is_named() -> None:
     a, b = office.join(0, 1)
     office.tell(a, NonFinite(2, 40, 50, 17, final=False))
     assert not office.heard(b, Stop)
-    assert office.notes("nonfinite")[0].text.endswith("not applied, tried again")
+    assert office.remarks("nonfinite")[0].endswith("not applied, tried again")
     office.tell(a, NonFinite(2, 40, 50, 17, final=True))
     assert office.heard(b, Stop)
     office.leave(a, b)
@@ -114,6 +116,6 @@ def test_work_that_a_closing_snapshot_tells_of_is_not_reported_once_more() -> No
     assert sent(office.give(TimePassed()), TakeSnapshot)
     office.applied[a] = (Cover(lease.id, lease.start + 10),)
     office.lose(a)
-    assert not office.notes("stats")
+    assert not office.notes(WorkReported)
     (published,) = [e for e in office.snapshot(trained=office.applied[a]) if isinstance(e, PublishSnapshot)]
     assert published.progress == {str(lease.id): lease.start + 10}

@@ -12,7 +12,9 @@ from msgspec import UNSET
 
 import squall
 from squall.plan import make_plan
-from squall.protocol.core import Node, Note
+from squall.protocol import messages
+from squall.protocol.core import Node
+from squall.protocol.notes import BatchLeftOut, LeaseEnded, TrainingBegan, WeightsMeasured
 from squall.record import Lease, Metric, Progress, Skip
 from squall.report import Reader, summarize
 from squall.runtime.job import Job, private_job
@@ -73,15 +75,13 @@ def test_a_snapshot_of_an_older_version_has_those_of_its_ledger(resumed: Callabl
 def test_a_label_knows_its_epoch_and_a_report_what_was_trained(resumed: Callable[..., Job]) -> None:
     job = resumed(examples=(20, 30))
     host = CoordinatorHost(job, Nobody())
-    given_back = {"lease": 1, "epoch": 0, "start": 40, "stop": 100}
-    again = {"lease": 2, "epoch": 0, "start": 40, "stop": 100}
     for note in (
-        Note("started"),
-        Note("skip", node=R0, values={**given_back, "stop": 50}),
-        Note("lease", node=R0, values={**given_back, "granted_s": 1.0, "trained_stop": 40}),
+        TrainingBegan(),
+        BatchLeftOut(R0, messages.Skip(1, 0, 40, 50)),
+        LeaseEnded(messages.Lease(1, 0, 40, 100), R0, 1.0, 40),
         metric(examples=20 + 59),  # and 20 are left out
-        Note("skip", node=R0, values={**again, "start": 90}),
-        Note("lease", node=R0, values={**again, "granted_s": 1.0, "trained_stop": 100}),
+        BatchLeftOut(R0, messages.Skip(2, 0, 90, 100)),
+        LeaseEnded(messages.Lease(2, 0, 40, 100), R0, 1.0, 100),
         metric(examples=20 + 50),  # and 30
     ):
         host.perform(note, 1.0)
@@ -93,5 +93,5 @@ def test_a_label_knows_its_epoch_and_a_report_what_was_trained(resumed: Callable
         assert [(row.lease, row.trained_stop) for row in reader.rows(Lease)] == [(0, 40), (1, 40), (2, 100)]
 
 
-def metric(examples: int) -> Note:
-    return Note("metric", "loss", values={"updates": 5, "examples": examples, "age_s": 0.0, "value": 1.0})
+def metric(examples: int) -> WeightsMeasured:
+    return WeightsMeasured({"loss": 1.0}, messages.Weights(5, examples, 0.0))

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 import squall
 from squall.plan import make_plan
-from squall.protocol.core import End, Event, Node, Note, PublishSnapshot
+from squall.protocol.core import End, Event, Node, PublishSnapshot
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats
+from squall.protocol.notes import SnapshotAsked, TrainingBegan, TrainingOver, WorkReported
 from squall.record import Lease, Progress
 from squall.report import Reader, audit
 from squall.run import Run
@@ -147,8 +148,8 @@ def test_the_last_snapshot_finds_all_that_it_holds_in_the_record(
     monkeypatch.setattr(Snapshots, "publish", looked_at)
     ledger = {"next_id": 1, "held": {"0": [0, 0, 16, 48, 0]}}
     for effect in (
-        Note("started"), Note("stats", node=Node("replica", 0), stats=Stats(16, 1)), Note("trained"),
-        Note("asked", values={"number": 1}), PublishSnapshot(1, ledger, (2,), (32,), {"0": 32}, (0,), final=True),
+        TrainingBegan(), WorkReported(Node("replica", 0), Stats(16, 1)), TrainingOver(),
+        SnapshotAsked(1), PublishSnapshot(1, ledger, (2,), (32,), {"0": 32}, (0,), final=True),
         End("interrupted"),
     ):  # fmt: skip
         host.perform(effect, 1.0)

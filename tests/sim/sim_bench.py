@@ -13,6 +13,7 @@ from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
+from squall.protocol.notes import WorkReported
 from squall.protocol.replica import Replica
 from squall.protocol.shard import Shard
 from squall.sim.proof.invariants import Auditor
@@ -127,7 +128,7 @@ class Bench(Stage):
         size, n = self.batch_size, self.leases.examples
         wanted = [(e, start, min(start + size, n)) for e in range(epochs) for start in range(0, n, size)]
         assert self.whole() == Counter(wanted)
-        assert sum(note.stats.examples for note in self.notes if note.stats is not None) == epochs * n
+        assert sum(report.stats.examples for report in self.noted(WorkReported)) == epochs * n
 
     def expect_nothing_lost(self) -> None:
         """What a run resumed from any of the snapshots would not train again is in every shard's file."""

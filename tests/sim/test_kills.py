@@ -10,6 +10,7 @@ import torch
 from squall.protocol.coordinator import STOP_WITHIN_S
 from squall.protocol.core import Compute, Node, Started, WriteSnapshot
 from squall.protocol.leases import Limits
+from squall.protocol.notes import MemberDied, Remark, WeightsMeasured
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network
@@ -80,8 +81,8 @@ def test_the_evaluator_killed_at_any_event(name: str) -> None:
         bench = small(name).go({event: kill_evaluator})
         assert bench.end.status == "finished"
         bench.expect_all_trained()
-        final = [note for note in bench.notes if note.kind == "metric"][-1]
-        assert final.values["updates"] == bench.shards[0].version
+        final = bench.noted(WeightsMeasured)[-1]
+        assert final.weights.updates == bench.shards[0].version
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -138,7 +139,7 @@ def test_a_replica_that_keeps_dying_is_given_up_and_the_others_go_on(name: str, 
     bench.world.trace = doom
     bench.go()
     said = f"replica 1 was lost {LOST_IN_A_ROW} times in a row, last: killed by SIGSEGV; the others go on without it"
-    assert [note.text for note in bench.notes if note.kind == "warning"] == [said]
+    assert [remark.text for remark in bench.noted(Remark) if remark.kind == "warning"] == [said]
     assert bench.end.status == "finished"
     bench.expect_all_trained(3)
 
@@ -149,7 +150,7 @@ def test_deaths_between_finished_batches_are_not_in_a_row() -> None:
 
     bench = Bench(RECIPES["downpour"], network=CLEAN, examples=2000, notice_s=0.002)
     bench.go(dict.fromkeys(range(300, 3300, 300), act))
-    assert sum(note.kind == "lost" for note in bench.notes) > LOST_IN_A_ROW
+    assert len(bench.noted(MemberDied)) > LOST_IN_A_ROW
     assert bench.end.status == "finished"
     bench.expect_all_trained()
 
@@ -193,9 +194,8 @@ def test_a_batch_that_fails_once_is_tried_again(name: str) -> None:
         bench.go()
         assert bench.end.status == "finished"
         bench.expect_all_trained()
-        assert [note.text.rpartition("; ")[2] for note in bench.notes if note.kind == "nonfinite"] == [
-            "not applied, tried again"
-        ]
+        (remark,) = bench.noted(Remark)
+        assert remark.text.endswith("; not applied, tried again")
 
 
 @pytest.mark.parametrize("name", RECIPES)

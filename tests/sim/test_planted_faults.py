@@ -22,7 +22,6 @@ from squall.protocol.core import (
     LoopLeft,
     MessageArrived,
     Node,
-    Note,
     PublishSnapshot,
     Send,
     SnapshotWritten,
@@ -33,6 +32,7 @@ from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Calculation, Cover, Evaluated, Exchange, Frame, ViewSeen, covered
+from squall.protocol.notes import LeaseEnded
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
@@ -212,7 +212,7 @@ def rows_behind_the_snapshot(original: Any, coordinator: LeaseCoordinator, event
     """What ended is told when the next snapshot is there."""
     effects: list[Effect] = original(coordinator, event, now)
     put_off = coordinator.__dict__.setdefault("put_off", [])
-    put_off += [effect for effect in effects if isinstance(effect, Note) and effect.kind == "lease"]
+    put_off += [effect for effect in effects if isinstance(effect, LeaseEnded)]
     effects = [effect for effect in effects if effect not in put_off]
     if any(isinstance(effect, PublishSnapshot) for effect in effects):
         effects += put_off

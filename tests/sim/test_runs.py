@@ -7,8 +7,9 @@ from typing import Literal
 import pytest
 import torch
 
-from squall.protocol.core import Compute, Effect, Event, Node, Note
+from squall.protocol.core import Compute, Effect, Event, Node
 from squall.protocol.leases import Limits
+from squall.protocol.notes import Remark, WeightsMeasured, WorkReported
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network
 from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Recipe, Synchronous
@@ -50,7 +51,7 @@ def test_every_example_of_every_epoch_is_applied_once_by_every_shard(name: str, 
         for shard in bench.shards:
             assert sum(len(applied.gradients) for applied in shard.applied) == 12
         assert bench.computed == 12
-        reported = [note.stats for note in bench.notes if note.stats is not None]
+        reported = [report.stats for report in bench.noted(WorkReported)]
         assert sum(stats.examples for stats in reported) == 44
         assert sum(stats.batches for stats in reported) == 12
 
@@ -81,7 +82,7 @@ def test_a_dropped_push_is_trained_again_by_whoever_asks_and_counts_once() -> No
         bench.go()
         bench.expect_all_trained()
         assert bench.computed > 50, "some were dropped"
-        assert sum(note.stats.examples for note in bench.notes if note.stats is not None) == 200
+        assert sum(report.stats.examples for report in bench.noted(WorkReported)) == 200
 
 
 @pytest.mark.parametrize("late", ["drop", "fold"])
@@ -98,8 +99,8 @@ def test_reported_staleness_is_what_the_shards_applied(name: str) -> None:
     bench = Bench(RECIPES[name], network=NETWORKS["faulty"], seed=1, examples=100).go()
     measured = Counter(applied.staleness for shard in bench.shards for applied in shard.applied)
     reported: Counter[int] = Counter()
-    for note in bench.notes:
-        reported.update(note.stats.staleness if note.stats is not None else {})
+    for report in bench.noted(WorkReported):
+        reported.update(report.stats.staleness)
     assert reported == measured
     assert sum(measured.values()) >= 16
 
@@ -149,7 +150,7 @@ def test_push_every_sums_the_batches_between_two_pushes() -> None:
     recipe = Downpour(replicas=1, push_every=4, fetch_every=2).recipe()
     bench = Bench(recipe, network=NETWORKS["none"], examples=64, limits=Limits(epochs=1)).go()
     assert [len(applied.gradients) for applied in bench.shards[0].applied] == [4, 4, 4, 4]
-    stats = [note.stats for note in bench.notes if note.stats is not None]
+    stats = [report.stats for report in bench.noted(WorkReported)]
     assert sum(s.pushes for s in stats) == 4
     assert sum(s.fetches for s in stats) == 8  # every second batch; the first weights do not count
 
@@ -187,7 +188,7 @@ def test_limits() -> None:
     until.metrics = lambda: {"loss": next(falling)}
     until.go()
     assert until.end.reason == "loss 0.2000 reached 0.3"
-    values = [note.values["value"] for note in until.notes if note.kind == "metric"]
+    values = [note.values["loss"] for note in until.noted(WeightsMeasured)]
     assert values[:3] == [0.9, 0.5, 0.2]
     assert values[-1] == 0.1  # the final weights are evaluated as well
 
@@ -208,8 +209,7 @@ def test_a_snapshot_that_fails_is_noted_and_training_goes_on() -> None:
     bench = Bench(RECIPES["downpour"], network=NETWORKS["clean"], examples=50, snapshot_every_s=0.03)
     bench.disk = lambda number: "no space left on device" if number == 1 else ""
     bench.go()
-    errors = [note for note in bench.notes if note.kind == "error"]
-    assert [note.text for note in errors] == ["snapshot 1 could not be written: no space left on device"]
+    assert bench.noted(Remark) == [Remark("error", "snapshot 1 could not be written: no space left on device")]
     assert [manifest.number for manifest in bench.published][:2] == [2, 3]
     assert bench.end.status == "finished"
     bench.expect_all_trained()
@@ -217,9 +217,9 @@ def test_a_snapshot_that_fails_is_noted_and_training_goes_on() -> None:
 
 def test_evaluations_are_of_newer_weights_each_time_and_the_last_of_all_that_was_trained() -> None:
     bench = Bench(RECIPES["downpour"], network=NETWORKS["faulty"], seed=2, examples=50, evaluate_every_s=0.02).go()
-    answers: list[Note] = [note for note in bench.notes if note.kind == "metric"]
+    answers = bench.noted(WeightsMeasured)
     assert len(answers) >= 5
-    updates = [note.values["updates"] for note in answers]
+    updates = [note.weights.updates for note in answers]
     assert updates == sorted(updates)
-    assert answers[-1].values["updates"] == bench.shards[0].version
-    assert answers[-1].values["examples"] == bench.coordinator.trained
+    assert answers[-1].weights.updates == bench.shards[0].version
+    assert answers[-1].weights.examples == bench.coordinator.trained

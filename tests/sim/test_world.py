@@ -18,7 +18,6 @@ from squall.protocol.core import (
     MemberLost,
     MessageArrived,
     Node,
-    Note,
     Send,
     Started,
     StopRequested,
@@ -26,6 +25,7 @@ from squall.protocol.core import (
 )
 from squall.protocol.link import RESEND_AFTER_S, Linked
 from squall.protocol.messages import Join, Stop
+from squall.protocol.notes import TrainingOver
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network, World
 from squall.strategies import Downpour, Synchronous
@@ -144,12 +144,12 @@ def test_a_process_whose_work_is_over_is_not_lost() -> None:
 
 
 def test_news_from_outside_reach_the_machine() -> None:
-    machine, hands = Script({StopRequested: [Note("stopping"), End("interrupted")]}), Hands(StopRequested("ctrl-c"))
+    machine, hands = Script({StopRequested: [TrainingOver(), End("interrupted")]}), Hands(StopRequested("ctrl-c"))
     world = World()
     world.add(COORDINATOR, Linked(machine), hands)
     world.run()
     assert [type(event) for _, event in machine.seen] == [Started, StopRequested]
-    assert [type(effect) for effect in hands.done] == [Note, End]
+    assert [type(effect) for effect in hands.done] == [TrainingOver, End]
 
 
 def test_timers_do_not_pile_up() -> None:

@@ -19,6 +19,7 @@ from enum import StrEnum
 
 import msgspec
 
+from squall.protocol import notes
 from squall.protocol.best import Best, Goal, Verdict
 from squall.protocol.core import (
     Cause,
@@ -29,7 +30,6 @@ from squall.protocol.core import (
     MemberLost,
     MessageArrived,
     Node,
-    Note,
     Send,
     Started,
     StartMember,
@@ -180,7 +180,7 @@ class Coordinator(ABC):
                 self._on_view_seen(now, effects)
             case Left():
                 self._on_work(sender, message, now, effects)
-                effects.append(Note("member", "left", node=sender))
+                effects.append(notes.MemberLeft(sender))
                 self._depart(sender, effects)
             case Logged():
                 self._obey(self._evaluations.logged(message, effects), now, effects)
@@ -214,7 +214,7 @@ class Coordinator(ABC):
 
     def _on_join(self, node: Node, pid: int, now: float, effects: list[Effect]) -> None:
         self._replacing.joined(node, now)
-        effects.append(Note("member", f"joined {pid}", node=node))
+        effects.append(notes.MemberJoined(node, pid))
         if node.role == "evaluator":
             self._evaluations.replaced(node, effects)
         elif self.phase is not Phase.RUNNING:
@@ -262,12 +262,12 @@ class Coordinator(ABC):
         self._ends_at = _after(now, self.policy.seconds)
         self._snapshot_at = _after(now, self.policy.snapshot_every_s)
         self._evaluate_at = _after(now, self.policy.evaluate_every_s if self.policy.evaluate else None)
-        effects.append(Note("started", "training began"))
+        effects.append(notes.TrainingBegan())
 
     def _on_lost(self, node: Node, why: str, now: float, effects: list[Effect]) -> None:
         if self.phase is Phase.ENDED:
             return
-        effects.append(Note("lost", f"{node.role} {node.index}: {why}", node=node))
+        effects.append(notes.MemberDied(node, why))
         if node.role == "shard":
             self._fail(f"shard {node.index} was lost ({why})", effects)
             return
@@ -285,7 +285,7 @@ class Coordinator(ABC):
         if node.role == "replica" and hopeless:
             self._give_slot_up(node, text, now, effects)
         elif hopeless and ends:
-            effects.append(Note("warning", f"{text}; the final weights are not evaluated"))
+            effects.append(notes.Remark("warning", f"{text}; the final weights are not evaluated"))
             self._close_with_snapshot(now, effects)
         else:
             self._replacing.replace(node, now)
@@ -297,7 +297,7 @@ class Coordinator(ABC):
         """Nobody takes this replica's place any more; without any replica the run ends."""
         self._replacing.given_up[node.index] = None
         if len(self._replacing.given_up) < self.policy.replicas:
-            effects.append(Note("warning", f"{text}; the others go on without it"))
+            effects.append(notes.Remark("warning", f"{text}; the others go on without it"))
             self._proceed(now, effects)
         else:
             self.error = text
@@ -306,18 +306,17 @@ class Coordinator(ABC):
     def _start_due(self, now: float, effects: list[Effect]) -> None:
         for node in self._replacing.take_due(now):
             if node.role == "evaluator" or self.phase is Phase.RUNNING:
-                effects.append(StartMember(node))
-                effects.append(Note("replaced", f"{node.role} {node.index}", node=node))
+                effects += [StartMember(node), notes.MemberReplaced(node)]
 
     def _note_stats(self, node: Node, stats: Stats, effects: list[Effect]) -> None:
         # What comes after the last snapshot's ledger is not in it, so that a resumed run tells it.
         if (stats.exchanges or stats.batches) and not self._last_snapshot:
-            effects.append(Note("stats", node=node, stats=stats))
+            effects.append(notes.WorkReported(node, stats))
 
     def _on_non_finite(self, sender: Node, message: NonFinite, now: float, effects: list[Effect]) -> None:
         batch = f"examples {message.start} to {message.stop} of epoch {message.epoch} (lease {message.lease})"
         text = f"replica {sender.index}: NaN or Inf in the loss or gradient of {batch}"
-        effects.append(Note("nonfinite", text + (", twice" if message.final else "; not applied, tried again")))
+        effects.append(notes.Remark("nonfinite", text + (", twice" if message.final else "; not applied, tried again")))
         if message.final and not self.error:  # the first that fails is the one to look at
             self._failure = "nonfinite"
             self.error = text + ", and again when it was tried a second time; the weights before it are kept"
@@ -341,7 +340,7 @@ class Coordinator(ABC):
         if verdict is None or self.phase is not Phase.RUNNING:
             return False
         if verdict[0] is Cause.REACHED:
-            effects.append(Note("reached", verdict[1]))
+            effects.append(notes.TargetReached(verdict[1]))
         self._stop(*verdict, now, effects)
         return True
 
@@ -398,7 +397,7 @@ class Coordinator(ABC):
     def _after_stopping(self, now: float, effects: list[Effect]) -> None:
         self._deadline = None
         if self.phase is Phase.STOPPING:
-            effects.append(Note("trained"))
+            effects.append(notes.TrainingOver())
         if self.policy.evaluate and not self._hurried:
             self.phase = Phase.EVALUATING
             self._evaluations.ask(effects)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-from squall.protocol.messages import Calculation, Factors, Frame, Message, Stats
+from squall.protocol.messages import Calculation, Factors, Frame, Message
 
 
 class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
@@ -163,6 +163,7 @@ class VectorsCalculated(Event, frozen=True, gc=False):
 
 
 # ---------------------------------------------------------------- effects: imperative
+# Those that tell something for the run's record are in `notes`.
 
 
 class Effect(msgspec.Struct, frozen=True, gc=False):
@@ -349,18 +350,6 @@ class End(Effect, frozen=True, gc=False):
     status: str  # "finished" | "interrupted" | "failed" | "nonfinite" (a batch gave NaN or Inf twice)
     reason: str = ""  # or what went wrong
     cause: Cause = Cause.FAILED  # of a whole run's end
-
-
-class Note(Effect, frozen=True, gc=False):
-    """A row for the run's record."""
-
-    # "member", "lease", "skip", "metric", "stats", "asked" (for a snapshot), "trained", "iteration",
-    # or an event kind of `squall.record.Event`
-    kind: str
-    text: str = ""  # for people; of a metric its name
-    node: Node | None = None
-    stats: Stats | None = None
-    values: dict[str, float] = {}
 
 
 class Machine(Protocol):

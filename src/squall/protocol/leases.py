@@ -8,13 +8,13 @@ so every example of an epoch is trained, and only what was lost between a replic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from squall.protocol.core import Cause, Node
 from squall.protocol.ledger import Ledger, Range, size, without
 from squall.protocol.messages import Lease
+from squall.protocol.notes import LeaseEnded
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -32,15 +32,6 @@ class _Held:
         self.holder = holder
         self.done = lease.start  # examples before this are applied by all shards
         self.granted_s = now
-
-
-class Ended(NamedTuple):
-    """A lease that is over: [lease.start, done) was trained."""
-
-    lease: Lease
-    holder: Node
-    granted_s: float
-    done: int
 
 
 class Leases:
@@ -121,7 +112,7 @@ class Leases:
 
     # ------------------------------------------------------------ ending
 
-    def done(self, lease: int, upto: int, holder: Node) -> Ended | None:
+    def done(self, lease: int, upto: int, holder: Node) -> LeaseEnded | None:
         """Examples of the lease up to `upto` are applied by all shards. Returns the lease once it is over.
 
         A report about a lease that the sender no longer holds changes nothing: it was dealt again.
@@ -137,14 +128,14 @@ class Leases:
             return None
         return self._end(held)
 
-    def give_back(self, holder: Node) -> list[Ended]:
+    def give_back(self, holder: Node) -> list[LeaseEnded]:
         """The holder is gone: what it has not trained goes to the front of the queue."""
         ended = [self._end(held) for held in list(self.held.values()) if held.holder == holder]
         for lease in ended:
             self._return(lease)
         return ended
 
-    def drop(self, lease: int, holder: Node) -> Ended | None:
+    def drop(self, lease: int, holder: Node) -> LeaseEnded | None:
         """The holder's work on it came to nothing: what is left of the lease goes to the front of the queue."""
         held = self.held.get(lease)
         if held is None or held.holder != holder:
@@ -155,17 +146,17 @@ class Leases:
             self._dropped_by[Range(ended.lease.epoch, ended.done, ended.lease.stop)] = holder
         return ended
 
-    def _return(self, ended: Ended) -> None:
+    def _return(self, ended: LeaseEnded) -> None:
         if ended.done < ended.lease.stop:
             self.returned.append(Range(ended.lease.epoch, ended.done, ended.lease.stop))
             self.returned.sort()
 
-    def _end(self, held: _Held) -> Ended:
+    def _end(self, held: _Held) -> LeaseEnded:
         del self.held[held.lease.id]
         self._held_of[held.lease.epoch] -= 1
         if not self._held_of[held.lease.epoch]:
             del self._held_of[held.lease.epoch]
-        return Ended(held.lease, held.holder, held.granted_s, held.done)
+        return LeaseEnded(held.lease, held.holder, held.granted_s, held.done)
 
     # ------------------------------------------------------------ questions
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from squall.protocol.coordinator import Coordinator, Phase, Policy
-from squall.protocol.core import Cause, Effect, Node, Note, Send
+from squall.protocol.core import Cause, Effect, Node, Send
 from squall.protocol.dealing import Dealer, Dealing
-from squall.protocol.leases import Ended, Leases
+from squall.protocol.leases import Leases
 from squall.protocol.membership import Covers, common
 from squall.protocol.messages import (
     Cover,
@@ -21,6 +21,7 @@ from squall.protocol.messages import (
     SkipNoted,
     Stats,
 )
+from squall.protocol.notes import BatchLeftOut, LeaseEnded
 
 
 class LeaseCoordinator(Coordinator):
@@ -52,11 +53,10 @@ class LeaseCoordinator(Coordinator):
                     self._answer(sender, now, effects)
             case Progress(covers, stats) | Left(covers, stats):
                 self._on_progress(sender, covers, stats, now, effects)
-            case Skip(lease, epoch, start, stop):
+            case Skip(lease, _, start, stop):
                 if sender in self.members.live:
                     self._skips.setdefault(lease, []).append((start, stop))
-                    values: dict[str, float] = {"lease": lease, "epoch": epoch, "start": start, "stop": stop}
-                    effects += [Note("skip", node=sender, values=values), Send(sender, SkipNoted())]
+                    effects += [BatchLeftOut(sender, message), Send(sender, SkipNoted())]
             case Dropped(lease):
                 self._close(self.leases.drop(lease, sender), effects)
                 self._proceed(now, effects)
@@ -139,13 +139,7 @@ class LeaseCoordinator(Coordinator):
                 self._evaluations.ask(effects)
         self._look_for_end(now, effects)
 
-    def _close(self, ended: Ended | None, effects: list[Effect]) -> None:
-        if ended is None:
-            return
-        lease, holder, granted_s, done = ended
-        self._skips.pop(lease.id, None)
-        values: dict[str, float] = {
-            "lease": lease.id, "epoch": lease.epoch, "start": lease.start, "stop": lease.stop,
-            "granted_s": granted_s, "trained_stop": done,
-        }  # fmt: skip
-        effects.append(Note("lease", node=holder, values=values))
+    def _close(self, ended: LeaseEnded | None, effects: list[Effect]) -> None:
+        if ended is not None:
+            self._skips.pop(ended.lease.id, None)
+            effects.append(ended)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from squall.protocol.best import Best, Verdict
-from squall.protocol.core import Effect, Node, Note, PublishSnapshot, Send
-from squall.protocol.messages import Evaluate, Evaluated, Logged, SnapshotTaken, TakeSnapshot, Weights
+from squall.protocol.core import Effect, Node, PublishSnapshot, Send
+from squall.protocol.messages import Evaluate, Evaluated, Logged, SnapshotTaken, TakeSnapshot
+from squall.protocol.notes import Remark, SnapshotAsked, WeightsMeasured
 
 Extend = Callable[[dict[str, object], dict[str, int]], dict[str, object]]
 
@@ -32,7 +33,7 @@ class Evaluations:
 
     def logged(self, message: Logged, effects: list[Effect]) -> Verdict:
         """Results that a user's script has measured itself."""
-        _note(message.values, message.weights, effects)
+        effects.append(WeightsMeasured(message.values, message.weights))
         return self.best.judge(message.values)
 
     def replaced(self, evaluator: Node, effects: list[Effect]) -> None:
@@ -48,16 +49,10 @@ class Evaluations:
 
     def answered(self, message: Evaluated, effects: list[Effect]) -> Verdict:
         self.under_way = None
-        _note(message.values, message.weights, effects)
+        effects.append(WeightsMeasured(message.values, message.weights))
         if message.error:
-            effects.append(Note("error", f"the best weights could not be kept: {message.error}"))
+            effects.append(Remark("error", f"the best weights could not be kept: {message.error}"))
         return self.best.judge(message.values, kept=not message.error)
-
-
-def _note(values: dict[str, float], weights: Weights, effects: list[Effect]) -> None:
-    of: dict[str, float] = {"updates": weights.updates, "examples": weights.examples, "age_s": weights.age_s}
-    effects.extend(Note("metric", name, values={**of, "value": value}) for name, value in values.items())
-    effects.append(Note("evaluated"))
 
 
 class Snapshots:
@@ -87,7 +82,7 @@ class Snapshots:
     def take(self, ledger: dict[str, object], effects: list[Effect]) -> None:
         assert not self.under_way
         self.newest += 1
-        effects.append(Note("asked", values={"number": self.newest}))
+        effects.append(SnapshotAsked(self.newest))
         self._answers = {}
         self._ledger = ledger
         effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in self._shards)
@@ -108,7 +103,7 @@ class Snapshots:
         self._answers = None
         self.failure = next((answer.error for answer in answers if answer.error), "")
         if self.failure:
-            effects.append(Note("error", f"snapshot {self.newest} could not be written: {self.failure}"))
+            effects.append(Remark("error", f"snapshot {self.newest} could not be written: {self.failure}"))
         else:
             versions = tuple(answer.version for answer in answers)
             progress = _common(answers)

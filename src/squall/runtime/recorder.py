@@ -6,14 +6,15 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from squall.protocol.core import Effect, End, Event, Node, Note, Payload, PublishSnapshot, StartMember
+from squall.protocol import notes
+from squall.protocol.core import Effect, End, Event, Node, Payload, PublishSnapshot, StartMember
 from squall.protocol.ledger import Ledger
-from squall.protocol.messages import Stats
+from squall.protocol.messages import Stats, Weights
 from squall.record import Event as EventRow
 from squall.record import Extra, Lease, Member, Metric, Progress, RecordError, Skip, Staleness, State
 from squall.runtime.divergence import Divergence
@@ -62,7 +63,6 @@ class CoordinatorHost(QuietHost):
         self._stepped = False
         self._complained = False  # that the record cannot be written
         self._unpublished = ""  # why the newest snapshot could not be made visible
-        self._evaluation: dict[str, float] = {}  # that is being noted
         self._asked_s = 0.0  # training time when the snapshot under way was asked for
         plan, method = job.plan, job.recipe.batch
         facts = {
@@ -125,9 +125,12 @@ class CoordinatorHost(QuietHost):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         self._now = self._clock() if self._clock is not None else now
+        if isinstance(effect, notes.Note):
+            self._note(effect)
+            if isinstance(effect, notes.Urgent):
+                self._commit(force=True)
+            return None
         match effect:
-            case Note():
-                self._note(effect)
             case StartMember(node):
                 self._channel.start(node)
             case PublishSnapshot():
@@ -148,40 +151,47 @@ class CoordinatorHost(QuietHost):
         until = at if self._stopped is None else min(at, self._stopped)
         return self._trained_s + max(0.0, until - self._begun)
 
-    def _note(self, note: Note) -> None:
-        match note.kind:
-            case "stats":
-                assert note.stats is not None
-                assert note.node is not None
-                self._stats(note.node, note.stats)
-            case "lease":
+    def _note(self, note: notes.Note) -> None:
+        match note:
+            case notes.WorkReported(node, stats):
+                self._stats(node, stats)
+            case notes.LeaseEnded():
                 self._lease(note)
-            case "skip":
-                self._skip(note)
-            case "asked":
+            case notes.BatchLeftOut(node, batch):
+                skip = Skip(batch.lease, batch.epoch, batch.start, batch.stop, node.index)
+                self._left_out.add(skip)
+                self._record.add(skip)
+            case notes.WeightsMeasured(values, weights):
+                self._measured(values, weights)
+            case notes.IterationDone(number, loss, trained):
+                epoch = trained // self._job.task.examples
+                self._record.add(Metric(self.training_s, epoch, trained, number, "objective", loss))
+            case notes.SnapshotAsked(number):
                 self._asked_s = self.training_s
                 self._record.seal()
-                self._leases.asked(int(note.values["number"]))
+                self._leases.asked(number)
                 self._reports.asked(self._asked_s)
-            case "metric":
-                self._metric(note)
-            case "evaluated":
-                evaluation, self._evaluation = self._evaluation, {}
-                self._channel.evaluated(evaluation)
-            case "iteration":
-                self._iteration(note.values)
-            case "member":
-                self._member(note)
-            case "trained":
-                self._stopped = self._now
-            case "started":
+            case notes.TrainingBegan():
                 self._begun = self._now
-                self._event("started", note.text)
+                self._event("started", "training began")
+            case notes.TrainingOver():
+                self._stopped = self._now
+            case notes.MemberJoined(node, pid):
+                self._member(node, "joined", pid=pid)
+            case notes.MemberLeft(node):
+                self._member(node, "left")
+            case notes.MemberDied(node, why):
+                text = f"{node.role} {node.index}: {why}"
+                self._member(node, "lost", text)
+                self._event("lost", text)
+            case notes.MemberReplaced(node):
+                self._event("replaced", f"{node.role} {node.index}")
+            case notes.TargetReached(text):
+                self._event("reached", text)
+            case notes.Remark(kind, text):
+                self._event(kind, text)
             case _:
-                self._event(note.kind, note.text)
-                if note.kind == "lost" and note.node is not None:
-                    self._record.add(Member(str(note.node), 0, self.training_s, "lost", note.text))
-                self._commit(force=True)
+                assert_never(note)
 
     def _stats(self, node: Node, stats: Stats) -> None:
         now, bytes_each = self.training_s, 0 if self._job.strategy.in_process else 4 * self._job.layout.length
@@ -202,35 +212,27 @@ class CoordinatorHost(QuietHost):
         for staleness, count in sorted(stats.staleness.items()):
             self._record.add(Staleness(now, node.index, staleness, count))
 
-    def _lease(self, note: Note) -> None:
-        assert note.node is not None
-        values = note.values
-        granted = values["granted_s"] - (self._begun or 0.0) + self._trained_s
+    def _lease(self, ended: notes.LeaseEnded) -> None:
+        dealt, holder = ended.lease, ended.holder
+        granted = ended.granted_s - (self._begun or 0.0) + self._trained_s
         lease = Lease(
-            int(values["lease"]), int(values["epoch"]), int(values["start"]), int(values["stop"]), note.node.index,
-            note.node.incarnation, max(0.0, granted), self.training_s, int(values["trained_stop"]),
+            dealt.id, dealt.epoch, dealt.start, dealt.stop, holder.index, holder.incarnation, max(0.0, granted),
+            self.training_s, ended.done,
         )  # fmt: skip
         if self._left_out.ended(lease):  # its number is needed
             self._record.add(lease)
         else:
             self._leases.add(lease)
 
-    def _skip(self, note: Note) -> None:
-        assert note.node is not None
-        skip = Skip(**{name: int(value) for name, value in note.values.items()}, replica=note.node.index)
-        self._left_out.add(skip)
-        self._record.add(skip)
-
-    def _metric(self, note: Note) -> None:
-        values = note.values
-        at = self._evaluation.get("time_s", self._training_s(self._now - values["age_s"]))  # one for all its metrics
-        examples, updates = int(values["examples"]), int(values["updates"])
-        epoch = (examples + self._left_out.examples) // self._job.task.examples
-        self._record.add(Metric(at, epoch, examples, updates, note.text, values["value"]))
-        label = {"time_s": at, "epoch": epoch, "examples": examples, "updates": updates}
-        self._evaluation |= label | {note.text: values["value"]}
-        if note.text == "loss":
-            self._judge(self._divergence.measured(values["value"]))
+    def _measured(self, values: dict[str, float], weights: Weights) -> None:
+        epoch = (weights.examples + self._left_out.examples) // self._job.task.examples
+        at = self._training_s(self._now - weights.age_s)
+        for name, value in values.items():
+            self._record.add(Metric(at, epoch, weights.examples, weights.updates, name, value))
+        if "loss" in values:
+            self._judge(self._divergence.measured(values["loss"]))
+        told = {"time_s": at, "epoch": epoch, "examples": weights.examples, "updates": weights.updates, **values}
+        self._channel.evaluated(told)
 
     def _judge(self, changed: bool) -> None:
         """It is told when it begins, and again when a run that had recovered diverges anew."""
@@ -238,14 +240,8 @@ class CoordinatorHost(QuietHost):
             self._record.add(State("diverged", self._divergence.text))
             self._event("diverged", self._divergence.text or "no more: the loss is as it was at first, or less")
 
-    def _iteration(self, values: dict[str, float]) -> None:
-        examples, number = int(values["trained"]), int(values["number"])
-        epoch = examples // self._job.task.examples
-        self._record.add(Metric(self.training_s, epoch, examples, number, "objective", values["loss"]))
-
-    def _member(self, note: Note) -> None:
-        change, _, pid = note.text.partition(" ")
-        self._record.add(Member(str(note.node), int(pid or 0), self.training_s, change, ""))
+    def _member(self, node: Node, change: str, why: str = "", pid: int = 0) -> None:
+        self._record.add(Member(str(node), pid, self.training_s, change, why))
 
     def _publish(self, effect: PublishSnapshot) -> None:
         self._record.add(State("updates", str(max(effect.versions))))

@@ -20,7 +20,6 @@ from squall.protocol.core import (
     GradientComputed,
     KeepWeights,
     Node,
-    Note,
     Payload,
     PublishSnapshot,
     SnapshotWritten,
@@ -28,7 +27,8 @@ from squall.protocol.core import (
     Term,
     WriteSnapshot,
 )
-from squall.protocol.messages import Lease, Stats
+from squall.protocol.messages import Lease, Stats, Weights
+from squall.protocol.notes import Note, Remark, SnapshotAsked, TrainingBegan, WeightsMeasured, WorkReported
 from squall.protocol.tally import added
 from squall.runtime.backward import resolve_device
 from squall.runtime.best import keep
@@ -118,7 +118,7 @@ class Sequential:
         self._host.perform(end, self._clock())
 
     def _train(self) -> End:
-        self._note("started", "training began")
+        self._note(TrainingBegan())
         began = snapshot_at = evaluated_at = self._clock()
         epochs = self._leases.epochs_done()
         while (lease := self._leases.take(_REPLICA, 1, self._clock())) is not None:
@@ -154,20 +154,17 @@ class Sequential:
         if not answer.finite:
             batch = f"examples {lease.start} to {lease.stop} of epoch {lease.epoch} (lease {lease.id})"
             text = f"NaN or Inf in the loss or gradient of {batch}"
-            self._note("nonfinite", f"{text}; not applied, tried again")
+            self._note(Remark("nonfinite", f"{text}; not applied, tried again"))
             answer = self._compute(effect)
             if not answer.finite:
-                self._note("nonfinite", f"{text}, twice")
+                self._note(Remark("nonfinite", f"{text}, twice"))
                 return f"{text}, and again when it was tried a second time; the weights before it are kept"
         self._updates += 1
         self._replica.attach(Payload("gradient", _REPLICA, 0, self._updates))
         self._shard.perform(Apply((Term(_REPLICA, 0, 1.0, self._updates),), 1.0, self._updates), 0.0)
         ended = self._leases.done(lease.id, lease.stop, _REPLICA)
         assert ended is not None
-        self._note("lease", values={
-            "lease": lease.id, "epoch": lease.epoch, "start": lease.start, "stop": lease.stop,
-            "granted_s": ended.granted_s, "trained_stop": lease.stop,
-        })  # fmt: skip
+        self._note(ended)
         examples, tally = lease.stop - lease.start, self._tally
         self._tally = Stats(
             tally.examples + examples, tally.batches + 1, tally.loss_sum + examples * answer.loss,
@@ -184,7 +181,7 @@ class Sequential:
         return answer
 
     def _report(self, now: float) -> None:
-        self._host.perform(Note("stats", node=_REPLICA, stats=self._tally), now)
+        self._host.perform(WorkReported(_REPLICA, self._tally), now)
         self._host.poll()
         self._tally = Stats()
         self._reported_at = now
@@ -197,14 +194,11 @@ class Sequential:
         with self._pause():
             self._gradients.use(0)
             values = evaluate(task, task.model, self._gradients.device)
-        weights: dict[str, float] = {"updates": self._updates, "examples": self._leases.trained, "age_s": 0.0}
-        for name, value in values.items():
-            self._note("metric", name, values={**weights, "value": value})
         error = self._keep(values)
         if error:
-            self._note("error", f"the best weights could not be kept: {error}")
+            self._note(Remark("error", f"the best weights could not be kept: {error}"))
         verdict = self._best.judge(values, kept=not error)
-        self._note("evaluated")
+        self._note(WeightsMeasured(values, Weights(self._updates, self._leases.trained, 0.0)))
         asked = self._host.poll()
         if isinstance(asked, StopRequested):
             return Cause.FAILED if asked.failed else Cause.SCRIPT, asked.why
@@ -223,13 +217,13 @@ class Sequential:
         """Why it could not be written, or nothing."""
         self._snapshots += 1
         self._report(self._clock())  # so that the record tells what the snapshot holds
-        self._note("asked", values={"number": self._snapshots})
+        self._note(SnapshotAsked(self._snapshots))
         with self._pause():
             written = self._shard.perform(WriteSnapshot(self._snapshots, self._updates), 0.0)
         assert isinstance(written, SnapshotWritten)
         if written.error:
             error = f"snapshot {self._snapshots} could not be written: {written.error}"
-            self._note("error", error)
+            self._note(Remark("error", error))
             return error
         ledger = self._leases.state()
         versions, examples, checksums = (self._updates,), (self._leases.trained,), (written.checksum,)
@@ -237,8 +231,8 @@ class Sequential:
         self._host.perform(published, self._clock())
         return ""
 
-    def _note(self, kind: str, text: str = "", values: dict[str, float] | None = None) -> None:
-        self._host.perform(Note(kind, text, _REPLICA, values=values or {}), self._clock())
+    def _note(self, note: Note) -> None:
+        self._host.perform(note, self._clock())
 
     def _clock(self) -> float:
         return time.monotonic() - self._paused_s

@@ -11,7 +11,7 @@ from collections import Counter, deque
 import msgspec
 
 from squall.protocol.coordinator import Coordinator, Phase, Policy
-from squall.protocol.core import Cause, Effect, Node, Note, Send
+from squall.protocol.core import Cause, Effect, Node, Send
 from squall.protocol.leases import Limits
 from squall.protocol.ledger import Range
 from squall.protocol.membership import Covers
@@ -26,6 +26,7 @@ from squall.protocol.messages import (
     PortionsTaken,
     Progress,
 )
+from squall.protocol.notes import IterationDone, Remark
 from squall.protocol.sandblaster.method import (
     Calculate,
     Ended,
@@ -169,11 +170,10 @@ class BatchCoordinator(Coordinator):
                 case Proceed():
                     answer = (self._may_proceed(effects),)
                 case Iterated(loss):
-                    values = {"number": self.state.iteration, "loss": loss, "trained": self.trained}
-                    effects.append(Note("iteration", values=values))
+                    effects.append(IterationDone(self.state.iteration, loss, self.trained))
                     answer = ()
                 case Failed(text):
-                    effects.append(Note("warning", text))
+                    effects.append(Remark("warning", text))
                     answer = ()
 
     def _method_ended(self, ended: Ended, now: float, effects: list[Effect]) -> None:

@@ -29,13 +29,13 @@ from squall.protocol.core import (
     Keep,
     KeepWeights,
     Node,
-    Note,
     PreparePush,
     Send,
     Transmit,
     UseWeights,
     WriteSnapshot,
 )
+from squall.protocol.notes import LeaseEnded
 from squall.sim.cluster.cores import Prolong
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Place, Placement
@@ -93,7 +93,7 @@ class Costs:
         self.prices: dict[type[Effect], Price] = {
             Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
             Keep: self._keep, AddPortions: self._add_portions, CalculateVectors: self._vectors,
-            Note: self._note, EvaluateModel: self._evaluate, WriteSnapshot: self._snapshot,
+            LeaseEnded: self._lease, EvaluateModel: self._evaluate, WriteSnapshot: self._snapshot,
             KeepWeights: lambda node, effect, begins: 4 * self._whole / DISK,
         }  # fmt: skip
         if recipe.local is not None:
@@ -146,11 +146,10 @@ class Costs:
         seconds = FORWARD_SHARE * step_s * self._workload.validation / self._workload.batch_size
         return self.placement.of(node).cores.take(node, begins, seconds, self.prolong)
 
-    def _note(self, node: Node, effect: Note, begins: float) -> float:
+    def _lease(self, node: Node, effect: LeaseEnded, begins: float) -> float:
         place = self.placement.of(node)
-        if effect.kind != "lease" or not place.kind.overhead.lease_s:
-            return 0.0
-        return place.cores.take(node, begins, place.kind.overhead.lease_s, self.prolong)
+        lease_s = place.kind.overhead.lease_s
+        return place.cores.take(node, begins, lease_s, self.prolong) if lease_s else 0.0
 
     def _snapshot(self, node: Node, effect: WriteSnapshot, begins: float) -> float:
         return 4 * STATE * self._workload.elements[node.index] / DISK

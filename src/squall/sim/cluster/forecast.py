@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from squall.protocol.core import Effect, End, Event, Note, Payload, PublishSnapshot
+from squall.protocol.core import Effect, End, Event, Payload, PublishSnapshot
+from squall.protocol.notes import TargetReached, TrainingBegan, TrainingOver, WeightsMeasured, WorkReported
 from squall.report.words import clock, number, percent, size, two_columns
 from squall.runtime.driver import Host, QuietHost
 
@@ -108,27 +109,20 @@ class Watch(QuietHost):
     def perform(self, effect: Effect, now: float) -> Event | None:
         sums = self._sums
         match effect:
-            case Note():
-                self._note(effect, now)
+            case WorkReported(_, stats):
+                sums.compute_s += stats.compute_s
+                sums.wait_s += stats.wait_s
+                sums.staleness.update(stats.staleness)
+            case TrainingBegan() if sums.began_s is None:
+                sums.began_s = now
+            case TrainingOver():
+                sums.stopped_s = now
+            case TargetReached():
+                sums.reached_s = now
+            case WeightsMeasured(values):
+                sums.metrics.update(values)
             case PublishSnapshot():
                 sums.published = effect
             case End():
                 sums.end = effect
         return self._host.perform(effect, now) if self._host is not None else None
-
-    def _note(self, note: Note, now: float) -> None:
-        sums = self._sums
-        match note.kind:
-            case "stats" if note.stats is not None:
-                stats = note.stats
-                sums.compute_s += stats.compute_s
-                sums.wait_s += stats.wait_s
-                sums.staleness.update(stats.staleness)
-            case "started" if sums.began_s is None:
-                sums.began_s = now
-            case "trained":
-                sums.stopped_s = now
-            case "reached":
-                sums.reached_s = now
-            case "metric":
-                sums.metrics[note.text] = note.values["value"]

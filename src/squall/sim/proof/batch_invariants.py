@@ -15,6 +15,7 @@ from squall.protocol.core import (
     WriteSnapshot,
 )
 from squall.protocol.messages import Calculation, Evaluated, Exchanged, PortionsTaken, PushPortions
+from squall.protocol.notes import WorkReported
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.sim.proof.batch_phantoms import WIDTH, BatchStage, Kept, entry_of, example
 from squall.sim.proof.broken import Broken
@@ -113,7 +114,7 @@ class BatchAuditor:
         log.sent.pop(0)
         log.fold = folded_with(log.fold, (calculation.number,))
         if any(combine.target == "weights" for combine in calculation.combine):
-            reports = (note.stats.examples for note in self.stage.notes if note.stats is not None)
+            reports = (report.stats.examples for report in self.stage.noted(WorkReported))
             log.examples = self._begun + sum(reports)
         if calculation.opens is not None:
             log.evaluation, log.opened = calculation.opens, calculation.number

@@ -11,11 +11,12 @@ import msgspec
 
 from squall.protocol.best import Goal
 from squall.protocol.coordinator import Policy
-from squall.protocol.core import Machine, Node, Note, PublishSnapshot
+from squall.protocol.core import Machine, Node, PublishSnapshot
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
+from squall.protocol.notes import WeightsMeasured
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator, Batches
 from squall.protocol.sandblaster.method import State
@@ -70,9 +71,9 @@ class Cast(ABC):
 
     def check_best(self, what: object) -> None:
         """Raise `Broken` where an evaluation is recorded, and better weights are not kept."""
-        if not self.chaos.keeps or not isinstance(what, Note) or (what.kind, what.text) != ("metric", "loss"):
+        if not self.chaos.keeps or not isinstance(what, WeightsMeasured) or "loss" not in what.values:
             return
-        self._least = min(self._least, what.values["value"])
+        self._least = min(self._least, what.values["loss"])
         told, kept = self.stage.best or (math.inf, math.inf)
         if told != kept or self._least < kept:
             raise Broken("I9", f"the best loss is {self._least}, and weights of {kept} are kept as those of {told}")

@@ -13,7 +13,6 @@ from squall.protocol.core import (
     Apply,
     EvaluateModel,
     Node,
-    Note,
     PublishSnapshot,
     Transmit,
     UseWeights,
@@ -21,7 +20,8 @@ from squall.protocol.core import (
 )
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Range
-from squall.protocol.messages import Exchange, Exchanged
+from squall.protocol.messages import Exchange, Exchanged, Lease
+from squall.protocol.notes import BatchLeftOut, LeaseEnded, WorkReported
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.labels import Labels
 from squall.sim.proof.logs import Log, Push
@@ -90,11 +90,10 @@ class Auditor:
                 self._on_use(node, buffer)
             case WriteSnapshot(_, version):
                 self._at_version(node.index, version, "a snapshot")
-            case Note("skip"):
-                lease, epoch, start, stop = (int(what.values[key]) for key in ("lease", "epoch", "start", "stop"))
-                self._left_out.add((lease, (epoch, start, stop)))
-            case Note("lease"):
-                self._on_lease(what)
+            case BatchLeftOut(_, batch):
+                self._left_out.add((batch.lease, (batch.epoch, batch.start, batch.stop)))
+            case LeaseEnded(lease, done=done):
+                self._on_lease(lease, done)
             case PublishSnapshot():
                 self._on_published(what)
         if wrong := self._labels.wrong(node, what):
@@ -220,17 +219,16 @@ class Auditor:
 
     # ------------------------------------------------------------ the accounting
 
-    def _on_lease(self, note: Note) -> None:
-        epoch, start, stop, done = (int(note.values[key]) for key in ("epoch", "start", "stop", "trained_stop"))
-        for batch in self._batches(epoch, start, done):
-            if (int(note.values["lease"]), batch) in self._left_out:
+    def _on_lease(self, lease: Lease, done: int) -> None:
+        for batch in self._batches(lease.epoch, lease.start, done):
+            if (lease.id, batch) in self._left_out:
                 self._skipped.add(batch)
                 continue
             for shard, applied in enumerate(self._applied):
                 if batch not in applied:
                     raise Broken("I1", f"{_text(batch)} counts as trained, and shard {shard} does not have it")
-        self.allowed.update(self._batches(epoch, done, stop))
-        self._rows.add(int(note.values["lease"]), Range(epoch, start, done))
+        self.allowed.update(self._batches(lease.epoch, done, lease.stop))
+        self._rows.add(lease.id, Range(lease.epoch, lease.start, done))
 
     def _batches(self, epoch: int, start: int, stop: int) -> list[Batch]:
         size = self.batch_size
@@ -270,7 +268,7 @@ class Auditor:
                 if not self._whole[batch] and batch not in self._skipped:
                     raise Broken("I4", f"{_text(batch)} was never trained")
         told = sum(stop - start for _, start, stop in self._skipped)
-        told += sum(note.stats.examples for note in self.stage.notes if note.stats is not None)
+        told += sum(report.stats.examples for report in self.stage.noted(WorkReported))
         if trained != self.limits.epochs * self.examples:
             raise Broken("I4", f"the ledger counts {trained} examples")
         if lives == 1 and told != trained:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from squall.protocol.core import Compute, GradientComputed, Node, Note, Transmit
+from squall.protocol.core import Compute, GradientComputed, Node, Transmit
 from squall.protocol.messages import Evaluated, Logged, Weights
+from squall.protocol.notes import WeightsMeasured
 
 Label = tuple[int, int]  # updates and examples, each by the shard that has fewest
 
@@ -46,10 +47,11 @@ class Labels:
                 self._in_use[node] = updates, examples + own.stop - own.start
             case Transmit(again=False) if isinstance(what.frame.message, Evaluated | Logged):
                 return self._wrong_label(node, what.frame.message.weights)
-            case Note("metric"):
-                label = what.values["updates"], what.values["examples"]
+            case WeightsMeasured(values, weights):
+                label = weights.updates, weights.examples
                 if label not in self._told:
-                    return f"the record labels {what.text} with updates, examples {label}, and nobody has told that"
+                    names = ", ".join(values)
+                    return f"the record labels {names} with updates, examples {label}, and nobody has told that"
         return ""
 
     def _wrong_label(self, node: Node, weights: Weights) -> str:

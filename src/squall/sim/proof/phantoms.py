@@ -9,12 +9,13 @@ run, so a buffer that is used too early shows as a gradient applied twice, or as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 from squall.protocol import core
-from squall.protocol.core import Effect, Event, Node, Note, Payload, PublishSnapshot
+from squall.protocol.core import Effect, Event, Node, Payload, PublishSnapshot
 from squall.protocol.messages import Factors
+from squall.protocol.notes import Note
 from squall.runtime.driver import QuietHost
 from squall.sim.world import Price
 from squall.strategies.base import Recipe
@@ -23,6 +24,7 @@ COMPUTE_S = 0.01
 _PRIME = (1 << 61) - 1
 
 Batch = tuple[int, int, int]  # epoch, start, stop
+N = TypeVar("N", bound=Note)
 
 
 class Gradient(NamedTuple):
@@ -113,6 +115,10 @@ class Stage:
     def files(self, number: int) -> list[File]:
         """A snapshot, by shard."""
         return [shard.files[number] for shard in self.shards]
+
+    def noted(self, kind: type[N]) -> list[N]:
+        """What the coordinator has told of a kind."""
+        return [note for note in self.notes if isinstance(note, kind)]
 
     def host(self, node: Node, version: int = 0, file: File | None = None) -> Phantom:
         """A host for a new process. `version`, `file`: what a shard goes on from."""
@@ -237,9 +243,8 @@ def loss_of(weights: Sequence[Written]) -> float:
 
 class CoordinatorPhantom(Phantom):
     def perform(self, effect: Effect, now: float) -> Event | None:
-        match effect:
-            case Note():
-                self.stage.notes.append(effect)
-            case PublishSnapshot():
-                self.stage.published.append(effect)
+        if isinstance(effect, Note):
+            self.stage.notes.append(effect)
+        elif isinstance(effect, PublishSnapshot):
+            self.stage.published.append(effect)
         return None

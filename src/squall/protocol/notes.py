@@ -1,0 +1,97 @@
+"""What the coordinator tells for the run's record: a closed set of effects.
+
+`runtime.recorder` makes rows of them. Forecasts add them up, and the proof's auditor holds them against what it saw.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from squall.protocol.core import Effect, Node
+from squall.protocol.messages import Lease, Skip, Stats, Weights
+
+
+class TrainingBegan(Effect, frozen=True, gc=False):
+    """The first replica is welcomed: training time begins."""
+
+
+class TrainingOver(Effect, frozen=True, gc=False):
+    """Training time stands still from here on, while the final weights are evaluated and saved."""
+
+
+class MemberJoined(Effect, frozen=True, gc=False):
+    node: Node
+    pid: int
+
+
+class MemberLeft(Effect, frozen=True, gc=False):
+    node: Node
+
+
+class MemberDied(Effect, frozen=True, gc=False):
+    node: Node
+    why: str
+
+
+class MemberReplaced(Effect, frozen=True, gc=False):
+    node: Node  # that is started now
+
+
+class WorkReported(Effect, frozen=True, gc=False):
+    node: Node
+    stats: Stats
+
+
+class LeaseEnded(Effect, frozen=True, gc=False):
+    """Of the lease, [lease.start, done) was trained; the rest was given back."""
+
+    lease: Lease
+    holder: Node
+    granted_s: float
+    done: int
+
+
+class BatchLeftOut(Effect, frozen=True, gc=False):
+    """A script's loop leaves these examples out."""
+
+    node: Node
+    batch: Skip
+
+
+class IterationDone(Effect, frozen=True, gc=False):
+    """Of a method that looks at whole batches."""
+
+    number: int
+    loss: float
+    trained: int  # examples so far
+
+
+class WeightsMeasured(Effect, frozen=True, gc=False):
+    """One evaluation, by the evaluator or by a user's script."""
+
+    values: dict[str, float]  # by metric
+    weights: Weights
+
+
+class TargetReached(Effect, frozen=True, gc=False):
+    text: str
+
+
+class SnapshotAsked(Effect, frozen=True, gc=False):
+    """What is told from here on may not be in it."""
+
+    number: int
+
+
+class Remark(Effect, frozen=True, gc=False):
+    """What a person would want to be told beside all this."""
+
+    kind: Literal["nonfinite", "warning", "error"]
+    text: str
+
+
+Urgent = MemberDied | MemberReplaced | TargetReached | Remark  # somebody may be waiting to see it
+Note = (
+    WorkReported | LeaseEnded | BatchLeftOut | WeightsMeasured | IterationDone | SnapshotAsked | TrainingBegan
+    | TrainingOver | MemberJoined | MemberLeft | Urgent
+)  # fmt: skip
