@@ -50,7 +50,10 @@ def _values(row: Row) -> tuple[Any, ...]:
 
 
 class Record:
-    """The writer, owned by exactly one process, the coordinator. A resumed run appends to its file."""
+    """The writer. One process has it: the coordinator, and when that has closed it the nursery of a script's run.
+
+    A resumed run appends to its file.
+    """
 
     def __init__(self, path: str | Path, busy_s: float = BUSY_S) -> None:
         """Open `path`, or create it; a commit waits `busy_s` seconds for a lock before it raises."""

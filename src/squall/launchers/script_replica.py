@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ from squall.protocol.core import (
     ValuesLogged,
 )
 from squall.protocol.messages import Factors
-from squall.record import Metric, Row
-from squall.report import Reader, Summary, summarize
+from squall.record import RecordError
 from squall.runtime.driver import Driver
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
@@ -41,7 +39,6 @@ from squall.runtime.recording import RecordedReplica, recorded
 from squall.runtime.snapshot import Snapshots
 from squall.side import Side
 from squall.task import Batch, Task
-from squall.writer import Record
 
 
 class _ScriptHost(ReplicaHost):
@@ -171,15 +168,11 @@ class Replica(Side):
             self._log_final(values)
 
     def _log_final(self, values: Mapping[str, float]) -> None:
-        """What comes now is of the final weights."""
-        size = self._job.task.examples
-
-        def rows(done: Summary, reader: Reader) -> list[Row]:
-            left_out = sum(stop - start for start, stop in reader.skipped(size))
-            label = (done.training_s, (done.examples + left_out) // size, done.examples, done.updates or 0)
-            return [Metric(*label, name, value) for name, value in values.items()]
-
-        add_rows(self._job, rows)
+        """What comes now is of the final weights. It is in the record when this returns; raises `RecordError`."""
+        self._line.say(kind="logged", values={name: repr(value) for name, value in values.items()})  # JSON has no NaN
+        answer = self._line.hear() or {"error": "the nursery is gone"}
+        if answer["error"]:
+            raise RecordError(answer["error"])
 
     def leave(self) -> None:
         """A batch under way is given up; what is done is pushed and told."""
@@ -217,13 +210,3 @@ class Replica(Side):
             weights = snapshots.restore(numbers[-1], self._job.layout).tensors["weights"]
             self._job.layout.read_model(weights, self._job.task.model)
         signal.signal(signal.SIGINT, self._on_interrupt)  # last: nobody is to go on with half of the weights
-
-
-def add_rows(job: Job, rows: Callable[[Summary, Reader], Iterable[Row]]) -> None:
-    """Write into the record what comes when the coordinator has closed it; `rows` is given what it holds."""
-    path = job.directory / "run.sqlite"
-    with closing(Reader(path)) as reader:
-        more = list(rows(summarize(reader), reader))
-    with closing(Record(path)) as record:
-        for row in more:
-            record.add(row)

@@ -40,9 +40,10 @@ from squall.launchers.nursery import (
     explain,
     hear_launch,
 )
-from squall.launchers.script_replica import Replica, add_rows
+from squall.launchers.reopening import add_end, add_values
+from squall.launchers.script_replica import Replica
 from squall.protocol.core import Node
-from squall.record import Event, State
+from squall.record import RecordError
 from squall.runtime import attempts
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
@@ -87,8 +88,18 @@ class ScriptNursery(Nursery):
             del self._scripts[source]
         elif said["kind"] == "leave":
             self._coordinator.say(kind="stop", why=said["why"], wanted=True)
+        elif said["kind"] == "logged":
+            self._scripts[source].say(kind="noted", error=self._log(said["values"]))
         else:
             self._begin(said)
+
+    def _log(self, values: dict[str, str]) -> str:
+        """What a script behind its loop has measured; why it cannot be recorded, or nothing."""
+        try:
+            add_values(self._job, {name: float(value) for name, value in values.items()})
+        except RecordError as error:
+            return str(error)
+        return ""
 
     def _begin(self, said: dict[str, Any]) -> None:
         if self._trained_on is not None:
@@ -163,9 +174,7 @@ class ScriptNursery(Nursery):
         if self._end is None or self._end["status"] != "finished":
             return
         self._end = {"status": status, "reason": reason}
-        kind = "stopped" if status == "interrupted" else "error"
-        ended = [State("status", status), State("reason", reason)]  # what ended the training is as it was
-        add_rows(self._job, lambda done, _: [*ended, Event(done.training_s, kind, reason)])
+        add_end(self._job, status, reason)
 
     def _fork(self, node: Node) -> None:
         if node.role != "replica":
