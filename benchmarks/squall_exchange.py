@@ -29,7 +29,7 @@ from squall.runtime import attempts
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, QuietHost
 from squall.runtime.job import Job, arena_shape, initial_vector
-from squall.runtime.machines import machine
+from squall.runtime.kinds import machine
 from squall.runtime.processes import die_with_parent
 from squall.runtime.recording import recorded
 from squall.transports.host import HostTransport

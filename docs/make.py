@@ -6,8 +6,10 @@ import inspect
 import re
 from pathlib import Path
 
+from squall.protocol.rules import Rules
 from squall.runtime.optimizers import in_words
-from squall.strategies import STRATEGIES, Recipe, Strategy
+from squall.strategies import STRATEGIES, Strategy
+from squall.strategies.work import BatchMethod, Loop
 
 PAGE = Path(__file__).with_name("strategies.md")
 BEGIN, END = "<!-- table: written by `make docs` from the code -->\n", "<!-- end of table -->"
@@ -33,59 +35,60 @@ def table() -> str:
 def _row(kind: type[Strategy], strategy: Strategy) -> tuple[str, ...]:
     recipe = strategy.recipe()
     name = f"`{kind.__name__}`"
-    if recipe.batch is not None:
-        every = recipe.batch.push_every
+    if isinstance(recipe.work, BatchMethod):
+        every = recipe.work.push_every
         return (
             name, in_words(recipe), "sum of gradients", f"{every} portions", f"2 P / {every}",
             "a step along a direction", "0", "the batch", "slow replicas, lost replicas",
         )  # fmt: skip
-    if strategy.in_process:
+    if recipe.alone:
         return (name, in_words(recipe), "nothing", "-", "0", "one batch", "0", "-", "-")
+    loop, rules = recipe.loop, recipe.loop.exchanges.rules
     return (
-        name, in_words(recipe), _pushes(recipe), _every(recipe), _moves(recipe), _update(recipe), _staleness(recipe),
-        _waits(recipe), _tolerates(recipe),
+        name, in_words(recipe), _pushes(loop), _every(loop), _moves(loop), _update(loop), _staleness(rules),
+        _waits(rules), _tolerates(loop),
     )  # fmt: skip
 
 
-def _pushes(recipe: Recipe) -> str:
-    if recipe.pushes != "gradient":
-        return {"delta": "the way it went", "weights": "its weights"}[recipe.pushes]
-    return "gradient" if recipe.push_every == 1 else "sum of gradients"
+def _pushes(loop: Loop) -> str:
+    if loop.local is not None:
+        return {"delta": "the way it went", "weights": "its weights"}[loop.local.pushes]
+    return "gradient" if loop.every == 1 else "sum of gradients"
 
 
-def _every(recipe: Recipe) -> str:
-    return "batch" if recipe.push_every == 1 else f"{recipe.push_every} batches"
+def _every(loop: Loop) -> str:
+    return "batch" if loop.every == 1 else f"{loop.every} batches"
 
 
-def _moves(recipe: Recipe) -> str:
-    return "2 P" if recipe.push_every == 1 else f"2 P / {recipe.push_every}"
+def _moves(loop: Loop) -> str:
+    return "2 P" if loop.every == 1 else f"2 P / {loop.every}"
 
 
-def _update(recipe: Recipe) -> str:
-    if recipe.gather == "mean":
+def _update(loop: Loop) -> str:
+    if loop.exchanges.rules.gather == "mean":
         return "mean of all"
-    return {"ignore": "each push", "scale": "each push, at rate / staleness", "compensate": "each push, corrected"}[
-        recipe.staleness
-    ]
+    if loop.exchanges.rules.scaled:
+        return "each push, at rate / staleness"
+    return "each push" if loop.update.compensation is None else "each push, corrected"
 
 
-def _staleness(recipe: Recipe) -> str:
-    if recipe.gather == "mean":
+def _staleness(rules: Rules) -> str:
+    if rules.gather == "mean":
         return "0"
-    if recipe.max_delay is None:
+    if rules.max_delay is None:
         return "any; about N - 1"
     return "at most (N - 1)(2τ + 1)"
 
 
-def _waits(recipe: Recipe) -> str:
-    if recipe.gather == "mean":
+def _waits(rules: Rules) -> str:
+    if rules.gather == "mean":
         return "all, each time"
-    return "nobody" if recipe.max_delay is None else f"who is {recipe.max_delay} behind"
+    return "nobody" if rules.max_delay is None else f"who is {rules.max_delay} behind"
 
 
-def _tolerates(recipe: Recipe) -> str:
-    slow = "" if recipe.gather == "mean" else "slow replicas, "
-    network = "a slow network, " if recipe.push_every >= 8 else ""
+def _tolerates(loop: Loop) -> str:
+    slow = "" if loop.exchanges.rules.gather == "mean" else "slow replicas, "
+    network = "a slow network, " if loop.every >= 8 else ""
     return f"{slow}{network}lost replicas"
 
 

@@ -459,9 +459,9 @@ def test_a_strategy_whose_pushes_are_no_updates_cannot_have_several_optimizers(
     monkeypatch.setattr("squall.entry.launched", lambda *_: side)
     with pytest.raises(ValueError, match="every push must be an update of its own: use downpour"):
         squall.join([generator, critic], optimizers)
-    assert squall.Downpour().recipe().several_steps
-    assert not squall.Synchronous().recipe().several_steps
-    assert not squall.Averaging().recipe().several_steps
+    assert squall.Downpour().recipe().work.several_steps
+    assert not squall.Synchronous().recipe().work.several_steps
+    assert not squall.Averaging().recipe().work.several_steps
 
 
 def test_a_scaler_that_finds_an_overflow_leaves_the_batch_out(side: Replica) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 import squall
 from benchmarks.papers.page import new_figure, spread, write
@@ -43,7 +44,11 @@ class Heard(squall.DiLoCo):
     heard: int
 
     def recipe(self) -> squall.Recipe:
-        return dataclasses.replace(super().recipe(), quorum=self.heard, late="drop")
+        recipe = super().recipe()
+        exchanges = recipe.loop.exchanges
+        rules = replace(exchanges.rules, quorum=self.heard, late="drop")
+        work = dataclasses.replace(recipe.loop, exchanges=replace(exchanges, rules=rules))
+        return dataclasses.replace(recipe, work=work)
 
 
 def measure() -> None:

@@ -87,7 +87,7 @@ def compare(
         plan = make_plan(strategy, fitted[name], epochs=epochs, steps=steps, until=until, seed=seed, device=device)
         check_optimizers(strategy.recipe())
         layout = check_together(plan, strategy, built)
-        if strategy.in_process and cores > 1:
+        if strategy.recipe().alone and cores > 1:
             fitted[name] = dataclasses.replace(settings, threads=_faster_threads(plan, strategy, built, layout))
     directory = new_directory(run_dir)
     trials = []

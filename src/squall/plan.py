@@ -18,7 +18,8 @@ from squall.protocol.coordinator import Policy
 from squall.protocol.leases import Limits
 from squall.runtime.backward import resolve_device
 from squall.runtime.optimizers import build_optimizer, in_words
-from squall.strategies import STRATEGIES, Recipe, Strategy
+from squall.strategies import STRATEGIES, Strategy
+from squall.strategies.work import BatchMethod, Loop
 from squall.task import Task
 from squall.vector import Layout
 from squall.version import __version__
@@ -140,14 +141,14 @@ def make_plan(
     for name, value in (("epochs", epochs), ("steps", steps), ("patience", patience)):
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise ValueError(f"{name} is {value!r}: it must be at least 1, and whole")
-    if settings.shard_threads > 1 and (recipe.batch is not None or not recipe.elementwise):
+    if settings.shard_threads > 1 and not (isinstance(recipe.work, Loop) and recipe.work.update.elementwise):
         raise ValueError(
             f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
             " bits depend on it: leave it out"
         )
     target = parse_until(until) if until is not None else None
     limits = (epochs, steps, settings.seconds, target, patience)
-    if all(limit is None for limit in limits) and not recipe.converges:
+    if all(limit is None for limit in limits) and not recipe.work.converges:
         epochs = 1
     resolve_device(device)
     return Plan(
@@ -183,9 +184,10 @@ def _check_schedule(task: Task, strategy: Strategy) -> None:
     """Build what each shard (or replica, with an optimizer of its own) will build, so that a mistake shows here."""
     groups = [{**group, "params": [torch.nn.Parameter(torch.zeros(1))]} for group in task.param_groups()]
     recipe = strategy.recipe()
-    if recipe.batch is not None:
-        _check_batches(task, recipe)
-    optimizer = build_optimizer(recipe.local or recipe.optimizer, groups)
+    if isinstance(recipe.work, BatchMethod):
+        _check_batches(task, recipe.work, recipe.replicas)
+        return
+    optimizer = build_optimizer(recipe.loop.tuned, groups)
     if task.schedule is None:
         return
     scheduler = task.schedule(optimizer)
@@ -193,18 +195,16 @@ def _check_schedule(task: Task, strategy: Strategy) -> None:
         raise ValueError("Task.schedule must depend on the number of updates alone: ReduceLROnPlateau needs a metric")
 
 
-def _check_batches(task: Task, recipe: Recipe) -> None:
+def _check_batches(task: Task, method: BatchMethod, replicas: int) -> None:
     """Raise `ValueError` for what a method that looks at whole batches cannot do, and warn of what spoils it."""
-    method = recipe.batch
-    assert method is not None
     for name in ("schedule", "clip_norm"):
         if getattr(task, name) is not None:
             raise ValueError(f"Task.{name} is set, and L-BFGS chooses its steps by itself: leave it out")
     if any(set(group) != {"params"} for group in task.param_groups()):
         raise ValueError("Task.groups has settings, and L-BFGS has one for all: put a penalty into Task.loss")
     batch = method.batch(task.examples)
-    if batch < recipe.replicas:
-        raise ValueError(f"a batch of {batch} examples is too small for {recipe.replicas} replicas: use fewer")
+    if batch < replicas:
+        raise ValueError(f"a batch of {batch} examples is too small for {replicas} replicas: use fewer")
     noisy = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
     found = sorted({type(module).__name__ for module in task.model.modules() if isinstance(module, noisy)})
     if found:

@@ -205,7 +205,7 @@ class _Rerun:
             torch.set_num_threads(1)  # a thread pool would not survive the forks
             on_stage(code, perform)
             return
-        task = _task(code, one_thread=plan.launcher == "local" and not code["strategy"].in_process)
+        task = _task(code, one_thread=plan.launcher == "local" and not code["strategy"].recipe().alone)
         torch.set_num_threads(plan.threads)
         perform(code["strategy"], task)
 

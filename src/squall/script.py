@@ -15,6 +15,7 @@ from squall.runtime.optimizers import check_optimizers
 from squall.runtime.snapshot import Snapshots
 from squall.sources import read
 from squall.strategies import Strategy
+from squall.strategies.work import Loop
 
 
 def script_code(
@@ -48,14 +49,15 @@ def script_code(
         text = read(str(script))
     if text is None:
         raise ValueError(f"{script} is no file: give the Python script that calls squall.join")
-    if strategy.in_process or settings.launcher != "local":
+    recipe = strategy.recipe()
+    if recipe.alone or settings.launcher != "local":
         raise ValueError(f"{type(strategy).__name__} runs in one process: start the script with python instead")
-    if strategy.recipe().batch is not None:
+    if not isinstance(recipe.work, Loop):
         raise ValueError(f"{type(strategy).__name__} computes a batch many times over, which no loop does: use fit")
     plan = make_plan(
         strategy, settings, epochs=None, steps=None, until=until, patience=patience, seed=seed, device=device
     )
-    check_optimizers(strategy.recipe())
+    check_optimizers(recipe)
     return ScriptCode(
         script=script.resolve(), text=text, arguments=list(arguments), strategy=strategy, settings=settings, plan=plan,
         optimizer_chosen=optimizer_chosen,

@@ -123,7 +123,7 @@ class Launch:
         self.plan = code["plan"]
         self._strategy = code["strategy"]
         self._commanded_at = commanded_at or time.time()
-        here = self._strategy.in_process or self.plan.launcher == "inline"
+        here = self._strategy.recipe().alone or self.plan.launcher == "inline"
         if here and local is not None:
             local.close()
         self._watch = watch or Watch()
@@ -181,7 +181,7 @@ class Launch:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.plan.threads)
         try:
-            if self._strategy.in_process:
+            if job.recipe.alone:
                 channel = LoneChannel(self._watch)
                 Sequential(job, channel).run()
                 end = channel.ended

@@ -1,10 +1,9 @@
 """A replica's machine, and the hand that answers it."""
 
-from squall.protocol.cadence import Cadence
 from squall.protocol.core import COORDINATOR, Compute, Effect, GradientComputed, LoopLeft, Node, Started
 from squall.protocol.messages import Exchange, Exchanged, Grant, Lease, Left, Progress, Stop, Welcome
 from squall.protocol.replica import Replica
-from tests.protocol.steps import give, only, sent, shard_nodes, tell
+from tests.protocol.steps import exchanges_of, give, only, sent, shard_nodes, tell
 
 SHARDS = shard_nodes(2)
 BATCH = 4
@@ -13,8 +12,8 @@ BATCH = 4
 class Desk:
     """A replica and the hand that answers it. `effects` holds what the last step gave."""
 
-    def __init__(self, **cadence: object) -> None:
-        self.replica = Replica(Node("replica", 1), len(SHARDS), BATCH, Cadence(**cadence), pid=77)
+    def __init__(self, **settings: object) -> None:
+        self.replica = Replica(Node("replica", 1), len(SHARDS), BATCH, exchanges_of(settings), pid=77)
         self.version = 100
         self.applied = 400  # examples, by the first shard; the next has applied one less
         self.now = 0.0

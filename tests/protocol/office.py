@@ -4,7 +4,6 @@ from typing import TypeVar
 
 from squall.protocol.coordinator import Policy
 from squall.protocol.core import Effect, Event, MemberLost, Node
-from squall.protocol.dealing import Dealing
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.messages import (
@@ -28,7 +27,7 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.notes import Remark
-from tests.protocol.steps import give, sent, shard_nodes, tell
+from tests.protocol.steps import exchanges_of, give, sent, shard_nodes, tell
 
 BATCH = 10
 N = TypeVar("N", bound=Effect)
@@ -41,10 +40,10 @@ class Office:
         self, *, replicas: int = 2, shards: int = 2, examples: int = 100, limits: Limits | None = None,
         **settings: object,
     ) -> None:  # fmt: skip
-        rules = {name: settings.pop(name) for name in Dealing.__struct_fields__ if name in settings}
+        exchanges = exchanges_of(settings)
         self.leases = Leases(examples, BATCH, limits or Limits(epochs=1))
         policy = Policy(replicas, shards, **{"snapshot_every_s": None, **settings})
-        self.machine = LeaseCoordinator(policy, Dealing(replicas, **rules), self.leases)
+        self.machine = LeaseCoordinator(policy, exchanges, self.leases)
         self.shards = shard_nodes(shards)
         self.evaluator = Node("evaluator", replicas)
         self.prompt = True

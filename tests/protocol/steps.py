@@ -4,6 +4,7 @@ from typing import Any
 
 from squall.protocol.check import check
 from squall.protocol.core import COORDINATOR, Effect, Event, Machine, MessageArrived, Node, Send
+from squall.protocol.exchanges import Cadence, Dealing, Exchanges
 from squall.protocol.messages import Cover, Exchange, Exchanged, Member, Message, View
 from squall.protocol.rules import Rules
 from squall.protocol.shard import Shard
@@ -36,6 +37,15 @@ def only(effects: list[Effect], kind: type) -> Effect:
     found = [effect for effect in effects if isinstance(effect, kind)]
     assert len(found) == 1, f"{len(found)} {kind.__name__} in {effects}"
     return found[0]
+
+
+def exchanges_of(settings: dict[str, Any]) -> Exchanges:
+    """The settings that are groups' of an `Exchanges`, which are taken out."""
+
+    def taken(group: Any) -> Any:
+        return group(**{name: settings.pop(name) for name in group.__struct_fields__ if name in settings})
+
+    return Exchanges(taken(Cadence), taken(Rules), taken(Dealing))
 
 
 def kinds(effects: list[Effect]) -> list[str]:

@@ -140,7 +140,7 @@ def doom(office: Office, node: Node, times: int) -> list[float]:
 
 
 def test_a_slot_whose_processes_keep_dying_is_given_up_after_longer_and_longer_pauses() -> None:
-    office = Office(gathered=True)
+    office = Office(gather="mean")
     (other,) = office.join(1)
     assert office.tell(other, LeaseRequest(1)) == []
     assert doom(office, Node("replica", 0), 9) == [0, 1, 2, 4]

@@ -46,7 +46,7 @@ def test_leases_are_whole_pushes() -> None:
 
 def test_a_replica_hears_that_there_is_no_work_and_where_others_wait_for_it_asks_on() -> None:
     for answered in (False, True):
-        office = Office(examples=10, answered=answered)
+        office = Office(examples=10, max_delay=5 if answered else None)
         a, b = office.join(0, 1)
         lease = office.ask(a)
         assert lease is not None
@@ -65,7 +65,7 @@ def test_warm_start_is_the_first_replicas_alone() -> None:
 
 
 def test_rounds_begin_with_all_replicas_and_wait_while_a_view_is_pending() -> None:
-    office = Office(gathered=True, replicas=2)
+    office = Office(gather="mean", replicas=2)
     (a,) = office.join(0)
     assert kinds(office.tell(a, LeaseRequest(1))) == []
     office.prompt = False
@@ -81,7 +81,7 @@ def test_rounds_begin_with_all_replicas_and_wait_while_a_view_is_pending() -> No
 
 
 def test_a_round_stays_within_an_epoch() -> None:
-    office = Office(gathered=True, replicas=3, examples=20, limits=Limits(epochs=2))
+    office = Office(gather="mean", replicas=3, examples=20, limits=Limits(epochs=2))
     a, b, c = office.join(0, 1, 2)
     assert [office.ask(node) and True for node in (a, b, c)] == [True, True, None]
     assert [office.ask(node, 2).epoch for node in (a, b)] == [1, 1]
@@ -89,7 +89,7 @@ def test_a_round_stays_within_an_epoch() -> None:
 
 
 def test_a_newcomers_clock_comes_after_the_rounds_that_were_dealt() -> None:
-    office = Office(gathered=True, replicas=2)
+    office = Office(gather="mean", replicas=2)
     a, b = office.join(0, 1)
     office.ask(a, 1), office.ask(a, 2)
     office.lose(b)
@@ -99,7 +99,7 @@ def test_a_newcomers_clock_comes_after_the_rounds_that_were_dealt() -> None:
 
 def test_what_was_dealt_to_a_slow_member_waits_for_it_however_far_the_others_have_come() -> None:
     """A replica that lagged while its peer was replaced again and again lost its part of round 1 for good."""
-    office = Office(gathered=True, replicas=2, examples=400)
+    office = Office(gather="mean", replicas=2, examples=400)
     slow, other = office.join(0, 1)
     for clock in range(1, 12):
         office.ask(other, clock)

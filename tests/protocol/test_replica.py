@@ -223,7 +223,7 @@ def test_epochs_shorter_than_a_push_are_reported_with_every_push() -> None:
 
 
 def test_many_short_leases_are_reported_before_shards_forget_them() -> None:
-    desk = Desk(gathered=True).welcome().grant(1)
+    desk = Desk(gather="mean").welcome().grant(1)
     reported = []
     for clock in range(2, 3 * REPORT_LEASES):
         desk.grant(1, clock).computed().answer()
@@ -232,14 +232,14 @@ def test_many_short_leases_are_reported_before_shards_forget_them() -> None:
 
 
 def test_a_round_without_a_batch_is_taken_part_in() -> None:
-    desk = Desk(gathered=True).welcome().grant(None)
+    desk = Desk(gather="mean").welcome().grant(None)
     assert (desk.exchange.clock, desk.exchange.gradient, desk.exchange.examples) == (1, 0, 0)
     assert desk.answer().grant(1, clock=2).batch == (100, 104)
     assert desk.computed().exchange.clock == 2
 
 
 def test_rounds_are_asked_for_one_ahead() -> None:
-    desk = Desk(gathered=True, push_every=2, fetch_every=2).welcome().grant(2)
+    desk = Desk(gather="mean", push_every=2, fetch_every=2).welcome().grant(2)
     assert not desk.has(LeaseRequest)  # two batches to do
     desk.computed()
     assert sent(desk.effects, LeaseRequest) == [(COORDINATOR, LeaseRequest(2))]

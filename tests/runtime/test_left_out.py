@@ -18,7 +18,7 @@ from squall.protocol.notes import BatchLeftOut, LeaseEnded, TrainingBegan, Weigh
 from squall.record import Lease, Metric, Progress, Skip
 from squall.report import Reader, summarize
 from squall.runtime.job import Job, private_job
-from squall.runtime.machines import machine
+from squall.runtime.kinds import machine
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.snapshot import Manifest, Restored
 from squall.vector import Layout

@@ -23,6 +23,7 @@ from squall.runtime.optimizers import build_optimizer
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
 from squall.runtime.store import Store
 from squall.strategies import Recipe
+from squall.strategies.work import Loop, Update
 from squall.vector import Layout
 from tests.tasks import regression
 
@@ -63,7 +64,7 @@ class Shards:
         self.layout = Layout.of(built.model, [group["params"] for group in built.param_groups()])
         self.arena = Arena.private(Shape(self.layout.length, 1, groups=len(self.layout.group_starts)))
         initial = initial_vector(self.layout, built)
-        recipe = Recipe(replicas=1, shards=count, optimizer=optimizer)
+        recipe = Recipe(replicas=1, shards=count, work=Loop(update=Update(optimizer=optimizer)))
         self.stores = [Store(built, recipe, self.layout, i, self.arena, initial) for i in range(count)]
         self.number = 0
         if restored is not None:
@@ -225,7 +226,7 @@ def test_a_users_own_step_is_called_whole() -> None:
     arena.gradient(0, 0).fill_(1.0)
     store = Store(
         task,
-        Recipe(replicas=1, shards=1, optimizer=partial(Clamped, lr=1e3)),
+        Recipe(replicas=1, shards=1, work=Loop(update=Update(optimizer=partial(Clamped, lr=1e3)))),
         layout,
         0,
         arena,

@@ -3,25 +3,38 @@
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
+
+import torch
 
 from squall.protocol import core
 from squall.protocol.check import check
 from squall.protocol.coordinator import Policy
 from squall.protocol.core import COORDINATOR, End, Node
 from squall.protocol.evaluator import Evaluator
+from squall.protocol.exchanges import Cadence, Exchanges
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.notes import WorkReported
 from squall.protocol.replica import Replica
+from squall.protocol.rules import Rules
 from squall.protocol.shard import Shard
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.phantoms import Batch, Phantom, Stage
 from squall.sim.world import Network, World
 from squall.strategies import Recipe
+from squall.strategies.work import Loop, Update
 
 HANG_S = 120.0  # of virtual time; the runs here take some seconds
+
+
+def mean_of_three(replicas: int, shards: int) -> Recipe:
+    """Rounds of three batches a replica, dealt as a whole."""
+    exchanges = Exchanges(Cadence(push_every=3, fetch_every=3), Rules("mean", max_delay=0))
+    work = Loop(update=Update(optimizer=partial(torch.optim.SGD, lr=0.1)), exchanges=exchanges)
+    return Recipe(replicas=replicas, shards=shards, work=work)
 
 
 class Bench(Stage):
@@ -36,7 +49,7 @@ class Bench(Stage):
         self.limits = limits or Limits(epochs=2)
         self.leases = Leases(examples, batch_size, self.limits)
         self.coordinator = LeaseCoordinator(
-            Policy(recipe.replicas, recipe.shards, **policy), recipe.dealing(), self.leases
+            Policy(recipe.replicas, recipe.shards, **policy), recipe.loop.exchanges, self.leases
         )
         self.auditor = Auditor(recipe, examples, batch_size, self.limits)
         self.auditor.begin(self)
@@ -60,9 +73,9 @@ class Bench(Stage):
             case "coordinator":
                 return self.coordinator
             case "shard":
-                return Shard(node.index, recipe.rules())
+                return Shard(node.index, recipe.loop.exchanges.rules)
             case "replica":
-                return Replica(node, recipe.shards, self.batch_size, recipe.cadence())
+                return Replica(node, recipe.shards, self.batch_size, recipe.loop.exchanges)
         return Evaluator(node, recipe.shards)
 
     def _trace(self, now: float, node: Node, what: Any) -> None:

@@ -14,9 +14,9 @@ from squall.protocol.notes import MemberDied, Remark, WeightsMeasured
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network
-from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Recipe, Synchronous
+from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Synchronous
 from tests import deep
-from tests.sim.sim_bench import Bench
+from tests.sim.sim_bench import Bench, mean_of_three
 
 CLEAN = Network(latency_s=0.001)
 FAULTY = Network(latency_s=0.001, jitter_s=0.004, loss=0.02, duplication=0.02)
@@ -29,7 +29,7 @@ RECIPES = {
     "delay 3, overlap": Downpour(replicas=3, shards=1, max_delay=3, overlap=True).recipe(),
     "warm start": Downpour(replicas=2, shards=2, warm_start=8).recipe(),
     "synchronous": Synchronous(replicas=3, shards=2).recipe(),
-    "mean of 3": Recipe(replicas=2, shards=2, optimizer=SGD, gather="mean", push_every=3, fetch_every=3, max_delay=0),
+    "mean of 3": mean_of_three(replicas=2, shards=2),
     "averaging": Averaging(replicas=3, shards=2, every=2).recipe(),
     "elastic averaging": ElasticAveraging(replicas=2, shards=2, every=2).recipe(),
     "matched diloco": DiLoCo(replicas=3, inner_steps=4, form="asynchronous", matched=True).recipe(),

@@ -12,8 +12,8 @@ from squall.protocol.leases import Limits
 from squall.protocol.notes import Remark, WeightsMeasured, WorkReported
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network
-from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Recipe, Synchronous
-from tests.sim.sim_bench import Bench
+from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Synchronous
+from tests.sim.sim_bench import Bench, mean_of_three
 
 NETWORKS = {
     "none": Network(),
@@ -31,7 +31,7 @@ RECIPES = {
     "warm start": Downpour(replicas=2, shards=2, warm_start=12).recipe(),
     "delay 1, warm start": Downpour(replicas=2, shards=2, warm_start=12, max_delay=1).recipe(),
     "synchronous": Synchronous(replicas=3, shards=2).recipe(),
-    "mean of 3": Recipe(replicas=3, shards=1, optimizer=SGD, gather="mean", push_every=3, fetch_every=3, max_delay=0),
+    "mean of 3": mean_of_three(replicas=3, shards=1),
     "averaging": Averaging(replicas=3, shards=2, every=3).recipe(),
     "elastic averaging": ElasticAveraging(replicas=3, shards=2, every=2).recipe(),
     "diloco": DiLoCo(replicas=3, shards=2, inner_steps=2).recipe(),

@@ -95,7 +95,7 @@ def of(name: str, **changes: Any) -> Strategy:
     strategy: Any = TABLE[name].strategy
     if changes.get("replicas") == 1 and getattr(strategy, "backup", 0):
         changes["backup"] = 0
-    one_shard = not strategy.recipe().rules().waits_for_all
+    one_shard = not strategy.recipe().loop.exchanges.rules.waits_for_all
     changed: Strategy = dataclasses.replace(strategy, **({"replicas": 3, "shards": 1 if one_shard else 2} | changes))
     return changed
 

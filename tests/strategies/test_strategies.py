@@ -15,8 +15,7 @@ import torch
 
 import squall
 import squall.strategies
-from squall.protocol.cadence import Cadence
-from squall.protocol.dealing import Dealing
+from squall.protocol.exchanges import Cadence, Dealing, Exchanges
 from squall.protocol.rules import Rules
 from squall.runtime.optimizers import check_optimizers
 from squall.strategies import STRATEGIES, Downpour, Recipe, SingleProcess, Strategy, Synchronous
@@ -79,28 +78,27 @@ def test_downpour() -> None:
         replicas=5, shards=3, optimizer=SGD, push_every=4, fetch_every=2, warm_start=100, max_delay=7, overlap=True
     )
     recipe = strategy.recipe()
-    assert recipe.rules() == Rules("each", 7)
-    assert recipe.cadence() == Cadence(push_every=4, fetch_every=2, overlap=True, answered=True)
-    assert recipe.dealing() == Dealing(replicas=5, gathered=False, answered=True, push_every=4, warm_start=100)
-    assert (recipe.replicas, recipe.shards, recipe.optimizer) == (5, 3, SGD)
-    assert Downpour().recipe().rules() == Rules("each", None)
-    assert not Downpour().recipe().dealing().answered
+    exchanges = recipe.loop.exchanges
+    assert exchanges == Exchanges(Cadence(4, 2, overlap=True), Rules("each", 7), Dealing(warm_start=100))
+    assert exchanges.answered
+    assert not exchanges.gathered
+    assert (recipe.replicas, recipe.shards, recipe.loop.update.optimizer) == (5, 3, SGD)
+    assert Downpour().recipe().loop.exchanges == Exchanges()
+    assert not Exchanges().answered
 
 
 def test_synchronous() -> None:
     recipe = Synchronous(replicas=4, shards=2, optimizer=SGD).recipe()
-    assert recipe.rules() == Rules("mean", 0)
-    assert recipe.cadence() == Cadence(1, 1, overlap=False, gathered=True)
-    assert recipe.dealing() == Dealing(replicas=4, gathered=True, answered=True)
-    assert (recipe.replicas, recipe.shards, recipe.optimizer) == (4, 2, SGD)
+    assert recipe.loop.exchanges == Exchanges(rules=Rules("mean", 0))
+    assert recipe.loop.exchanges.gathered
+    assert (recipe.replicas, recipe.shards, recipe.loop.update.optimizer) == (4, 2, SGD)
 
 
 def test_single_process() -> None:
     recipe = SingleProcess(optimizer=SGD).recipe()
-    assert (recipe.replicas, recipe.shards, recipe.optimizer) == (1, 1, SGD)
-    assert SingleProcess.in_process
-    assert not Downpour.in_process
-    assert not Synchronous.in_process
+    assert (recipe.replicas, recipe.shards, recipe.loop.update.optimizer) == (1, 1, SGD)
+    assert recipe.alone
+    assert not Downpour().recipe().alone
 
 
 @pytest.mark.parametrize(

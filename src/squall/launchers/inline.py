@@ -8,10 +8,11 @@ from collections.abc import Callable
 from squall.protocol.core import COORDINATOR, Compute, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
 from squall.runtime.driver import Host
-from squall.runtime.hosts import EvaluatorHost, replica_host, shard_host
+from squall.runtime.hosts import EvaluatorHost
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, own_model
-from squall.runtime.machines import machine, nodes
+from squall.runtime.kinds import kind_of, machine
+from squall.runtime.machines import nodes
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.recording import recorded
 from squall.sim.world import World
@@ -89,6 +90,8 @@ class InlineRun:
 def own_host(job: Job, node: Node) -> Host:
     """Of a shard, a replica or the evaluator, with a model of its own, and recorded if the run is."""
     if node.role == "shard":
-        return recorded(shard_host(job, node.index), job, node)
+        return recorded(kind_of(job).shard_host(job, node.index), job, node)
     job = own_model(job)
-    return recorded(replica_host(job, node.index), job, node) if node.role == "replica" else EvaluatorHost(job)
+    if node.role == "evaluator":
+        return EvaluatorHost(job)
+    return recorded(kind_of(job).replica_host(job, node.index), job, node)

@@ -12,9 +12,10 @@ from setproctitle import setproctitle
 from squall.launchers.line import Line
 from squall.protocol.core import COORDINATOR, End, Event, MemberLost, Node, StopRequested
 from squall.runtime.driver import Driver, Host
-from squall.runtime.hosts import EvaluatorHost, SlowedHost, replica_host, shard_host
+from squall.runtime.hosts import EvaluatorHost, SlowedHost
 from squall.runtime.job import Job
-from squall.runtime.machines import machine, nodes
+from squall.runtime.kinds import kind_of, machine
+from squall.runtime.machines import nodes
 from squall.runtime.processes import keep_freed_memory, never_interrupt
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.recording import recorded
@@ -93,9 +94,9 @@ def make_host(job: Job, node: Node, line: Line | None) -> Host:
             assert line is not None
             return CoordinatorHost(job, NurseryChannel(line))
         case "shard":
-            return recorded(shard_host(job, node.index), job, node)
+            return recorded(kind_of(job).shard_host(job, node.index), job, node)
         case "replica":
-            host, ratio = replica_host(job, node.index), job.slowness(node)
+            host, ratio = kind_of(job).replica_host(job, node.index), job.slowness(node)
             return recorded(SlowedHost(host, ratio) if ratio > 1 else host, job, node)
         case _:
             return EvaluatorHost(job)

@@ -33,7 +33,7 @@ from squall.record import RecordError
 from squall.runtime.driver import Driver
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
-from squall.runtime.machines import machine
+from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.recording import RecordedReplica, recorded
 from squall.runtime.snapshot import Snapshots
@@ -73,7 +73,7 @@ class Replica(Side):
     def __init__(self, job: Job, node: Node, sockets: Path, line: Line) -> None:
         self.rank = node.index
         self.replicas = job.recipe.replicas
-        self.several_steps = job.recipe.several_steps
+        self.several_steps = job.recipe.work.several_steps
         self.began = False
         self.ended_with: BaseException | None = None  # what the loop raised
         self._left = False

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from squall.protocol.core import Node
+from squall.protocol.exchanges import Exchanges
 from squall.protocol.leases import Leases
 from squall.protocol.messages import Grant
 
 LEASE_BATCHES_AT_MOST = 16
 
 
-class Dealing(msgspec.Struct, frozen=True):
-    """What of a strategy decides how work is dealt."""
-
-    replicas: int
-    gathered: bool = False  # rounds: a grant for each exchange, also for those without data
-    answered: bool = False  # others wait for a replica's exchanges: it takes part in them also without data
-    push_every: int = 1
-    lease_is_push: bool = False  # a push may be dropped, and its lease with it
-    warm_start: int = 0  # examples that the first replica trains alone
-    matched: bool = False  # slower replicas push after fewer batches, so that all push about as often
-
-
 class Dealer:
-    def __init__(self, rules: Dealing, leases: Leases) -> None:
-        self.rules = rules
+    """Hands out leases to so many replicas."""
+
+    def __init__(self, replicas: int, exchanges: Exchanges, leases: Leases) -> None:
         self.leases = leases
+        self._replicas = replicas
+        self._push_every, self._dealing = exchanges.cadence.push_every, exchanges.dealing
+        self.gathered, self._answered = exchanges.gathered, exchanges.answered
+        self._lease_is_push = exchanges.droppable
         self.newest_clock = 0  # that anyone asked for
         self._rounds: dict[int, dict[Node, Grant]] = {}  # gathered: clock -> dealt, and not yet asked for
         self._step_s: dict[Node, float] = {}  # how long a replica's batches took lately
@@ -41,23 +33,23 @@ class Dealer:
     @property
     def entry_clock(self) -> int:
         """Where a newcomer's clock begins: behind the rounds that were dealt. Without rounds the shards know best."""
-        return self.newest_clock if self.rules.gathered else 0
+        return self.newest_clock if self.gathered else 0
 
     @property
     def warming_up(self) -> bool:
-        return self.leases.trained < self.rules.warm_start
+        return self.leases.trained < self._dealing.warm_start
 
     def grant(self, node: Node, clock: int, members: Iterable[Node], now: float) -> Grant | None:
         """Work for a member's exchange `clock`; None when it has to wait."""
         newest, self.newest_clock = self.newest_clock, max(self.newest_clock, clock)
-        if self.rules.gathered:
+        if self.gathered:
             if clock > newest:
                 self._deal_round(clock, members, now)
             return self._rounds.get(clock, {}).pop(node, None) or Grant(clock, None)
         lease = None
         if not self.warming_up or node == min(members):
             lease = self.leases.take(node, self._lease_batches(), now)
-        if lease is None and not self.rules.answered:
+        if lease is None and not self._answered:
             return None
         return Grant(clock, lease, self._steps(node, members))
 
@@ -69,10 +61,10 @@ class Dealer:
     def _steps(self, node: Node, members: Iterable[Node]) -> int:
         """Batches of a push in proportion to speed; the fastest does `push_every` (Liu et al. 2024, section 4)."""
         own = self._step_s.get(node)
-        if not self.rules.matched or own is None:
+        if not self._dealing.matched or own is None:
             return 0
         fastest = min(self._step_s.get(member, own) for member in members)
-        return max(1, round(self.rules.push_every * fastest / own))
+        return max(1, round(self._push_every * fastest / own))
 
     def _deal_round(self, clock: int, members: Iterable[Node], now: float) -> None:
         """One push's worth of batches for each member; dealt when the first member asks.
@@ -86,7 +78,7 @@ class Dealer:
         dealt = self._rounds[clock] = {}
         epoch = None
         for node in live[: 1 if self.warming_up else None]:
-            lease = self.leases.take(node, self.rules.push_every, now, within_epoch=epoch)
+            lease = self.leases.take(node, self._push_every, now, within_epoch=epoch)
             if lease is None:
                 break
             epoch = lease.epoch
@@ -94,10 +86,10 @@ class Dealer:
 
     def _lease_batches(self) -> int:
         """Long enough that asking costs little, and shorter towards the end, so that all end an epoch together."""
-        rules = self.rules
-        if rules.lease_is_push:
-            return rules.push_every
-        size = max(1, min(self.leases.left_in_epoch() // rules.replicas, LEASE_BATCHES_AT_MOST))
-        if rules.push_every > LEASE_BATCHES_AT_MOST:
+        push_every = self._push_every
+        if self._lease_is_push:
+            return push_every
+        size = max(1, min(self.leases.left_in_epoch() // self._replicas, LEASE_BATCHES_AT_MOST))
+        if push_every > LEASE_BATCHES_AT_MOST:
             return size
-        return max(rules.push_every, size - size % rules.push_every)
+        return max(push_every, size - size % push_every)

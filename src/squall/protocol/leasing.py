@@ -6,7 +6,8 @@ import math
 
 from squall.protocol.coordinator import Coordinator, Phase, Policy
 from squall.protocol.core import Cause, Effect, Node, Send
-from squall.protocol.dealing import Dealer, Dealing
+from squall.protocol.dealing import Dealer
+from squall.protocol.exchanges import Exchanges
 from squall.protocol.leases import Leases
 from squall.protocol.membership import Covers, common
 from squall.protocol.messages import (
@@ -25,10 +26,10 @@ from squall.protocol.notes import BatchLeftOut, LeaseEnded
 
 
 class LeaseCoordinator(Coordinator):
-    def __init__(self, policy: Policy, dealing: Dealing, leases: Leases, snapshots: int = 0) -> None:
+    def __init__(self, policy: Policy, exchanges: Exchanges, leases: Leases, snapshots: int = 0) -> None:
         super().__init__(policy, snapshots)
         self.leases = leases
-        self.dealer = Dealer(dealing, leases)
+        self.dealer = Dealer(policy.replicas, exchanges, leases)
         self._requests: dict[Node, int] = {}  # replica waiting for a grant -> clock asked for
         self._skips: dict[int, list[tuple[int, int]]] = {}  # lease -> examples left out of it
         self._starved: dict[Node, None] = {}  # of these, those that know that there is nothing for now
@@ -113,10 +114,9 @@ class LeaseCoordinator(Coordinator):
         """Rounds begin with all replicas, and never while the members of a round could be in doubt."""
         if self.phase is not Phase.RUNNING:
             return False
-        dealing = self.dealer.rules
-        if not dealing.gathered:
+        if not self.dealer.gathered:
             return True
-        expected = dealing.replicas - len(self._replacing.given_up)
+        expected = self.policy.replicas - len(self._replacing.given_up)
         return self.members.settled and (self.dealer.begun or len(self.members.live) == expected)
 
     def _on_progress(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sys
 
-from squall.protocol.cadence import Cadence
 from squall.protocol.core import (
     COORDINATOR,
     BatchOver,
@@ -33,6 +32,7 @@ from squall.protocol.core import (
     ValuesLogged,
     shard_nodes,
 )
+from squall.protocol.exchanges import Exchanges
 from squall.protocol.hand import Batch, Hand
 from squall.protocol.messages import (
     Cover,
@@ -64,19 +64,20 @@ class Replica:
     """States, told by what is set: no clock yet (joining); `_batch` (computing); `_missing` (exchanging)."""
 
     __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
-        "_active", "_again", "_answers", "_basis", "_batch", "_computing_since", "_ended", "_epoch", "_fetch_every",
-        "_fetching", "_gathered", "_gradient", "_hand", "_held", "_held_at", "_missing", "_paced_s", "_poisoned",
-        "_push_every", "_pushed", "_report_at", "_report_from", "_retried", "_since_fetch", "_since_push", "_stepped",
-        "_steps", "_stopping", "_tally", "_unreported", "_versions", "_waiting_since", "cadence", "clock", "node",
-        "pid", "shards",
+        "_active", "_again", "_answers", "_awaited", "_basis", "_batch", "_computing_since", "_ended", "_epoch",
+        "_fetch_every", "_fetching", "_gathered", "_gradient", "_hand", "_held", "_held_at", "_in_rounds", "_missing",
+        "_paced_s", "_poisoned", "_push_every", "_pushed", "_report_at", "_report_from", "_retried", "_since_fetch",
+        "_since_push", "_stepped", "_steps", "_stopping", "_tally", "_unreported", "_versions", "_waiting_since",
+        "cadence", "clock", "node", "pid", "shards",
     )  # fmt: skip
 
     wake_at: float | None = None
 
-    def __init__(self, node: Node, shards: int, batch_size: int, cadence: Cadence, pid: int = 0) -> None:
+    def __init__(self, node: Node, shards: int, batch_size: int, exchanges: Exchanges, pid: int = 0) -> None:
         self.node = node
         self.shards = shard_nodes(shards)
-        self.cadence = cadence
+        self.cadence = cadence = exchanges.cadence
+        self._in_rounds, self._awaited = exchanges.gathered, exchanges.answered
         self.pid = pid
         self.clock: int | None = None  # exchanges done or under way; None before Welcome
         self._hand = Hand(batch_size)
@@ -142,7 +143,7 @@ class Replica:
     def _on_message(self, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
             case Grant():
-                self._hand.take(message, self.cadence.answered or self.cadence.gathered)
+                self._hand.take(message, self._awaited)
                 if message.steps:
                     self._push_every = self._fetch_every = message.steps
                 if message.lease is not None:
@@ -183,7 +184,7 @@ class Replica:
             self._compute(now, effects)
         elif self._hand.idle:
             self._take_part(now, effects)
-        elif not self._hand.asked or self._hand.starved or self.cadence.gathered:
+        elif not self._hand.asked or self._hand.starved or self._in_rounds:
             self._flush(now, effects)
 
     def _must_wait(self) -> bool:
@@ -195,7 +196,7 @@ class Replica:
     def _take_work(self, effects: list[Effect]) -> bool:
         """True when there is a batch to compute. Asks for the next lease while the last batch is computed."""
         hand = self._hand
-        round_open = self.cadence.gathered and self._since_push > 0
+        round_open = self._in_rounds and self._since_push > 0
         ready = hand.ready(round_open)
         if hand.runs_out:
             current = ready or hand.idle or round_open
@@ -426,7 +427,7 @@ class Replica:
         if self._missing:
             return
         spoilt = self._poisoned and self.cadence.local  # its own weights are what gave the NaN
-        if self._since_push and not self.cadence.gathered and not spoilt:
+        if self._since_push and not self._in_rounds and not spoilt:
             self._exchange(now, effects, push=True, fetch=False)
         else:
             self._leave(effects)

@@ -32,7 +32,6 @@ from squall.runtime.local import LocalTraining
 from squall.runtime.portions import PortionHost
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.store import Store
-from squall.runtime.vectors import VectorHost
 
 
 class ReplicaHost(QuietHost):
@@ -49,7 +48,7 @@ class ReplicaHost(QuietHost):
                 pin(memory)
         seed = job.plan.seed
         self.training: Gradients | LocalTraining
-        if job.recipe.local is None:
+        if job.recipe.work.local is None:
             self.training = Gradients(job.task, job.layout, weights, gradients, rates, seed, device)
         else:
             self.training = LocalTraining(job.task, job.recipe, job.layout, weights[0], gradients[0], seed, device)
@@ -74,14 +73,6 @@ class ReplicaHost(QuietHost):
 
     def rest(self) -> None:
         self.training.batches.prepare()
-
-
-def replica_host(job: Job, slot: int) -> ReplicaHost | PortionHost:
-    return ReplicaHost(job, slot) if job.recipe.batch is None else PortionHost(job, slot)
-
-
-def shard_host(job: Job, index: int) -> ShardHost | VectorHost:
-    return ShardHost(job, index) if job.recipe.batch is None else VectorHost(job, index)
 
 
 class SlowedHost:

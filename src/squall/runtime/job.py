@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -38,7 +39,7 @@ class Job:
     restored: Restored | None = None  # the snapshot that the run goes on from
     schedule: Path | None = None  # where hosts keep their schedules; None: there will be no replay
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe:
         return self.strategy.recipe()
 
@@ -83,7 +84,7 @@ def own_model(job: Job) -> Job:
 
 
 def arena_shape(layout: Layout, recipe: Recipe) -> Shape:
-    buffers = 2 if recipe.overlap else 1
+    buffers = recipe.work.buffers
     return Shape(layout.length, recipe.replicas, buffers, buffers, len(layout.group_starts))
 
 

@@ -30,8 +30,10 @@ class LocalTraining:
         self, task: Task, recipe: Recipe, layout: Layout, fetched: Tensor, pushed: Tensor, seed: int,
         device: torch.device,
     ) -> None:  # fmt: skip
-        assert recipe.local is not None
-        self._recipe = recipe
+        local = recipe.loop.local
+        assert local is not None
+        self._local = local
+        self._replicas = recipe.replicas
         self._layout = layout
         self._fetched = fetched
         self._pushed = pushed
@@ -42,7 +44,7 @@ class LocalTraining:
         self._counted: list[Tensor] = []  # counters, as the last fetch left them
         layout.write_buffers(task.model, self._own)
         self.backward.on_vector.use(0)
-        self._optimizer = build_optimizer(recipe.local, task.param_groups())
+        self._optimizer = build_optimizer(local.optimizer, task.param_groups())
         self.schedule = Schedule(task, self._optimizer) if task.schedule is not None else None
         self._step = bare_step(self._optimizer, tracked=True)
         self._batches_per_epoch = -(-task.examples // task.batch_size)
@@ -50,10 +52,10 @@ class LocalTraining:
 
     def use(self, buffer: int) -> None:
         """Move towards the weights just fetched, or take them."""
-        if self._begun and self._recipe.pull != 1:
+        if self._begun and self._local.pull != 1:
             fetched, averaged = self._fetched.to(self._own.device, non_blocking=True), self._layout.counted
             self._layout.write_buffers(self.backward.on_vector.model, self._own)
-            self._own[:averaged].lerp_(fetched[:averaged], self._recipe.pull)
+            self._own[:averaged].lerp_(fetched[:averaged], self._local.pull)
             self._own[averaged:].copy_(fetched[averaged:])
         else:
             self._own.copy_(self._fetched, non_blocking=True)
@@ -89,7 +91,7 @@ class LocalTraining:
         self._pushed.copy_(self._own, non_blocking=True)
         if self._own.device.type == "cuda":
             torch.cuda.current_stream(self._own.device).synchronize()
-        if self._recipe.pushes == "delta":
+        if self._local.pushes == "delta":
             parameters = slice(0, self._layout.tail)
             torch.sub(self._fetched[parameters], self._pushed[parameters], out=self._pushed[parameters])
         for pushed, before in zip(self._layout.counter_views(self._pushed), self._counted):
@@ -99,4 +101,4 @@ class LocalTraining:
         """The schedule is a function of the batch's place in the run, so that a replacement goes on where it should."""
         if self.schedule is not None:
             batch = effect.epoch * self._batches_per_epoch + effect.start // self._batch_size
-            self.schedule.advance(batch // self._recipe.replicas)
+            self.schedule.advance(batch // self._replicas)

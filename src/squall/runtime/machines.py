@@ -1,29 +1,21 @@
-"""A run's machines, each behind its links, as a job describes them."""
+"""Coordinators as a job describes them, and where a run's processes begin."""
 
 from __future__ import annotations
-
-import os
 
 import msgspec
 from msgspec import UNSET
 
 from squall.protocol.coordinator import Policy
 from squall.protocol.core import COORDINATOR, Node, replica_node, shard_nodes
-from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases
 from squall.protocol.leasing import LeaseCoordinator
-from squall.protocol.link import Linked
-from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator, Batches
 from squall.protocol.sandblaster.method import State
 from squall.protocol.sandblaster.portions import Balance
-from squall.protocol.sandblaster.replica import BatchReplica
-from squall.protocol.sandblaster.shard import BatchShard
-from squall.protocol.shard import Shard
 from squall.runtime import best
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Manifest
-from squall.strategies.base import BatchMethod
+from squall.strategies.work import BatchMethod
 
 
 def nodes(job: Job) -> list[Node]:
@@ -34,27 +26,9 @@ def nodes(job: Job) -> list[Node]:
     return [COORDINATOR, *shards, *evaluators, *replicas]
 
 
-def machine(job: Job, node: Node) -> Linked:
-    recipe = job.recipe
-    match node.role:
-        case "coordinator":
-            return Linked(lease_coordinator(job) if recipe.batch is None else batch_coordinator(job, recipe.batch))
-        case "shard" if recipe.batch is not None:
-            return Linked(BatchShard(node.index, *_begun(job)))
-        case "replica" if recipe.batch is not None:
-            return Linked(BatchReplica(node, recipe.shards, os.getpid()))
-        case "shard":
-            return Linked(Shard(node.index, recipe.rules(), *_begun(job)))
-        case "replica":
-            replica = Replica(node, recipe.shards, job.task.batch_size, recipe.cadence(), os.getpid())
-            return Linked(replica)
-        case _:
-            return Linked(Evaluator(node, recipe.shards, os.getpid(), job.plan.keep_best or ""))
-
-
 def lease_coordinator(job: Job) -> LeaseCoordinator:
     number = job.restored.manifest.number if job.restored is not None else 0
-    return LeaseCoordinator(_policy(job), job.recipe.dealing(), _leases(job), number)
+    return LeaseCoordinator(_policy(job), job.recipe.loop.exchanges, _leases(job), number)
 
 
 def _leases(job: Job) -> Leases:
@@ -66,8 +40,9 @@ def _leases(job: Job) -> Leases:
     return Leases.restore(manifest.ledger, progress, batch_size, limits)
 
 
-def batch_coordinator(job: Job, method: BatchMethod) -> BatchCoordinator:
-    examples = job.task.examples
+def batch_coordinator(job: Job) -> BatchCoordinator:
+    method, examples = job.recipe.work, job.task.examples
+    assert isinstance(method, BatchMethod)
     size = method.size(job.task.batch_size, examples, job.recipe.replicas)
     balance = Balance(size, method.push_every, method.backup)
     batches = Batches(examples, method.batch(examples) if method.examples is not None else None)
@@ -90,7 +65,7 @@ def _policy(job: Job) -> Policy:
     return msgspec.structs.replace(policy, seconds=max(0.0, left_s))
 
 
-def _begun(job: Job) -> tuple[int, int]:
+def begun(job: Job) -> tuple[int, int]:
     """Updates and examples that shards count on from.
 
     In a resumed run all from the newest of the old versions, and from the examples of the shard that had fewest.
@@ -103,11 +78,13 @@ def _begun(job: Job) -> tuple[int, int]:
 
 def _trained(job: Job, manifest: Manifest) -> int:
     """By the ledger, which counts what scripts have left out as well."""
-    return _leases(job).trained if job.recipe.batch is None else msgspec.convert(manifest.ledger["trained"], int)
+    if isinstance(job.recipe.work, BatchMethod):
+        return msgspec.convert(manifest.ledger["trained"], int)
+    return _leases(job).trained
 
 
 def left_out(job: Job) -> int:
     """Examples that the data position of a resumed run is ahead of those in its weights: scripts have skipped them."""
-    if job.restored is None or job.recipe.batch is not None:
+    if job.restored is None or isinstance(job.recipe.work, BatchMethod):
         return 0
-    return _leases(job).trained - _begun(job)[1]
+    return _leases(job).trained - begun(job)[1]

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from squall.protocol.messages import Factors
 from squall.strategies.base import Recipe
+from squall.strategies.work import BatchMethod
 from squall.task import OptimizerFactory
 
 _STEP_FAILURES = (TypeError, RuntimeError, NotImplementedError, ValueError, IndexError)
@@ -51,17 +52,17 @@ def _without_compiler() -> Iterator[None]:
 
 def state_name(recipe: Recipe) -> str:
     """Whose state a shard's snapshot holds."""
-    if recipe.batch is not None:
-        return f"L-BFGS with history={recipe.batch.rules.history}"
-    factory = recipe.optimizer
+    if isinstance(recipe.work, BatchMethod):
+        return f"L-BFGS with history={recipe.work.rules.history}"
+    factory = recipe.loop.update.optimizer
     return type(build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(1))]}])).__qualname__
 
 
 def in_words(recipe: Recipe) -> str:
     """The optimizer that a rate is chosen for, and the rate: "AdamW, lr 0.001"."""
-    if recipe.batch is not None:
+    if isinstance(recipe.work, BatchMethod):
         return "L-BFGS"
-    factory = recipe.local or recipe.optimizer
+    factory = recipe.loop.tuned
     try:
         built = build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(2, 2))]}])
     except _STEP_FAILURES:
@@ -84,12 +85,15 @@ def _takes_fused(factory: OptimizerFactory) -> bool:
 
 def check_optimizers(recipe: Recipe) -> None:
     """Raise `ValueError` for an optimizer that cannot be built, or cannot run on ranges of the vector."""
-    if recipe.local is not None:
-        _check_step(recipe.local, torch.ones(2, 4))
-    if recipe.elementwise:
-        check_elementwise(recipe.optimizer)
+    if isinstance(recipe.work, BatchMethod):
+        return
+    update, local = recipe.loop.update, recipe.loop.local
+    if local is not None:
+        _check_step(local.optimizer, torch.ones(2, 4))
+    if update.elementwise:
+        check_elementwise(update.optimizer)
     else:
-        _check_step(recipe.optimizer, torch.ones(8))
+        _check_step(update.optimizer, torch.ones(8))
 
 
 def _check_step(factory: OptimizerFactory, weights: Tensor) -> None:

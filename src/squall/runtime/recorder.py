@@ -26,6 +26,7 @@ from squall.runtime.machines import left_out
 from squall.runtime.optimizers import in_words, state_name
 from squall.runtime.snapshot import Manifest, Snapshots
 from squall.runtime.thinning import Thinning
+from squall.strategies.work import BatchMethod
 from squall.writer import Record
 
 
@@ -64,13 +65,13 @@ class CoordinatorHost(QuietHost):
         self._complained = False  # that the record cannot be written
         self._unpublished = ""  # why the newest snapshot could not be made visible
         self._asked_s = 0.0  # training time when the snapshot under way was asked for
-        plan, method = job.plan, job.recipe.batch
+        plan, work = job.plan, job.recipe.work
         facts = {
             "strategy": plan.strategy, "optimizer": in_words(job.recipe), "replicas": plan.replicas,
             "shards": plan.shards, "epochs": plan.epochs or "", "steps": plan.steps or "",
             "seconds": plan.seconds or "", "examples_per_epoch": job.task.examples, "status": "running",
             "ended": "", "reason": "", "keep_best": plan.keep_best or "",
-            "batch": "" if method is None else method.batch(job.task.examples),
+            "batch": work.batch(job.task.examples) if isinstance(work, BatchMethod) else "",
             "counted": "example" if job.task.sampler is None else "position",
             "snapshot": job.restored.manifest.number if job.restored is not None else 0,
         }  # fmt: skip
@@ -194,8 +195,8 @@ class CoordinatorHost(QuietHost):
                 assert_never(note)
 
     def _stats(self, node: Node, stats: Stats) -> None:
-        now, bytes_each = self.training_s, 0 if self._job.strategy.in_process else 4 * self._job.layout.length
-        pushed_each = bytes_each // self._job.recipe.blocks
+        now, bytes_each = self.training_s, 0 if self._job.recipe.alone else 4 * self._job.layout.length
+        pushed_each = bytes_each // self._job.recipe.work.blocks
         loss = stats.loss_sum / stats.examples if stats.examples else math.nan
         self._judge(self._divergence.trained(loss))
         if stats.batches and not self._stepped:

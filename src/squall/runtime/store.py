@@ -30,24 +30,26 @@ class Store:
     """
 
     def __init__(self, task: Task, recipe: Recipe, layout: Layout, shard: int, arena: Arena, initial: Tensor) -> None:
+        loop = recipe.loop
         self.start, self.stop = layout.shard_range(shard, recipe.shards)
         self.weights = initial[self.start : self.stop].clone()  # float32 [shard elements]
         self.arena = arena
-        pieces = layout.pieces(self.start, self.stop, recipe.blocks)
+        pieces = layout.pieces(self.start, self.stop, loop.blocks)
         self.pieces = [piece for piece in pieces if piece.group >= 0]
         self._tail = [piece for piece in pieces if piece.group == -1]
         self._counters = [piece for piece in pieces if piece.group == -2]
         self.parameters = [nn.Parameter(self._own(piece)) for piece in self.pieces]
         # A replica with an optimizer of its own takes the task's param groups and schedule for that.
-        local = recipe.local is not None
+        local = loop.local is not None
         options = [{k: v for k, v in g.items() if k != "params" and not local} for g in task.param_groups()]
-        self.optimizer = build_optimizer(recipe.optimizer, self._groups(options))
+        self.optimizer = build_optimizer(loop.update.optimizer, self._groups(options))
         self.schedule = Schedule(task, self.optimizer) if task.schedule is not None and not local else None
         self._step = bare_step(self.optimizer)
-        self._recipe = recipe
+        self._update = loop.update
+        self._pushes_weights = loop.local is not None and loop.local.pushes == "weights"
         self._compensation: Compensation | None = None
-        if recipe.staleness == "compensate":
-            self._compensation = Compensation(recipe.compensation, recipe.adaptive, self.parameters)
+        if loop.update.compensation is not None:
+            self._compensation = Compensation(loop.update.compensation, loop.update.adaptive, self.parameters)
         self._sums: list[Tensor] = []  # of several pushes, cut as the parameters are
         self._gradients: dict[tuple[int, int], list[Tensor]] = {}  # (slot, buffer) -> its part of each parameter
         self._targets: dict[tuple[int, int], tuple[list[tuple[Tensor, Tensor]], Any]] = {}  # -> to and from, rates
@@ -73,7 +75,7 @@ class Store:
         Only the elements of the block whose turn it is at this clock are moved. `rate` is a factor on the learning
         rates of this step, and `factors` are more, one a group; groups with None are not stepped.
         """
-        block = turn(clock, self._recipe.blocks, self._recipe.block_order)
+        block = turn(clock, self._update.blocks, self._update.block_order)
         with torch.no_grad():
             for piece, parameter, gradient in zip(self.pieces, self.parameters, self._gradient(terms)):
                 parameter.grad = gradient if piece.block == block else None
@@ -94,7 +96,7 @@ class Store:
     def _gradient(self, terms: Sequence[Term]) -> list[Tensor]:
         """What the optimizer steps on, cut as the parameters are."""
         first = terms[0]
-        if self._recipe.pushes == "weights":
+        if self._pushes_weights:
             return [torch.sub(own, total, out=total) for own, total in zip(self.parameters, self._sum(terms))]
         if len(terms) > 1 or first.weight != 1.0:
             return self._sum(terms)

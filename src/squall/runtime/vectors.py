@@ -22,6 +22,7 @@ from squall.runtime.arena import Arena
 from squall.runtime.driver import QuietHost
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Snapshots
+from squall.strategies.work import BatchMethod
 from squall.vector import Layout
 
 BLOCK = 1 << 16  # elements: of 2 x 10 + 1 vectors, 5 MiB. Products of a block are added up in double precision.
@@ -127,10 +128,11 @@ class VectorHost(QuietHost):
     """A store of vectors, and where its snapshots go."""
 
     def __init__(self, job: Job, index: int) -> None:
-        assert job.recipe.batch is not None
+        method = job.recipe.work
+        assert isinstance(method, BatchMethod)
         self._index = index
         self._shards = job.recipe.shards
-        history = job.recipe.batch.rules.history
+        history = method.rules.history
         self.store = VectorStore(job.layout, index, self._shards, history, job.arena, job.initial)
         self._snapshots = Snapshots(job.directory)
         if job.restored is not None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from squall.protocol.exchanges import Cadence, Exchanges
+from squall.protocol.rules import Rules
 from squall.strategies.base import Recipe, Strategy, default_optimizer, plain_sgd
+from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory
 
 
@@ -26,7 +29,7 @@ class BoundedDelay(Strategy):
 
     Example:
         >>> import squall
-        >>> squall.BoundedDelay(replicas=4, max_delay=8).recipe().max_delay
+        >>> squall.BoundedDelay(replicas=4, max_delay=8).recipe().loop.exchanges.rules.max_delay
         8
 
     Source: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013;
@@ -44,15 +47,10 @@ class BoundedDelay(Strategy):
     overlap: bool = False
 
     def recipe(self) -> Recipe:
-        return Recipe(
-            replicas=self.replicas,
-            shards=self.shards,
-            optimizer=self.optimizer,
-            push_every=self.exchange_every,
-            fetch_every=self.exchange_every,
-            max_delay=self.max_delay,
-            overlap=self.overlap,
-        )
+        cadence = Cadence(self.exchange_every, self.exchange_every, self.overlap)
+        exchanges = Exchanges(cadence, Rules(max_delay=self.max_delay))
+        work = Loop(update=Update(optimizer=self.optimizer), exchanges=exchanges)
+        return Recipe(replicas=self.replicas, shards=self.shards, work=work)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,7 @@ class AsynchronousSGD(Strategy):
 
     Example:
         >>> import squall
-        >>> squall.AsynchronousSGD(replicas=8, staleness="scale").recipe().rules().scaled
+        >>> squall.AsynchronousSGD(replicas=8, staleness="scale").recipe().loop.exchanges.rules.scaled
         True
 
     Source: Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", arXiv 1511.05950; Zheng et al.,
@@ -95,12 +93,13 @@ class AsynchronousSGD(Strategy):
     def recipe(self) -> Recipe:
         if self.adaptive is not None and self.staleness != "compensate":
             raise ValueError(f"adaptive is for staleness='compensate', and staleness is {self.staleness!r}")
-        return Recipe(
-            replicas=self.replicas,
-            shards=self.shards,
-            optimizer=self.optimizer,
-            staleness=self.staleness,
-            compensation=self.compensation,
-            adaptive=self.adaptive,
-            max_delay=self.max_delay,
+        if self.staleness not in ("ignore", "scale", "compensate"):
+            raise ValueError(f"staleness is {self.staleness!r}: it must be one of ignore, scale, compensate")
+        if self.compensation < 0:
+            raise ValueError(f"compensation is {self.compensation}: it must be 0 or more")
+        corrected = self.compensation if self.staleness == "compensate" else None
+        work = Loop(
+            update=Update(optimizer=self.optimizer, compensation=corrected, adaptive=self.adaptive),
+            exchanges=Exchanges(rules=Rules(max_delay=self.max_delay, scaled=self.staleness == "scale")),
         )
+        return Recipe(replicas=self.replicas, shards=self.shards, work=work)

@@ -7,7 +7,10 @@ from functools import partial
 
 import torch
 
+from squall.protocol.exchanges import Cadence, Exchanges
+from squall.protocol.rules import Rules
 from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.strategies.work import Local, Loop, Update
 from squall.task import OptimizerFactory
 
 default_explorer: OptimizerFactory = partial(torch.optim.AdamW, lr=2e-3)  # the centre follows at a distance
@@ -27,7 +30,7 @@ class Averaging(Strategy):
 
     Example:
         >>> import squall
-        >>> squall.Averaging(replicas=4, every=16).recipe().pushes
+        >>> squall.Averaging(replicas=4, every=16).recipe().work.local.pushes
         'weights'
 
     Source: McDonald, Hall, Mann, "Distributed Training Strategies for the Structured Perceptron", NAACL 2010; Stich,
@@ -42,16 +45,12 @@ class Averaging(Strategy):
     every: int = 8
 
     def recipe(self) -> Recipe:
-        return Recipe(
-            replicas=self.replicas,
-            shards=self.shards,
-            optimizer=partial(torch.optim.SGD, lr=1.0),
-            local=self.optimizer,
-            pushes="weights",
-            push_every=self.every,
-            fetch_every=self.every,
-            gather="mean",
+        work = Loop(
+            update=Update(optimizer=partial(torch.optim.SGD, lr=1.0)),
+            exchanges=Exchanges(Cadence(self.every, self.every, local=True), Rules("mean")),
+            local=Local(optimizer=self.optimizer, pushes="weights"),
         )
+        return Recipe(replicas=self.replicas, shards=self.shards, work=work)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,7 @@ class ElasticAveraging(Strategy):
 
     Example:
         >>> import squall
-        >>> squall.ElasticAveraging(replicas=4, moving_rate=0.8).recipe().optimizer.keywords
+        >>> squall.ElasticAveraging(replicas=4, moving_rate=0.8).recipe().loop.update.optimizer.keywords
         {'lr': 0.2}
 
     Source: Zhang, Choromanska, LeCun, "Deep Learning with Elastic Averaging SGD", NIPS 2015.
@@ -88,15 +87,11 @@ class ElasticAveraging(Strategy):
         rate = self.moving_rate / max(1, self.replicas)
         if not 0 < rate < 1:
             raise ValueError(f"moving_rate is {self.moving_rate}: it must be above 0 and below the number of replicas")
-        return Recipe(
-            replicas=self.replicas,
-            shards=self.shards,
-            optimizer=partial(torch.optim.SGD, lr=rate),
-            local=self.optimizer,
-            pushes="weights",
-            # A fetch brings the centre as this push has moved it, by `rate`: what is left of their distance is
-            # 1 - rate of it, and the replica's own move has to be `rate` of the whole.
-            pull=rate / (1 - rate),
-            push_every=self.every,
-            fetch_every=self.every,
+        # A fetch brings the centre as this push has moved it, by `rate`: what is left of their distance is 1 - rate of
+        # it, and the replica's own move has to be `rate` of the whole.
+        work = Loop(
+            update=Update(optimizer=partial(torch.optim.SGD, lr=rate)),
+            exchanges=Exchanges(Cadence(self.every, self.every, local=True)),
+            local=Local(optimizer=self.optimizer, pushes="weights", pull=rate / (1 - rate)),
         )
+        return Recipe(replicas=self.replicas, shards=self.shards, work=work)

@@ -9,7 +9,10 @@ from typing import Literal
 import torch
 
 from squall.optim import DelayedNesterov
+from squall.protocol.exchanges import Cadence, Dealing, Exchanges
+from squall.protocol.rules import Rules
 from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.strategies.work import Local, Loop, Update
 from squall.task import OptimizerFactory
 
 
@@ -41,7 +44,7 @@ class DiLoCo(Strategy):
 
     Example:
         >>> import squall
-        >>> squall.DiLoCo(replicas=8, inner_steps=100).recipe().pushes
+        >>> squall.DiLoCo(replicas=8, inner_steps=100).recipe().work.local.pushes
         'delta'
 
     Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv 2311.08105;
@@ -72,21 +75,17 @@ class DiLoCo(Strategy):
             outer = partial(DelayedNesterov, lr=self.outer_lr, momentum=self.outer_momentum, every=every)
         decoupled = self.form == "decoupled"
         quorum = self.replicas // 2 + 1 if self.quorum is None else self.quorum
-        return Recipe(
-            replicas=self.replicas,
-            shards=self.shards,
-            optimizer=outer,
-            local=self.optimizer,
-            pushes="delta",
-            push_every=self.inner_steps,
-            fetch_every=self.inner_steps,
-            gather="each" if self.form == "asynchronous" else "mean",
-            quorum=quorum if decoupled else None,
-            grace=self.grace if decoupled else 0.0,
-            late="fold" if decoupled else "drop",
-            matched=self.matched,
-            prorated=self.outer_momentum > 0,
-        )
+        rules = Rules(
+            "each" if self.form == "asynchronous" else "mean", quorum=quorum if decoupled else None,
+            grace=self.grace if decoupled else 0.0, late="fold" if decoupled else "drop",
+            whole=self.inner_steps if self.outer_momentum > 0 else 0,
+        )  # fmt: skip
+        cadence = Cadence(self.inner_steps, self.inner_steps, local=True)
+        work = Loop(
+            update=Update(optimizer=outer), exchanges=Exchanges(cadence, rules, Dealing(matched=self.matched)),
+            local=Local(optimizer=self.optimizer, pushes="delta"),
+        )  # fmt: skip
+        return Recipe(replicas=self.replicas, shards=self.shards, work=work)
 
     def _check(self) -> None:
         if self.form not in ("synchronous", "asynchronous", "decoupled"):

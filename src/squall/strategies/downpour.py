@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from squall.protocol.exchanges import Cadence, Dealing, Exchanges
+from squall.protocol.rules import Rules
 from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory
 
 
@@ -29,8 +32,8 @@ class Downpour(Strategy):
     Example:
         >>> from functools import partial
         >>> import squall, torch
-        >>> squall.Downpour(replicas=4, optimizer=partial(torch.optim.Adagrad, lr=0.02)).recipe().gather
-        'each'
+        >>> squall.Downpour(optimizer=partial(torch.optim.Adagrad, lr=0.02)).recipe().loop.exchanges.answered
+        False
 
     Source: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1 and algorithm 1.
 
@@ -48,13 +51,9 @@ class Downpour(Strategy):
     overlap: bool = False
 
     def recipe(self) -> Recipe:
-        return Recipe(
-            replicas=self.replicas,
-            shards=self.shards,
-            optimizer=self.optimizer,
-            push_every=self.push_every,
-            fetch_every=self.fetch_every,
-            max_delay=self.max_delay,
-            warm_start=self.warm_start,
-            overlap=self.overlap,
-        )
+        exchanges = Exchanges(
+            Cadence(self.push_every, self.fetch_every, self.overlap), Rules(max_delay=self.max_delay),
+            Dealing(self.warm_start),
+        )  # fmt: skip
+        work = Loop(update=Update(optimizer=self.optimizer), exchanges=exchanges)
+        return Recipe(replicas=self.replicas, shards=self.shards, work=work)

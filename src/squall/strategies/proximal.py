@@ -7,7 +7,10 @@ from functools import partial
 from typing import Literal
 
 from squall.optim import Proximal
+from squall.protocol.exchanges import Exchanges
+from squall.protocol.rules import Rules
 from squall.strategies.base import Recipe, Strategy, plain_sgd
+from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory
 
 
@@ -33,7 +36,7 @@ class DelayedProximal(Strategy):
 
     Example:
         >>> import squall
-        >>> squall.DelayedProximal(l1=1e-3, max_delay=3, smoothness=2.0).recipe().blocks
+        >>> squall.DelayedProximal(l1=1e-3, max_delay=3, smoothness=2.0).recipe().work.blocks
         1
 
     Source: Li, Andersen, Smola, Yu, "Communication Efficient Distributed Machine Learning with the Parameter Server",
@@ -72,12 +75,8 @@ class DelayedProximal(Strategy):
         if self.smoothness is not None:
             inner = partial(inner, lr=1 / ((1 + self.max_delay) * self.smoothness))
         proximal = partial(Proximal, inner=inner, l1=self.l1, l2=self.l2, group=self.group, group_size=self.group_size)
-        return Recipe(
-            replicas=self.replicas,
-            shards=self.shards,
-            optimizer=proximal,
-            max_delay=self.max_delay,
-            blocks=self.blocks,
-            block_order=self.order,
-            elementwise=not self.group,
-        )
+        update = Update(
+            optimizer=proximal, elementwise=not self.group, blocks=self.blocks, block_order=self.order
+        )  # fmt: skip
+        work = Loop(update=update, exchanges=Exchanges(rules=Rules(max_delay=self.max_delay)))
+        return Recipe(replicas=self.replicas, shards=self.shards, work=work)

@@ -7,7 +7,8 @@ from typing import Literal
 
 from squall.protocol.sandblaster.line_search import SEARCHES
 from squall.protocol.sandblaster.method import Rules
-from squall.strategies.base import BatchMethod, Recipe, Strategy, default_optimizer
+from squall.strategies.base import Recipe, Strategy
+from squall.strategies.work import BatchMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Sandblaster(Strategy):
 
     Example:
         >>> import squall
-        >>> squall.Sandblaster(replicas=4, history=5).recipe().batch.rules.history
+        >>> squall.Sandblaster(replicas=4, history=5).recipe().work.rules.history
         5
 
     Source: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.2; Chen, Wang, Zhou,
@@ -64,12 +65,11 @@ class Sandblaster(Strategy):
         rules = Rules(
             self.history, self.line_search, self.tolerance_gradient, self.tolerance_change, self.batch != "full"
         )
-        examples = None if self.batch == "full" else self.batch
-        method = BatchMethod(rules, examples, self.portions, self.push_every, self.backup)
-        return Recipe(
-            replicas=self.replicas, shards=self.shards, optimizer=default_optimizer, gather="mean", max_delay=0,
-            batch=method,
+        work = BatchMethod(
+            rules=rules, examples=None if self.batch == "full" else self.batch, portions=self.portions,
+            push_every=self.push_every, backup=self.backup,
         )  # fmt: skip
+        return Recipe(replicas=self.replicas, shards=self.shards, work=work)
 
     def _check(self) -> None:
         if self.history < 1:

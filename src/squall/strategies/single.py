@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.strategies.work import Alone, Update
 from squall.task import OptimizerFactory
 
 
@@ -30,7 +30,6 @@ class SingleProcess(Strategy):
     """
 
     optimizer: OptimizerFactory = default_optimizer
-    in_process: ClassVar[bool] = True
 
     def recipe(self) -> Recipe:
-        return Recipe(replicas=1, shards=1, optimizer=self.optimizer)
+        return Recipe(replicas=1, shards=1, work=Alone(update=Update(optimizer=self.optimizer)))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from squall.protocol.exchanges import Exchanges
+from squall.protocol.rules import Rules
 from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory
 
 
@@ -26,8 +29,8 @@ class Synchronous(Strategy):
     Example:
         >>> from functools import partial
         >>> import squall, torch
-        >>> squall.Synchronous(replicas=4, optimizer=partial(torch.optim.SGD, lr=0.1)).recipe().gather
-        'mean'
+        >>> squall.Synchronous(replicas=4, optimizer=partial(torch.optim.SGD, lr=0.1)).recipe().loop.exchanges.gathered
+        True
 
     Source: the textbook algorithm; sums are weighed by examples, so that a short last batch counts as it should.
     Backup replicas: Chen et al., "Revisiting Distributed Synchronous SGD", arXiv 1604.00981.
@@ -42,12 +45,6 @@ class Synchronous(Strategy):
     late: Literal["drop", "fold"] = "drop"
 
     def recipe(self) -> Recipe:
-        return Recipe(
-            replicas=self.replicas,
-            shards=self.shards,
-            optimizer=self.optimizer,
-            gather="mean",
-            max_delay=0,
-            backup=self.backup,
-            late=self.late,
-        )
+        rules = Rules("mean", max_delay=0, backup=self.backup, late=self.late)
+        work = Loop(update=Update(optimizer=self.optimizer), exchanges=Exchanges(rules=rules))
+        return Recipe(replicas=self.replicas, shards=self.shards, work=work)

@@ -81,11 +81,11 @@ class Costs:
         self._slowest = 1 / slow if slow is not None else 1.0  # of the last replica, which sleeps after each step
         self._between, self._within = cluster.between, cluster.within
         self._fetched = [4 * count for count in workload.elements]  # bytes of an exchange with each shard
-        self._pushed = [count // recipe.blocks for count in self._fetched]
+        self._pushed = [count // recipe.work.blocks for count in self._fetched]
         self._whole = sum(workload.elements)
         self._steps: dict[int, float] = {}  # machine kind, by id -> step time
         self._shards = [placement.of(Node("shard", index)) for index in range(len(workload.elements))]
-        work = [place.kind.work_s(count // recipe.blocks) for place, count in zip(self._shards, workload.elements)]
+        work = [place.kind.work_s(count // recipe.work.blocks) for place, count in zip(self._shards, workload.elements)]
         code = [place.kind.overhead.serve_s / 2 for place in self._shards]  # half of it around each
         self._updates = [UPDATE_SHARE * seconds + half for seconds, half in zip(work, code)]
         self._copies = [(1 - UPDATE_SHARE) * seconds + half for seconds, half in zip(work, code)]
@@ -96,7 +96,7 @@ class Costs:
             LeaseEnded: self._lease, EvaluateModel: self._evaluate, WriteSnapshot: self._snapshot,
             KeepWeights: lambda node, effect, begins: 4 * self._whole / DISK,
         }  # fmt: skip
-        if recipe.local is not None:
+        if recipe.work.local is not None:
             self.prices |= {UseWeights: self._own_weights, PreparePush: self._own_weights}
         self._last: dict[tuple[Node, Node], float] = {}  # link -> last arrival, where a message could overtake another
         fastest = max(kind.interface for kind in cluster.machines)
@@ -111,8 +111,8 @@ class Costs:
         part = (effect.stop - effect.start) / self._workload.batch_size
         seconds = part * self._step_s(place) * place.kind.jitter.draw(self._chance)
         code = place.kind.overhead
-        seconds += code.batch_s + code.exchange_s * self._recipe.shards / self._recipe.push_every
-        if self._recipe.local is not None:  # an optimizer step on the whole vector
+        seconds += code.batch_s + code.exchange_s * self._recipe.shards / self._recipe.work.every
+        if self._recipe.work.local is not None:  # an optimizer step on the whole vector
             seconds += UPDATE_SHARE * place.kind.work_s(self._whole)
         stretch = self._slowest if node.index == self._recipe.replicas - 1 else 1.0
         self.last_s = seconds = place.cores.take(node, begins, seconds, self.prolong, stretch, SPIN_S)

@@ -30,6 +30,7 @@ from squall.sim.cluster.measure_steps import quantiles, rounded, running_counts,
 from squall.sim.cluster.model import Cluster, Machine, Overhead
 from squall.sim.cluster.quiet import BUSY, Turn, calmest, in_turns, others_in, quickest, times_of
 from squall.strategies import Downpour, Strategy
+from squall.strategies.work import Loop
 from squall.task import OptimizerFactory, check_task
 from squall.vector import Layout
 
@@ -86,7 +87,10 @@ def measure(
     if threads < 1:
         raise ValueError(f"threads is {threads}: it must be at least 1")
     recipe = (strategy or Downpour()).recipe()
+    if not isinstance(recipe.work, Loop):
+        recipe = Downpour().recipe()
     check_optimizers(recipe)
+    optimizer = recipe.loop.update.optimizer
     seed_everything(0)
     built = check_task(task())
     layout = Layout.of(built.model, [group["params"] for group in built.param_groups()])
@@ -94,10 +98,10 @@ def measure(
     counts = running_counts(cores)
     with ExitStack() as stack:
         measured = stack.enter_context(stepping(built, layout, threads, counts))
-        measured.append(stack.enter_context(single(built, layout, recipe.local or recipe.optimizer, threads)))
+        measured.append(stack.enter_context(single(built, layout, recipe.loop.tuned, threads)))
         roomy = RUNS * BYTES * layout.elements < MEMORY_SHARE * _free_bytes()
         if roomy:  # else the vector is so large that what a run's own code takes is next to nothing
-            measured += stack.enter_context(running(built, layout, recipe.optimizer, threads))
+            measured += stack.enter_context(running(built, layout, optimizer, threads))
         turns = calmest(in_turns(measured, (1 - EXCHANGES) * seconds))
     others = _calm_enough(turns, busy)
     turns = quickest(turns)
@@ -107,7 +111,7 @@ def measure(
     machine = Machine(
         name="machine", cores=cores, step_s=rounded(step_s), jitter=Trace(trace_file, quantiles(times)),
         single_s=rounded(step_s * _ratio(turns, len(counts))), slowdown=slowdowns(counts, means, cores),
-        exchange=_exchanges(layout.elements, recipe.optimizer, EXCHANGES * seconds), memory=rounded(memory_bandwidth()),
+        exchange=_exchanges(layout.elements, optimizer, EXCHANGES * seconds), memory=rounded(memory_bandwidth()),
     )  # fmt: skip
     if roomy:
         overhead = overhead_of([[turn[0], *turn[-RUNS:]] for turn in turns], machine.work_s(layout.elements))

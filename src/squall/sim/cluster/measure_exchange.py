@@ -26,7 +26,7 @@ from squall.protocol.core import COORDINATOR, Compute, Effect, Event, GradientCo
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, QuietHost
 from squall.runtime.job import Job, arena_shape, initial_vector
-from squall.runtime.machines import machine
+from squall.runtime.kinds import machine
 from squall.sim.cluster.forks import forked
 from squall.sim.cluster.quiet import Chunks, Enough, calmest, moment
 from squall.strategies import Downpour

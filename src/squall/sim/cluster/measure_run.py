@@ -31,7 +31,7 @@ from squall.runtime import attempts
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, Host
 from squall.runtime.job import Job, arena_shape, private_job
-from squall.runtime.machines import machine
+from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.sequential import Sequential
 from squall.sim.cluster.forks import Work, answer, forked

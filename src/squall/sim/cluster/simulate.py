@@ -29,8 +29,9 @@ from squall.runtime.arena import Arena, Shape
 from squall.runtime.driver import Host
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, private_job
+from squall.runtime.kinds import machine
 from squall.runtime.lock import hold
-from squall.runtime.machines import machine, nodes
+from squall.runtime.machines import nodes
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import may_open
 from squall.runtime.recorder import CoordinatorHost
@@ -43,6 +44,7 @@ from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.rehearsal import Member, Rehearsal
 from squall.strategies import SingleProcess, Strategy
+from squall.strategies.work import Loop
 from squall.task import Task, check_task
 from squall.vector import Layout
 
@@ -94,12 +96,12 @@ def simulate(
     if gradients not in GRADIENTS:
         raise ValueError(f"gradients is {gradients!r}: use one of {', '.join(GRADIENTS)}")
     real = gradients == "real"
-    if strategy.in_process:
+    if strategy.recipe().alone:
         raise ValueError(f"{type(strategy).__name__} is one process without exchanges: there is nothing to simulate")
     if not real and (until, keep_best, patience) != (None, None, None):
         named = "until" if until is not None else "keep_best" if keep_best is not None else "patience"
         raise ValueError(f"{named} needs metrics, and gradients='none' has none: use gradients='real'")
-    if not real and strategy.recipe().batch is not None:
+    if not real and not isinstance(strategy.recipe().work, Loop):
         raise ValueError(f"{type(strategy).__name__} decides by what it computes: use gradients='real'")
     settings = dataclasses.replace(settings or Settings(), launcher="inline", progress=False)
     plan = make_plan(strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device="cpu",

@@ -21,7 +21,7 @@ def stand_in(strategy: Strategy, cluster: Cluster, elements: int) -> tuple[Strat
 
     It is on the machine that is fastest. Whatever ends it there has it begin again from its last snapshot.
     """
-    if not strategy.in_process:
+    if not strategy.recipe().alone:
         return strategy, cluster
     able = [kind for kind in cluster.machines if "replica" in kind.roles]
     kind = min(able, key=lambda kind: single_s(kind, cluster, elements))
@@ -37,7 +37,7 @@ def stand_in(strategy: Strategy, cluster: Cluster, elements: int) -> tuple[Strat
     alone = dataclasses.replace(
         cluster, machines=(machine,), between=here, within=here, failures=failures, preemptions=tuple(preemptions)
     )
-    return Downpour(replicas=1, optimizer=strategy.recipe().optimizer), alone
+    return Downpour(replicas=1, optimizer=strategy.recipe().loop.update.optimizer), alone
 
 
 def single_s(kind: Machine, cluster: Cluster, elements: int) -> float:

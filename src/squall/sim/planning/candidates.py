@@ -52,14 +52,14 @@ class Candidate:
     @property
     def coupling(self) -> tuple[int, int, int]:
         """The less of it, the more an example teaches: batches between exchanges, delay, and replicas."""
-        recipe = self.recipe
-        delay = 0 if recipe.gather == "mean" else 1 + (recipe.max_delay if recipe.max_delay is not None else 10**6)
-        return recipe.push_every, delay, recipe.replicas
+        rules = self.recipe.loop.exchanges.rules
+        delay = 0 if rules.gather == "mean" else 1 + (rules.max_delay if rules.max_delay is not None else 10**6)
+        return self.recipe.work.every, delay, self.recipe.replicas
 
     @property
     def alone(self) -> bool:
         """One process, without replicas and shards."""
-        return self.strategy.in_process
+        return self.recipe.alone
 
     @property
     def sizes(self) -> str:
@@ -98,7 +98,7 @@ def default_strategies(
             raise ValueError(f"{name} {LEFT_OUT[name]}")
         for text, settings in _SWEPT.get(name, (("", {}),)):
             strategy = _with(name, settings, from_file)
-            if batches is None or strategy.recipe().push_every <= max(batches, 1):
+            if batches is None or strategy.recipe().work.every <= max(batches, 1):
                 found[name + text] = strategy
     return found
 
@@ -119,7 +119,7 @@ def _with(name: str, settings: Mapping[str, Any], from_file: Sequence[Strategy])
         given = next((optimizer for optimizer in optimizers if optimizer is not None), None)
         base = kind() if given is None else kind(optimizer=given)
     changed: Strategy = dataclasses.replace(base, **settings)
-    return changed if changed.in_process else _sized(changed, 2, 1)
+    return changed if changed.recipe().alone else _sized(changed, 2, 1)
 
 
 def _sized(strategy: Strategy, replicas: int, shards: int) -> Strategy:

@@ -160,7 +160,7 @@ def _waits_for(entry: Entry) -> str:
     if entry.speed.shard_busy > FULL:
         return f"for the shards, which work {percent(entry.speed.shard_busy, 1)} of the time"
     recipe = entry.candidate.recipe
-    return "for the slowest" if recipe.answered and recipe.replicas > 1 else "for their exchanges"
+    return "for the slowest" if recipe.loop.exchanges.answered and recipe.replicas > 1 else "for their exchanges"
 
 
 def _more_examples(entry: Entry, first: Entry) -> str | None:
@@ -171,7 +171,7 @@ def _more_examples(entry: Entry, first: Entry) -> str | None:
     if ratio < 1 + 2 * ALIKE:
         return None
     stale = f" at a mean staleness of {entry.speed.staleness:.0f} updates" if entry.speed.staleness >= 1 else ""
-    every = entry.candidate.recipe.push_every
+    every = entry.candidate.recipe.work.every
     inner = f" with {every} batches between exchanges" if every > 1 else ""
     return f"it takes {ratio:.1f} times the examples{inner}{stale}"
 

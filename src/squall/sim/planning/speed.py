@@ -118,12 +118,12 @@ def _span_s(recipe: Recipe, placement: Placement, cluster: Cluster) -> float:
     """Of the shorter run: enough rounds of the slowest replica, and not too many messages of all."""
     on = Counter(placement.of(Node("replica", index)) for index in range(recipe.replicas))
     steps = {place: cluster.step_s(place.kind) * place.kind.slowdown_of(count) for place, count in on.items()}
-    messages = 1 + 3 * recipe.shards / recipe.push_every  # of a batch, about
+    messages = 1 + 3 * recipe.shards / recipe.work.every  # of a batch, about
     rate = sum(count * messages / steps[place] for place, count in on.items())
     code = [place.kind.overhead for place in placement.places]
     code_s = max(each.exchange_s + recipe.replicas * (each.serve_s + each.lease_s) for each in code)
-    round_s = recipe.push_every * max(steps.values()) + code_s
-    rounds = ROUNDS + (recipe.max_delay or 0)
+    round_s = recipe.work.every * max(steps.values()) + code_s
+    rounds = ROUNDS + (recipe.loop.exchanges.rules.max_delay or 0)
     if any(each.lease_s for each in code):  # which the coordinator pays for by the report
         rounds = max(rounds, REPORTS * REPORT_LEASES)
     return max(min(rounds * round_s, MESSAGES / rate), 2 * round_s)
@@ -154,9 +154,9 @@ def _coarser(strategy: Strategy, task: Task, cluster: Cluster) -> tuple[Strategy
     times as long and with 50 times the examples, tell as much.
     """
     recipe = strategy.recipe()
-    every, field = recipe.push_every, _field_of_rounds(strategy)
+    every, field = recipe.work.every, _field_of_rounds(strategy)
     task = dataclasses.replace(task, validate=None)  # evaluations would take simulated time, and say nothing
-    if recipe.local is None or field is None or every <= INNER:
+    if recipe.work.local is None or field is None or every <= INNER:
         return strategy, task, cluster
     times = max(n for n in range(1, every // (INNER // 2) + 1) if every % n == 0)
     elements = sum(p.numel() for group in task.param_groups() for p in group["params"])

@@ -21,6 +21,7 @@ from squall.sim.proof.batch_phantoms import WIDTH, BatchStage, Kept, entry_of, e
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.phantoms import File, folded_with
 from squall.strategies.base import Recipe
+from squall.strategies.work import BatchMethod
 
 NEAR = 1e-3  # of the minimum
 
@@ -42,12 +43,13 @@ class BatchAuditor:
     """Watches the lives of one run. `watch` is a world's trace; it raises `Broken`."""
 
     def __init__(self, recipe: Recipe, examples: int) -> None:
-        self.recipe = recipe
+        assert isinstance(recipe.work, BatchMethod)
+        self.method, self.shards = recipe.work, recipe.shards
         self.examples = examples
         self._examples_saved = 0  # in the newest snapshot, by the shard that has fewest
 
     def begin(self, stage: BatchStage, coordinator: BatchCoordinator, files: Sequence[File] | None) -> None:
-        shards = range(self.recipe.shards)
+        shards = range(self.shards)
         self.stage, self.coordinator = stage, coordinator
         self._begun = coordinator.trained
         self._logs = [_Log(files[shard].fold if files else 0, self._examples_saved) for shard in shards]
@@ -101,7 +103,7 @@ class BatchAuditor:
         portions = sorted(self._logs[0].sum)
         if "sum" not in names:
             return
-        expected = self.recipe.batch.examples if self.recipe.batch is not None else None
+        expected = self.method.examples
         for shard, log in enumerate(self._logs):
             examples = sum(stop - start for start, stop in log.sum)
             if examples != (expected or self.examples) or sorted(log.sum) != portions:
@@ -138,7 +140,7 @@ class BatchAuditor:
 
     def finished(self, spoilt: bool) -> None:
         """The run says that it has found the minimum, or that all data is trained."""
-        if self.recipe.batch is None or self.recipe.batch.examples is not None or spoilt:
+        if self.method.examples is not None or spoilt:
             return
         for shard, store in enumerate(self.stage.stores):
             for i, found in enumerate(store.vectors["weights"]):

@@ -32,6 +32,7 @@ from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.phantoms import File, Phantom, Stage
 from squall.sim.proof.positions import restored
+from squall.strategies.work import BatchMethod
 
 
 class Saved(NamedTuple):
@@ -133,9 +134,9 @@ class LeaseCast(Cast):
         self.stage.logs = chaos.scripted
         if chaos.scripted:
             self.stage.leaves_out = leaves_out
-        if chaos.scripted and self.recipe.several_steps:
+        if chaos.scripted and self.recipe.work.several_steps:
             self.stage.steps_on, self.stage.factors = steps, rates_of_one
-        elif chaos.scripted and self.recipe.local is None:  # an optimizer of the replica's own takes its rates itself
+        elif chaos.scripted and self.recipe.work.local is None:  # its own optimizer would take the rates itself
             self.stage.factors = rates
         if saved is None:
             leases, number = Leases(chaos.examples, chaos.batch_size, self._limits), 0
@@ -143,7 +144,7 @@ class LeaseCast(Cast):
         else:
             leases, number = restored(saved.manifest, chaos.batch_size, self._limits), saved.manifest.number
             self._auditor.begin(self.stage, saved.version, saved.files, leases)
-        self._coordinator = LeaseCoordinator(self._policy, self.recipe.dealing(), leases, number)
+        self._coordinator = LeaseCoordinator(self._policy, self.recipe.loop.exchanges, leases, number)
 
     def _machine(self, node: Node) -> Machine:
         recipe = self.recipe
@@ -151,9 +152,9 @@ class LeaseCast(Cast):
             case "coordinator":
                 return self._coordinator
             case "shard":
-                return Shard(node.index, recipe.rules(), self._version, self._examples)
+                return Shard(node.index, recipe.loop.exchanges.rules, self._version, self._examples)
             case "replica":
-                return Replica(node, recipe.shards, self.chaos.batch_size, recipe.cadence())
+                return Replica(node, recipe.shards, self.chaos.batch_size, recipe.loop.exchanges)
         return Evaluator(node, recipe.shards, keep="loss" if self.chaos.keeps else "")
 
     def finished(self, lives: int, spoilt: bool) -> None:
@@ -168,8 +169,8 @@ class BatchCast(Cast):
         self._auditor = BatchAuditor(self.recipe, chaos.examples)
 
     def begin(self, now: Callable[[], float]) -> None:
-        chaos, saved, method = self.chaos, self.saved, self.recipe.batch
-        assert method is not None
+        chaos, saved, method = self.chaos, self.saved, self.recipe.work
+        assert isinstance(method, BatchMethod)
         stage = self.stage = BatchStage(self.recipe, now, self.computed)
         stage.best = self.best
         balance = Balance(chaos.batch_size, method.push_every, method.backup)

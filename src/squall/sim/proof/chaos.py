@@ -23,6 +23,7 @@ from squall.strategies import (
     Strategy,
     Synchronous,
 )
+from squall.strategies.work import Loop
 
 Make = Callable[[int, int], Strategy]
 
@@ -167,7 +168,7 @@ def _hung(seed: int, faults: tuple[Fault, ...], others: list[Part]) -> tuple[Fau
 def _doomed(world: Chaos) -> Chaos:
     """Some who die leave a place in which nobody lives."""
     chance, faults, paces = random.Random(f"{world.seed} doomed"), list(world.faults), world.paces
-    passes = 1 if world.recipe.batch is None else 4  # more than that; L-BFGS evaluates its batch again and again
+    passes = 1 if isinstance(world.recipe.work, Loop) else 4  # more; L-BFGS evaluates its batch again and again
     lasting_s = LASTING_S / passes * world.batch_size / world.examples
     for i, fault in enumerate(faults):
         if isinstance(fault, Kill) and fault.part.role in MORTAL and chance.random() < DOOMED:

@@ -60,7 +60,7 @@ class Auditor:
         self._pushes: dict[tuple[int, int], Push] = {}  # by slot and buffer
         self._under_way: dict[Node, Push | None] = {}  # of replicas: the last push sent
         self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
-        self._labels = Labels(self.recipe.shards, version, self._examples_saved, self.recipe.local is not None)
+        self._labels = Labels(self.recipe.shards, version, self._examples_saved, self.recipe.work.local is not None)
         for shard, file in enumerate(files):
             for applied in file.applied:
                 for gradient in applied.gradients:
@@ -136,7 +136,7 @@ class Auditor:
         if push is None or not push.exchange.batches:
             return
         if answer.dropped:
-            if not self.recipe.droppable:
+            if not self.recipe.loop.exchanges.droppable:
                 raise Broken("I1", f"shard {shard} drops a push of {to}, where every push counts")
             if shard in push.staleness:
                 raise Broken("I1", f"shard {shard} calls a push of {to} dropped that it has applied")
@@ -195,7 +195,7 @@ class Auditor:
         for gradient in push.gradients:
             if not gradient.further:
                 self._check_repeats(shard, gradient.batch)
-        if self.recipe.staleness == "scale" and apply.rate != 1 / max(1, staleness):
+        if self.recipe.loop.exchanges.rules.scaled and apply.rate != 1 / max(1, staleness):
             raise Broken("I3", f"shard {shard} scales a push of staleness {staleness} by {apply.rate}")
         if self._bound is None:
             return
@@ -206,7 +206,7 @@ class Auditor:
                 raise Broken("I3", f"shard {shard} applies a push of {push.node} after {count} newer ones of {node}")
 
     def _check_weights(self, shard: int, apply: Apply, pushes: list[Push]) -> None:
-        if self.recipe.gather == "each":
+        if self.recipe.loop.exchanges.rules.gather == "each":
             right = [1.0]
         else:
             total = sum(push.exchange.examples for push in pushes)
@@ -280,11 +280,12 @@ def _bound(recipe: Recipe) -> tuple[int, int] | None:
 
     See `protocol.shard` for where the numbers come from. Late pushes of rounds that fold them are as late as they are.
     """
-    if recipe.gather == "mean":
-        return None if recipe.late == "fold" and not recipe.rules().waits_for_all else (0, 0)
-    if recipe.max_delay is None or recipe.push_every % recipe.fetch_every:
+    cadence, rules = recipe.loop.exchanges.cadence, recipe.loop.exchanges.rules
+    if rules.gather == "mean":
+        return None if rules.late == "fold" and not rules.waits_for_all else (0, 0)
+    if rules.max_delay is None or cadence.push_every % cadence.fetch_every:
         return None
-    return (1, 2 * (recipe.max_delay + 1)) if recipe.overlap else (0, 2 * recipe.max_delay + 1)
+    return (1, 2 * (rules.max_delay + 1)) if cadence.overlap else (0, 2 * rules.max_delay + 1)
 
 
 def _text(batch: Batch) -> str:

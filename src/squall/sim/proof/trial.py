@@ -23,6 +23,7 @@ from squall.sim.proof.chaos import MORTAL, Chaos
 from squall.sim.proof.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
 from squall.sim.proof.phantoms import Batch, Phantom
 from squall.sim.world import World
+from squall.strategies.work import Loop
 
 ENDS_WITHIN_S = 90.0  # of virtual time, after the last fault has healed
 EVENTS_AT_MOST = 100_000
@@ -44,7 +45,7 @@ class Trial:
         self.events = 0
         self.lives = 0
         self.happened = Counter("Skew" for fault in chaos.faults if isinstance(fault, Skew))  # faults, by kind
-        self.cast: Cast = LeaseCast(chaos) if chaos.recipe.batch is None else BatchCast(chaos)
+        self.cast: Cast = LeaseCast(chaos) if isinstance(chaos.recipe.work, Loop) else BatchCast(chaos)
         self._watch = watch
         self._clocks = {f.part: Clock(f.rate, f.offset_s) for f in chaos.faults if isinstance(f, Skew)}
         rate = self._clocks.get(Part.of(COORDINATOR), Clock()).rate
@@ -144,7 +145,7 @@ class Trial:
         excused = {
             "finished": True,
             "interrupted": had["Stop"] > 0,
-            "nonfinite": had["Spoil"] > (self.chaos.recipe.batch is None),  # a batch that fails is tried once more
+            "nonfinite": had["Spoil"] > isinstance(self.chaos.recipe.work, Loop),  # which tries a batch once more
             "failed": had["shard"] > 0 or had["FullDisk"] > 0 or given_up,
         }
         if not excused[end.status]:

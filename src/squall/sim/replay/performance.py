@@ -37,8 +37,8 @@ from squall.protocol.core import (
     UseWeights,
 )
 from squall.runtime.driver import Host
-from squall.runtime.hosts import replica_host, shard_host
 from squall.runtime.job import Job, own_model
+from squall.runtime.kinds import kind_of
 from squall.runtime.records import (
     Applied,
     Calculated,
@@ -79,15 +79,15 @@ class Replay:
     def __init__(self, job: Job, schedule: Path, witness: Witness, stage: Stage | None = None) -> None:
         self._witness = witness
         self._stage = stage
-        self._lone = job.strategy.in_process
-        self._fetched = "weights" if job.recipe.batch is None else "trial"
+        self._lone = job.recipe.alone
+        self._fetched = kind_of(job).fetched
         self._stopped = False
         self._threads = 0
         version = job.restored.updates if job.restored is not None else 0
         nodes = sorted(Node.parse(path.name) for path in schedule.glob("replica-*"))
         self._job = job = stage.told(job, nodes[0]) if stage is not None and nodes else job
         self.shards = [
-            ShardSide(Node("shard", i), schedule / str(Node("shard", i)), job, shard_host(job, i), version)
+            ShardSide(Node("shard", i), schedule / str(Node("shard", i)), job, kind_of(job).shard_host(job, i), version)
             for i in range(job.recipe.shards)
         ]
         self.replicas = {node: ReplicaSide(node, schedule / str(node), job) for node in nodes}
@@ -199,7 +199,7 @@ class Replay:
             return self._stage.host(self._job, node)
         job = own_model(self._job)
         if not self._lone:
-            return replica_host(job, node.index)
+            return kind_of(job).replica_host(job, node.index)
         store = self.shards[0].host.store
         assert isinstance(store, Store)
         return LoneHost(job, store)

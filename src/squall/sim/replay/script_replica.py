@@ -51,7 +51,7 @@ class Replica(Side):
     def __init__(self, job: Job, node: Node, pipe: Connection) -> None:
         self.rank = node.index
         self.replicas = job.recipe.replicas
-        self.several_steps = job.recipe.several_steps
+        self.several_steps = job.recipe.work.several_steps
         self._job = job
         self._node = node
         self._pipe = pipe

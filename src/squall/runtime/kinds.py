@@ -1,0 +1,72 @@
+"""The table of what carries out each kind of work: the machines of its nodes, and the hosts of its effects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from squall.protocol.core import Machine, Node
+from squall.protocol.evaluator import Evaluator
+from squall.protocol.link import Linked
+from squall.protocol.replica import Replica
+from squall.protocol.sandblaster.replica import BatchReplica
+from squall.protocol.sandblaster.shard import BatchShard
+from squall.protocol.shard import Shard
+from squall.runtime.hosts import ReplicaHost, ShardHost
+from squall.runtime.job import Job
+from squall.runtime.machines import batch_coordinator, begun, lease_coordinator
+from squall.runtime.portions import PortionHost
+from squall.runtime.vectors import VectorHost
+from squall.strategies.work import Alone, BatchMethod, Loop, Work
+
+
+class Kind(NamedTuple):
+    coordinator: Callable[[Job], Machine]
+    shard: Callable[[Job, int], Machine]
+    replica: Callable[[Job, Node], Machine]
+    shard_host: Callable[[Job, int], ShardHost | VectorHost]
+    replica_host: Callable[[Job, int], ReplicaHost | PortionHost]
+    fetched: str  # the payload that shards answer with
+
+
+def _shard(job: Job, index: int) -> Shard:
+    return Shard(index, job.recipe.loop.exchanges.rules, *begun(job))
+
+
+def _replica(job: Job, node: Node) -> Replica:
+    return Replica(node, job.recipe.shards, job.task.batch_size, job.recipe.loop.exchanges, os.getpid())
+
+
+def _batch_shard(job: Job, index: int) -> BatchShard:
+    return BatchShard(index, *begun(job))
+
+
+def _batch_replica(job: Job, node: Node) -> BatchReplica:
+    return BatchReplica(node, job.recipe.shards, os.getpid())
+
+
+_LOOP = Kind(lease_coordinator, _shard, _replica, ShardHost, ReplicaHost, "weights")
+KINDS: dict[type[Work], Kind] = {
+    Loop: _LOOP,
+    Alone: _LOOP,  # of which it uses the coordinator's ledger and the shard's numbers (`runtime.sequential`)
+    BatchMethod: Kind(batch_coordinator, _batch_shard, _batch_replica, VectorHost, PortionHost, "trial"),
+}
+
+
+def kind_of(job: Job) -> Kind:
+    return KINDS[type(job.recipe.work)]
+
+
+def machine(job: Job, node: Node) -> Linked:
+    """A node's machine, behind its links."""
+    kind = kind_of(job)
+    match node.role:
+        case "coordinator":
+            return Linked(kind.coordinator(job))
+        case "shard":
+            return Linked(kind.shard(job, node.index))
+        case "replica":
+            return Linked(kind.replica(job, node))
+        case _:
+            return Linked(Evaluator(node, job.recipe.shards, os.getpid(), job.plan.keep_best or ""))

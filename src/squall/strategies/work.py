@@ -1,0 +1,217 @@
+"""The kinds of work that a strategy may compile to: the loop, the same alone in one process, L-BFGS on batches.
+
+They are a closed set. `runtime.kinds` has the table of the machines and hosts that carry each out.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from squall.protocol.exchanges import Exchanges
+from squall.protocol.sandblaster.method import Rules as MethodRules
+from squall.task import OptimizerFactory
+
+
+class Work(ABC):
+    """What may be asked of all kinds; the answers here are those of a kind that has nothing of the sort."""
+
+    local: Local | None = None
+
+    @property
+    def converges(self) -> bool:
+        """It ends by itself."""
+        return False
+
+    @property
+    @abstractmethod
+    def every(self) -> int:
+        """Batches, or portions of one, between two pushes of a replica."""
+
+    @property
+    def blocks(self) -> int:
+        """Equal parts of the vector of which every exchange moves one."""
+        return 1
+
+    @property
+    def buffers(self) -> int:
+        """Of weights, and of gradients, that a replica has in the arena."""
+        return 1
+
+    @property
+    def several_steps(self) -> bool:
+        """A script's loop may step on a batch several times, each time for other groups."""
+        return False
+
+    @abstractmethod
+    def check(self, replicas: int, shards: int) -> None:
+        """Raise a `ValueError` with the remedy for settings that cannot be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What a shard's numbers do with a push.
+
+    Attributes:
+        optimizer: factory of the shards' optimizer.
+        elementwise: it moves every element by itself, so that shards may cut tensors anywhere.
+        compensation: lambda of the correction of stale gradients, times gradient^2 x (weights now - weights that it was
+            computed on); None: no correction.
+        adaptive: decay of the running mean of gradient^2 whose root divides lambda; None keeps lambda constant.
+        blocks: equal parts of the vector that take turns.
+        block_order: "cyclic", or "random": another order in every sweep.
+    """
+
+    optimizer: OptimizerFactory
+    elementwise: bool = True
+    compensation: float | None = None
+    adaptive: float | None = None
+    blocks: int = 1
+    block_order: str = "cyclic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """What a replica does that trains on weights of its own between exchanges.
+
+    Attributes:
+        optimizer: factory of the optimizer that moves them.
+        pushes: the "delta" (fetched weights - own weights), or its "weights" (the shards' gradient is then their own
+            weights - the pushed ones).
+        pull: how far a fetch moves its weights towards the shards'; 1 replaces them.
+    """
+
+    optimizer: OptimizerFactory
+    pushes: str
+    pull: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop(Work):
+    """Batch after batch: compute, push, update, fetch. All data-parallel algorithms are settings of it."""
+
+    update: Update
+    exchanges: Exchanges = field(default_factory=Exchanges)
+    local: Local | None = None
+
+    @property
+    def tuned(self) -> OptimizerFactory:
+        """The optimizer that the task's param groups and schedule are for, and a user chooses the rate of."""
+        return self.local.optimizer if self.local is not None else self.update.optimizer
+
+    @property
+    def every(self) -> int:
+        return self.exchanges.cadence.push_every
+
+    @property
+    def blocks(self) -> int:
+        return self.update.blocks
+
+    @property
+    def buffers(self) -> int:
+        return 2 if self.exchanges.cadence.overlap else 1
+
+    @property
+    def several_steps(self) -> bool:
+        """Where every push is an update of its own."""
+        cadence, rules = self.exchanges.cadence, self.exchanges.rules
+        every = cadence.push_every == cadence.fetch_every == self.blocks == 1
+        return rules.gather == "each" and every and not cadence.overlap and self.local is None
+
+    def check(self, replicas: int, shards: int) -> None:
+        cadence, rules, update = self.exchanges.cadence, self.exchanges.rules, self.update
+        counts = {"push_every": cadence.push_every, "fetch_every": cadence.fetch_every, "blocks": update.blocks}
+        for name, count in counts.items():
+            if count < 1:
+                raise ValueError(f"{name} is {count}: it must be at least 1")
+        if rules.max_delay is not None and rules.max_delay < 0:
+            raise ValueError(f"max_delay is {rules.max_delay}: it must be 0 or more, or None for no bound")
+        if self.exchanges.dealing.warm_start < 0:
+            raise ValueError(f"warm_start is {self.exchanges.dealing.warm_start}: it must be 0 or more examples")
+        if not 0 <= rules.backup < replicas:
+            raise ValueError(f"backup is {rules.backup} of {replicas} replicas: a round needs at least one push")
+        if shards > 1 and not rules.waits_for_all:
+            raise ValueError(
+                f"{shards} shards with rounds that do not wait for all: shards would not agree on who was late,"
+                " use shards=1"
+            )
+        if not (math.isfinite(rules.grace) and rules.grace >= 0):
+            raise ValueError(f"grace is {rules.grace}: it must be 0 or more")
+        if rules.quorum is not None and not 1 <= rules.quorum <= replicas:
+            raise ValueError(f"quorum is {rules.quorum} of {replicas} replicas: it must be from 1 to {replicas}")
+        choices = {"gather": ("each", "mean"), "late": ("drop", "fold")}
+        for name, values in choices.items():
+            _check_choice(name, getattr(rules, name), values)
+        _check_choice("block_order", update.block_order, ("cyclic", "random"))
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        cadence, update, local = self.exchanges.cadence, self.update, self.local
+        if update.compensation is not None and update.compensation < 0:
+            raise ValueError(f"compensation is {update.compensation}: it must be 0 or more")
+        if update.adaptive is not None and not 0 <= update.adaptive < 1:
+            raise ValueError(f"adaptive is {update.adaptive}: a decay is 0 or more and below 1, or None")
+        each = self.exchanges.rules.gather == "each" and cadence.fetch_every == 1
+        if update.compensation is not None and (cadence.overlap or not each):
+            raise ValueError(
+                "staleness='compensate' needs the weights that a gradient was computed on: no overlap,"
+                " and a fetch for every push"
+            )
+        if cadence.local != (local is not None):
+            raise ValueError("a replica has an optimizer of its own where its cadence is local, and only there")
+        if local is not None and cadence.overlap:
+            raise ValueError("a replica with an optimizer of its own cannot overlap: leave overlap out")
+        if local is not None:
+            _check_choice("pushes", local.pushes, ("delta", "weights"))
+        for factory in (update.optimizer, local.optimizer if local is not None else update.optimizer):
+            if not callable(factory):
+                raise ValueError("optimizer must be a factory, for example partial(torch.optim.SGD, lr=0.1)")
+
+
+class Alone(Loop):
+    """One replica and its shard in the calling process, without a protocol: the numbers are the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchMethod(Work):
+    """A method that looks at a batch as a whole, in place of the loop.
+
+    Attributes:
+        rules: of the method.
+        examples: of a batch; None, or more than there are: the whole training set.
+        portions: that a batch is cut into; None: `Task.batch_size` examples each, and one a replica at least.
+        push_every: portions that a replica sums before it pushes.
+        backup: late portions are also given to idle replicas.
+    """
+
+    rules: MethodRules
+    examples: int | None
+    portions: int | None
+    push_every: int
+    backup: bool
+
+    @property
+    def every(self) -> int:
+        return self.push_every
+
+    @property
+    def converges(self) -> bool:
+        return self.examples is None
+
+    def batch(self, examples: int) -> int:
+        """Examples of a batch, of a training set that has so many."""
+        return min(self.examples or examples, examples)
+
+    def size(self, batch_size: int, examples: int, replicas: int) -> int:
+        """Examples of a portion."""
+        batch = self.batch(examples)
+        return min(batch_size, max(1, batch // replicas)) if self.portions is None else -(-batch // self.portions)
+
+    def check(self, replicas: int, shards: int) -> None:
+        pass  # `Sandblaster` has
+
+
+def _check_choice(name: str, value: str, values: tuple[str, ...]) -> None:
+    if value not in values:
+        raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(values)}")
