@@ -14,6 +14,7 @@ class Desk:
 
     def __init__(self, **settings: object) -> None:
         self.replica = Replica(Node("replica", 1), len(SHARDS), BATCH, exchanges_of(settings), pid=77)
+        assert not settings, f"no group has {settings}"
         self.version = 100
         self.applied = 400  # examples, by the first shard; the next has applied one less
         self.now = 0.0

@@ -44,8 +44,8 @@ def test_a_batch_that_fails_again_after_stop_lets_the_replica_leave() -> None:
 CADENCES = [
     {},
     {"overlap": True},
-    {"gathered": True},
-    {"gathered": True, "push_every": 3, "fetch_every": 3},
+    {"gather": "mean"},
+    {"gather": "mean", "push_every": 3, "fetch_every": 3},
     {"push_every": 2},
     {"push_every": 3, "fetch_every": 2},
     {"push_every": 2, "fetch_every": 3, "overlap": True},
@@ -67,7 +67,7 @@ def test_a_loop_that_leaves_gives_its_batch_up_and_all_before_it_is_told(cadence
         desk.answer()
     assert kinds(desk.effects)[-2:] == ["Left", "End"]
     trained = sum(upto - 100 * lease for lease, upto in desk.reported.items()) // BATCH
-    dropped = computed % cadence.get("push_every", 1) if cadence.get("gathered") else 0  # a part of a round's push
+    dropped = computed % cadence.get("push_every", 1) if cadence.get("gather") else 0  # a part of a round's push
     assert trained == computed - dropped
 
 
@@ -98,7 +98,7 @@ def test_stop_at_every_stage_ends_with_left(cadence: dict[str, object], bad: int
         assert desk.stop().effects == []
         good = computed - (bad is not None and computed >= bad)
         trained = sum(upto - 100 * lease for lease, upto in desk.reported.items()) // BATCH
-        dropped = good % cadence.get("push_every", 1) if cadence.get("gathered") else 0  # a part of a round's push
+        dropped = good % cadence.get("push_every", 1) if cadence.get("gather") else 0  # a part of a round's push
         assert trained == good - dropped
         most = max(most, trained)
     assert most >= 7
