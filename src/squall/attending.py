@@ -6,15 +6,13 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
 from squall.launchers.local import LocalRun
 from squall.protocol.core import End
-from squall.report import Progress, Reader, prepare_report
+from squall.report import Progress, Viewer, Viewers, prepare_report
 from squall.run import Run, load_sources
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.snapshot import Snapshots
@@ -35,7 +33,7 @@ def attend(
     watch = watch or Watch()
     try:
         local.launch(path, snapshot, lock)
-        end = _attend(local, path, progress, watch)
+        end = _attend(local, path, viewers(progress, local), watch)
     except (ProcessLost, TaskError) as error:
         if not begun(path):
             raise
@@ -49,15 +47,20 @@ def attend(
     raise_for(end, path, watch)
 
 
-def _attend(local: LocalRun, path: Path, progress: bool, watch: Watch) -> End:
-    with collected_interrupts(requests=2) as interrupts, _progress(path, progress, local.standing_still) as show:
+def viewers(progress: bool, local: LocalRun) -> list[Viewer]:
+    """Who looks at the run while it goes on."""
+    return [Progress(causes=local.standing_still)] if progress else []
+
+
+def _attend(local: LocalRun, path: Path, wanted: list[Viewer], watch: Watch) -> End:
+    with collected_interrupts(requests=2) as interrupts, closing(Viewers(path / "run.sqlite", wanted)) as shown:
         heeded = 0
         prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
         while local.ended is None:
             local.attend(POLL_S, watch)
             if not path.is_dir():
                 raise SquallError(f"{path} was removed while the run went on: nothing can be saved, and it is ended")
-            show(time.monotonic())
+            shown.look(time.monotonic())
             if time.monotonic() >= prepare_at and begun(path):
                 prepare_at = math.inf
                 prepare_report()
@@ -115,34 +118,3 @@ def raise_for(end: End, path: Path, watch: Watch) -> None:
         raise NotFinite(f"{end.reason}. Last good weights: {path / 'snapshots'}")
     if end.status == "failed":
         raise SquallError(f"{end.reason}\n{_remedy(path)}")
-
-
-@contextmanager
-def _progress(path: Path, wanted: bool, causes: Callable[[], Sequence[str]]) -> Iterator[Any]:
-    """A function to be called often with the time; it shows progress once there is some.
-
-    Whatever fails here (a closed pipe, which rich turns into SystemExit, or a lost terminal) only ends the display.
-    """
-    with ExitStack() as cleanup:
-        display: list[Progress] = []
-        failed: list[BaseException] = []
-
-        def stop() -> None:
-            with suppress(Exception, SystemExit):
-                display[0].stop()
-
-        def show(now: float) -> None:
-            if not wanted or failed or not begun(path):
-                return
-            try:
-                if not display:
-                    reader = Reader(path / "run.sqlite")
-                    cleanup.callback(reader.close)
-                    display.append(Progress(reader, causes=causes))
-                    cleanup.callback(stop)
-                    display[0].start()
-                display[0].update(now)
-            except (Exception, SystemExit) as error:
-                failed.append(error)
-
-        yield show

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from squall.record import Event, Member, Metric, Row, Staleness
-from squall.report import Progress, Reader
+from squall.report import Progress, Viewers
 from squall.report.tally import RECENT_S, Tally, loss, staleness, waiting
 from squall.writer import Record
 from tests.report.conftest import state, work, write
@@ -34,13 +34,9 @@ def text(console: Console) -> str:
 def shown(path: Path, rows: list[Row], console: Console | None = None) -> str:
     """What one look at these rows shows."""
     console = console or terminal()
-    with closing(Reader(write(path, rows))) as reader:
-        progress = Progress(reader, console)
-        progress.start()
-        progress.update(now=0.0)
-        last = text(console)
-        progress.stop()
-    return last
+    with closing(Viewers(write(path, rows), [Progress(console)])) as viewers:
+        viewers.look(now=0.0)
+        return text(console)
 
 
 def test_a_terminal_shows_epochs_replicas_validation_and_events(path: Path) -> None:
@@ -64,31 +60,12 @@ def test_a_terminal_shows_epochs_replicas_validation_and_events(path: Path) -> N
 
 def test_the_end_is_shown_and_the_terminal_given_back(path: Path) -> None:
     console = terminal()
-    with closing(Reader(path)) as reader:
-        progress = Progress(reader, console)
-        progress.start()
-        progress.update(now=0.0)
+    with closing(Viewers(path, [Progress(console)])) as viewers:
+        viewers.look(now=0.0)
         write(path, [work(1.0, 0, 100), Event(1.0, "finished", "")])
-        progress.stop()
-        progress.stop()
     assert "waiting for the first step" in text(console)
     assert "1.0 s  finished" in text(console)
     assert text(console).rindex("\x1b[?25h") > text(console).rindex("\x1b[?25l"), "the cursor is visible again"
-
-
-def test_it_looks_no_more_than_four_times_a_second(path: Path) -> None:
-    console = terminal()
-    with closing(Record(path)) as record, closing(Reader(path)) as reader:
-        progress = Progress(reader, console)
-        progress.start()
-        progress.update(now=0.0)
-        record.add(work(1.0, 0, 123))
-        record.commit(now=0.0)
-        progress.update(now=0.2)
-        assert "123" not in text(console)
-        progress.update(now=0.3)
-        assert "123" in text(console)
-        progress.stop()
 
 
 def test_many_replicas_are_summed_up(path: Path) -> None:
@@ -123,17 +100,14 @@ def test_text_of_others_is_not_markup(path: Path) -> None:
 def test_without_a_terminal_a_line_comes_every_interval_and_events_at_once(path: Path) -> None:
     console = pipe()
     write(path, state(epochs=10, examples_per_epoch=100))
-    with closing(Record(path)) as record, closing(Reader(path)) as reader:
-        progress = Progress(reader, console, interval_s=5.0)
-        progress.start()
+    with closing(Record(path)) as record, closing(Viewers(path, [Progress(console, interval_s=5.0)])) as viewers:
         for now in range(0, 13):
             record.add(work(now + 1.0, 0, 50, 0.25))
             if now == 7:
                 record.add(Event(8.0, "lost", "replica 1 lost: killed by SIGKILL"))
                 record.add(Event(8.0, "snapshot", "snapshots/000008"))
             record.commit(now=float(now), force=True)
-            progress.update(now=float(now))
-        progress.stop()
+            viewers.look(now=float(now))
     assert text(console).splitlines() == [
         "1.0 s  epoch 0.5 of 10  50 examples/s  loss 0.2500",
         "6.0 s  epoch 3 of 10  50 examples/s  loss 0.2500",
@@ -149,13 +123,12 @@ def test_a_line_is_not_wrapped_nor_said_again_at_the_end(path: Path) -> None:
     assert line.endswith("validation metric number 9 0.5")
 
 
-def test_rates_are_those_of_the_last_seconds(path: Path) -> None:
+def test_rates_are_those_of_the_last_seconds() -> None:
     rows: list[Row] = [work(float(t), 0, 100 if t <= 20 else 300, 4.0 if t <= 20 else 1.0) for t in range(1, 41)]
     rows += [work(float(t), 1, 100) for t in range(1, 11)]
     rows += [Staleness(5.0, 0, 9, 1), Staleness(35.0, 0, 2, 3)]
     tally = Tally()
-    with closing(Reader(write(path, rows))) as reader:
-        tally.poll(reader)
+    tally.take(rows)
     fast, dead = tally.replicas[0], tally.replicas[1]
     assert len(fast.work) == RECENT_S
     assert (tally.rate([fast]), tally.rate([dead])) == (300.0, 0.0)
@@ -171,15 +144,14 @@ def test_replicas_that_are_not_heard_of_are_named_with_what_stands_still(
         nonlocal now
         before, now = text(out), now + seconds
         write(path, list(rows))
-        progress.update(now)
+        viewers.look(now)
         return text(out).removeprefix(before)
 
     now, out = 100.0, console()
     write(path, [Member(f"replica-{r}.0", 7, 0.0, "joined", "") for r in range(3)])
     write(path, [*(work(1.0, r, 50) for r in range(3)), Member("replica-2.0", 7, 1.0, "left", "")])
-    with closing(Reader(path)) as reader:
-        progress = Progress(reader, out, interval_s=0.0, causes=lambda: ["shard 1 is stopped"])
-        progress.start()
+    progress = Progress(out, interval_s=0.0, causes=lambda: ["shard 1 is stopped"])
+    with closing(Viewers(path, [progress])) as viewers:
         assert "not heard of" not in after(0)
         assert "not heard of" not in after(8, work(2.0, 0, 50))
         assert "not heard of: replica 1 for 11 s; shard 1 is stopped" in after(3)
@@ -187,4 +159,3 @@ def test_replicas_that_are_not_heard_of_are_named_with_what_stands_still(
         told = " ".join(after(5).split())
         assert "replica 0 for 17 s, replica 1 for 25 s (or the record cannot be written); shard 1 is stopped" in told
         assert "not heard of" not in after(5, work(3.0, 0, 50), work(3.0, 1, 50))
-        progress.stop()

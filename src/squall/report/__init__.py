@@ -6,6 +6,7 @@ from squall.report.html import prepare_report, write_report
 from squall.report.progress import Progress
 from squall.report.reader import Reader
 from squall.report.summary import Summary, summarize
+from squall.report.viewers import Viewer, Viewers
 
 __all__ = [
     "Audit",
@@ -13,6 +14,8 @@ __all__ = [
     "Progress",
     "Reader",
     "Summary",
+    "Viewer",
+    "Viewers",
     "audit",
     "history",
     "prepare_report",

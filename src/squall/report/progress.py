@@ -9,81 +9,68 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from squall.record import Event
-from squall.report.reader import Reader
+from squall.record import Event, Row
 from squall.report.silence import Silence
 from squall.report.tally import ReplicaTally, Tally, loss, staleness, waiting
 from squall.report.words import clock, loss_text, number, percent, plural, rate_text
 
-REDRAW_S = 0.25  # quick enough to look alive, and 4 small queries a second are cheap
 SHOWN = 12  # replicas with a line of their own
 TROUBLE = {"lost": "yellow", "warning": "yellow", "nonfinite": "yellow", "diverged": "red", "error": "red"}
 
 
 class Progress:
-    """Shows what a `Reader` finds. It has no thread: call `update` a few times a second.
+    """The viewer of a terminal or a log.
 
     With a terminal a picture is redrawn in place. Without one a plain line is printed every `interval_s`
     seconds, and every event when it comes.
     """
 
     def __init__(
-        self, reader: Reader, console: Console | None = None, interval_s: float = 5.0,
-        causes: Callable[[], Sequence[str]] = tuple,
+        self, console: Console | None = None, interval_s: float = 5.0, causes: Callable[[], Sequence[str]] = tuple
     ) -> None:  # fmt: skip
         """`causes` is asked when replicas are silent: what is known to stand still."""
         self._causes = causes
         self._silence = Silence()
-        self._stopped = False
-        self._reader = reader
         # Results may be piped from standard output, so progress keeps to the other one.
         self._console = console or Console(stderr=True)
         self._interval_s = interval_s
         self._tally = Tally()
         self._live: Live | None = None
-        self._polled = self._printed = -math.inf  # the `now` of the last poll, of the last line
+        self._printed = -math.inf  # the `now` of the last line
         self._line = ""  # the last
+        self._silent = ""  # who is not heard of
 
-    def start(self) -> None:
-        """Begin to show."""
+    def show(self, rows: Sequence[Row], now: float) -> None:
+        self._tally.take(rows)
+        self._silent = self._silence.told(self._tally.reports, now)
+        if self._silent:
+            self._silent = "; ".join([self._silent, *self._causes()])
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="ellipsis")
-            self._live.start()
-
-    def update(self, now: float) -> None:
-        """Show what is new; `now` is in seconds, on any clock that does not go back."""
-        if now - self._polled < REDRAW_S:
+            self._redraw()
             return
-        self._polled = now
-        self._show(line=now - self._printed >= self._interval_s, now=now)
+        for row in rows:
+            if isinstance(row, Event) and row.kind != "snapshot":  # regular, and of no interest in a log
+                self._print(_event(row).plain)
+        if self._tally.replicas and now - self._printed >= self._interval_s:
+            self._printed, self._line = now, self._sentence()
+            self._print(self._line)
 
-    def stop(self) -> None:
-        """Show the end, and give the terminal back. May be called again."""
-        if self._stopped:
-            return
-        self._stopped = True
-        self._show(line=True, now=self._polled)
+    def close(self) -> None:
+        """Give the terminal back."""
         if self._live:
             self._live.stop()
-            self._live = None
+        elif self._tally.replicas and self._sentence() != self._line:
+            self._print(self._sentence())
 
-    def _show(self, line: bool, now: float) -> None:
-        events = self._tally.poll(self._reader)
-        silent = self._silence.told(self._tally.reports, now)
-        if silent:
-            silent = "; ".join([silent, *self._causes()])
-        if self._live:
-            parts = [picture(self._tally), *([Text(silent, "yellow")] if silent else [])]
-            self._live.update(Group(*parts), refresh=True)
-            return
-        for event in events:
-            if event.kind != "snapshot":  # regular, and of no interest in a log
-                self._print(_event(event).plain)
-        if line and self._tally.replicas:
-            self._printed, before = now, self._line
-            self._line = sentence(self._tally) + (f"  {silent}" if silent else "")
-            if self._line != before or not self._stopped:
-                self._print(self._line)
+    def _redraw(self) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="ellipsis")
+            self._live.start()
+        parts = [picture(self._tally), *([Text(self._silent, "yellow")] if self._silent else [])]
+        self._live.update(Group(*parts), refresh=True)
+
+    def _sentence(self) -> str:
+        return sentence(self._tally) + (f"  {self._silent}" if self._silent else "")
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)

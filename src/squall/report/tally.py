@@ -1,4 +1,4 @@
-"""What a running training has done, kept up to date by reading only what is new in its record."""
+"""What a running training has done, kept up to date by what is new in its record."""
 
 import math
 from collections import deque
@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from squall.protocol.core import Node
-from squall.record import Event, Member, Metric, Progress, Staleness
-from squall.report.reader import Reader
+from squall.record import Event, Member, Metric, Progress, Row, Staleness, State
 
 RECENT_S = 10.0  # rates and losses are means over this much training time
 
@@ -40,33 +39,31 @@ class Tally:
         self.time_s = 0.0  # training time of the last report
         self.batches = 0
         self._present: set[str] = set()  # processes that have joined, and are not gone
-        self._seen = {"metric": 0, "progress": 0, "staleness": 0, "event": 0, "member": 0}  # last rowid read
 
-    def poll(self, reader: Reader) -> list[Event]:
-        """Take in what was written since the last call; return the new events."""
-        self.state = reader.state()
-        metrics, self._seen["metric"] = reader.since(Metric, self._seen["metric"])
-        self.metrics |= {metric.name: metric for metric in metrics}
-        work, self._seen["progress"] = reader.since(Progress, self._seen["progress"])
-        for row in work:
-            replica = self.replicas.setdefault(row.replica, ReplicaTally())
-            replica.examples += row.examples
-            replica.work.append(row)
-            self.batches += row.batches
-            self.time_s = max(self.time_s, row.time_s)
-        pushes, self._seen["staleness"] = reader.since(Staleness, self._seen["staleness"])
-        for push in pushes:
-            replica = self.replicas.setdefault(push.replica, ReplicaTally())
-            replica.staleness_max = max(push.staleness, replica.staleness_max or 0)
-            replica.pushes.append(push)
+    def take(self, rows: Iterable[Row]) -> None:
+        """Rows that were not there before."""
+        for row in rows:
+            match row:
+                case State(key, value):
+                    self.state[key] = value
+                case Metric():
+                    self.metrics[row.name] = row
+                case Progress():
+                    replica = self.replicas.setdefault(row.replica, ReplicaTally())
+                    replica.examples += row.examples
+                    replica.work.append(row)
+                    self.batches += row.batches
+                    self.time_s = max(self.time_s, row.time_s)
+                case Staleness():
+                    replica = self.replicas.setdefault(row.replica, ReplicaTally())
+                    replica.staleness_max = max(row.staleness, replica.staleness_max or 0)
+                    replica.pushes.append(row)
+                case Member():
+                    (self._present.add if row.change == "joined" else self._present.discard)(row.node)
+                case Event():
+                    self.events.append(row)
         for replica in self.replicas.values():
             replica.forget(self.time_s - RECENT_S)
-        members, self._seen["member"] = reader.since(Member, self._seen["member"])
-        for member in members:
-            (self._present.add if member.change == "joined" else self._present.discard)(member.node)
-        events, self._seen["event"] = reader.since(Event, self._seen["event"])
-        self.events.extend(events)
-        return events
 
     @property
     def examples(self) -> int:

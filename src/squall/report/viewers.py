@@ -1,0 +1,83 @@
+"""Who looks at a run while it goes on: each is shown what is new in its record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from squall.record import Lease, RecordError, Row, State
+from squall.report.reader import Reader
+
+LOOK_EVERY_S = 0.25  # quick enough to look alive, and a few small queries four times a second are cheap
+# Leases change until the run ends; what is new of the state is found by its values.
+_FOLLOWED: list[Any] = [table for table in get_args(Row) if table not in (Lease, State)]
+
+
+class Viewer(Protocol):
+    """Shows a run to somebody, in the launching process. It has no thread, and is back within milliseconds."""
+
+    def show(self, rows: Sequence[Row], now: float) -> None:
+        """What is new, oldest first in each table (all but leases); asked again and again, also when nothing is.
+
+        `now` is in seconds, on a clock that does not go back.
+        """
+
+    def close(self) -> None:
+        """Nothing comes any more. How the run has ended was among the rows, if it could be written."""
+
+
+class Viewers:
+    """All viewers of one run. They begin when it has a record; one that fails leaves the others alone."""
+
+    def __init__(self, path: Path, viewers: Sequence[Viewer]) -> None:
+        self._path = path  # of the record
+        self._viewers = list(viewers)
+        self._reader: Reader | None = None
+        self._looked = -math.inf
+        self._state: dict[str, str] = {}
+        self._seen: dict[type[Row], int] = dict.fromkeys(_FOLLOWED, 0)  # the last rowid
+
+    def look(self, now: float) -> None:
+        """Show what is new; to be called often."""
+        if self._viewers and now - self._looked >= LOOK_EVERY_S and self._path.exists():
+            self._looked = now
+            self._show()
+
+    def close(self) -> None:
+        """Show the end."""
+        if self._reader is not None:
+            self._show()
+            self._each(lambda viewer: viewer.close())
+            self._reader.close()
+
+    def _show(self) -> None:
+        try:
+            self._reader = self._reader or Reader(self._path)
+            rows = self._news(self._reader)
+        except RecordError:
+            self._each(lambda viewer: viewer.close())
+            self._viewers.clear()
+        else:
+            self._each(lambda viewer: viewer.show(rows, self._looked))
+
+    def _news(self, reader: Reader) -> list[Row]:
+        state = reader.state()
+        rows: list[Row] = [State(*fact) for fact in state.items() if fact not in self._state.items()]
+        self._state = state
+        for table in _FOLLOWED:
+            found, self._seen[table] = reader.since(table, self._seen[table])
+            rows += found
+        return rows
+
+    def _each(self, do: Callable[[Viewer], None]) -> None:
+        """A closed pipe, which rich turns into SystemExit, or a lost terminal only ends that view."""
+        for viewer in list(self._viewers):
+            try:
+                do(viewer)
+            except (Exception, SystemExit):
+                self._viewers.remove(viewer)
+                with suppress(Exception, SystemExit):
+                    viewer.close()
