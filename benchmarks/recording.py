@@ -90,7 +90,7 @@ def _recording_seconds() -> tuple[float, float]:
 def _exchange(shard: Any, replica: Any, weights: torch.Tensor, step: torch.Tensor, number: int) -> tuple[float, float]:
     batch = Compute(number // 500, number % 500 * 64, number % 500 * 64 + 64, 0, False, False)
     update = Apply((Term(REPLICA, 0, 1.0, 100_000 + number),), 0.25, 100_000 + number, 1 / 3)
-    push, fetch = (Payload(kind, REPLICA, 0, 100_000 + number) for kind in ("gradient", "weights"))
+    push, fetch = (Payload(kind, REPLICA, 0, 100_000 + number, 0) for kind in ("gradient", "weights"))
     used = UseWeights(0)
     weights.add_(step)
     began = time.perf_counter()

@@ -42,7 +42,7 @@ def test_each_push_is_an_update_and_is_answered_with_the_weights_after_it() -> N
     effects = tell(shard, R1, Exchange(1, 1, 1, 0, 8))
     assert effects == [
         Apply((Term(R1, 1, 1.0, 1),), 0.5, 1),
-        Send(R1, Exchanged(1, 1, 0, examples=8), Payload("weights", R1, 1, 1)),
+        Send(R1, Exchanged(1, 1, 0, examples=8), Payload("weights", R1, 1, 1, 0, 1)),
     ]
 
 
@@ -55,13 +55,13 @@ def test_staleness_counts_the_updates_since_the_gradients_weights() -> None:
 
 def test_a_push_without_examples_moves_nothing_but_the_clock() -> None:
     shard = shard_of(R0)
-    assert tell(shard, R0, push(1, examples=0)) == [Send(R0, Exchanged(1, 0, -1), Payload("weights", R0, 0, 1))]
+    assert tell(shard, R0, push(1, examples=0)) == [Send(R0, Exchanged(1, 0, -1), Payload("weights", R0, 0, 1, 0, 0))]
     assert answers(tell(shard, R0, push(2))) == {R0: Exchanged(2, 1, 0, examples=8)}
 
 
 def test_a_fetch_alone_is_answered_at_once_and_a_push_alone_gets_no_weights() -> None:
     shard = shard_of(R0, R1, max_delay=0)
-    assert tell(shard, R0, Exchange(0, -1, 0)) == [Send(R0, Exchanged(0, 0, -1), Payload("weights", R0, 0, 0))]
+    assert tell(shard, R0, Exchange(0, -1, 0)) == [Send(R0, Exchanged(0, 0, -1), Payload("weights", R0, 0, 0, 0, 0))]
     assert kinds(tell(shard, R0, push(1))) == ["Apply"]  # held: replica 1 has not pushed
     assert tell(shard, R1, push(1, weights=-1))[1] == Send(R1, Exchanged(1, 2, 1, examples=16))
 
@@ -168,7 +168,7 @@ def test_an_older_view_is_ignored() -> None:
 def test_an_evaluator_only_looks_and_hears_how_many_examples_are_in_what_it_gets() -> None:
     shard = shard_of(R0, max_delay=0, version=7, examples=56)
     look = tell(shard, EVALUATOR, Exchange(0, weights=0))
-    assert look == [Send(EVALUATOR, Exchanged(0, 7, -1, examples=56), Payload("weights", EVALUATOR, 0, 0))]
+    assert look == [Send(EVALUATOR, Exchanged(0, 7, -1, examples=56), Payload("weights", EVALUATOR, 0, 0, 0, 7))]
     tell(shard, R0, push(1, examples=5))
     assert answers(tell(shard, EVALUATOR, Exchange(0, weights=0)))[EVALUATOR].examples == 61
 

@@ -289,7 +289,7 @@ def test_a_replicas_schedule_says_what_its_host_was_told(
                 if more[0]:
                     host.perform(PreparePush(buffer), 0.0)
                 for _ in range(3):  # to three shards
-                    host.attach(Payload("gradient", R0, buffer, clock))
+                    host.attach(Payload("gradient", R0, buffer, clock, 0))
                 said.append(Pushed(clock, buffer, more[0]))
                 held, buffer = 0, 1 - buffer
             case "use":
@@ -303,7 +303,7 @@ def test_many_batches_behind_a_push_take_few_bytes(tmp_path: Path) -> None:
     host = RecordedReplica(Still(), Log(tmp_path / "log"))  # type: ignore[arg-type]
     for number in range(500):
         host.perform(Compute(0, 64 * number, 64 * number + 64, 0, number > 0, number < 499), 0.0)
-    host.attach(Payload("gradient", R0, 0, 1))
+    host.attach(Payload("gradient", R0, 0, 1, 0))
     host.perform(End("finished"), 0.0)
     assert (tmp_path / "log").stat().st_size < 50
 
@@ -321,8 +321,8 @@ def test_a_shards_schedule_says_what_it_applied_delivered_and_saved(tmp_path: Pa
     expected = []
     for update in (one, round_, at_own_rates):
         host.perform(update, 0.0)
-        host.attach(Payload("weights", R1_AGAIN, 1, 5))
-        host.attach(Payload("weights", Node("evaluator", 4), 0, 0))
+        host.attach(Payload("weights", R1_AGAIN, 1, 5, 0))
+        host.attach(Payload("weights", Node("evaluator", 4), 0, 0, 0))
         expected += [Applied(update, fingerprint() & SEEN), Delivered(R1_AGAIN, 1)]
     host.perform(WriteSnapshot(2, 71), 0.0)
     host.perform(End("finished"), 0.0)

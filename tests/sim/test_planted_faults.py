@@ -22,10 +22,12 @@ from squall.protocol.core import (
     LoopLeft,
     MessageArrived,
     Node,
+    Payload,
     PublishSnapshot,
     Send,
     SnapshotWritten,
     Term,
+    Transmit,
 )
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
@@ -44,6 +46,7 @@ from squall.protocol.tally import Work
 from squall.sim.proof.cast import Saved
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Part, Weather
+from squall.sim.proof.phantoms import Memory, ShardPhantom, Written
 from squall.sim.proof.positions import restored
 from squall.sim.proof.soak import rebuilt, verdict
 from tests import deep
@@ -114,6 +117,30 @@ def never_forgotten(original: Any, link: Linked, node: Node, effects: list[Effec
         return
     link._link(node).unacked.clear()
     link._link(node).resend_due = None
+
+
+# ---------------------------------------------------------------- payloads
+
+
+def message_alone(original: Any, link: Linked, now: float, effects: list[Effect]) -> None:
+    """A resend leaves its payload out: where hosts share memory, it is there already."""
+    first = len(effects)
+    original(link, now, effects)
+    effects[first:] = [
+        msgspec.structs.replace(each, payload=None) if type(each) is Transmit and each.again else each
+        for each in effects[first:]
+    ]
+
+
+def whatever_comes(original: Any, memory: Memory, payload: Payload, numbers: object) -> None:
+    """A late copy is put over what is newer."""
+    memory.write(payload, numbers)
+
+
+def weights_of_now(original: Any, phantom: ShardPhantom, payload: Payload) -> object | None:
+    """What goes out again is newer than its message says."""
+    phantom.memory.write(payload, Written(phantom.version, phantom.fold))
+    return original(phantom, payload)
 
 
 # ---------------------------------------------------------------- shards
@@ -386,6 +413,9 @@ PLANTED: dict[str, Planted] = {
         both(wrapped(Linked, "_receive", every_copy), wrapped(Shard, "_on_exchange", clocks_not_compared)), 20, "I2",
         of="scaled"),
     "frames are delivered as they come": Planted(wrapped(Linked, "_receive", as_they_come), 300, "I4"),
+    "a payload is not sent again": Planted(wrapped(Linked, "_check", message_alone), 100, "I6"),
+    "a late payload is put over a newer one": Planted(wrapped(Memory, "receive", whatever_comes), 1000, "I6"),
+    "weights are sent again as they are by then": Planted(wrapped(ShardPhantom, "outgoing", weights_of_now), 100, "I6"),
     "nothing is sent again": Planted(wrapped(Linked, "_check", acknowledgements_alone), 20, "I5"),
     "a push is acknowledged before it is applied": Planted(
         wrapped(Shard, "on", acknowledged_before_applied), 5, "I6"),

@@ -237,7 +237,7 @@ def test_messages_of_a_link_stay_in_order_however_large() -> None:
     workload = Workload(step_s=STEP_S, batch_size=4, elements=(1000,))
     costs = Costs(cluster, recipe, workload, Placement(cluster, recipe), random.Random(0))
     replica, shard = Node("replica", 0), Node("shard", 0)
-    large = Send(shard, Stop(), Payload("gradient", replica, 0, 1))
+    large = Send(shard, Stop(), Payload("gradient", replica, 0, 1, 0))
     arrivals = [costs.arrivals(replica, effect, 0.0, random.Random(0)) for effect in (large, Send(shard, Stop()))]
     assert arrivals[0][0] > 4.0
     assert arrivals[1][0] >= arrivals[0][0]

@@ -26,6 +26,7 @@ from squall.protocol.core import (
 from squall.protocol.link import RESEND_AFTER_S, Linked
 from squall.protocol.messages import Join, Stop
 from squall.protocol.notes import TrainingOver
+from squall.runtime.driver import QuietHost
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.sim.world import Network, World
 from squall.strategies import Downpour, Synchronous
@@ -53,7 +54,7 @@ class Script:
         return [now for now, event in self.seen if type(event) is kind]
 
 
-class Hands:
+class Hands(QuietHost):
     """A host that answers Compute, and has news from outside once."""
 
     def __init__(self, *news: Event) -> None:

@@ -171,12 +171,17 @@ class Effect(msgspec.Struct, frozen=True, gc=False):
 
 
 class Payload(msgspec.Struct, frozen=True, gc=False):
-    """A reference to numbers that belong to a message: a range of one of the buffers of a replica or the evaluator."""
+    """Numbers that belong to a message, by their place: a shard's range of a buffer of a replica or the evaluator.
+
+    Every host has such a place, or all have the same in shared memory. A later clock, or version, replaces an earlier.
+    """
 
     kind: str  # "gradient" | "weights" | "trial"
-    owner: Node
+    owner: Node  # of the buffer
     buffer: int
     clock: int  # the owner's, of the exchange
+    shard: int  # whose range it is
+    version: int = 0  # of a shard's weights: updates in them
 
     @property
     def slot(self) -> int:
@@ -192,7 +197,7 @@ class Send(Effect, frozen=True, gc=False):
 
 
 class Transmit(Effect, frozen=True, gc=False):
-    """Put a frame on the wire now. `again` marks a resend, whose payload need not be written anew."""
+    """Put a frame on the wire now. `again` marks a resend, whose payload is at its place already."""
 
     to: Node
     frame: Frame

@@ -318,11 +318,11 @@ class Replica:
         work = self._pushed if push else NO_WORK
         if self.cadence.local and work.batches:
             effects.append(PreparePush(gradient))
-        payload = Payload("gradient", self.node, gradient, self.clock) if push else None
         for shard, basis in zip(self.shards, self._basis):
             exchange = Exchange(
                 self.clock, gradient, self._fetching, basis, work.examples, work.covers, work.batches, work.factors
             )
+            payload = Payload("gradient", self.node, gradient, self.clock, shard.index) if push else None
             effects.append(Send(shard, exchange, payload))
         self._answers, self._missing = [None] * len(self.shards), len(self.shards)
         self._tally.exchanges += 1

@@ -136,7 +136,7 @@ class Shard:
                 return  # not in the newest view: it is gone, and its slot may be another's by now
             effects.extend(predecessors(sender, self._evaluator))
             self._evaluator = max(self._evaluator, sender.incarnation)
-            weights = Payload("weights", sender, exchange.weights, exchange.clock)
+            weights = Payload("weights", sender, exchange.weights, exchange.clock, self.node.index, self.version)
             answer = Exchanged(exchange.clock, self.version, examples=self.examples)
             effects.append(Send(sender, answer, weights))  # an evaluator only looks
             return
@@ -261,7 +261,9 @@ class Shard:
     def _answer(self, replica: _Replica, exchange: Exchange, effects: list[Effect], dropped: bool = False) -> None:
         node = replica.node
         answer = Exchanged(replica.clock, self.version, replica.staleness, dropped, self.examples)
-        payload = Payload("weights", node, exchange.weights, exchange.clock) if exchange.weights >= 0 else None
+        payload = None
+        if exchange.weights >= 0:
+            payload = Payload("weights", node, exchange.weights, exchange.clock, self.node.index, self.version)
         effects.append(Send(node, answer, payload))
         replica.staleness = -1
 

@@ -39,7 +39,13 @@ class Host(Protocol):
     """What a node's effects work on: a replica's model, a shard's store, the coordinator's record."""
 
     def attach(self, payload: Payload) -> None:
-        """Bring a message's numbers to where its receiver will read them, before the message goes out."""
+        """Bring a message's numbers to their place, before the message goes out."""
+
+    def outgoing(self, payload: Payload) -> object | None:
+        """What lies at the place, to travel with the message; None where its receiver reads the same memory."""
+
+    def incoming(self, payload: Payload, numbers: object) -> None:
+        """Put what has travelled to its place, unless something later lies there."""
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         """Carry out an effect; the event that it leads to, if any."""
@@ -57,11 +63,42 @@ class QuietHost:
     def attach(self, payload: Payload) -> None:
         pass
 
+    def outgoing(self, payload: Payload) -> object | None:
+        return None  # all hosts of a machine share the arena
+
+    def incoming(self, payload: Payload, numbers: object) -> None:
+        raise AssertionError("numbers have travelled within a machine")
+
     def poll(self) -> Event | None:
         return None
 
     def rest(self) -> None:
         pass
+
+
+class HostAround:
+    """A host that does something beside what another one does."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def attach(self, payload: Payload) -> None:
+        self._host.attach(payload)
+
+    def outgoing(self, payload: Payload) -> object | None:
+        return self._host.outgoing(payload)
+
+    def incoming(self, payload: Payload, numbers: object) -> None:
+        self._host.incoming(payload, numbers)
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        return self._host.perform(effect, now)
+
+    def poll(self) -> Event | None:
+        return self._host.poll()
+
+    def rest(self) -> None:
+        self._host.rest()
 
 
 class Driver:

@@ -25,7 +25,7 @@ from squall.runtime.arena import Arena
 from squall.runtime.backward import ModelOnVector, pin
 from squall.runtime.batches import Key
 from squall.runtime.compute import Gradients
-from squall.runtime.driver import QuietHost
+from squall.runtime.driver import HostAround, QuietHost
 from squall.runtime.evaluate import evaluate
 from squall.runtime.job import Job
 from squall.runtime.local import LocalTraining
@@ -75,13 +75,12 @@ class ReplicaHost(QuietHost):
         self.training.batches.prepare()
 
 
-class SlowedHost:
+class SlowedHost(HostAround):
     """A replica that sleeps after each computation, as if its machine were slower by a ratio."""
 
     def __init__(self, host: ReplicaHost | PortionHost, ratio: float) -> None:
-        self._host = host
+        super().__init__(host)
         self._ratio = ratio
-        self.attach, self.poll, self.rest = host.attach, host.poll, host.rest
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         event = self._host.perform(effect, now)

@@ -21,7 +21,7 @@ from squall.protocol.core import (
     UseWeights,
     WriteSnapshot,
 )
-from squall.runtime.driver import Host
+from squall.runtime.driver import Host, HostAround
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job
 from squall.runtime.records import SEEN, Fingerprint, Steps, short
@@ -65,7 +65,7 @@ def _may_take(job: Job, node: Node) -> float:
     return 1e9 * job.plan.keep_schedule * share
 
 
-class RecordedShard:
+class RecordedShard(HostAround):
     """A shard looks at an update when its answer has left and it would only wait (`rest`), or before its next one.
 
     Updates are written some at a time: a shard that is killed ends its run, and the schedule of its last moments tells
@@ -73,7 +73,7 @@ class RecordedShard:
     """
 
     def __init__(self, host: ShardHost | VectorHost, log: Log, replicas: int) -> None:
-        self._host = host
+        super().__init__(host)
         self._log = log
         self._replicas = replicas
         self._fingerprint = Fingerprint(host.store.weights)
@@ -82,7 +82,6 @@ class RecordedShard:
         self._seen: list[int] = []  # the fingerprints behind those updates
         self._unseen = False  # the last one's is not taken yet
         self._now = self._written_at = 0.0
-        self.poll = host.poll
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if self._unseen:
@@ -151,20 +150,20 @@ class RecordedShard:
         return node.index + self._replicas * node.incarnation
 
 
-class RecordedReplica:
+class RecordedReplica(HostAround):
     """What a replica did is written before it pushes: without a push it has changed nothing that lasts."""
 
     def __init__(self, host: Host, log: Log) -> None:
+        super().__init__(host)
         self._log = log
         self._record: list[Any] = []  # batches and fetches, not written yet
         self._count_at = -1  # where in it stands how many batches are alike, if its last entry is of batches
         self._clock = 0  # of the last push; the first is 1
         self._push = PUSHED  # the next one's tag
         self._bits = self._epoch = self._length = self._stop = -1  # of the last batch
-        self._perform, self.poll, self.rest = host.perform, host.poll, host.rest
 
     def perform(self, effect: Effect, now: float) -> Event | None:
-        event = self._perform(effect, now)
+        event = self._host.perform(effect, now)
         if type(effect) is Compute:
             if event is not None:  # else somebody else computes, and will say so
                 self.computed(effect, type(event) is not GradientComputed or event.finite)

@@ -160,7 +160,7 @@ class Sequential:
                 self._note(Remark("nonfinite", f"{text}, twice"))
                 return f"{text}, and again when it was tried a second time; the weights before it are kept"
         self._updates += 1
-        self._replica.attach(Payload("gradient", _REPLICA, 0, self._updates))
+        self._replica.attach(Payload("gradient", _REPLICA, 0, self._updates, 0))
         self._shard.perform(Apply((Term(_REPLICA, 0, 1.0, self._updates),), 1.0, self._updates), 0.0)
         ended = self._leases.done(lease.id, lease.stop, _REPLICA)
         assert ended is not None

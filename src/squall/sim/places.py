@@ -6,8 +6,9 @@ import math
 from collections import deque
 from typing import Any, NamedTuple
 
-from squall.protocol.core import COORDINATOR, End, Event, Machine, Node
+from squall.protocol.core import COORDINATOR, End, Event, FrameArrived, Machine, Node, Payload
 from squall.protocol.link import Linked
+from squall.protocol.messages import Frame
 from squall.runtime.driver import Host, QuietHost
 
 HUBS = ("coordinator", "shard")  # whom all the others speak to
@@ -30,12 +31,27 @@ class Clock(NamedTuple):
         return at
 
 
+class Parcel(NamedTuple):
+    """A frame with the numbers of its payload, between hosts that share no memory."""
+
+    frame: Frame
+    payload: Payload
+    numbers: object
+
+
+class ParcelArrived(FrameArrived, frozen=True, gc=False):
+    """Its numbers go to their place when the node looks at the frame."""
+
+    payload: Payload
+    numbers: object
+
+
 class Place:
     """A node in the world."""
 
     __slots__ = (
         "attach", "busy_until", "called", "clock", "coming", "end", "forgotten", "going", "host", "inbox", "linked",
-        "node", "poll", "there", "woken_at",
+        "node", "outgoing", "poll", "there", "woken_at",
     )  # fmt: skip
 
     def __init__(self, node: Node, linked: Linked | Machine, host: Host, clock: Clock | None) -> None:
@@ -46,6 +62,7 @@ class Place:
         self.host = host
         # None: it has nothing to do, and is not asked to for every message.
         self.attach = host.attach if getattr(type(host), "attach", None) is not QuietHost.attach else None
+        self.outgoing = host.outgoing if getattr(type(host), "outgoing", None) is not QuietHost.outgoing else None
         self.clock = clock  # None: the world's own
         self.busy_until = 0.0
         self.poll = host.poll if node == COORDINATOR else None  # others hear nothing from outside

@@ -37,7 +37,7 @@ from squall.protocol.core import (
 from squall.protocol.link import Linked
 from squall.protocol.messages import Frame, Message
 from squall.runtime.driver import Host
-from squall.sim.places import Absence, Clock, Entry, Line, Place
+from squall.sim.places import Absence, Clock, Entry, Line, Parcel, ParcelArrived, Place
 
 
 class Wire(Protocol):
@@ -74,9 +74,17 @@ class _Free(Event, frozen=True, gc=False):
 _FREE = _Free()
 _STARTED = Started()
 _TIME_PASSED = TimePassed()
-_ARRIVALS = (FrameArrived, MessageArrived)
+_ARRIVALS = (FrameArrived, ParcelArrived, MessageArrived)
 _CALLS = (TimePassed, _Free)
 _WORLDLY = (End, StartMember, Forget)
+
+
+def _arrived(sender: Node, what: Message | Frame | Parcel) -> Event:
+    if type(what) is Frame:
+        return FrameArrived(sender, what)
+    if type(what) is Parcel:
+        return ParcelArrived(sender, what.frame, what.payload, what.numbers)
+    return MessageArrived(sender, what)  # type: ignore[arg-type]
 
 
 class World:
@@ -196,7 +204,7 @@ class World:
         now = self.now
         event: Event = what
         if sender is not None:
-            event = FrameArrived(sender, what) if type(what) is Frame else MessageArrived(sender, what)
+            event = _arrived(sender, what)
         if type(to) is Place and to.there:
             place = to
         elif to.node in self.places:  # it has come since
@@ -212,6 +220,9 @@ class World:
             if turn is None:
                 return
             event = turn
+        if type(event) is ParcelArrived:
+            place.host.incoming(event.payload, event.numbers)
+            event = FrameArrived(event.sender, event.frame)
         trace = self.trace
         if trace is not None:
             trace(now, place.node, event)
@@ -276,20 +287,26 @@ class World:
         return self.now if place.clock is None else place.clock.reads(self.now)
 
     def _carry(self, place: Place, effect: Send | Transmit) -> None:
-        sent: Message | Frame
+        sent: Message | Frame | Parcel
         if type(effect) is Send:
             sent, again = effect.message, False
         else:
             assert isinstance(effect, Transmit)
             sent, again = effect.frame, effect.again
         leaves = place.busy_until if place.busy_until > self.now else self.now
-        if effect.payload is not None and not again:
+        payload = effect.payload
+        if payload is not None and not again:
             if place.attach is not None:
-                place.attach(effect.payload)
-            if effect.payload.kind != "gradient":  # which lies where it is read
+                place.attach(payload)
+            if payload.kind != "gradient":  # which lies where it is read
                 price = self._prices.get(type(effect))
                 if price is not None:
                     leaves = place.busy_until = leaves + price(place.node, effect, leaves)
+        if payload is not None and place.outgoing is not None:
+            numbers = place.outgoing(payload)
+            if numbers is not None:
+                assert isinstance(sent, Frame)
+                sent = Parcel(sent, payload, numbers)
         to = self.places.get(effect.to)
         for at in self._arrivals(place.node, effect, leaves, self._chance):
             self._count += 1

@@ -159,10 +159,10 @@ class BatchReplica:
     def _push(self, effects: list[Effect]) -> None:
         self._pushes += 1
         message = PushPortions(self._evaluation, BUFFER, tuple(self._kept), self._pushes)
-        payload = Payload("gradient", self.node, BUFFER, self._pushes)
         self._kept.clear()
         self._pushing = dict.fromkeys(self.shards)
-        effects.extend(Send(shard, message, payload) for shard in self.shards)
+        for shard in self.shards:
+            effects.append(Send(shard, message, Payload("gradient", self.node, BUFFER, self._pushes, shard.index)))
         self._tally.pushes += 1
         self._tally.exchanges += 1
 

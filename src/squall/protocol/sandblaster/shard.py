@@ -85,7 +85,7 @@ class BatchShard:
                     effects.extend(predecessors(sender, self._evaluator))
                     self._evaluator = max(self._evaluator, sender.incarnation)
                 kind = "trial" if sender.role == "replica" else "weights"
-                payload = Payload(kind, sender, message.weights, clock)
+                payload = Payload(kind, sender, message.weights, clock, self.node.index, self.version)
                 effects.append(Send(sender, Exchanged(clock, self.version, examples=self.examples), payload))
             case View():
                 self._on_view(message, effects)

@@ -14,7 +14,7 @@ from squall.protocol.core import (
     SnapshotWritten,
     WriteSnapshot,
 )
-from squall.runtime.driver import Host, QuietHost
+from squall.runtime.driver import Host, HostAround, QuietHost
 from squall.sim.cluster.costs import Costs
 
 
@@ -32,13 +32,12 @@ class Hollow(QuietHost):
         return ModelEvaluated({}) if type(effect) is EvaluateModel else None
 
 
-class Timed:
+class Timed(HostAround):
     """A replica with a model, whose computations last as long as the cluster lets them."""
 
     def __init__(self, host: Host, costs: Costs) -> None:
-        self._host = host
+        super().__init__(host)
         self._costs = costs
-        self.attach, self.poll, self.rest = host.attach, host.poll, host.rest
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         event = self._host.perform(effect, now)

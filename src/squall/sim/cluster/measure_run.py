@@ -29,7 +29,7 @@ from squall.plan import Settings, make_plan
 from squall.protocol.core import COORDINATOR, Apply, Compute, Effect, Event, Expect, Node
 from squall.runtime import attempts
 from squall.runtime.arena import Arena
-from squall.runtime.driver import Driver, Host
+from squall.runtime.driver import Driver, Host, HostAround
 from squall.runtime.job import Job, arena_shape, private_job
 from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
@@ -185,14 +185,13 @@ class _Awaited:
         return received
 
 
-class _Metered(ABC):
+class _Metered(HostAround, ABC):
     """A host that looks at its thread's time on a core, but for what it looks out, whenever what is counted begins."""
 
     def __init__(self, host: Host, counted: type[Effect], transport: _Awaited) -> None:
-        self._host = host
+        super().__init__(host)
         self._counted = counted
         self._transport = transport
-        self.attach, self.poll, self.rest = host.attach, host.poll, host.rest
         self._began_s = time.thread_time()
 
     def perform(self, effect: Effect, now: float) -> Event | None:

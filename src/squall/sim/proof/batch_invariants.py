@@ -53,7 +53,7 @@ class BatchAuditor:
         self.stage, self.coordinator = stage, coordinator
         self._begun = coordinator.trained
         self._logs = [_Log(files[shard].fold if files else 0, self._examples_saved) for shard in shards]
-        self._pushes: dict[Node, tuple[PushPortions, list[Kept]]] = {}  # the last one
+        self._pushes: dict[Node, tuple[PushPortions, tuple[Kept, ...]]] = {}  # the last one
         self._answered: dict[Node, dict[int, tuple[int, int]]] = {}  # fold, examples of each shard's last answer
 
     def watch(self, now: float, node: Node, what: object) -> None:
@@ -71,7 +71,7 @@ class BatchAuditor:
             case AddPortions(owner):
                 self._on_push(node.index, owner.index)
             case UseWeights(buffer) | EvaluateModel(buffer):
-                for shard, found in enumerate(self.stage.weights[node.index, buffer]):
+                for shard, found in enumerate(self.stage.memories[node].weights[node.index, buffer]):
                     if found.fold != self._answered[node][shard][0]:
                         raise Broken("I6", f"{node} has of shard {shard} what the log does not explain")
 
@@ -81,7 +81,7 @@ class BatchAuditor:
                 self._logs[to.index].sent.append(message)
                 self._check_whole(message)
             case PushPortions():
-                self._pushes[node] = (message, self.stage.kept[node.index])
+                self._pushes[node] = (message, tuple(self.stage.memories[node].kept[node.index]))
             case Exchanged():
                 log = self._logs[node.index]
                 self._answered.setdefault(to, {})[node.index] = log.fold, log.examples
@@ -124,7 +124,7 @@ class BatchAuditor:
 
     def _on_push(self, shard: int, slot: int) -> None:
         log = self._logs[shard]
-        there = self.stage.kept[slot]
+        there = tuple(self.stage.memories[Node("shard", shard)].kept[slot])
         push = next((p for node, p in self._pushes.items() if node.index == slot and p[1] == there), None)
         if push is None:
             raise Broken("I6", f"shard {shard} adds what slot {slot} has not pushed")

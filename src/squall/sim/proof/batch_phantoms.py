@@ -5,13 +5,13 @@ The loss of an example x is sum_j a_j (w_j - x_j)^2 / 2, so the mean over the ex
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from squall.protocol import core
 from squall.protocol.core import Effect, Event, Node, Payload
 from squall.protocol.messages import Calculation
-from squall.sim.proof.phantoms import File, Gradient, Phantom, Stage, Written, folded_with
+from squall.sim.proof.phantoms import File, Gradient, Memory, Phantom, Stage, Written, folded_with
 from squall.strategies.base import Recipe
 
 WIDTH = 2  # elements of a shard
@@ -35,15 +35,39 @@ def steepness(element: int) -> float:
     return 1.0 + 3.0 * element
 
 
+class BatchMemory(Memory):
+    """With the vectors of a run of Sandblaster. A slot has one buffer of each."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        slots = range(recipe.replicas + 1)
+        self.trial: dict[int, list[Vector]] = {slot: [(0.0,) * WIDTH] * recipe.shards for slot in slots}
+        self.kept: dict[int, list[Kept]] = {slot: [] for slot in slots}
+
+    def read(self, payload: Payload) -> object:
+        if payload.kind == "gradient":
+            return tuple(self.kept[payload.slot])
+        return super().read(payload), self.trial[payload.slot][payload.shard]
+
+    def write(self, payload: Payload, numbers: Any) -> None:
+        if payload.kind == "gradient":
+            self.kept[payload.slot] = list(numbers)
+        else:
+            written, self.trial[payload.slot][payload.shard] = numbers
+            super().write(payload, written)
+
+
 class BatchStage(Stage):
-    """The buffers of a run of Sandblaster."""
+    """Of a run of Sandblaster."""
+
+    memories: dict[Node, BatchMemory]  # type: ignore[assignment]
 
     def __init__(self, recipe: Recipe, now: Callable[[], float], first: int = 0) -> None:
         super().__init__(recipe, now, first)
-        slots = range(self.recipe.replicas + 1)
-        self.trial: dict[int, list[Vector]] = {slot: [(0.0,) * WIDTH] * self.recipe.shards for slot in slots}
-        self.kept: dict[int, list[Kept]] = {slot: [] for slot in slots}
         self.stores: list[VectorPhantom] = []
+
+    def new_memory(self) -> BatchMemory:
+        return BatchMemory(self.recipe)
 
     def files(self, number: int) -> list[File]:
         return [store.files[number] for store in self.stores]
@@ -61,6 +85,7 @@ class BatchStage(Stage):
 
 class PortionPhantom(Phantom):
     stage: BatchStage
+    memory: BatchMemory
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
@@ -69,7 +94,8 @@ class PortionPhantom(Phantom):
             case core.Keep(_, weight, accumulate):
                 gradient, vector = self._last
                 kept = Kept(gradient, weight, tuple(weight * value for value in vector))
-                self.stage.kept[self.node.index] = [*(self.stage.kept[self.node.index] if accumulate else ()), kept]
+                before = self.memory.kept[self.node.index] if accumulate else ()
+                self.memory.kept[self.node.index] = [*before, kept]
         return None
 
     def _compute(self, epoch: int, start: int, stop: int) -> Event:
@@ -78,19 +104,20 @@ class PortionPhantom(Phantom):
         finite = not stage.poison(stage.computed, (epoch, start, stop))
         seconds = stage.compute_s(self.node)
         stage.in_use[slot] = (0, stage.now() + seconds)
-        weights = [value for of_shard in stage.trial[slot] for value in of_shard]
+        weights = [value for of_shard in self.memory.trial[slot] for value in of_shard]
         away = [[w - example(i, j) for j, w in enumerate(weights)] for i in range(start, stop)]
         loss = sum(steepness(j) * d * d / 2 for of in away for j, d in enumerate(of)) / (stop - start)
         vector = tuple(
             sum(steepness(j) * of[j] for of in away) / (stop - start) for j in range(len(weights))
         )  # fmt: skip
-        basis = tuple(written.version for written in stage.weights[slot, 0])
+        basis = tuple(written.version for written in self.memory.weights[slot, 0])
         self._last = Gradient(stage.computed, epoch, start, stop, basis), vector
         return core.GradientComputed(loss if finite else float("nan"), finite, seconds)
 
 
 class VectorPhantom(Phantom):
     stage: BatchStage
+    memory: BatchMemory
 
     def __init__(self, stage: BatchStage, node: Node, file: File | None) -> None:
         super().__init__(stage, node)
@@ -103,11 +130,9 @@ class VectorPhantom(Phantom):
         self.files: dict[int, File] = {}
 
     def attach(self, payload: Payload) -> None:
-        stage, slot = self.stage, payload.slot
-        buffer, until = stage.in_use.get(slot, (-1, 0.0))
-        assert buffer != payload.buffer or stage.now() >= until, f"slot {slot}: weights written while in use"
-        stage.weights[slot, payload.buffer][self.node.index] = Written(self.version, self.fold)
-        stage.trial[slot][self.node.index] = self.vectors[payload.kind]
+        if not self.stage.travels:
+            self.stage.check_free(payload.slot, payload.buffer)
+        self.memory.write(payload, (Written(self.version, self.fold), self.vectors[payload.kind]))
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
@@ -115,7 +140,7 @@ class VectorPhantom(Phantom):
                 self.version, self.fold = calculation.number, folded_with(self.fold, (calculation.number,))
                 return core.VectorsCalculated(calculation.number, self._calculate(calculation))
             case core.AddPortions(owner):
-                self._add(self.stage.kept[owner.index])
+                self._add(self.memory.kept[owner.index])
             case core.WriteSnapshot(number):
                 kept = {name: vector for name, vector in self.vectors.items() if name not in ("trial", "sum")}
                 file = self.files[number] = File(self.fold, vectors=kept)
@@ -146,6 +171,6 @@ class VectorPhantom(Phantom):
         return (*dots, *(max(map(abs, self.vectors[name])) for name in asked.largest))
 
 
-def entry_of(portions: list[Kept]) -> tuple[float, ...]:
+def entry_of(portions: Sequence[Kept]) -> tuple[float, ...]:
     """What stands for a push in a fold."""
     return tuple(value for kept in portions for value in (kept.gradient.number, kept.weight))

@@ -130,7 +130,7 @@ class LeaseCast(Cast):
     def begin(self, now: Callable[[], float]) -> None:
         chaos, saved = self.chaos, self.saved
         self.stage = Stage(self.recipe, now, self.computed)
-        self.stage.best = self.best
+        self.stage.best, self.stage.travels = self.best, chaos.travels
         self.stage.logs = chaos.scripted
         if chaos.scripted:
             self.stage.leaves_out = leaves_out
@@ -172,7 +172,7 @@ class BatchCast(Cast):
         chaos, saved, method = self.chaos, self.saved, self.recipe.work
         assert isinstance(method, BatchMethod)
         stage = self.stage = BatchStage(self.recipe, now, self.computed)
-        stage.best = self.best
+        stage.best, stage.travels = self.best, chaos.travels
         balance = Balance(chaos.batch_size, method.push_every, method.backup)
         limits = Limits(epochs=chaos.epochs if method.rules.sampled else None)
         state, trained, number = State(), 0, 0

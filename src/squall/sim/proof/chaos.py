@@ -61,6 +61,7 @@ STRATEGIES: dict[str, Make] = {
 FAULTS_AT_MOST = 6
 SCRIPTED = 0.4  # of the worlds have loops of users' own
 KEEPS = 0.5  # alike, of the best weights
+TRAVELS = 0.5  # alike, have hosts without a common memory
 BREAKS = 0.3  # alike, of those with loops: one ends the training
 LONG = 0.03  # of the worlds have many batches, soon computed
 FOLLOWED = 0.4  # of the cuts, pauses and storms are followed by the death of somebody who is in them
@@ -90,6 +91,7 @@ class Chaos:
     faults: tuple[Fault, ...]
     scripted: bool = False  # replicas are users' loops
     keeps: bool = False  # the best weights
+    travels: bool = False  # hosts share no memory: payloads travel with their frames
     breaks_at: int | None = None  # computation with which a user's loop ends the training, by a break
 
     @property
@@ -134,6 +136,7 @@ def chaos(seed: int) -> Chaos:
         evaluate_every_s=chance.choice((None, None, 0.03)),
         faults=_hung(seed, _faults(chance, events, replicas, shards), _others(replicas, shards)),
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
+        travels=random.Random(f"{seed} travels").random() < TRAVELS,
         breaks_at=breaks.randint(1, 3 * batches) if breaks.random() < BREAKS else None,
     ))  # fmt: skip
 

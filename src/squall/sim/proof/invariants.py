@@ -106,16 +106,16 @@ class Auditor:
         key = (node.index, exchange.gradient)
         known = self._pushes.get(key)
         if known is None or known.node != node or known.exchange.clock != exchange.clock:  # to the first shard
-            gradients = tuple(self.stage.gradients[key]) if exchange.batches else ()
+            gradients = tuple(self.stage.memories[node].gradients[key]) if exchange.batches else ()
             known = self._pushes[key] = Push(node, exchange, gradients)
         self._under_way[node] = known
 
     def _on_apply(self, shard: int, apply: Apply) -> None:
-        log = self._logs[shard]
+        log, memory = self._logs[shard], self.stage.memories[Node("shard", shard)]
         pushes = []
         for term in apply.terms:
             push = self._pushes.get((term.slot, term.buffer))
-            now_there = tuple(self.stage.gradients[term.slot, term.buffer])
+            now_there = tuple(memory.gradients[term.slot, term.buffer])
             if push is None or push.gradients != now_there:
                 sent = "nothing" if push is None else _numbers(push.gradients)
                 raise Broken("I6", f"shard {shard} applies {_numbers(now_there)}, and the push had {sent}")
@@ -148,7 +148,7 @@ class Auditor:
             raise Broken("I3", f"shard {shard} reports {answer.staleness} to {to} for {push.staleness[shard]}")
 
     def _on_use(self, node: Node, buffer: int) -> None:
-        for shard, found in enumerate(self.stage.weights[node.index, buffer]):
+        for shard, found in enumerate(self.stage.memories[node].weights[node.index, buffer]):
             answered = self._answered.get(node, {}).get(shard)
             if answered is None:
                 raise Broken("I6", f"{node} uses weights that shard {shard} has not sent")

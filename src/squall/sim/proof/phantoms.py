@@ -1,15 +1,17 @@
 """Hosts without numbers, on the same buffers as in a real run, so that every applied gradient can be told.
 
-A gradient buffer holds which batches were computed into it and on which versions. A weights buffer holds, for each
-shard, the version that was written there and the *fold* of what the shard had applied: a number that depends on every
-update and on their order, as weights do. What a shard applies is read from the buffers at that moment, as in a real
-run, so a buffer that is used too early shows as a gradient applied twice, or as a fold that no log explains.
+They share one memory, as the processes of a machine do, or have one each, and payloads travel with their frames. A
+gradient buffer holds which batches were computed into it and on which versions. A weights buffer holds, for each shard,
+the version that was written there and the *fold* of what the shard had applied: a number that depends on every update
+and on their order, as weights do. What a shard applies is read from the buffers at that moment, as in a real run, so a
+buffer that is used too early shows as a gradient applied twice, or as a fold that no log explains; and so does a
+payload that has not come, or is not the one that its message tells of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from squall.protocol import core
@@ -82,15 +84,44 @@ def folded_with(fold: int, entry: tuple[object, ...]) -> int:
     return (fold * 1_000_003 + hash(entry)) % _PRIME
 
 
+class Memory:
+    """An arena: the buffers of all slots. What a payload names has the same place in each."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        slots = [(slot, buffer) for slot in range(recipe.replicas + 1) for buffer in range(2)]
+        self.gradients: dict[tuple[int, int], list[Gradient]] = {key: [] for key in slots}
+        self.weights = {key: [Written()] * recipe.shards for key in slots}
+        self._newest: dict[tuple[str, int, int, int], tuple[int, int, int]] = {}  # at a place
+
+    def read(self, payload: Payload) -> object:
+        key = payload.slot, payload.buffer
+        return tuple(self.gradients[key]) if payload.kind == "gradient" else self.weights[key][payload.shard]
+
+    def write(self, payload: Payload, numbers: Any) -> None:
+        key = payload.slot, payload.buffer
+        if payload.kind == "gradient":
+            self.gradients[key] = list(numbers)
+        else:
+            self.weights[key][payload.shard] = numbers
+
+    def receive(self, payload: Payload, numbers: object) -> None:
+        """What has travelled; a late copy comes to nothing."""
+        place = ("gradient" if payload.kind == "gradient" else "weights", payload.slot, payload.buffer, payload.shard)
+        newness = (payload.owner.incarnation, payload.clock, payload.version)
+        if newness >= self._newest.get(place, newness):
+            self._newest[place] = newness
+            self.write(payload, numbers)
+
+
 class Stage:
-    """What the phantoms of a run share: the arena's buffers, and what the coordinator's host was told."""
+    """What the phantoms of a run share, or may share: memory, and what the coordinator's host was told."""
 
     def __init__(self, recipe: Recipe, now: Callable[[], float], first: int = 0) -> None:
         self.recipe = recipe
         self.now = now  # the world's time, in seconds
-        slots = [(slot, buffer) for slot in range(recipe.replicas + 1) for buffer in range(2)]
-        self.gradients: dict[tuple[int, int], list[Gradient]] = {key: [] for key in slots}
-        self.weights = {key: [Written()] * recipe.shards for key in slots}
+        self.travels = False  # every host has a memory of its own
+        self.memories: dict[Node, Memory] = {}
+        self._shared = self.new_memory()
         self.in_use: dict[int, tuple[int, float]] = {}  # slot -> weights buffer that is computed on, until when
         self.shards: list[ShardPhantom] = []
         self.notes: list[Note] = []
@@ -111,6 +142,19 @@ class Stage:
             core.EvaluateModel: lambda node, effect, begins: COMPUTE_S,
             core.WriteSnapshot: lambda node, effect, begins: COMPUTE_S,
         }
+
+    def new_memory(self) -> Memory:
+        return Memory(self.recipe)
+
+    def memory(self, node: Node) -> Memory:
+        """That a new process has."""
+        found = self.memories[node] = self.new_memory() if self.travels else self._shared
+        return found
+
+    def check_free(self, slot: int, buffer: int) -> None:
+        """Weights are about to be written."""
+        used, until = self.in_use.get(slot, (-1, 0.0))
+        assert used != buffer or self.now() >= until, f"slot {slot}: weights written while in use"
 
     def files(self, number: int) -> list[File]:
         """A snapshot, by shard."""
@@ -138,6 +182,15 @@ class Stage:
 class Phantom(QuietHost):
     def __init__(self, stage: Stage, node: Node) -> None:
         self.stage, self.node = stage, node
+        self.memory = stage.memory(node)
+
+    def outgoing(self, payload: Payload) -> object | None:
+        return self.memory.read(payload) if self.stage.travels else None
+
+    def incoming(self, payload: Payload, numbers: object) -> None:
+        if payload.kind != "gradient":
+            self.stage.check_free(payload.slot, payload.buffer)
+        self.memory.receive(payload, numbers)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         return None
@@ -181,11 +234,11 @@ class ReplicaPhantom(Phantom):
         if stage.leaves_out(stage.computed) and not again:
             return core.BatchSkipped()
         if not effect.accumulate:
-            stage.gradients[slot, effect.buffer] = []
+            self.memory.gradients[slot, effect.buffer] = []
         if finite:
-            basis = tuple(written.version for written in stage.weights[slot, self.active])
+            basis = tuple(written.version for written in self.memory.weights[slot, self.active])
             gradient = Gradient(stage.computed, *batch, basis, stage.factors(stage.computed), batch == self._stepped)
-            stage.gradients[slot, effect.buffer].append(gradient)
+            self.memory.gradients[slot, effect.buffer].append(gradient)
             if stage.steps_on is not None:
                 self._batch, self._stepped = effect, batch
                 self._steps = self._steps if again else stage.steps_on(stage.computed) - 1
@@ -200,15 +253,14 @@ class ShardPhantom(Phantom):
         self.files: dict[int, File] = {}  # by the snapshot's number
 
     def attach(self, payload: Payload) -> None:
-        stage, slot = self.stage, payload.slot
-        buffer, until = stage.in_use.get(slot, (-1, 0.0))
-        assert buffer != payload.buffer or stage.now() >= until, f"slot {slot}: weights written while in use"
-        stage.weights[slot, payload.buffer][self.node.index] = Written(self.version, self.fold)
+        if not self.stage.travels:
+            self.stage.check_free(payload.slot, payload.buffer)
+        self.memory.write(payload, Written(self.version, self.fold))
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case core.Apply(terms):
-                found = [(tuple(self.stage.gradients[term.slot, term.buffer]), term.weight) for term in terms]
+                found = [(tuple(self.memory.gradients[term.slot, term.buffer]), term.weight) for term in terms]
                 for gradients, weight in found:
                     oldest = min((gradient.basis[self.node.index] for gradient in gradients), default=self.version)
                     self.applied.append(Applied(gradients, self.version - oldest, weight))
@@ -234,7 +286,7 @@ class EvaluatorPhantom(Phantom):
 
     def _loss(self, buffer: int) -> float:
         """Of what lies in the buffer: now better, now worse, and never the same of other weights."""
-        return loss_of(self.stage.weights[self.node.index, buffer])
+        return loss_of(self.memory.weights[self.node.index, buffer])
 
 
 def loss_of(weights: Sequence[Written]) -> float:

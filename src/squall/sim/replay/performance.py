@@ -299,7 +299,7 @@ class Replay:
         if replica is not None and replica.record is not None:
             if not (replica.begun and isinstance(replica.record, UseWeights) and replica.used == count):
                 return False
-            shard.host.attach(Payload(self._fetched, node, buffer, replica.clock))
+            shard.host.attach(Payload(self._fetched, node, buffer, replica.clock, shard.node.index))
         shard.delivered[node] = count + 1
         return True
 
