@@ -43,7 +43,7 @@ def test_a_record_that_is_none_is_named_before_anything_starts(
     Path(run, "run.sqlite").write_bytes(b"garbage" * 1000)
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr("squall.cli_resume._changed", None)  # what comes next is not come to
+        patch.setattr("squall.cli.resume._changed", None)  # what comes next is not come to
         assert main(["resume", run, "--epochs", "3"]) == 1
     error = capsys.readouterr().err
     assert "cannot read r/run.sqlite: file is not a database; it is no record of a run: move it away" in error

@@ -34,7 +34,7 @@ from squall.launchers.environment import environment
 
 IMPORTED = [
     "pytest", "torch", "torch._dynamo", "sklearn.datasets", "matplotlib.backends.backend_svg", "rich.live",
-    "squall.cli", "squall.cli_options", "squall.train", "squall.script", "squall.report.html",
+    "squall.cli", "squall.cli.strategies", "squall.train", "squall.script", "squall.report.html",
     "squall.launchers.serve", "tests.tasks", "tests.warm",
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squall.cli_output import check_output, out_path
+from squall.cli.output import check_output, out_path
 
 if TYPE_CHECKING:
     from squall.sim.planning.ranking import Ranking
@@ -23,8 +23,7 @@ _ABOUT = (
 )
 
 
-def add_plan(commands: Any) -> None:
-    """`commands` is what `add_subparsers` returns."""
+def add(commands: Any, arguments: Sequence[str]) -> None:
     parser = commands.add_parser("plan", help="rank strategies on a modelled cluster", description=_ABOUT)
     parser.set_defaults(run=_plan)
     parser.add_argument("file", metavar="FILE[:function]", help="as of `squall train`")
@@ -76,7 +75,7 @@ def _plan(options: argparse.Namespace, local: object, commanded_at: float) -> tu
 
 def _strategies(text: str, from_file: Sequence[Strategy]) -> dict[str, Strategy]:
     """A name alone is swept; with settings it is taken as it is."""
-    from squall.cli_options import named_strategies
+    from squall.cli.strategies import named_strategies
     from squall.sim.planning.candidates import LEFT_OUT, default_strategies
 
     found: dict[str, Strategy] = {}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squall.cli_output import check_output
+from squall.cli.output import check_output
 from squall.launchers.environment import environment, is_script
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ def begin_anew(arguments: Sequence[str]) -> None:
         os.execve(sys.executable, [sys.executable, "-m", "squall", *arguments], environment())
 
 
-def add_replay(commands: Any) -> None:
-    """`commands` is what `add_subparsers` returns."""
+def add(commands: Any, arguments: Sequence[str]) -> None:
     parser = commands.add_parser(
         "replay", help="recompute a run from its seed and its schedule, bit for bit",
         description="Recompute a run from its seed and its schedule, bit for bit. A script is run again, up to the end"

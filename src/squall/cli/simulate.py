@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from squall.cli_forecast import add_cluster_flags, simulate_file
+from squall.cli.forecast import add_cluster_flags, simulate_file
 
 if TYPE_CHECKING:
     from squall.sim.proof.chaos import Chaos
@@ -19,7 +19,7 @@ _ABOUT = (
 )
 
 
-def add_simulate(commands: Any, arguments: Sequence[str]) -> None:
+def add(commands: Any, arguments: Sequence[str]) -> None:
     """`commands` is what `add_subparsers` returns. Which flags there are depends on whether a file is given."""
     parser = commands.add_parser("simulate", help="rehearse a run in virtual time", description=_ABOUT)
     parser.set_defaults(run=_simulate)

@@ -7,10 +7,11 @@ import dataclasses
 import datetime
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squall.cli_output import check_output, out_path
+from squall.cli.output import check_output, out_path
 from squall.version import __version__
 
 if TYPE_CHECKING:
@@ -23,8 +24,7 @@ _ABOUT = (
 )
 
 
-def add_measure(commands: Any) -> None:
-    """`commands` is what `add_subparsers` returns."""
+def add(commands: Any, arguments: Sequence[str]) -> None:
     parser = commands.add_parser("measure", help="write a cluster.toml from this machine", description=_ABOUT)
     parser.set_defaults(run=_measure)
     parser.add_argument("file", metavar="FILE[:function]", help="as of `squall train`")

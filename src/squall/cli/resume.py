@@ -1,15 +1,16 @@
-"""`squall resume`, and what a command prints of a run that has ended."""
+"""`squall resume`: on with a run from its last snapshot."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squall.cli_flags import SAVES_ITSELF, add_keep_best, add_limits, add_patience
+from squall.cli.flags import SAVES_ITSELF, add_keep_best, add_limits, add_patience
+from squall.cli.output import summarized
 
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 LIMITS = ("epochs", "steps", "until", "keep_best", "patience")
 
 
-def add_resume(commands: Any) -> None:
-    """`commands` is what `add_subparsers` returns."""
+def add(commands: Any, arguments: Sequence[str]) -> None:
     again = commands.add_parser("resume", help="go on with a run from its last snapshot")
     again.set_defaults(run=_resume)
     again.add_argument("run_dir", metavar="RUN_DIR")
@@ -79,11 +79,3 @@ def _changed(strategy: Any, changes: dict[str, int]) -> Any:
         if name not in known:
             raise ValueError(f"{type(strategy).__name__} has no {name}: leave --{name} out")
     return dataclasses.replace(strategy, **changes)
-
-
-def summarized(run: Run, as_json: bool) -> tuple[int, str]:
-    summary = run.summary()
-    if as_json:
-        document = {**summary.to_json_dict(), "run_directory": str(run.directory)}
-        return 0, json.dumps(document) + "\n"
-    return 0, f"{summary}\n report                 {run.directory / 'report.html'}\n"

@@ -1,10 +1,15 @@
-"""Files that a command is to write: where they go. Whether it can is asked before the work, not behind it."""
+"""What commands put out: files, which are checked before the work and not behind it, and words about a run."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from squall.run import Run
 
 
 def out_path(out: str | None, name: str, beside: str) -> Path:
@@ -30,3 +35,11 @@ def check_output(path: Path, force: bool, *, beside: Sequence[Path] = (), exampl
             raise ValueError(f"{there} is a directory: choose another --output")
         if there.exists() and not force:
             raise ValueError(f"{there} exists already: write over it with --force, or choose another --output")
+
+
+def summarized(run: Run, as_json: bool) -> tuple[int, str]:
+    summary = run.summary()
+    if as_json:
+        document = {**summary.to_json_dict(), "run_directory": str(run.directory)}
+        return 0, json.dumps(document) + "\n"
+    return 0, f"{summary}\n report                 {run.directory / 'report.html'}\n"

@@ -1,17 +1,16 @@
-"""`squall report` and `squall doctor`: what they are asked, and what they print."""
+"""`squall report`: the page of a run, and its audit."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 
-def add_report(commands: Any) -> None:
-    """`commands` is what `add_subparsers` returns."""
+def add(commands: Any, arguments: Sequence[str]) -> None:
     parser = commands.add_parser("report", help="write a run's report.html anew")
     parser.set_defaults(run=_report)
     parser.add_argument("run_dir", metavar="RUN_DIR")
@@ -37,26 +36,3 @@ def _report(options: argparse.Namespace, local: object, commanded_at: float) -> 
             return 0, f"{page}\n"
         document = {**summarize(reader).to_json_dict(), "run_directory": str(path), "report": str(page)}
         return 0, json.dumps(document) + "\n"
-
-
-def add_doctor(commands: Any) -> None:
-    """`commands` is what `add_subparsers` returns."""
-    parser = commands.add_parser("doctor", help="check this machine, and say what to do about what is found")
-    parser.set_defaults(run=_doctor)
-    parser.add_argument(
-        "--json", action="store_true",
-        help="print one JSON object: findings, each with name, ok (true, false, or null for a warning), found, remedy",
-    )  # fmt: skip
-
-
-def _doctor(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
-    from rich.console import Console
-
-    from squall.doctor import checkup, render
-
-    findings = checkup()
-    status = 1 if any(finding.ok is False for finding in findings) else 0
-    if options.json:
-        return status, json.dumps({"findings": [dataclasses.asdict(finding) for finding in findings]}) + "\n"
-    render(findings, Console())
-    return status, ""

@@ -13,7 +13,7 @@ SHOWN_EVERY_S = 1.0
 
 def add_cluster_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Those of a simulation of a user's task. The strategies' flags need torch."""
-    from squall.cli_options import add_strategy_flags
+    from squall.cli.strategies import add_strategy_flags
 
     parser.add_argument("--cluster", metavar="FILE", help="a cluster.toml; `squall measure` writes one of this machine")
     parser.add_argument(
@@ -41,7 +41,7 @@ def simulate_file(options: argparse.Namespace) -> tuple[int, str]:
         raise ValueError("name the file whose task is to be simulated: squall simulate FILE --cluster cluster.toml")
     if options.cluster is None:
         raise ValueError(f"name the cluster: --cluster cluster.toml; `squall measure {options.file}` writes one")
-    from squall.cli_options import build_strategy
+    from squall.cli.strategies import build_strategy
     from squall.plan import Settings
     from squall.sim.cluster.model import Cluster
     from squall.sim.cluster.simulate import simulate

@@ -1,0 +1,140 @@
+"""The command line, the only reader of a user's argv: a file a command, each a thin layer over the package."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from squall.cli import compare, doctor, measure, plan, replay, report, resume, run, simulate, train
+from squall.version import __version__
+
+if TYPE_CHECKING:
+    from squall.launchers.local import LocalRun
+
+COMMANDS = (train, run, compare, resume, report, replay, measure, simulate, plan, doctor)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `squall`; returns the exit status."""
+    commanded_at = _process_started_at()
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if arguments[:1] == ["replay"]:
+            replay.begin_anew(arguments)
+        with _prints_to_stderr("--json" in run.before_script(arguments)), warnings.catch_warnings():
+            warnings.showwarning = _warn
+            status, output = _parse_and_run(arguments, commanded_at)
+        sys.stdout.write(output)
+        return status
+    except KeyboardInterrupt as interrupt:
+        exec("")  # else Python ends by the signal if it came to code from a string, as imports run it
+        sys.stderr.write(f"squall: {str(interrupt) or 'interrupted'}\n")
+        return 130
+
+
+def _warn(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None,
+    line: str | None = None,
+) -> None:  # fmt: skip
+    """A warning is for the user, who need not know where it was raised."""
+    sys.stderr.write(f"squall: warning: {message}\n")
+
+
+def _parse_and_run(arguments: Sequence[str], commanded_at: float) -> tuple[int, str]:
+    local = _start_early(arguments)
+    try:
+        options = _parser(arguments).parse_args(arguments)
+        return _run(options, local, commanded_at)
+    finally:
+        if local is not None:
+            local.close()
+
+
+@contextlib.contextmanager
+def _prints_to_stderr(wanted: bool) -> Iterator[None]:
+    """What the user's code prints, here and in the processes started from here, is no part of a JSON output."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
+
+
+def _start_early(arguments: Sequence[str]) -> LocalRun | None:
+    """The nursery takes as long as this process to import torch: let both do it at once."""
+    own = run.before_script(arguments)
+    if not own or own[0] not in ("train", "resume", "run") or {"-h", "--help"} & set(own):
+        return None
+    from squall.launchers.local import LocalRun
+
+    return LocalRun()
+
+
+def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
+    """The exit status, and what belongs on stdout."""
+    from squall.blame import as_json, failure
+    from squall.errors import SquallError
+    from squall.record import RecordError
+
+    try:
+        done: tuple[int, str] = options.run(options, local, commanded_at)
+        return done
+    except Exception as error:
+        text = str(error)
+        if not isinstance(error, SquallError):
+            found = failure(error)
+            if not found.file and not isinstance(error, ValueError | RecordError):
+                raise
+            text = f"in the user's own code:\n{found}" if found.file else text
+        sys.stderr.write(f"squall: error: {text}\n")
+        return 1, f"{json.dumps({'error': as_json(error)})}\n" if getattr(options, "json", False) else ""
+
+
+# ---------------------------------------------------------------- parsing
+
+
+class Command(argparse.ArgumentParser):
+    """Of one command: it refuses flags that it does not know itself, so that its own usage is shown."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="squall", description="Train PyTorch models on many processes, with any data-parallel algorithm."
+    )
+    parser.add_argument("--version", action="version", version=f"squall {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command", parser_class=Command)
+
+    for command in COMMANDS:
+        command.add(commands, arguments)
+    return parser
+
+
+def _process_started_at() -> float:
+    """When this process began, seconds since 1970: the interpreter's own start counts as well."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - (uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return time.time()

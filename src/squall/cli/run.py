@@ -1,0 +1,65 @@
+"""`squall run`: a script of the user's own, once per replica."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from squall.cli.flags import SAVES_ITSELF, add_common, add_kept, add_patience, add_seconds, add_snapshots
+from squall.cli.output import summarized
+
+if TYPE_CHECKING:
+    from squall.launchers.local import LocalRun
+
+
+def add(commands: Any, arguments: Sequence[str]) -> None:
+    script = commands.add_parser(
+        "run", help="start your own script, once per replica (it calls squall.join)",
+        usage="%(prog)s [--strategy NAME] [flags] SCRIPT [the script's own flags]",
+    )  # fmt: skip
+    script.set_defaults(run=_script)
+    if arguments[:1] == ["run"]:
+        from squall.cli.strategies import add_strategy_flags
+
+        add_strategy_flags(script, before_script(arguments))
+    ends = script.add_argument_group("when it ends, beside the script's own end")
+    ends.add_argument("--until", metavar="METRIC=VALUE", help="when a metric that the script logs is reached")
+    add_patience(ends, "in --until's metric, else in the loss, as the script logs them")
+    add_seconds(ends)
+    how = script.add_argument_group("where and how")
+    add_common(how)
+    kept = add_kept(script)
+    kept.add_argument("--keep-best", metavar="METRIC", help=f"refused: {SAVES_ITSELF}")
+    add_snapshots(kept)
+    how.add_argument(
+        "--progress", dest="quiet", action="store_false", help="show progress between what the script prints"
+    )
+    script.set_defaults(launcher="local", evaluate_every_s=None, slow=None, json=False)
+    script.add_argument("script", metavar="SCRIPT", help="a Python file")
+    script.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+
+
+def before_script(arguments: Sequence[str]) -> Sequence[str]:
+    """What is looked through before the parser is there; what stands behind a script's name is the script's."""
+    if arguments[:1] == ["run"]:
+        for i, argument in enumerate(arguments[1:], start=1):
+            if argument.endswith(".py") or Path(argument).is_file():
+                return arguments[:i]
+    return arguments
+
+
+def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
+    from squall.cli.strategies import build_strategy, settings_of
+    from squall.script import run_script, script_code
+
+    if options.keep_best is not None:
+        raise ValueError(f"--keep-best {options.keep_best} is for `squall train`: {SAVES_ITSELF}")
+    chosen = any(getattr(options, name) is not None for name in ("optimizer", "lr", "momentum", "weight_decay"))
+    code = script_code(
+        Path(options.script), options.arguments, build_strategy(options, ()), settings_of(options),
+        optimizer_chosen=chosen, seed=options.seed, device=options.device, until=options.until,
+        patience=options.patience,
+    )  # fmt: skip
+    return summarized(run_script(code, options.run_dir, local=local, commanded_at=commanded_at), as_json=False)

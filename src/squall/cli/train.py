@@ -1,0 +1,54 @@
+"""`squall train`: the task of a Python file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from squall.cli.flags import add_keep_best, add_kept, add_limits, add_patience, add_settings, add_snapshots
+from squall.cli.output import summarized
+
+if TYPE_CHECKING:
+    from squall.launchers.local import LocalRun
+
+
+def add(commands: Any, arguments: Sequence[str]) -> None:
+    train = commands.add_parser(
+        "train", help="train the task of a Python file", usage="%(prog)s FILE[:function] [--strategy NAME] [flags]"
+    )
+    train.set_defaults(run=_train)
+    train.add_argument(
+        "file", metavar="FILE[:function]", help="a file whose function (default: task) builds a squall.Task"
+    )
+    if arguments[:1] == ["train"]:  # the flags of strategies need torch, which the other commands should not wait for
+        from squall.cli.strategies import add_strategy_flags
+
+        add_strategy_flags(train, arguments)
+    add_patience(add_limits(train))
+    add_settings(train)
+    kept = add_kept(train)
+    add_keep_best(kept)
+    add_snapshots(kept)
+    train.set_defaults(slow=None)
+
+
+def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
+    from squall.cli.strategies import build_strategy, settings_of
+    from squall.plan import make_plan
+    from squall.run import Code
+    from squall.task_file import load_task
+    from squall.train import Launch
+
+    loaded = load_task(options.file)
+    strategy = build_strategy(options, loaded.strategies)
+    settings = settings_of(options)
+    limits = (options.epochs, options.steps, options.until, options.seconds, options.patience)
+    limited = any(limit is not None for limit in limits)
+    plan = make_plan(
+        strategy, settings, epochs=options.epochs if limited else loaded.epochs, steps=options.steps,
+        until=options.until, seed=options.seed, device=options.device, keep_best=options.keep_best,
+        patience=options.patience,
+    )  # fmt: skip
+    code = Code(task=loaded.function, strategy=strategy, settings=settings, plan=plan, file=loaded.file)
+    return summarized(Launch(code, local, commanded_at).go(options.run_dir), options.json)
