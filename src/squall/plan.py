@@ -14,8 +14,8 @@ import msgspec
 import torch
 
 from squall.protocol.best import Goal
-from squall.protocol.coordinator import Policy
 from squall.protocol.leases import Limits
+from squall.protocol.policy import Policy
 from squall.runtime.backward import resolve_device
 from squall.runtime.optimizers import build_optimizer, in_words
 from squall.strategies import STRATEGIES, Strategy

@@ -2,7 +2,6 @@
 
 from typing import TypeVar
 
-from squall.protocol.coordinator import Policy
 from squall.protocol.core import Effect, Event, MemberLost, Node
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
@@ -27,6 +26,7 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.notes import Remark
+from squall.protocol.policy import Policy
 from tests.protocol.steps import exchanges_of, give, sent, shard_nodes, tell
 
 BATCH = 10

@@ -2,11 +2,12 @@
 
 import pytest
 
-from squall.protocol.coordinator import SAVE_WITHIN_S, STOP_WITHIN_S
+from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.core import Cause, End, PublishSnapshot, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Cover, Evaluate, NonFinite, Stop, TakeSnapshot
 from squall.protocol.notes import WorkReported
+from squall.protocol.policy import SAVE_WITHIN_S
 from tests.protocol.office import Office
 from tests.protocol.steps import kinds, sent
 from tests.protocol.test_closing import end, finished

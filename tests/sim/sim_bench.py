@@ -10,7 +10,6 @@ import torch
 
 from squall.protocol import core
 from squall.protocol.check import check
-from squall.protocol.coordinator import Policy
 from squall.protocol.core import COORDINATOR, End, Node
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.exchanges import Cadence, Exchanges
@@ -18,6 +17,7 @@ from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.notes import WorkReported
+from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica
 from squall.protocol.rules import Rules
 from squall.protocol.shard import Shard

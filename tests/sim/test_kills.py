@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from squall.protocol.coordinator import STOP_WITHIN_S
+from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.core import Compute, Node, Started, WriteSnapshot
 from squall.protocol.leases import Limits
 from squall.protocol.notes import MemberDied, Remark, WeightsMeasured

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from squall.protocol.coordinator import Coordinator, Phase
+from squall.protocol.closing import Phase
+from squall.protocol.coordinator import Coordinator
 from squall.protocol.core import (
     Apply,
     Effect,

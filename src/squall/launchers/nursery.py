@@ -29,7 +29,7 @@ from typing import Any
 from squall.blame import encode, note
 from squall.launchers.line import Line
 from squall.launchers.roles import run_role
-from squall.protocol.coordinator import STOP_WITHIN_S
+from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.core import COORDINATOR, Node
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes

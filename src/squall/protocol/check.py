@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from squall.protocol.coordinator import Coordinator, Phase
+from squall.protocol.closing import Phase
+from squall.protocol.coordinator import Coordinator
 from squall.protocol.core import Machine
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases

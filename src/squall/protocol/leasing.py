@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from squall.protocol.coordinator import Coordinator, Phase, Policy
+from squall.protocol.closing import Phase
+from squall.protocol.coordinator import Coordinator
 from squall.protocol.core import Cause, Effect, Node, Send
 from squall.protocol.dealing import Dealer
 from squall.protocol.exchanges import Exchanges
@@ -23,6 +24,7 @@ from squall.protocol.messages import (
     Stats,
 )
 from squall.protocol.notes import BatchLeftOut, LeaseEnded
+from squall.protocol.policy import Policy
 
 
 class LeaseCoordinator(Coordinator):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from squall.plan import Plan
-from squall.protocol.coordinator import SAVE_WITHIN_S
 from squall.protocol.core import Node
+from squall.protocol.policy import SAVE_WITHIN_S
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.backward import resolve_device
 from squall.runtime.rates import NAME, Schedule

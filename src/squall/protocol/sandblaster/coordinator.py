@@ -10,7 +10,8 @@ from collections import Counter, deque
 
 import msgspec
 
-from squall.protocol.coordinator import Coordinator, Phase, Policy
+from squall.protocol.closing import Phase
+from squall.protocol.coordinator import Coordinator
 from squall.protocol.core import Cause, Effect, Node, Send
 from squall.protocol.leases import Limits
 from squall.protocol.ledger import Range
@@ -27,6 +28,7 @@ from squall.protocol.messages import (
     Progress,
 )
 from squall.protocol.notes import IterationDone, Remark
+from squall.protocol.policy import Policy
 from squall.protocol.sandblaster.method import (
     Calculate,
     Ended,

@@ -102,28 +102,22 @@ def measure(
         roomy = RUNS * BYTES * layout.elements < MEMORY_SHARE * _free_bytes()
         if roomy:  # else the vector is so large that what a run's own code takes is next to nothing
             measured += stack.enter_context(running(built, layout, optimizer, threads))
-        turns = calmest(in_turns(measured, (1 - EXCHANGES) * seconds))
-    others = _calm_enough(turns, busy)
-    turns = quickest(turns)
+        calm = calmest(in_turns(measured, (1 - EXCHANGES) * seconds))
+    others, turns = _calm_enough(calm, busy), quickest(calm)
     times = times_of(turn[0] for turn in turns)
     step_s = statistics.fmean(times)
-    means = [step_s * _ratio(turns, number) for number in range(len(counts))]
+    # Several are seldom all undisturbed, in a run as here, so their mean is of all turns.
+    means = [step_s, *(statistics.fmean(times_of(turn[k] for turn in calm)) for k in range(1, len(counts)))]
     machine = Machine(
         name="machine", cores=cores, step_s=rounded(step_s), jitter=Trace(trace_file, quantiles(times)),
-        single_s=rounded(step_s * _ratio(turns, len(counts))), slowdown=slowdowns(counts, means, cores),
+        slowdown=slowdowns(counts, means, cores),
+        single_s=rounded(statistics.median(times_of(turn[len(counts)] for turn in turns))),
         exchange=_exchanges(layout.elements, optimizer, EXCHANGES * seconds), memory=rounded(memory_bandwidth()),
     )  # fmt: skip
     if roomy:
         overhead = overhead_of([[turn[0], *turn[-RUNS:]] for turn in turns], machine.work_s(layout.elements))
         machine = dataclasses.replace(machine, overhead=_each_rounded(overhead))
     return Measured(machine, tuple(times), built.batch_size, layout.elements, others)
-
-
-def _ratio(turns: Sequence[Turn], number: int) -> float:
-    """What the steps of one thing that is measured take to those of one process alone; the median of the turns."""
-    return statistics.median(
-        statistics.fmean(times_of([turn[number]])) / statistics.fmean(times_of([turn[0]])) for turn in turns
-    )
 
 
 def _each_rounded(overhead: Overhead) -> Overhead:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import msgspec
 
 from squall.protocol.best import Goal
-from squall.protocol.coordinator import Policy
 from squall.protocol.core import Machine, Node, PublishSnapshot
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.notes import WeightsMeasured
+from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator, Batches
 from squall.protocol.sandblaster.method import State

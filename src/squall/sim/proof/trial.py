@@ -12,9 +12,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from squall.protocol.check import check
-from squall.protocol.coordinator import SAVE_WITHIN_S, STOP_WITHIN_S
+from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.core import COORDINATOR, Cause, Effect, End, Event, Node, StopRequested
 from squall.protocol.link import Linked
+from squall.protocol.policy import SAVE_WITHIN_S
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.sim.places import Clock
 from squall.sim.proof.broken import Broken
