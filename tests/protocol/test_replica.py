@@ -29,7 +29,7 @@ from squall.protocol.messages import (
     View,
     Weights,
 )
-from squall.protocol.replica import REPORT_EVERY_S, REPORT_LEASES
+from squall.protocol.reports import REPORT_EVERY_S, REPORT_LEASES
 from tests.protocol.desk import BATCH, Desk
 from tests.protocol.steps import give, only, sent, tell
 

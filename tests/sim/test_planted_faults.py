@@ -34,7 +34,7 @@ from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.membership import Membership
-from squall.protocol.messages import Calculation, Cover, Evaluated, Exchange, Frame, ViewSeen, covered
+from squall.protocol.messages import Calculation, Cover, Evaluated, Exchange, Exchanged, Frame, ViewSeen, covered
 from squall.protocol.notes import LeaseEnded
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.protocol.replica import Replica
@@ -317,8 +317,9 @@ def rhythm_lost(original: Any, replica: Replica, *given: Any, fetch: bool, **nam
 
 
 def older_weights_will_do(original: Any, replica: Replica, *given: Any) -> None:
-    newest = max(answer.clock for answer in replica._answers if answer is not None)
-    replica._answers = [answer and msgspec.structs.replace(answer, clock=newest) for answer in replica._answers]
+    flight = replica._flight
+    newest = max(answer.clock for answer in flight._answers if answer is not None)
+    flight._answers = [answer and msgspec.structs.replace(answer, clock=newest) for answer in flight._answers]
     original(replica, *given)
 
 
@@ -343,11 +344,18 @@ def added_to_what_was_pushed(original: Any, replica: Replica, batch: Any) -> Any
     return msgspec.structs.replace(original(replica, batch), accumulate=replica._since_push > 0)
 
 
-def told_after_one_shard(original: Any, replica: Replica, shard: Node, message: Any, now: float, effects: Any) -> None:
-    if replica._pushed.covers and not message.dropped:
-        replica._unreported = covered(replica._unreported, replica._pushed.covers)
-        replica._report(now, effects, at_once=True)
-    original(replica, shard, message, now, effects)
+def told_after_one_shard(original: Any, replica: Replica, event: Event, now: float) -> list[Effect]:
+    told: list[Effect] = []
+    pushed = replica._flight.work.covers
+    if (
+        isinstance(event, MessageArrived)
+        and isinstance(event.message, Exchanged)
+        and not event.message.dropped
+        and pushed
+    ):
+        replica._reports.covers = covered(replica._reports.covers, pushed)
+        replica._report(now, told, at_once=True)
+    return [*told, *original(replica, event, now)]
 
 
 # ---------------------------------------------------------------- labels of what is measured
@@ -463,7 +471,7 @@ PLANTED: dict[str, Planted] = {
     "a batch that is tried again shifts the fetches": Planted(
         wrapped(Replica, "_exchange", rhythm_lost), 200, "I3", of="stale"),
     "a push counts when one shard has it": Planted(
-        wrapped(Replica, "_on_exchanged", told_after_one_shard), 20, "I1"),
+        wrapped(Replica, "on", told_after_one_shard), 20, "I1"),
     "a shard forgets the learning rates that loops set": Planted(wrapped(Shard, "on", rates_forgotten), 40, "I6"),
     "a push has the learning rates of its first batch": Planted(
         wrapped(Work, "and_batch", rates_of_the_first_batch), 40, "I6", of="downpour, push 4"),

@@ -98,16 +98,17 @@ def _lease_coordinator(coordinator: LeaseCoordinator) -> Iterator[Claim]:
 
 
 def _replica(replica: Replica) -> Iterator[Claim]:
-    exchanging = replica._missing > 0
-    yield replica._answers.count(None) == replica._missing, "missing answers are counted"
+    flight = replica._flight
+    exchanging = flight.missing > 0
+    yield flight._answers.count(None) == flight.missing, "missing answers are counted"
     yield replica.clock is not None or (not exchanging and replica._batch is None), "nothing happens before Welcome"
-    yield exchanging or (replica._fetching < 0 and not replica._pushed.covers), "a push or fetch under way is awaited"
+    yield exchanging or (flight.fetching < 0 and not flight.work.covers), "a push or fetch under way is awaited"
     alone = not replica.cadence.overlap and not replica._retried and not replica._stepped
     yield not (exchanging and replica._batch is not None and alone), "without overlap it computes or exchanges"
     computing = replica._batch is not None and not replica._retried and not replica._stepped
-    yield not computing or replica._fetching != replica._active, "weights that are computed on are not written"
+    yield not computing or flight.fetching != replica._active, "weights that are computed on are not written"
     yield replica._since_push > 0 or replica._gathered.examples == 0, "examples are behind a gradient"
-    for covers in (replica._gathered.covers, replica._pushed.covers, replica._unreported):
+    for covers in (replica._gathered.covers, flight.work.covers, replica._reports.covers):
         yield len({cover.lease for cover in covers}) == len(covers), "of each lease the newest cover counts"
     buffers = 2 if replica.cadence.overlap else 1
     yield {replica._gradient, replica._active} <= set(range(buffers)), f"it has {buffers} buffers of each kind"

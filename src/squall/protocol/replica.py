@@ -8,7 +8,6 @@ next exchange instead. Between exchanges it may move its own weights by local SG
 from __future__ import annotations
 
 import math
-import sys
 
 from squall.protocol.core import (
     COORDINATOR,
@@ -33,6 +32,7 @@ from squall.protocol.core import (
     shard_nodes,
 )
 from squall.protocol.exchanges import Exchanges
+from squall.protocol.flight import Flight
 from squall.protocol.hand import Batch, Hand
 from squall.protocol.messages import (
     Cover,
@@ -42,33 +42,27 @@ from squall.protocol.messages import (
     Grant,
     Join,
     LeaseRequest,
-    Left,
     Logged,
     Message,
     NonFinite,
-    Progress,
     Skip,
     SkipNoted,
     Stop,
     Weights,
     Welcome,
-    covered,
 )
+from squall.protocol.reports import Reports
 from squall.protocol.tally import NO_WORK, Tally
-
-REPORT_EVERY_S = 0.25
-REPORT_LEASES = 16  # unreported ones at most; shards remember more (`shard.LEASES_KEPT`)
 
 
 class Replica:
-    """States, told by what is set: no clock yet (joining); `_batch` (computing); `_missing` (exchanging)."""
+    """Its state is implied: without a clock it joins, with a batch it computes, with answers missing it exchanges."""
 
     __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
-        "_active", "_again", "_answers", "_awaited", "_basis", "_batch", "_computing_since", "_ended", "_epoch",
-        "_fetch_every", "_fetching", "_gathered", "_gradient", "_hand", "_held", "_held_at", "_in_rounds", "_missing",
-        "_paced_s", "_poisoned", "_push_every", "_pushed", "_report_at", "_report_from", "_retried", "_since_fetch",
-        "_since_push", "_stepped", "_steps", "_stopping", "_tally", "_unreported", "_versions", "_waiting_since",
-        "cadence", "clock", "node", "pid", "shards",
+        "_active", "_again", "_awaited", "_basis", "_batch", "_computing_since", "_ended", "_epoch", "_fetch_every",
+        "_flight", "_gathered", "_gradient", "_hand", "_held", "_held_at", "_in_rounds", "_paced_s", "_poisoned",
+        "_push_every", "_reports", "_retried", "_since_fetch", "_since_push", "_stepped", "_steps", "_stopping",
+        "_versions", "_waiting_since", "cadence", "clock", "node", "pid", "shards",
     )  # fmt: skip
 
     wake_at: float | None = None
@@ -91,22 +85,16 @@ class Replica:
         self._since_push = 0  # batches in the gradient buffer
         self._since_fetch = 0
         self._gathered = NO_WORK  # behind the gradient buffer
-        self._pushed = NO_WORK  # behind the exchange under way
-        self._unreported: tuple[Cover, ...] = ()  # applied by all shards
+        self._flight = Flight()  # the exchange under way
+        self._reports = Reports()
         self._gradient = 0  # buffer that gradients go to
         self._active = 0  # weights buffer that is computed on
-        self._fetching = -1  # weights buffer that the exchange under way fills; -1: it fetches nothing
         self._versions = [0] * shards  # of the active weights
         self._held, self._held_at = 0, math.inf  # examples behind them, with its own steps on them; since when
-        self._answers: list[Exchanged | None] = []  # of each shard, to the exchange under way
-        self._missing = 0  # answers to come
         self._basis = self._versions  # of the oldest batch in the gradient buffer
         self._stopping = False
         self._poisoned = False  # a batch failed twice: only Stop is waited for
         self._ended = False
-        self._tally = Tally()
-        self._report_at = 0.0
-        self._report_from = math.inf  # clock of a push with the last of an epoch: the report behind it does not wait
         self._epoch = 0  # of the newest batch
         self._waiting_since = 0.0
 
@@ -114,7 +102,8 @@ class Replica:
         effects: list[Effect] = []
         if type(event) is MessageArrived:  # most are, and most of an answer
             if type(event.message) is Exchanged:
-                self._on_exchanged(event.sender, event.message, now, effects)
+                if self._flight.answered(event.sender.index, event.message):
+                    self._on_answered(now, effects)
             else:
                 self._on_message(event.message, now, effects)
             return effects
@@ -154,7 +143,7 @@ class Replica:
             case Welcome(clock):
                 self.clock = clock
                 self._exchange(now, effects, push=False, fetch=True)  # the first weights
-                self._tally = Tally()  # what every newcomer needs is not what the algorithm moves
+                self._reports.tally = Tally()  # what every newcomer needs is not what the algorithm moves
             case SkipNoted():
                 self._on_skipped(now, effects)
             case Stop():
@@ -189,9 +178,11 @@ class Replica:
 
     def _must_wait(self) -> bool:
         """An exchange is under way, and there is nothing to compute beside it."""
-        if not self._missing:
+        if not self._flight.missing:
             return False
-        return not self.cadence.overlap or self._push_due() or self._fetch_due() or self._fetching == self._active
+        return (
+            not self.cadence.overlap or self._push_due() or self._fetch_due() or self._flight.fetching == self._active
+        )
 
     def _take_work(self, effects: list[Effect]) -> bool:
         """True when there is a batch to compute. Asks for the next lease while the last batch is computed."""
@@ -209,18 +200,18 @@ class Replica:
 
     def _compute(self, now: float, effects: list[Effect]) -> None:
         self._batch = batch = self._hand.cut()
-        if batch.epoch != self._epoch:  # so that an epoch's evaluation does not wait for the next report
+        if batch.epoch != self._epoch:
             self._epoch = batch.epoch
             assert self.clock is not None
-            if self._missing or self._since_push:
-                self._report_from = min(self._report_from, self.clock + (self._since_push > 0))
+            if self._flight.missing or self._since_push:
+                self._reports.epoch_ends(self.clock + (self._since_push > 0))
             else:
                 self._report(now, effects, at_once=True)
         self._retried = False
         self._computing_since = now
         effects.append(self._compute_effect(batch))
         if self._waiting_since:
-            self._tally.wait_s += now - self._waiting_since
+            self._reports.tally.wait_s += now - self._waiting_since
             self._waiting_since = 0.0
 
     def _compute_effect(self, batch: Batch) -> Compute:
@@ -235,7 +226,7 @@ class Replica:
     def _on_gradient(self, event: GradientComputed, now: float, effects: list[Effect]) -> None:
         batch = self._batch
         assert batch is not None
-        self._tally.compute_s += event.seconds
+        self._reports.tally.compute_s += event.seconds
         self._waiting_since = now
         if not event.finite:
             self._on_non_finite(batch, now, effects)
@@ -291,7 +282,7 @@ class Replica:
             effects.append(self._compute_effect(batch))
             return
         self._again = True
-        if not self._missing:
+        if not self._flight.missing:
             self._exchange(now, effects, push=False, fetch=True)
 
     # ------------------------------------------------------------ exchanges
@@ -303,31 +294,33 @@ class Replica:
         return self._since_fetch >= self._fetch_every
 
     def _exchange(self, now: float, effects: list[Effect], *, push: bool, fetch: bool) -> None:
-        assert not self._missing
+        assert not self._flight.missing
         assert self.clock is not None
         if push:
             self.clock += 1
-            self._pushed, self._gathered = self._gathered, NO_WORK
-        self._fetching = -1
+            self._flight.work, self._gathered = self._gathered, NO_WORK
+        fetching = -1
         if fetch:
             swaps = self.cadence.overlap and push
-            self._fetching = 1 - self._active if swaps else self._active
+            fetching = 1 - self._active if swaps else self._active
             if push or self._fetch_due():  # what a batch is tried again on is beside the rhythm of pushes and fetches
                 self._since_fetch = 0
         gradient = self._gradient if push else -1
-        work = self._pushed if push else NO_WORK
+        work = self._flight.work if push else NO_WORK
+        self._flight.fetching = fetching
         if self.cadence.local and work.batches:
             effects.append(PreparePush(gradient))
         for shard, basis in zip(self.shards, self._basis):
             exchange = Exchange(
-                self.clock, gradient, self._fetching, basis, work.examples, work.covers, work.batches, work.factors
+                self.clock, gradient, fetching, basis, work.examples, work.covers, work.batches, work.factors
             )
             payload = Payload("gradient", self.node, gradient, self.clock, shard.index) if push else None
             effects.append(Send(shard, exchange, payload))
-        self._answers, self._missing = [None] * len(self.shards), len(self.shards)
-        self._tally.exchanges += 1
-        self._tally.pushes += work.batches > 0
-        self._tally.fetches += fetch
+        self._flight.begin(len(self.shards))
+        tally = self._reports.tally
+        tally.exchanges += 1
+        tally.pushes += work.batches > 0
+        tally.fetches += fetch
         if push:
             self._since_push = 0
             self._hand.idle = False
@@ -336,49 +329,29 @@ class Replica:
         if not self._waiting_since:
             self._waiting_since = now
 
-    def _on_exchanged(self, shard: Node, message: Exchanged, now: float, effects: list[Effect]) -> None:
-        """Looked at when all shards have answered, together: thousands of replicas are simulated at once."""
-        assert self._missing, f"{shard} was not asked"
-        assert self._answers[shard.index] is None, f"{shard} answered twice"
-        self._answers[shard.index] = message
-        self._missing -= 1
-        if not self._missing:
-            self._on_answered(now, effects)
-
     def _on_answered(self, now: float, effects: list[Effect]) -> None:
         """All shards have answered. A newcomer learns where the others are."""
         assert self.clock is not None
-        clocks, versions, dropped, staleness = [], [], False, self._tally.staleness
-        held = sys.maxsize
-        for answer in self._answers:
-            assert answer is not None
-            clocks.append(answer.clock)
-            versions.append(answer.version)
-            dropped |= answer.dropped
-            held = min(held, answer.examples)
-            if answer.staleness >= 0:
-                staleness.append(answer.staleness)
-        self._answers = []
-        self.clock = max(self.clock, *clocks)
-        fetched = self._fetching >= 0
+        flight, reports = self._flight, self._reports
+        answers = flight.answers(reports.tally.staleness)
+        self.clock = max(self.clock, answers.last)
+        fetched = flight.fetching >= 0
         if fetched:
-            self._versions = versions
-            self._held, self._held_at = held, now
-            self._active = self._fetching
-            self._fetching = -1
+            self._versions = answers.versions
+            self._held, self._held_at = answers.examples, now
+            self._active, flight.fetching = flight.fetching, -1
             effects.append(UseWeights(self._active))
-        if min(clocks) < self.clock:  # shards have let it in at different clocks: some of the weights are older
+        if answers.first < self.clock:  # shards have let it in at different clocks: some of the weights are older
             self._exchange(now, effects, push=False, fetch=True)
-            self._tally = Tally()
+            reports.tally = Tally()
             return
-        if dropped:
-            leases = [cover.lease for cover in self._pushed.covers]
+        if answers.dropped:
+            leases = [cover.lease for cover in flight.work.covers]
             effects.extend(Send(COORDINATOR, Dropped(lease)) for lease in leases)
             self._hand.drop(leases)
         else:
-            self._unreported = covered(self._unreported, self._pushed.covers)
-            self._tally.add(self._pushed)
-        self._pushed = NO_WORK
+            reports.applied(flight.work)
+        flight.work = NO_WORK
         self._report(now, effects)
         if self._batch is None:
             self._proceed(now, effects)
@@ -390,41 +363,31 @@ class Replica:
 
     def _take_part(self, now: float, effects: list[Effect]) -> None:
         """An exchange without a batch for this replica: push nothing, so that the others are not held."""
-        if self._missing:
+        if self._flight.missing:
             return
-        if self._unreported:
-            self._report(now, effects, at_once=True)
+        self._report(now, effects, at_once=True)
         self._exchange(now, effects, push=True, fetch=True)
 
     def _flush(self, now: float, effects: list[Effect]) -> None:
         """Nothing to compute: let what is gathered so far be applied, and everything done be known."""
-        if self._missing:
+        if self._flight.missing:
             return
         if self._since_push:
             self._exchange(now, effects, push=True, fetch=True)
-        elif self._unreported:
+        else:
             self._report(now, effects, at_once=True)
 
     # ------------------------------------------------------------ reports and the end
 
     def _report(self, now: float, effects: list[Effect], at_once: bool = False) -> None:
-        if not self._unreported:
-            return
         assert self.clock is not None
-        epoch_over = self.clock >= self._report_from
-        if at_once or epoch_over or now >= self._report_at or len(self._unreported) >= REPORT_LEASES:
-            effects.append(Send(COORDINATOR, Progress(self._take_covers(), self._tally.take())))
-            self._report_at = now + REPORT_EVERY_S
-            if epoch_over:
-                self._report_from = math.inf
-
-    def _take_covers(self) -> tuple[Cover, ...]:
-        covers, self._unreported = self._unreported, ()
-        return covers
+        progress = self._reports.due(self.clock, now, at_once)
+        if progress is not None:
+            effects.append(Send(COORDINATOR, progress))
 
     def _finish(self, now: float, effects: list[Effect]) -> None:
         """Stop was asked: push what is gathered, wait for it, then leave."""
-        if self._missing:
+        if self._flight.missing:
             return
         spoilt = self._poisoned and self.cadence.local  # its own weights are what gave the NaN
         if self._since_push and not self._in_rounds and not spoilt:
@@ -434,5 +397,5 @@ class Replica:
 
     def _leave(self, effects: list[Effect]) -> None:
         self._ended = True
-        effects.append(Send(COORDINATOR, Left(self._take_covers(), self._tally.take())))
+        effects.append(Send(COORDINATOR, self._reports.last()))
         effects.append(End("finished"))

@@ -34,7 +34,7 @@ from squall.protocol.messages import (
     Stop,
     Welcome,
 )
-from squall.protocol.replica import REPORT_EVERY_S
+from squall.protocol.reports import REPORT_EVERY_S
 from squall.protocol.tally import Tally
 
 BUFFER = 0

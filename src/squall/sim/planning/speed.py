@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from squall.plan import Settings
 from squall.protocol.core import Node
-from squall.protocol.replica import REPORT_LEASES
+from squall.protocol.reports import REPORT_LEASES
 from squall.sim.cluster.costs import UPDATE_SHARE
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import Constant, Jitter, Trace
