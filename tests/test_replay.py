@@ -20,6 +20,7 @@ from squall.cli import main
 from squall.run import Run
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
+from tests import deep
 from tests.rehearsal import NOISY, assert_replays, rehearse, same
 from tests.tasks import mean_square, regression
 
@@ -53,7 +54,7 @@ FAMILY: dict[str, squall.Strategy] = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", deep.sweep([0, 1], 1))
 @pytest.mark.parametrize("name", FAMILY)
 def test_the_weights_are_the_same_with_replicas_of_changing_speed_and_one_that_dies(
     name: str, seed: int, tmp_path: Path

@@ -97,7 +97,7 @@ class Warm(_Forked):
         out, err = (Connection(writing, readable=False) for _, writing in outputs)
         with out, err:
             given = os.environ if env is None else env
-            super().__init__(be or _be_squall, (list(arguments), out, err), cwd, given)
+            super().__init__(be or be_squall, (list(arguments), out, err), cwd, given)
 
     def completed(self) -> subprocess.CompletedProcess[str]:
         out, err = self.communicate()
@@ -160,7 +160,8 @@ def _say_to(*outputs: Connection) -> None:
             os.dup2(output.fileno(), number)
 
 
-def _be_squall(arguments: list[str], out: Connection, err: Connection) -> None:
+def be_squall(arguments: list[str], out: Connection, err: Connection) -> None:
+    """What `Warm` is by default."""
     setproctitle("squall " + " ".join(arguments))
     _say_to(out, err)
     if arguments[0] == "replay":

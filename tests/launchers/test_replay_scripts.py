@@ -26,13 +26,14 @@ from tests.launchers.processes import Started, wait_for
 
 SCRIPT = Path(__file__).with_name("stateful.py")
 EXAMPLES = 600  # of `drawn.py`, which draws
+EPOCHS = 3 if deep.wanted else 2
 STRATEGIES = {
     "downpour": ("--overlap", "--push-every", "2", "--fetch-every", "3", "--threads", "2"),
     "diloco": ("--inner-steps", "5", "--form", "asynchronous"),
 }
 
 
-def started(where: Path, *flags: str, epochs: int = 3, script: Path = SCRIPT) -> Started:
+def started(where: Path, *flags: str, epochs: int = EPOCHS, script: Path = SCRIPT) -> Started:
     directory = where / f"run-{uuid4().hex[:8]}"
     command = ("run", "--run-dir", str(directory), "--replicas", "3", "--shards", "2", *flags)
     return Started(directory, *command, str(script), str(epochs), str(where / "behind"))
@@ -102,7 +103,7 @@ def test_every_replica_has_a_loop_of_its_own(strategy: str, tmp_path: Path) -> N
         found, skips = audit(reader), reader.rows(Skip)
     assert found.complete
     assert sum(len(span) for epoch in found.epochs for span in epoch.skipped) == 20 * len(skips) > 0, str(found)
-    assert Run(directory).summary().examples == 3 * EXAMPLES - 20 * len(skips)
+    assert Run(directory).summary().examples == EPOCHS * EXAMPLES - 20 * len(skips)
     snapshots = Snapshots(directory)
     layout = snapshots.manifest(snapshots.numbers()[-1]).layout
     final = snapshots.restore(snapshots.numbers()[-1], layout).tensors["weights"]
@@ -123,7 +124,7 @@ def test_a_generator_and_its_critic_are_replayed_step_by_step(tmp_path: Path) ->
     assert "the same, bit for bit" in out
     updates = Run(directory).summary().updates
     assert updates is not None
-    assert updates > 3 * 30 + 3 * 30 // 2, "steps of the generator are updates as well"
+    assert updates > EPOCHS * 30 + EPOCHS * 30 // 2, "steps of the generator are updates as well"
 
 
 def test_a_replica_that_was_killed_and_a_run_that_was_resumed(resumed: Path) -> None:

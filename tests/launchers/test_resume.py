@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sqlite3
 from contextlib import closing
@@ -20,39 +21,44 @@ from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import START_S, Started, wait_for
 
 
-@pytest.fixture
-def interrupted(tmp_path: Path) -> Started:
-    run = Started.train(
-        tmp_path / f"run-{uuid4().hex[:8]}", "--epochs", "400", "--shards", "2", "--optimizer", "adam", "--lr", "0.001"
-    )
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interrupted run."""
+    directory = tmp_path_factory.mktemp("first") / f"run-{uuid4().hex[:8]}"
+    run = Started.train(directory, "--epochs", "400", "--shards", "2", "--optimizer", "adam", "--lr", "0.001")
     run.wait_rows(Progress, lambda row: row.examples > 0)
     run.process.send_signal(signal.SIGINT)
     run.finish()
-    return run
+    return directory
 
 
-def test_the_record_of_an_interrupted_run_tells_what_its_snapshot_holds(interrupted: Started) -> None:
-    snapshots = Snapshots(interrupted.directory)
+@pytest.fixture
+def interrupted(first: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(first, tmp_path / f"run-{uuid4().hex[:8]}"))
+
+
+def test_the_record_of_an_interrupted_run_tells_what_its_snapshot_holds(interrupted: Path) -> None:
+    snapshots = Snapshots(interrupted)
     manifest = snapshots.manifest(snapshots.numbers()[-1])
     held: Any = manifest.ledger["held"]
     beyond = sum(max(0, manifest.progress.get(lease, done) - done) for lease, (_, _, done, _, _) in held.items())
-    assert Run(interrupted.directory).summary().examples == int(str(manifest.ledger["trained"])) + beyond
+    assert Run(interrupted).summary().examples == int(str(manifest.ledger["trained"])) + beyond
 
 
 @pytest.mark.parametrize("changes", [(), ("--shards", "3", "--replicas", "1")])
-def test_a_resumed_run_trains_every_example(interrupted: Started, changes: tuple[str, ...]) -> None:
-    reader = Reader(interrupted.directory / "run.sqlite")
+def test_a_resumed_run_trains_every_example(interrupted: Path, changes: tuple[str, ...]) -> None:
+    reader = Reader(interrupted / "run.sqlite")
     before = sum(row.examples for row in reader.rows(Progress))
     reader.close()
     epochs = before // EXAMPLES + 2
     flags = ("--epochs", str(epochs), *changes, "--json")
-    again = Started(interrupted.directory, "resume", str(interrupted.directory), *flags)
+    again = Started(interrupted, "resume", str(interrupted), *flags)
     status, out, err = again.finish()
     assert status == 0, err
     summary = json.loads(out)
     assert summary["status"] == "finished"
     assert summary["examples"] == epochs * EXAMPLES
-    reader = Reader(interrupted.directory / "run.sqlite")
+    reader = Reader(interrupted / "run.sqlite")
     found = audit(reader)
     reader.close()
     assert found.complete, str(found)
@@ -70,10 +76,10 @@ def task():
 """
 
 
-def test_another_model_is_refused_with_the_tensors_that_differ(interrupted: Started, tmp_path: Path) -> None:
+def test_another_model_is_refused_with_the_tensors_that_differ(interrupted: Path, tmp_path: Path) -> None:
     (tmp_path / "wider.py").write_text(WIDER)
-    command = ("resume", str(interrupted.directory), "--task", str(tmp_path / "wider.py"))
-    status, _, err = Started(interrupted.directory, *command).finish()
+    command = ("resume", str(interrupted), "--task", str(tmp_path / "wider.py"))
+    status, _, err = Started(interrupted, *command).finish()
     assert status == 1
     assert "0.weight: [48, 16] here, [32, 16] there" in err
     assert "Traceback" not in err

@@ -84,6 +84,7 @@ def test_a_seed_is_one_world_whatever_the_interpreters_hash_seed() -> None:
     assert len(set(there)) == len(seeds)
 
 
+@deep.only
 def test_processes_find_what_one_finds(found: list[soak.Verdict]) -> None:
     assert list(soak.soak(45, first=5, processes=2)) == found[5:50]
 

@@ -49,7 +49,7 @@ def kill_evaluator(bench: Bench) -> None:
 
 
 def events_of(make: Callable[[], Bench], step: int) -> Sequence[int]:
-    return deep.sweep(range(0, make().go().steps, step), 12)
+    return deep.sweep(range(0, make().go().steps, step), 8)
 
 
 def small(name: str, network: Network = CLEAN, seed: int = 0, **policy: object) -> Bench:

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,9 @@ from squall.sim.cluster.measure_run import overhead_of
 from squall.sim.cluster.measure_steps import MOST_TIMES, quantiles, running_counts, slowdowns
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.quiet import FEWEST_TURNS, Moment, Stopwatch, calmest, quickest
+from tests import deep
 from tests.tasks import mean_square, regression
+from tests.warm import Warm, be_squall
 
 FILE = """
 import os, signal
@@ -62,15 +63,18 @@ def task():
 """
 
 
+SMALL = (100, 2000), 1 << 20  # elements of vectors, and what is copied
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "SIZES", (100, 2000))
-    monkeypatch.setattr(measuring, "COPIED_BYTES", 1 << 20)
+    monkeypatch.setattr(measuring, "SIZES", SMALL[0])
+    monkeypatch.setattr(measuring, "COPIED_BYTES", SMALL[1])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_left() -> Iterator[None]:
+def nobody_is_left(warm_nursery: None) -> Iterator[None]:
     """Of the processes that a test starts; others may have left some that serve them all."""
     before = children()
     yield
@@ -285,28 +289,28 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
-@contextmanager
-def _command(folder: Path, temporary: Path, *arguments: str, stand_still: str = "") -> Iterator[subprocess.Popen[str]]:
+def _in_a_session(*squall: Any) -> None:
+    os.setsid()
+    sys.dont_write_bytecode = True
+    be_squall(*squall)
+
+
+def _in_a_session_with_small_vectors(*squall: Any) -> None:
+    measuring.SIZES, measuring.COPIED_BYTES = SMALL
+    _in_a_session(*squall)
+
+
+def _command(folder: Path, temporary: Path, *arguments: str, stand_still: str = "") -> Warm:
     (folder / "measured.py").write_text(FILE)
-    environment = {"TMPDIR": str(temporary), "STAND_STILL": stand_still, "PYTHONDONTWRITEBYTECODE": "1"}
-    path = os.pathsep.join(filter(None, sys.path))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "squall", "measure", "measured.py", *arguments], cwd=folder, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, **environment, "PYTHONPATH": path},
-    )  # fmt: skip
-    with process:
-        try:
-            yield process
-        except BaseException:
-            process.kill()  # else leaving the block would wait for it
-            raise
+    environment = {**os.environ, "TMPDIR": str(temporary), "STAND_STILL": stand_still}
+    be = _in_a_session if deep.wanted else _in_a_session_with_small_vectors
+    return Warm(["measure", "measured.py", *arguments], cwd=folder, env=environment, be=be)
 
 
 def test_the_command_writes_what_simulate_reads(tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "cluster.toml").write_text("old")
-    with _command(tmp_path, temporary, "--seconds", "0.4", "--busy", "--force", "--json") as process:
-        output, errors = process.communicate()
+    process = _command(tmp_path, temporary, "--seconds", "0.4", "--busy", "--force", "--json")
+    output, errors = process.communicate()
     assert process.returncode == 0, errors
     document = json.loads(output)
     assert document["cluster"] == "cluster.toml"
@@ -317,11 +321,10 @@ def test_the_command_writes_what_simulate_reads(tmp_path: Path, temporary: Path)
 
 @pytest.mark.parametrize("where", ["in a step", "in a shard"])
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, temporary: Path, where: str) -> None:
-    with _command(tmp_path, temporary, "--seconds", "0.4", "--busy", stand_still=where) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"{where}\n"
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, errors = process.communicate()
+    process = _command(tmp_path, temporary, "--seconds", "0.4", "--busy", stand_still=where)
+    assert process.stdout.readline() == f"{where}\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, errors = process.communicate()
     assert (process.returncode, errors.splitlines()[-1]) == (130, "squall: interrupted")
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)

@@ -504,7 +504,7 @@ def worlds(of: str) -> Iterator[Chaos]:
     return (world for world in map(chaos, itertools.count()) if world.strategy.startswith(of))
 
 
-@pytest.mark.parametrize("name", deep.sweep(list(PLANTED), 15))
+@pytest.mark.parametrize("name", deep.sweep(list(PLANTED), 10))
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = PLANTED[name]
     planted.plant(monkeypatch)

@@ -141,7 +141,7 @@ def test_three_replicas_find_the_minimum_of_a_quadratic(inline: Fit, name: str) 
     assert (run.model.w - target).norm() < 0.1 * target.norm()
 
 
-@pytest.mark.parametrize("name", deep.sweep(list(TABLE), 4))
+@pytest.mark.parametrize("name", deep.sweep(list(TABLE), 2))
 def test_three_replicas_learn_the_digits(inline: Fit, name: str) -> None:
     pytest.importorskip("sklearn")
     strategy = of(name)
@@ -169,7 +169,7 @@ def digits() -> squall.Task:
 
 
 @pytest.mark.filterwarnings("ignore:the model has Dropout")  # which a line search compares losses of
-@pytest.mark.parametrize("name", deep.sweep(list(STRATEGIES), 3))
+@pytest.mark.parametrize("name", deep.sweep(list(STRATEGIES), 2))
 def test_defaults_learn_the_digits_in_ten_epochs(inline: Fit, name: str) -> None:
     pytest.importorskip("sklearn")
     task = load_task(str(Path(__file__).parents[2] / "examples" / "digits.py")).function
@@ -212,7 +212,7 @@ def test_matched_inner_steps_let_a_slow_replica_push_as_often(inline: Fit) -> No
 # ---------------------------------------------------------------- the same trace
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", deep.sweep(list(TABLE), 6))
 def test_snapshot_and_resume_give_the_same_weights_every_time(inline: Fit, name: str, tmp_path: Path) -> None:
     task = regression()
     first = inline(task, of(name), epochs=2, run_dir=tmp_path / "first")
