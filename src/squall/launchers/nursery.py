@@ -158,11 +158,11 @@ class Nursery:
         self._launcher.say(kind="exited", node=str(child.node), pid=child.pid, why=why, traceback=story)
         if child.node == COORDINATOR:
             self._kill_all()
-        elif story and child.node.role != "shard":
-            why = f"{child.node.role} {child.node.index} raised an exception"
-            self._coordinator.say(kind="stop", why=why, failed=True)
-        else:
-            self._coordinator.say(kind="lost", node=str(child.node), why=why)
+            return
+        if story and child.node.role != "shard":
+            stop = f"{child.node.role} {child.node.index} raised an exception"
+            self._coordinator.say(kind="stop", why=stop, failed=True)
+        self._coordinator.say(kind="lost", node=str(child.node), why=why)
 
     def _story(self, node: Node) -> str:
         try:
