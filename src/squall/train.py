@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,22 +140,24 @@ class Launch:
             shipped = pack(self.code)
             path = Path(directory) if again and directory is not None else new_directory(directory)
             with hold(path) as lock:
-                return self._start(task, layout, path, shipped, again, lock)
+                snapshot = _last_snapshot(path, task, layout, self._strategy) if again else None
+                if snapshot is not None and self.plan.goal.keep:
+                    best.weights(path, layout)  # raises if they are damaged: nobody could say later what was best
+                if self._local is not None:
+                    del task  # the run's processes share another: they may have the memory of this one
+                    train = partial(attend, self._local, path, snapshot, lock, self.plan.progress, self._watch)
+                else:
+                    train = partial(self._run_here, task, layout, path, snapshot)
+                return self._run(path, shipped, again, train)
         finally:
             if self._local is not None:
                 self._local.close()
 
-    def _start(self, task: Task, layout: Layout, path: Path, shipped: bytes, again: bool, lock: int) -> Run:
-        snapshot = _last_snapshot(path, task, layout, self._strategy) if again else None
-        if snapshot is not None and self.plan.goal.keep:
-            best.weights(path, layout)  # raises if they are damaged: nobody could say later what was best
+    def _run(self, path: Path, shipped: bytes, again: bool, train: Callable[[], None]) -> Run:
         run = Run(path, self.code["task"])
         try:
             write_plan(path, self.code, shipped)
-            if self._local is not None:
-                attend(self._local, path, snapshot, lock, self.plan.progress, self._watch)
-            else:
-                self._run_here(task, layout, path, snapshot)
+            train()
         finally:
             finish(run, again)
         return run
