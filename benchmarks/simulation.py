@@ -19,7 +19,8 @@ import squall
 from benchmarks.results import Section
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import LogNormal
-from squall.sim.cluster.model import Cluster, Machine
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import Machine
 from squall.sim.cluster.simulate import simulate
 
 BATCH = 4

@@ -7,7 +7,7 @@ from typing import Any
 import squall
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.planning.candidates import Candidate
-from squall.sim.planning.ranking import Entry
+from squall.sim.planning.entries import Entry
 from squall.sim.planning.speed import Speed
 from squall.sim.planning.survival import Survival
 from squall.strategies import Strategy

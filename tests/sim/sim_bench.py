@@ -21,9 +21,9 @@ from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica
 from squall.protocol.rules import Rules
 from squall.protocol.shard import Shard
+from squall.runtime.world import Network, World
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.phantoms import Batch, Phantom, Stage
-from squall.sim.world import Network, World
 from squall.strategies import Recipe
 from squall.strategies.work import Loop, Update
 

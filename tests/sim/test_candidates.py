@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import squall
-from squall.sim.cluster.model import Cluster, Machine
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import Machine
 from squall.sim.planning.candidates import cores, counts, default_strategies, sweep
 
 ADAGRAD = partial(torch.optim.Adagrad, lr=0.02)

@@ -18,13 +18,13 @@ from squall.cli import main
 from squall.protocol.core import Node, Send
 from squall.protocol.messages import Stop as StopMessage
 from squall.protocol.replica import Replica
+from squall.runtime.world import Network
 from squall.sim.proof import soak
 from squall.sim.proof.broken import INVARIANTS, Broken
 from squall.sim.proof.chaos import STRATEGIES, chaos
 from squall.sim.proof.faults import Cut, FaultyWire, Kill, Part, Weather
 from squall.sim.proof.soak import flags, report, shrink, story, verdict
 from squall.sim.proof.trial import Sight, Trial
-from squall.sim.world import Network
 from squall.strategies import STRATEGIES as ALL
 from squall.strategies import SingleProcess
 from tests import deep

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from squall.errors import ClusterError
 from squall.sim.cluster.jitter import Constant, Jitter, LogNormal, Pareto, Trace
-from squall.sim.cluster.model import ROLES, Cluster, Failure, Link, Machine, Overhead, Preemption
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import ROLES, Failure, Link, Machine, Overhead, Preemption
 from squall.sim.cluster.tables import Document
 from squall.sim.cluster.units import BANDWIDTH, TIME, parse, write_bandwidth, write_time
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from squall.protocol.core import Node
 from squall.sim.cluster.cores import Cores
-from squall.sim.cluster.model import Machine
+from squall.sim.cluster.parts import Machine
 
 A, B, C = (Node("replica", index) for index in range(3))
 

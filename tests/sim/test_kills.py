@@ -12,8 +12,8 @@ from squall.protocol.core import Compute, Node, Started, WriteSnapshot
 from squall.protocol.leases import Limits
 from squall.protocol.notes import MemberDied, Remark, WeightsMeasured
 from squall.protocol.replacing import LOST_IN_A_ROW
+from squall.runtime.world import Network
 from squall.sim.proof.phantoms import COMPUTE_S
-from squall.sim.world import Network
 from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Synchronous
 from tests import deep
 from tests.sim.sim_bench import Bench, mean_of_three

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 import squall
 from squall.cli import main
 from squall.plan import Settings
-from squall.report.planning import text, write_picture
 from squall.sim.cluster.forecast import Forecast
-from squall.sim.cluster.model import Cluster, Failure, Machine, Overhead
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import Failure, Machine, Overhead
 from squall.sim.cluster.simulate import simulate
 from squall.sim.planning import planner
 from squall.sim.planning.candidates import Candidate
+from squall.sim.planning.page import text, write_picture
 from squall.sim.planning.planner import plan_cluster
 from squall.sim.planning.ranking import ranked
 from squall.sim.planning.reasons import reason

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import squall
-from squall.sim.planning.ranking import Entry, Ranking, best_sizes, finalists, ranked
+from squall.sim.planning.entries import Entry, best_sizes, finalists
+from squall.sim.planning.ranking import Ranking, ranked
 from squall.sim.planning.reasons import reason
 from tests.sim.plan_entries import AVERAGING, DILOCO, DOWNPOUR, SYNCHRONOUS, entry
 

@@ -10,8 +10,8 @@ import torch
 from squall.protocol.core import Compute, Effect, Event, Node
 from squall.protocol.leases import Limits
 from squall.protocol.notes import Remark, WeightsMeasured, WorkReported
+from squall.runtime.world import Network
 from squall.sim.proof.phantoms import COMPUTE_S
-from squall.sim.world import Network
 from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Synchronous
 from tests.sim.sim_bench import Bench, mean_of_three
 

@@ -23,7 +23,8 @@ from squall.runtime.snapshot import Snapshots
 from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import LogNormal, Pareto
-from squall.sim.cluster.model import Cluster, Failure, Link, Machine, Preemption
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import Failure, Link, Machine, Preemption
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.simulate import simulate
 from tests import deep

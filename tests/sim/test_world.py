@@ -27,8 +27,8 @@ from squall.protocol.link import RESEND_AFTER_S, Linked
 from squall.protocol.messages import Join, Stop
 from squall.protocol.notes import TrainingOver
 from squall.runtime.driver import QuietHost
+from squall.runtime.world import Network, World
 from squall.sim.proof.phantoms import COMPUTE_S
-from squall.sim.world import Network, World
 from squall.strategies import Downpour, Synchronous
 from tests import deep
 from tests.sim.sim_bench import Bench

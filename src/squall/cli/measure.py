@@ -16,7 +16,7 @@ from squall.version import __version__
 
 if TYPE_CHECKING:
     from squall.sim.cluster.measure import Measured
-    from squall.sim.cluster.model import Machine
+    from squall.sim.cluster.parts import Machine
 
 _ABOUT = (
     "Measure a task on this machine (steps, alone and several at once; exchanges; memory), and write a cluster file"

@@ -50,8 +50,8 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 def _plan(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
     path = out_path(options.out, "plan.svg", options.cluster)
     check_output(path, options.force, beside=[path.with_suffix(".html")], example="plan.svg")
-    from squall.report.planning import text, write_picture
     from squall.sim.cluster.model import Cluster
+    from squall.sim.planning.page import text, write_picture
     from squall.sim.planning.planner import plan_cluster
     from squall.task_file import load_task
 

@@ -15,7 +15,7 @@ from squall.runtime.kinds import kind_of, machine
 from squall.runtime.machines import nodes
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.recording import recorded
-from squall.sim.world import World
+from squall.runtime.world import World
 from squall.watch import Watch
 
 STEP_S = 0.01  # virtual seconds that every gradient takes

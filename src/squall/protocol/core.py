@@ -3,7 +3,7 @@
 A machine is an object with `on(event, now) -> list[Effect]`. It holds all protocol state and touches nothing:
 no socket, file, clock, thread or randomness (ruff's TID251 enforces it for this package). A shell feeds events
 and carries out effects; the shells are the real driver (`runtime.driver`) and the virtual-time world
-(`sim.world`), which also serves as the inline driver.
+(`runtime.world`), which also serves as the inline driver.
 
 Numbers never pass through a machine. Gradients and weights are named by reference (`Payload`), and the shell knows
 where those lie: in shared memory, in a received frame, or nowhere at all in a simulation without gradients.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import mmap
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +33,7 @@ class Job:
     task: Task
     layout: Layout
     arena: Arena
-    initial: Tensor  # float32 [length]: the weights that training starts from; each shard moves its range of it
+    initial: Tensor  # float32 [length]: the weights that training starts from
     directory: Path  # of the run
     commanded_at: float  # when the user gave the command, seconds since 1970
     restored: Restored | None = None  # the snapshot that the run goes on from
@@ -90,7 +89,6 @@ def arena_shape(layout: Layout, recipe: Recipe) -> Shape:
 
 
 def initial_vector(layout: Layout, task: Task) -> Tensor:
-    """In memory that a fork shares, because each shard goes on with its range of it as it is."""
-    vector = torch.frombuffer(mmap.mmap(-1, 4 * layout.length), dtype=torch.float32)
+    vector = torch.zeros(layout.length)
     layout.write_model(task.model, vector)
     return vector

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from squall.protocol.core import Node
-from squall.sim.cluster.model import Machine
+from squall.sim.cluster.parts import Machine
 
 Prolong = Callable[[Node, float], None]  # a process is busy until a later time than it was told
 HAIR_S = 1e-12  # what is left of a computation that is over, by rounding

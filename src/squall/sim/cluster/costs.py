@@ -36,10 +36,10 @@ from squall.protocol.core import (
     WriteSnapshot,
 )
 from squall.protocol.notes import LeaseEnded
+from squall.runtime.world import Price
 from squall.sim.cluster.cores import Prolong
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Place, Placement
-from squall.sim.world import Price
 from squall.strategies import Recipe
 
 UPDATE_SHARE = 3 / 5  # of a shard's work on an exchange: read gradient and weights, write weights; the rest copies

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from squall.sim.cluster.jitter import Constant, Jitter, LogNormal, Pareto, Trace, read_trace
-from squall.sim.cluster.model import (
+from squall.sim.cluster.parts import (
     BETWEEN,
     INTERFACE,
     MEMORY,
     ROLES,
     WITHIN,
-    Cluster,
     Failure,
     Link,
     Machine,
@@ -33,8 +32,8 @@ MOST_MACHINES, MOST_CORES, MOST_ELEMENTS, MOST_SLOWDOWN = 10**6, 4096, 10**12, 1
 # ---------------------------------------------------------------- reading
 
 
-def read_cluster(path: Path) -> Cluster:
-    """Raises `ClusterError`."""
+def read_parts(path: Path) -> dict[str, Any]:
+    """The fields of a `Cluster`. Raises `ClusterError`."""
     document = Document.load(path)
     root = document.root
     root.expect(("machines", "links", "failures", "preemptions"))
@@ -46,13 +45,13 @@ def read_cluster(path: Path) -> Cluster:
     links, failures = root.table("links"), root.table("failures")
     links.expect(("between", "within"))
     failures.expect(ROLES)
-    return Cluster(
-        machines=machines,
-        between=_link(links.table("between"), BETWEEN),
-        within=_link(links.table("within"), WITHIN),
-        failures={role: _failure(failures.table(role)) for role in failures.values},
-        preemptions=tuple(_preemption(table, machines) for table in root.tables("preemptions")),
-    )
+    return {
+        "machines": machines,
+        "between": _link(links.table("between"), BETWEEN),
+        "within": _link(links.table("within"), WITHIN),
+        "failures": {role: _failure(failures.table(role)) for role in failures.values},
+        "preemptions": tuple(_preemption(table, machines) for table in root.tables("preemptions")),
+    }
 
 
 def _machine(table: Table, folder: Path) -> Machine:

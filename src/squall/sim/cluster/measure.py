@@ -27,7 +27,8 @@ from squall.sim.cluster.jitter import Trace
 from squall.sim.cluster.measure_exchange import BYTES, exchange_seconds
 from squall.sim.cluster.measure_run import RUNS, overhead_of, running, single
 from squall.sim.cluster.measure_steps import quantiles, rounded, running_counts, slowdowns, stepping
-from squall.sim.cluster.model import Cluster, Machine, Overhead
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import Machine, Overhead
 from squall.sim.cluster.quiet import BUSY, Turn, calmest, in_turns, others_in, quickest, times_of
 from squall.strategies import Downpour, Strategy
 from squall.strategies.work import Loop

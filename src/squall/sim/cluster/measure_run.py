@@ -35,7 +35,7 @@ from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.sequential import Sequential
 from squall.sim.cluster.forks import Work, answer, forked
-from squall.sim.cluster.model import Overhead
+from squall.sim.cluster.parts import Overhead
 from squall.sim.cluster.quiet import Chunks, Enough, Moment, Stopwatch, Timed, Turn, core_s, moment
 from squall.strategies import Downpour, SingleProcess, Strategy, Synchronous
 from squall.task import Batch, OptimizerFactory, Task

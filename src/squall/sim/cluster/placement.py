@@ -6,7 +6,8 @@ import heapq
 
 from squall.protocol.core import Node
 from squall.sim.cluster.cores import Cores
-from squall.sim.cluster.model import Cluster, Machine
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import Machine
 from squall.strategies import Recipe
 
 

@@ -14,10 +14,11 @@ from functools import partial
 from squall.protocol.core import Machine, Node
 from squall.protocol.link import Linked
 from squall.runtime.driver import Host
+from squall.runtime.world import World
 from squall.sim.cluster.costs import Costs
-from squall.sim.cluster.model import Cluster, Preemption
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import Preemption
 from squall.sim.cluster.placement import Place
-from squall.sim.world import World
 
 NOTICED_AFTER_S = 1.0  # until the coordinator knows that a process on another machine is gone
 WATCHED_EVENTS = 1000

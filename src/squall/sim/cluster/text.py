@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from squall.sim.cluster.file import OVERHEADS
 from squall.sim.cluster.jitter import Jitter, LogNormal, Pareto, Trace
-from squall.sim.cluster.model import ROLES, Cluster, Link, Machine, Overhead, Preemption
+from squall.sim.cluster.parts import ROLES, Link, Machine, Overhead, Preemption
 from squall.sim.cluster.units import write_bandwidth, write_time
+
+if TYPE_CHECKING:
+    from squall.sim.cluster.model import Cluster
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """What `read_cluster` reads as this cluster again, to the last bit."""
+    """What `read_parts` reads as this cluster again, to the last bit."""
     parts = [_text("[[machines]]", _machine_lines(machine)) for machine in cluster.machines]
     parts += [
         _text(f"[links.{name}]", _link_lines(link))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 
 from squall.sim.cluster.costs import UPDATE_SHARE
-from squall.sim.cluster.model import Cluster, Link, Machine, Overhead
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import Link, Machine, Overhead
 from squall.strategies import Downpour, Strategy
 
 NO_TIME = ((10**12, 1e-9),)  # of an exchange, whatever its size

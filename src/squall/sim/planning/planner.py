@@ -23,11 +23,13 @@ from squall.runtime.job import private_job
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.forecast import Forecast
-from squall.sim.cluster.model import ROLES, Cluster
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import ROLES
 from squall.sim.cluster.simulate import own_step_s, simulate
 from squall.sim.planning.alone import stand_in
 from squall.sim.planning.candidates import Candidate, baseline, cores, default_strategies, sweep
-from squall.sim.planning.ranking import Entry, Ranking, finalists, ranked
+from squall.sim.planning.entries import Entry, finalists
+from squall.sim.planning.ranking import Ranking, ranked
 from squall.sim.planning.speed import speed_of
 from squall.sim.planning.survival import survival_of
 from squall.strategies import Strategy

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from squall.report.words import clock, number, percent, rate_text
-from squall.sim.planning.ranking import ALIKE, Entry, Ranking
+from squall.sim.planning.entries import ALIKE, Entry
+
+if TYPE_CHECKING:
+    from squall.sim.planning.ranking import Ranking
 
 COMPARED = 3  # other strategies that the reason names
 FULL = 0.8  # of an interface or a shard: then it decides the speed

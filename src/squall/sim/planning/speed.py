@@ -21,7 +21,8 @@ from squall.protocol.reports import REPORT_LEASES
 from squall.sim.cluster.costs import UPDATE_SHARE
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import Constant, Jitter, Trace
-from squall.sim.cluster.model import Cluster, Machine
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import Machine
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.simulate import simulate
 from squall.sim.planning.candidates import Candidate

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from squall.protocol.core import Node, Send, Transmit
-from squall.sim.world import Network
+from squall.runtime.world import Network
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from squall.protocol.core import Effect, Event, Node, Payload, PublishSnapshot
 from squall.protocol.messages import Factors
 from squall.protocol.notes import Note
 from squall.runtime.driver import QuietHost
-from squall.sim.world import Price
+from squall.runtime.world import Price
 from squall.strategies.base import Recipe
 
 COMPUTE_S = 0.01

@@ -17,13 +17,13 @@ from squall.protocol.core import COORDINATOR, Cause, Effect, End, Event, Node, S
 from squall.protocol.link import Linked
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.protocol.replacing import LOST_IN_A_ROW
-from squall.sim.places import Clock
+from squall.runtime.places import Clock
+from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.cast import BatchCast, Cast, LeaseCast
 from squall.sim.proof.chaos import MORTAL, Chaos
 from squall.sim.proof.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
 from squall.sim.proof.phantoms import Batch, Phantom
-from squall.sim.world import World
 from squall.strategies.work import Loop
 
 ENDS_WITHIN_S = 90.0  # of virtual time, after the last fault has healed

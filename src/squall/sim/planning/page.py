@@ -17,7 +17,8 @@ from squall.report.figures import Chart
 from squall.report.html import PALETTE, page_of
 from squall.report.svg import GRID, INK, SERIES, engineering, new_figure, style, to_svg
 from squall.report.words import clock, percent, rate_text, size
-from squall.sim.planning.ranking import Entry, Ranking, best_sizes
+from squall.sim.planning.entries import Entry, best_sizes
+from squall.sim.planning.ranking import Ranking
 from squall.sim.planning.reasons import reason
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from squall.protocol.core import (
 from squall.protocol.link import Linked
 from squall.protocol.messages import Frame, Message
 from squall.runtime.driver import Host
-from squall.sim.places import Absence, Clock, Entry, Line, Parcel, ParcelArrived, Place
+from squall.runtime.places import Absence, Clock, Entry, Line, Parcel, ParcelArrived, Place
 
 
 class Wire(Protocol):

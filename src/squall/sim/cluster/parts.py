@@ -1,0 +1,134 @@
+"""Machines, their links and what befalls them: the parts of a `Cluster`, as plain data.
+
+Inside there are seconds, bytes and bytes a second; in the file every quantity has its unit (docs/cluster.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from squall.sim.cluster.jitter import Constant, Jitter
+
+ROLES = ("replica", "shard", "coordinator", "evaluator")
+MEMORY, INTERFACE = 10e9, 1.25e9  # bytes/s, where a file says nothing: one core's copying, and 10 Gbit/s
+DOORBELL_S = 50e-6  # an exchange of next to nothing, where a file says nothing
+PASSES = 3  # over a shard's float32 elements in an exchange: the push is read, the weights are updated, and fetched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """What a run's own code takes of a core, in seconds, beside gradients and passes over vectors.
+
+    Attributes:
+        batch_s: of a replica, for each batch.
+        exchange_s: of a replica, for each exchange with a shard.
+        serve_s: of a shard, for each exchange.
+        lease_s: of the coordinator, for each lease.
+        wake_s: of a shard that sleeps when a push comes, for being woken, and of the replica that wakes it.
+    """
+
+    batch_s: float = 0.0
+    exchange_s: float = 0.0
+    serve_s: float = 0.0
+    lease_s: float = 0.0
+    wake_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """`count` machines that are alike.
+
+    Attributes:
+        cores: computations that run at once, each on a core of its own.
+        step_s: seconds of one batch with nothing else on the machine; None: by `speed` (see `Cluster.step_s`).
+        speed: steps a second, as a ratio to the first machine's.
+        jitter: the law of a step's time around its mean.
+        single_s: seconds of one batch of `SingleProcess`, everything included; None: see `Cluster.single_s`.
+        overhead: of a run's processes.
+        slowdown: [k - 1] is the factor on the step time while k computations run, 1 <= k <= cores; () is all 1.
+        exchange: (elements, seconds) of a push + apply + fetch of a shard within the machine, rising in elements.
+        memory: bytes a second that one core reads and writes.
+        interface: bytes a second, each way, that all processes of the machine share.
+        roles: what may be placed here.
+    """
+
+    name: str
+    count: int = 1
+    cores: int = 1
+    step_s: float | None = None
+    speed: float = 1.0
+    jitter: Jitter = field(default_factory=Constant)
+    single_s: float | None = None
+    overhead: Overhead = Overhead()
+    slowdown: tuple[float, ...] = ()
+    exchange: tuple[tuple[int, float], ...] = ()
+    memory: float = MEMORY
+    interface: float = INTERFACE
+    roles: tuple[str, ...] = ROLES
+
+    def slowdown_of(self, running: int, looking_out: int = 0) -> float:
+        """Factor on the step time while so many computations run. Beyond the cores, they share them.
+
+        Who looks out for a message has a core like the others, and takes nothing of the memory that makes them slower.
+        """
+        factor = self.slowdown[min(running, self.cores) - 1] if self.slowdown else 1.0
+        return factor * max(1.0, (running + looking_out) / self.cores)
+
+    def exchange_s(self, elements: int) -> float:
+        """Seconds of an exchange of so many elements: linear between the measured sizes, proportional beyond them."""
+        if not self.exchange:
+            return DOORBELL_S + PASSES * 4 * elements / self.memory
+        before = (0, min(DOORBELL_S, self.exchange[0][1]))
+        for point in self.exchange:
+            if elements <= point[0]:
+                part = (elements - before[0]) / (point[0] - before[0])
+                return before[1] + part * (point[1] - before[1])
+            before = point
+        return before[1] * elements / before[0]
+
+    def work_s(self, elements: int) -> float:
+        """Of an exchange's time, a shard's passes over so many elements."""
+        return self.exchange_s(elements) - self.doorbell_s
+
+    @property
+    def bell_s(self) -> float:
+        """Of an exchange's time, what neither end works: until its bell, and the answer's, is heard."""
+        return max(0.0, self.doorbell_s - self.overhead.exchange_s - self.overhead.serve_s)
+
+    @property
+    def doorbell_s(self) -> float:
+        """Seconds of an exchange of next to nothing."""
+        return self.exchange_s(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What happens to a frame on its way. Its bandwidth is of one connection; interfaces limit all together."""
+
+    latency_s: float
+    jitter_s: float = 0.0  # uniform on top of the latency
+    bandwidth: float = math.inf  # bytes/s
+    loss: float = 0.0  # chance, 0 <= loss < 1
+
+
+BETWEEN, WITHIN = Link(latency_s=100e-6), Link(latency_s=50e-6)  # where a file says nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Of one process of a role."""
+
+    every_s: float  # mean of an exponential law
+    repair_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preemption:
+    """So many machines of a kind go away, and come back after a while."""
+
+    at_s: float
+    machine: str
+    count: int = 1
+    for_s: float
+    every_s: float | None = None  # and again so long after the beginning of the last time
