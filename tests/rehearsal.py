@@ -31,9 +31,12 @@ NOISY: TaskFunction = regression(normalized, train=Noisy(90))  # dropout, BatchN
 def rehearse(
     directory: Path, strategy: squall.Strategy, task: TaskFunction = NOISY, *, epochs: int = 3, seed: int = 0,
     kill_at: dict[int, int] | None = None, again: bool = False, snapshots_every_s: float | None = None,
+    keep_schedule: float | str | None = None, jitter_s: float = 0.004,
 ) -> Run:  # fmt: skip
     """Train in virtual time; `kill_at` tells which slot's process dies after so many events."""
-    settings = squall.Settings(launcher="inline", threads=1, progress=False, snapshot_every_s=snapshots_every_s)
+    settings = squall.Settings(
+        launcher="inline", threads=1, progress=False, snapshot_every_s=snapshots_every_s, keep_schedule=keep_schedule
+    )
     plan = make_plan(strategy, settings, epochs=epochs, steps=None, until=None, seed=seed, device="cpu")
     directory.mkdir(exist_ok=True)
     write_plan(directory, Code(task=task, strategy=strategy, settings=settings, plan=plan))
@@ -47,7 +50,7 @@ def rehearse(
     chance = random.Random(seed)
     run = InlineRun(job, lambda node: chance.choice([0.002, 0.01, 0.03]))
     world = run.world
-    world._network = Network(latency_s=0.001, jitter_s=0.004)
+    world._arrivals = Network(latency_s=0.001, jitter_s=jitter_s).arrivals
     for events, slot in sorted((kill_at or {}).items()):
         world.run(at_most=events)
         victim = max(node for node in world.places if node.role == "replica" and node.index == slot)

@@ -41,7 +41,8 @@ class Settings:
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
         snapshot_every_s: seconds between snapshots; None: only at the end.
         keep_schedule: gigabytes that the schedule, which a replay needs, may take; None: no limit, 0: there is none.
-            It is kept from the beginning, because a replay begins there, and ends where it has that size.
+            It is kept from the beginning, because a replay begins there, and ends where it has that size. "last:3"
+            keeps its end: what a replay needs that begins at one of the last three snapshots.
         progress: show progress while the run goes on.
         slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
     """
@@ -52,7 +53,7 @@ class Settings:
     seconds: float | None = None
     evaluate_every_s: float | None = None
     snapshot_every_s: float | None = 60.0
-    keep_schedule: float | None = 2.0
+    keep_schedule: float | str | None = 2.0
     progress: bool = True
     slow: float | None = None
 
@@ -65,12 +66,22 @@ class Settings:
             raise ValueError(f"shard_threads is {self.shard_threads}: it must be at least 1")
         if self.slow is not None and not 0 < self.slow <= 1:
             raise ValueError(f"slow is {self.slow}: it must be above 0 and at most 1, such as 0.1")
-        if self.keep_schedule is not None and not self.keep_schedule >= 0:
-            raise ValueError(f"keep_schedule is {self.keep_schedule}: give gigabytes, 0 for none, or None for all")
+        kept = self.keep_schedule
+        if not (last_snapshots(kept) if isinstance(kept, str) else kept is None or kept >= 0):
+            raise ValueError(
+                f"keep_schedule is {kept!r}: give gigabytes, 0 for none, None for all, or 'last:3' for what a replay"
+                " from the last three snapshots needs"
+            )
         for name in ("seconds", "evaluate_every_s", "snapshot_every_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}: it must be positive, or None")
+
+
+def last_snapshots(keep_schedule: float | str | None) -> int:
+    """How many snapshots a replay may begin at, of "last:3"; 0: it begins where the run did."""
+    kind, _, count = keep_schedule.partition(":") if isinstance(keep_schedule, str) else ("", "", "")
+    return int(count) if kind == "last" and count.isdecimal() else 0
 
 
 def timed(settings: Settings | None, seconds: float | None) -> Settings:
@@ -99,7 +110,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     progress: bool = True
     slow: float | None = None
     shard_threads: int = 1
-    keep_schedule: float | None = 2.0  # gigabytes
+    keep_schedule: float | str | None = 2.0  # gigabytes, or "last:<snapshots>"
     keep_best: str | None = None
     patience: int | None = None
     optimizer: str = ""  # in words, with its rate; a script may give another one to `join`
@@ -108,6 +119,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def goal(self) -> Goal:
         metric = self.keep_best or (self.until[0] if self.until is not None else "loss")
         return Goal(metric, self.keep_best is not None, self.patience)
+
+    @property
+    def last_snapshots(self) -> int:
+        return last_snapshots(self.keep_schedule)
 
     def limits(self) -> Limits:
         return Limits(self.epochs, self.steps)
@@ -145,6 +160,11 @@ def make_plan(
         raise ValueError(
             f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
             " bits depend on it: leave it out"
+        )
+    if last_snapshots(settings.keep_schedule) and (recipe.work.local is not None or not isinstance(recipe.work, Loop)):
+        raise ValueError(
+            f"keep_schedule is {settings.keep_schedule!r}: replicas of {type(strategy).__name__} hold more than they"
+            " have fetched, so its replay begins where the run did: give gigabytes, or None for all"
         )
     target = parse_until(until) if until is not None else None
     limits = (epochs, steps, settings.seconds, target, patience)

@@ -2,127 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from squall.errors import SnapshotMismatch
 from squall.launchers.environment import is_script
 from squall.plan import Plan
+from squall.protocol.core import Node
+from squall.replayed import Replayed
 from squall.run import Code, ScriptCode, load_code, load_sources
-from squall.runtime import attempts
+from squall.runtime import attempts, cuts
 from squall.runtime.attempts import Start, surroundings
 from squall.runtime.backward import resolve_device
 from squall.runtime.job import Job, private_job
 from squall.runtime.schedule import Damaged
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots, put_together
-from squall.sim.replay.nonfinite import NonFiniteBatch
 from squall.sim.replay.performance import Replay
 from squall.sim.replay.scripts import Stage, Strayed, on_stage
-from squall.sim.replay.witness import Difference, Observer
+from squall.sim.replay.witness import Observer
 from squall.sources import changes
 from squall.strategies import Strategy
 from squall.task import Task
 from squall.vector import Layout
-
-
-@dataclass
-class Replayed:
-    """What came of a replay; `str()` is for people, `to_json_dict()` for programs.
-
-    Attributes:
-        directory: of the run.
-        model: with the weights that were reached, on the CPU, in evaluation mode; with `around_nan`, as the replica
-            had it.
-        updates: that these weights are behind (of the slowest shard, if the schedule broke off).
-        versions: the same, by shard.
-        elsewhere: what is different here from where the run was recorded: the bits of the results may be, too.
-        stopped: why the replay ends before the run did; empty if it does not.
-        fingerprints: updates compared with the record.
-        snapshots: numbers of those compared, bit for bit.
-        difference: the first, if one was found.
-        nan: the first batch whose gradient was not finite, if that was asked for and there was one.
-        around_nan: that was asked for.
-        seconds: that the replay took.
-        checked: it was compared with the record.
-        until: the update that was to be reached, if one was named.
-        strayed: a replica's script did something else than in the run, or its process was lost.
-    """
-
-    directory: Path
-    model: nn.Module = field(repr=False)
-    updates: int
-    versions: tuple[int, ...]
-    elsewhere: tuple[str, ...]
-    stopped: str
-    fingerprints: int
-    snapshots: tuple[int, ...]
-    difference: Difference | None
-    nan: NonFiniteBatch | None
-    seconds: float
-    checked: bool
-    until: int | None
-    strayed: bool = False
-    around_nan: bool = False
-
-    def __str__(self) -> str:
-        lines = [f"{self.directory}: {self.updates} updates replayed in {self.seconds:.1f} s"]
-        lines += [f"elsewhere: {difference}; the results may differ" for difference in self.elsewhere]
-        if self.stopped:
-            lines.append(f"stopped: {self.stopped}")
-        if self.nan is not None:
-            lines.append(str(self.nan))
-        elif self.around_nan:
-            lines.append("no batch made a NaN or Inf")
-        if self.difference is not None:
-            lines.append(f"first difference: {self.difference}")
-        elif self.checked:
-            lines.append(self._compared())
-        return "\n".join(lines)
-
-    @property
-    def as_asked(self) -> bool:
-        """Nothing differs, and what was to be compared or reached was."""
-        if self.difference is not None or self.strayed:
-            return False
-        if self.checked and not self.fingerprints:
-            return False
-        return not (self.stopped and (self.checked or self.until is not None))
-
-    def _compared(self) -> str:
-        """What a check without a difference says."""
-        which = f"snapshot {', '.join(map(str, self.snapshots))}" if self.snapshots else "no snapshot"
-        compared = f"{self.fingerprints} updates and {which} compared"
-        if not self.fingerprints:
-            return "no update was compared"
-        if not self.stopped:
-            return f"the same, bit for bit: {compared}"
-        if not self.updates:
-            return f"no update of every shard was reached: {compared}, without a difference"
-        return f"the same up to update {self.updates}: {compared}"
-
-    def to_json_dict(self) -> dict[str, Any]:
-        """Plain values, without the model."""
-        nan = None
-        if self.nan is not None:
-            names = ("replica", "epoch", "start", "stop", "loss", "parameters", "module", "inputs_finite")
-            nan = {name: getattr(self.nan, name) for name in names}
-        document = {
-            "run_directory": self.directory, "updates": self.updates, "versions": self.versions,
-            "elsewhere": self.elsewhere, "stopped": self.stopped, "fingerprints": self.fingerprints,
-            "snapshots": self.snapshots, "difference": self.difference, "nan": nan, "seconds": self.seconds,
-        }  # fmt: skip
-        plain: dict[str, Any] = json.loads(msgspec.json.encode(document, enc_hook=str))
-        return plain
 
 
 @chance_kept()
@@ -131,6 +39,8 @@ def replay(
     own_process: bool = False,
 ) -> Replayed:  # fmt: skip
     """Recompute a run in this process, to the same weights bit for bit.
+
+    It begins where the run did, or at the oldest snapshot that enough is kept for (`keep_schedule="last:3"`).
 
     That needs the same machine, torch version and number of threads; elsewhere the result says what differs, and the
     last bits may. The run's code is unpickled, as `resume` does: only of directories that you trust.
@@ -176,31 +86,61 @@ class _Rerun:
         self._snapshots: dict[int, None] = {}
         self._fingerprints = 0
         self._strayed = False
+        self._snapshot: int | None = None  # that the replay began at
+        self._since = 0  # updates in it
         self._job: Job
         self._observer: Observer | None = None  # of the attempt that was replayed last
 
     def run(self) -> None:
         try:
             starts = attempts.readable(self._attempts, self._notes)
-            for number, path in enumerate(self._attempts[: len(starts)]):
-                self._attempt(path, starts[number], starts[number + 1 :])
-                assert self._observer is not None
-                if self._observer.found or self._observer.reached:
-                    return
+            first = self._begin(starts)
+            for number in range(first + 1, len(starts)):
+                if self._done:
+                    break
+                self._attempt(self._attempts[number], starts[number], starts[number + 1 :])
         except (Damaged, SnapshotMismatch, Strayed) as error:
             self._notes.append(str(error))
             self._strayed = isinstance(error, Strayed)
             if self._observer is None:
                 raise ValueError(f"{self._directory} cannot be replayed: {error}") from None
-        if self._until is not None:
+        if self._until is not None and not self._done:
             self._notes.append(f"the run did not come to update {self._until}")
 
-    def _attempt(self, path: Path, start: Start, later: list[Start]) -> None:
+    @property
+    def _done(self) -> bool:
+        return self._observer is not None and (self._observer.found or self._observer.reached)
+
+    def _begin(self, starts: list[Start]) -> int:
+        """Replay the first attempt, from the earliest moment that it can be replayed from; returns its number."""
+        why: Exception | None = None
+        for number, path in enumerate(self._attempts[: len(starts)]):
+            later = starts[number + 1 :]
+            for snapshot in self._beginnings(path, later):
+                try:
+                    self._attempt(path, starts[number], later, snapshot)
+                    return number
+                except (Damaged, SnapshotMismatch) as error:
+                    if self._observer is not None:
+                        raise
+                    why = error
+        raise Damaged(str(why or "it is kept from no snapshot on"))
+
+    def _beginnings(self, path: Path, later: list[Start]) -> list[int | None]:
+        """Snapshots that an attempt may be replayed from, the earliest first; None: its start."""
+        if not any(path.glob("from-*")):
+            return [None]
+        shards = load_code(path)["plan"].shards
+        found = cuts.complete(path, shards)
+        whole = all((path / str(Node("shard", i))).exists() for i in range(shards))
+        return [*([None] if whole else []), *(n for n in found if not later or n < attempts.kept_upto(later))]
+
+    def _attempt(self, path: Path, start: Start, later: list[Start], snapshot: int | None = None) -> None:
         """Replay one attempt; later ones throw away what this did behind the snapshots that they go on from."""
         code = load_code(path)
         plan = self._here(code, start)
         self._elsewhere |= dict.fromkeys(changes(load_sources(path).imported))
-        perform = partial(self._perform, path, start, later, plan)
+        perform = partial(self._perform, path, start, later, plan, snapshot)
         if "script" in code:
             torch.set_num_threads(1)  # a thread pool would not survive the forks
             on_stage(code, perform)
@@ -210,13 +150,13 @@ class _Rerun:
         perform(code["strategy"], task)
 
     def _perform(
-        self, path: Path, start: Start, later: list[Start], plan: Plan, strategy: Strategy, task: Task,
-        stage: Stage | None = None,
+        self, path: Path, start: Start, later: list[Start], plan: Plan, snapshot: int | None, strategy: Strategy,
+        task: Task, stage: Stage | None = None,
     ) -> None:  # fmt: skip
         layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
         newest = math.inf if path == self._attempts[-1] else attempts.kept_upto(later)
         restored = None
-        if start.snapshot is not None:
+        if start.snapshot is not None and snapshot is None:
             restored = self._bases.get(start.snapshot) or self._from_file(start.snapshot, newest, layout)
         self._bases = {number: base for number, base in self._bases.items() if number <= (start.snapshot or 0)}
         self._job = job = private_job(plan, strategy, task, layout, self._directory, 0.0, restored)
@@ -228,7 +168,9 @@ class _Rerun:
         observer = Observer(
             self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep, newest=newest
         )
-        observer.replay = replay = Replay(job, path, observer, stage)
+        observer.replay = replay = Replay(job, path, observer, stage, updates=start.updates, snapshot=snapshot)
+        if snapshot is not None:
+            self._begun_at(snapshot, [shard.version for shard in replay.shards])
         self._observer = observer
         if stage is not None:
             self._check_examples(replay)
@@ -242,6 +184,13 @@ class _Rerun:
         self._bases |= {number: _restored(number, job, replay, observer) for number in whole}
         if replay.why and (len(whole) < len(keep) or not dropped):
             self._notes.append(replay.why)
+
+    def _begun_at(self, snapshot: int, versions: list[int]) -> None:
+        self._snapshot, self._since = snapshot, min(versions)
+        if self._until is not None and self._until < max(versions):
+            raise ValueError(
+                f"until is {self._until}: the schedule is kept from snapshot {snapshot} (update {max(versions)}) on"
+            )
 
     def _from_file(self, number: int, newest: float, layout: Layout) -> Restored:
         if number > newest:
@@ -285,6 +234,7 @@ class _Rerun:
             stopped="; ".join(self._notes), fingerprints=self._fingerprints, snapshots=tuple(self._snapshots),
             difference=observer.difference, nan=observer.nan, seconds=seconds, checked=self._check,
             until=self._until, strayed=self._strayed, around_nan=self._around_nan,
+            snapshot=self._snapshot, since=self._since,
         )  # fmt: skip
 
 

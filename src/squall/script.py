@@ -7,7 +7,7 @@ from pathlib import Path
 
 from squall.attending import attend, finish
 from squall.launchers.local import LocalRun
-from squall.plan import Settings, make_plan
+from squall.plan import Settings, last_snapshots, make_plan
 from squall.run import Run, ScriptCode, new_directory, write_plan
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.lock import hold
@@ -54,6 +54,11 @@ def script_code(
         raise ValueError(f"{type(strategy).__name__} runs in one process: start the script with python instead")
     if not isinstance(recipe.work, Loop):
         raise ValueError(f"{type(strategy).__name__} computes a batch many times over, which no loop does: use fit")
+    if last_snapshots(settings.keep_schedule):
+        raise ValueError(
+            f"keep_schedule is {settings.keep_schedule!r}: a script's loop may hold anything, so its replay begins"
+            " where the run did: give gigabytes, or None for all"
+        )
     plan = make_plan(
         strategy, settings, epochs=None, steps=None, until=until, patience=patience, seed=seed, device=device
     )

@@ -16,8 +16,9 @@ from torch import nn
 import squall
 from squall.record import Member, Progress
 from squall.run import Run
+from squall.runtime.cuts import complete
 from tests import deep
-from tests.launchers.processes import FILE, Started
+from tests.launchers.processes import FILE, START_S, Started, wait_for
 from tests.rehearsal import assert_replays
 from tests.tasks import Noisy, regression
 
@@ -76,6 +77,28 @@ def test_the_weights_of_asynchronous_processes_are_computed_again(
     settings = squall.Settings(threads=threads, progress=False)
     task = regression(wide) if name == "l-bfgs" else regression(wide_and_noisy, train=Noisy(90))
     assert_replays(squall.fit(task, STRATEGIES[name], steps=steps, run_dir=run_dir, settings=settings))
+
+
+def test_the_end_of_a_run_is_replayed_from_a_snapshot_across_a_kill_an_interrupt_and_a_resume(tmp_path: Path) -> None:
+    directory = tmp_path / f"run-{uuid4().hex[:8]}"
+    run = training(directory, TASK, "--epochs", "1000", "--snapshot-every-s", "0.4", "--keep-schedule", "last:2")
+    attempts = directory / "schedule"
+    wait_for(lambda: len(complete(attempts / "0", 2)) > 2, START_S, "three snapshots")
+    run.kill("replica 1")
+    run.wait_rows(Member, lambda row: row.node == "replica-1.1" and row.change == "joined")
+    kept = complete(attempts / "0", 2)
+    wait_for(lambda: complete(attempts / "0", 2)[0] > kept[-1], START_S, "snapshots behind the kill alone")
+    run.kill("replica 0")
+    run.process.send_signal(signal.SIGINT)
+    run.finish()
+    again = Started(directory, "resume", str(directory), "--as-it-was")
+    wait_for(lambda: len(complete(attempts / "1", 2)) > 0, START_S, "a snapshot of the second attempt")
+    again.process.send_signal(signal.SIGINT)
+    again.finish()
+    assert [path.name for path in sorted(attempts.iterdir())] == ["0", "1"], "the last two are of both attempts"
+    assert not (attempts / "0" / "shard-0.0").exists()
+    replayed = assert_replays(Run(directory))
+    assert replayed.snapshot == complete(attempts / "0", 2)[0]
 
 
 def test_a_run_that_was_killed_whole_is_replayed_to_where_it_was(tmp_path: Path) -> None:

@@ -49,8 +49,9 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
     """Of every run; returns the group, for what else is kept."""
     group = parser.add_argument_group("what is kept")
     group.add_argument(
-        "--keep-schedule", type=gigabytes, default=2.0, metavar="all|none|GB",
-        help="how much of what a replay needs, from the beginning (default: 2 gigabytes)",
+        "--keep-schedule", type=schedule, default=2.0, metavar="all|none|GB|last:N",
+        help="how much of what a replay needs, from the beginning; last:3: what one needs that begins at the last three"
+        " snapshots (default: 2 gigabytes)",
     )  # fmt: skip
     return group
 
@@ -59,12 +60,14 @@ def add_snapshots(group: Any) -> None:
     group.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
 
 
-def gigabytes(text: str) -> float | None:
-    """all, none, or 1.5"""
+def schedule(text: str) -> float | str | None:
+    """all, none, 1.5, or last:3"""
+    if text.startswith("last:"):
+        return text  # `Settings` looks at it
     try:
         return {"all": None, "none": 0.0}[text] if text in ("all", "none") else float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not all, none, or gigabytes such as 1.5") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not all, none, gigabytes such as 1.5, or last:3") from None
 
 
 def ratio(text: str) -> float:

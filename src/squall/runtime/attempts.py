@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
+from squall.runtime.cutting import second_name
 from squall.runtime.job import Job
 from squall.runtime.schedule import FORMAT, Damaged
 from squall.version import __version__
@@ -126,11 +126,7 @@ def _keep(code: Path, beside: Path) -> None:
     """A second name costs nothing, and a resume puts a new file in the place of the old one."""
     if not code.exists():
         return  # only benchmarks and tests
-    try:
-        os.link(code, beside)
-    except OSError:
-        shutil.copy(code, beside)  # a file system without links
-        os.chmod(beside, 0o600)
+    second_name(code, beside)
 
 
 def numbers(directory: Path) -> list[int]:

@@ -18,9 +18,11 @@ from squall.protocol.core import (
     Node,
     Payload,
     PreparePush,
+    SnapshotWritten,
     UseWeights,
     WriteSnapshot,
 )
+from squall.runtime.cutting import ReplicaParts, ShardCuts
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job
@@ -33,6 +35,7 @@ from squall.runtime.schedule import (
     CONTINUED,
     DELIVERED,
     KEPT,
+    PART,
     PREPARED,
     PUSHED,
     SAVED,
@@ -40,6 +43,7 @@ from squall.runtime.schedule import (
     USED,
     Log,
 )
+from squall.runtime.store import Store
 from squall.runtime.vectors import VectorHost
 
 WRITTEN_TOGETHER = 64  # updates and answers of a shard, at most
@@ -50,19 +54,21 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     """The host, with its schedule kept, where the run keeps one."""
     if job.schedule is None:
         return host
-    log = Log(job.schedule / str(node), _may_take(job, node))
+    log, last = Log(job.schedule / str(node), _may_take(job, node)), job.plan.last_snapshots
     if node.role == "replica":
-        return RecordedReplica(host, log)
+        return RecordedReplica(host, log, ReplicaParts(job, node) if last else None)
     assert isinstance(host, ShardHost | VectorHost)
-    return RecordedShard(host, log, job.recipe.replicas)
+    cuts = ShardCuts(job, node, host.store, last) if last and isinstance(host.store, Store) else None
+    return RecordedShard(host, log, job.recipe.replicas, cuts)
 
 
 def _may_take(job: Job, node: Node) -> float:
     """Bytes. A shard has ten times as much to say of an update as the replica that made it."""
-    if job.plan.keep_schedule is None:
+    gigabytes = job.plan.keep_schedule
+    if gigabytes is None or isinstance(gigabytes, str):
         return math.inf
     share = 0.9 / job.recipe.shards if node.role == "shard" else 0.1 / job.recipe.replicas
-    return 1e9 * job.plan.keep_schedule * share
+    return 1e9 * gigabytes * share
 
 
 class RecordedShard(HostAround):
@@ -72,9 +78,12 @@ class RecordedShard(HostAround):
     of nothing that lasts.
     """
 
-    def __init__(self, host: ShardHost | VectorHost, log: Log, replicas: int) -> None:
+    def __init__(
+        self, host: ShardHost | VectorHost, log: Log, replicas: int, cuts: ShardCuts | None = None
+    ) -> None:  # fmt: skip
         super().__init__(host)
         self._log = log
+        self._cuts = cuts
         self._replicas = replicas
         self._fingerprint = Fingerprint(host.store.weights)
         self._clocks = Steps()
@@ -87,6 +96,8 @@ class RecordedShard(HostAround):
         if self._unseen:
             self.rest()
         self._now = now
+        if self._cuts is not None and type(effect) is Apply:
+            self._cuts.keep(effect)
         event = self._host.perform(effect, now)
         if type(effect) is Apply:
             self._done.append(effect)
@@ -97,12 +108,20 @@ class RecordedShard(HostAround):
             self._log.close()
         else:
             self._log.add(self._entry(effect))
+        if self._cuts is not None and type(effect) is WriteSnapshot:
+            assert isinstance(event, SnapshotWritten)
+            path = self._cuts.begin(event, effect.version)
+            if path is not None:
+                self._log.close()
+                self._log, self._clocks = Log(path), Steps()
         return event
 
     def attach(self, payload: Payload) -> None:
         self._host.attach(payload)
         if payload.owner.role == "replica":  # an evaluator only looks
             self._done.append(payload)
+            if self._cuts is not None:
+                self._cuts.answered(payload.owner)
 
     def rest(self) -> None:
         self._look()
@@ -153,12 +172,14 @@ class RecordedShard(HostAround):
 class RecordedReplica(HostAround):
     """What a replica did is written before it pushes: without a push it has changed nothing that lasts."""
 
-    def __init__(self, host: Host, log: Log) -> None:
+    def __init__(self, host: Host, log: Log, parts: ReplicaParts | None = None) -> None:
         super().__init__(host)
         self._log = log
+        self._parts = parts
         self._record: list[Any] = []  # batches and fetches, not written yet
         self._count_at = -1  # where in it stands how many batches are alike, if its last entry is of batches
         self._clock = 0  # of the last push; the first is 1
+        self._fetches = 0  # taken into use
         self._push = PUSHED  # the next one's tag
         self._bits = self._epoch = self._length = self._stop = -1  # of the last batch
 
@@ -170,6 +191,7 @@ class RecordedReplica(HostAround):
         elif type(effect) is UseWeights:
             self._record += (USED, effect.buffer)
             self._count_at = -1
+            self._fetches += 1
         elif type(effect) is Keep:
             self._record += (KEPT, effect.buffer, short(effect.weight), effect.accumulate)
             self._count_at = -1
@@ -187,6 +209,11 @@ class RecordedReplica(HostAround):
             self._clock = payload.clock
             self._push = PUSHED
             self._write()
+            if self._parts is not None and self._log.long:
+                self._log.close()
+                self._log = Log(self._parts.next(self._fetches))
+                self._log.add([PART, self._clock, self._fetches])
+                self._bits = self._epoch = self._length = self._stop = -1
 
     def _write(self) -> None:
         self._log.add(self._record)

@@ -15,6 +15,7 @@ A record is a flat list of entries, each a tag and what belongs to it:
     ENDED
     CALCULATED fingerprint, calculation
     ADDED      who, buffer, steps: portions pushed, into the sum
+    PART       clock, fetches taken into use before this part
     KEPT       buffer, weight, whether it is added to what the buffer holds: the gradient computed last
 
 `who` is slot + replicas x incarnation, `steps` is by how much its clock is beyond its last one in this file (mostly 1,
@@ -46,6 +47,7 @@ from squall.runtime.schedule import (
     DELIVERED,
     ENDED,
     KEPT,
+    PART,
     PREPARED,
     PUSHED,
     SAVED,
@@ -101,11 +103,18 @@ class Pushed(msgspec.Struct, frozen=True):
     prepared: bool  # what an optimizer of the replica's own has done was first brought into it
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A replica's schedule goes on in another file; nothing is in its gradient buffer."""
+
+    clock: int  # of its last push
+    fetches: int  # taken into use
+
+
 class Ended(msgspec.Struct, frozen=True):
     """The process ended in good order."""
 
 
-Record = Applied | Delivered | Saved | Computed | Pushed | UseWeights | Ended | Calculated | AddPortions | Keep
+Record = Applied | Delivered | Saved | Computed | Pushed | UseWeights | Ended | Calculated | AddPortions | Keep | Part
 
 
 class Fingerprint:
@@ -115,7 +124,7 @@ class Fingerprint:
     elements from all over would tell more at once, but an update has just swept the caches: 64 of them took 35 µs.
     """
 
-    def __init__(self, weights: Tensor) -> None:
+    def __init__(self, weights: Tensor, updates: int = 0) -> None:
         elements, size = weights.numel(), weights.element_size()
         quarter = elements // 4
         starts, run = ([0], elements) if elements <= WHOLE else ([0, quarter, 2 * quarter, 3 * quarter], RUN)
@@ -123,7 +132,7 @@ class Fingerprint:
         self._starts, self._run = [start * size for start in starts], run * size
         self._last = len(self._bytes) - self._starts[-1] - self._run  # where behind its start the last run begins
         self._places = 1 + -(-self._last // self._run)
-        self._updates = 0
+        self._updates = updates
 
     def __call__(self) -> int:
         """Of the weights after the next update."""
@@ -186,6 +195,8 @@ def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: Steps) -> R
         return UseWeights(next(entries))
     if tag == ENDED:
         return Ended()
+    if tag == PART:
+        return Part(clocks.clock(0, next(entries)), next(entries))
     if tag == CALCULATED:
         fingerprint, calculation = islice(entries, 2)
         return Calculated(msgspec.convert(calculation, Calculation), fingerprint)

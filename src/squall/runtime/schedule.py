@@ -6,6 +6,8 @@
                replica-1.1    of the process that replaced it
                packed-...     what a long file has had before, compressed
 
+(`runtime.cuts` has what is there beside where a run keeps the end of its schedule alone.)
+
 A file is `MAGIC`, four bytes that say how many pieces of it are packed, then records: one byte of length (0: the end;
 255: four bytes of length follow behind the checksum), two bytes of a checksum that runs on over all records, and a
 msgpack list (`runtime.records` knows of what). It is written through a mapping, so a record costs no system call and
@@ -41,6 +43,7 @@ FIRST_BYTES, PIECE = 1 << 12, 1 << 20  # a file doubles from the first to the se
 
 APPLIED, DELIVERED, SAVED, COMPUTED, SKIPPED, CONTINUED, PUSHED, PREPARED, USED, ENDED = range(10)
 CALCULATED, ADDED, KEPT = range(10, 13)  # Sandblaster's
+PART = 13
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder()
@@ -73,6 +76,11 @@ class Log:
         else:
             assert self._memory is not None
             self._memory[: len(MAGIC)] = MAGIC
+
+    @property
+    def long(self) -> bool:
+        """It has a packed file."""
+        return self._packed > 0
 
     def add(self, record: list[object]) -> None:
         data = _encode(record)

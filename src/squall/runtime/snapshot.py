@@ -108,17 +108,21 @@ class Snapshots:
 
     def write_shard(self, number: int, shard: int, shards: int, store: Part) -> SnapshotWritten:
         """Bring one shard's file onto the disk; the reason if that fails (a full disk must not end a training)."""
-        path = self._partial(number) / f"shard-{shard}-of-{shards}.safetensors"
+        path = self.part(number, shard, shards)
         range_ = {"start": str(store.start), "stop": str(store.stop)}
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             save_file({k: v.detach().contiguous() for k, v in store.state().items()}, path, metadata=range_)
             os.chmod(path, 0o600)
             sync(path)
-            return SnapshotWritten(number, checksum=_checksum(path))
+            return SnapshotWritten(number, checksum=checksum_of(path))
         except Exception as error:  # safetensors has an error type of its own for a full disk
             shutil.rmtree(path.parent, ignore_errors=True)  # half a snapshot is of no use, and takes room
             return SnapshotWritten(number, f"{type(error).__name__}: {error}")
+
+    def part(self, number: int, shard: int, shards: int) -> Path:
+        """A shard's file, until the snapshot is published."""
+        return self._partial(number) / f"shard-{shard}-of-{shards}.safetensors"
 
     def publish(self, manifest: Manifest) -> Path:
         """All shards have written: make the snapshot visible and remove old ones. Raises `OSError`."""
@@ -205,7 +209,7 @@ class Snapshots:
     def _check_files(self, manifest: Manifest) -> None:
         for path, checksum in zip(self._files(manifest), manifest.checksums, strict=True):
             try:
-                found = _checksum(path)
+                found = checksum_of(path)
             except OSError as error:
                 raise _unreadable(path, error) from error
             if found != checksum:
@@ -226,7 +230,8 @@ def _unreadable(path: Path, error: Exception) -> SnapshotMismatch:
     return kind(f"{path} cannot be read ({error})")
 
 
-def _checksum(path: Path) -> int:
+def checksum_of(path: Path) -> int:
+    """CRC-32 of a file."""
     checksum, piece = 0, memoryview(bytearray(1 << 20))
     with open(path, "rb", buffering=0) as file:
         while size := file.readinto(piece):

@@ -168,21 +168,31 @@ class Store:
         return self._compensation.mean_squares if self._compensation is not None else []
 
     def restore(self, state: Mapping[str, Tensor], updates: int) -> None:
-        """Go on from whole-vector state: "weights" and the optimizer's tensors [length] or scalars per group.
+        """Go on from whole-vector state: "weights" and the optimizer's tensors [length] or scalars per group."""
+        own = {"weights": state["weights"][self.start : self.stop]}
+        for piece in self.pieces:
+            for name, value in state.items():
+                group, _, key = name.partition(":")
+                if key and int(group) == piece.group:
+                    part = value[piece.start : piece.stop] if value.ndim else value
+                    own[f"{group}:{piece.start}:{piece.stop}:{key}"] = part
+        self.take_up(own, updates)
+
+    def take_up(self, state: Mapping[str, Tensor], updates: int) -> None:
+        """Go on from what `state` gave, of the same elements.
 
         The schedule is a function of the number of updates, and advances to it.
         """
-        self.weights.copy_(state["weights"][self.start : self.stop])
+        self.weights.copy_(state["weights"])
         for piece, parameter in zip(self.pieces, self.parameters):
-            own = self.optimizer.state[parameter]
+            own, its = self.optimizer.state[parameter], f"{piece.group}:{piece.start}:{piece.stop}:"
             for name, value in state.items():
-                group, _, key = name.partition(":")
-                if not key or int(group) != piece.group or key == _MEAN_SQUARE:
-                    continue
-                own[key] = value[piece.start : piece.stop].clone() if value.ndim else value.clone()
+                key = name.removeprefix(its)
+                if key not in (name, _MEAN_SQUARE):
+                    own[key] = value.clone()
         for piece, own_mean in zip(self.pieces, self._mean_squares()):
-            if (kept := state.get(f"{piece.group}:{_MEAN_SQUARE}")) is not None:
-                own_mean.copy_(kept[piece.start : piece.stop])
+            if (kept := state.get(f"{piece.group}:{piece.start}:{piece.stop}:{_MEAN_SQUARE}")) is not None:
+                own_mean.copy_(kept)
         if self.schedule is not None:
             self.schedule.advance(updates)
 

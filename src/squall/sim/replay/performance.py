@@ -17,7 +17,7 @@ the exchange brings.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,6 +36,7 @@ from squall.protocol.core import (
     PreparePush,
     UseWeights,
 )
+from squall.runtime.cuts import replica_logs
 from squall.runtime.driver import Host
 from squall.runtime.job import Job, own_model
 from squall.runtime.kinds import kind_of
@@ -50,24 +51,14 @@ from squall.runtime.records import (
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
+from squall.sim.replay.beginning import begun_at
 from squall.sim.replay.scripts import ScriptHost, Stage
 from squall.sim.replay.sides import Replica, ReplicaSide, ShardSide, Side
 
+if TYPE_CHECKING:
+    from squall.sim.replay.witness import Witness
+
 PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
-
-
-class Witness(Protocol):
-    """Sees what the replay does. Whatever returns True ends it."""
-
-    def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
-        """Before the batch is computed."""
-
-    def computed(self, node: Node, batch: Computed, found: GradientComputed | BatchSkipped) -> bool: ...
-
-    def updated(self, shard: ShardSide, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
-        """After an update was made of these pushes (who, clock), with the fingerprint that it had in the run."""
-
-    def saved(self, shard: ShardSide, snapshot: Saved) -> bool: ...
 
 
 class Replay:
@@ -76,21 +67,24 @@ class Replay:
     With a `stage` the replicas are processes of their own, forked from this one, which therefore has one thread.
     """
 
-    def __init__(self, job: Job, schedule: Path, witness: Witness, stage: Stage | None = None) -> None:
+    def __init__(
+        self, job: Job, schedule: Path, witness: Witness, stage: Stage | None = None, *, updates: int = 0,
+        snapshot: int | None = None,
+    ) -> None:  # fmt: skip
+        self._schedule = schedule
         self._witness = witness
         self._stage = stage
         self._lone = job.recipe.alone
         self._fetched = kind_of(job).fetched
         self._stopped = False
         self._threads = 0
-        version = job.restored.updates if job.restored is not None else 0
-        nodes = sorted(Node.parse(path.name) for path in schedule.glob("replica-*"))
-        self._job = job = stage.told(job, nodes[0]) if stage is not None and nodes else job
-        self.shards = [
-            ShardSide(Node("shard", i), schedule / str(Node("shard", i)), job, kind_of(job).shard_host(job, i), version)
-            for i in range(job.recipe.shards)
-        ]
-        self.replicas = {node: ReplicaSide(node, schedule / str(node), job) for node in nodes}
+        logs = replica_logs(schedule)
+        self._job = job = stage.told(job, min(logs)) if stage is not None and logs else job
+        self.replicas = {node: ReplicaSide(node, paths, job) for node, paths in logs.items()}
+        if snapshot is None:
+            self.shards = [ShardSide(schedule, job, i, updates) for i in range(job.recipe.shards)]
+        else:
+            self.shards = begun_at(snapshot, schedule, job, updates, self.replicas)
 
     def run(self) -> None:
         try:
@@ -129,11 +123,11 @@ class Replay:
             for term in side.record.update.terms:
                 owner = self.replicas.get(term.owner)
                 if owner is None or (owner.record is None and owner.clock < term.clock):
-                    return f"{side.path.parent / str(term.owner)} is cut off: it lacks push {term.clock}"
+                    return f"{self._schedule / str(term.owner)} is cut off: it lacks push {term.clock}"
         short = [str(shard.path) for shard in self.shards if shard.record is None and not shard.ended]
         if short:
             return f"{', '.join(short)} is cut off: its process did not end in good order"
-        return f"the schedules in {side.path.parent} do not fit together: {side.path.name} waits at {side.record}"
+        return f"the schedules in {self._schedule} do not fit together: {side.path.name} waits at {side.record}"
 
     # ------------------------------------------------------------ replicas
 
@@ -250,6 +244,9 @@ class Replay:
                 if not all(self._has_pushed(term.owner, term.clock) for term in update.terms):
                     return False
                 self._use_threads(self._shard_threads)
+                for term in update.terms:
+                    if term.clock <= self.replicas[term.owner].given:
+                        shard.put_back(term)
                 shard.host.perform(update, 0.0)
                 shard.version += 1
                 for term in update.terms:
@@ -291,12 +288,12 @@ class Replay:
 
     def _has_pushed(self, node: Node, clock: int) -> bool:
         replica = self.replicas.get(node)
-        return replica is not None and replica.clock >= clock
+        return replica is not None and (replica.clock >= clock or clock <= replica.given)
 
     def _deliver(self, shard: ShardSide, node: Node, buffer: int) -> bool:
         """False while the replica may still look at what lies in the buffer; one that has died looks at nothing."""
         replica, count = self.replicas.get(node), shard.delivered.get(node, 0)
-        if replica is not None and replica.record is not None:
+        if replica is not None and replica.record is not None and count >= replica.begins:
             if not (replica.begun and isinstance(replica.record, UseWeights) and replica.used == count):
                 return False
             shard.host.attach(Payload(self._fetched, node, buffer, replica.clock, shard.node.index))

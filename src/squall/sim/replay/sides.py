@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
-from squall.protocol.core import AddPortions, Compute, Node
-from squall.runtime.hosts import ReplicaHost, ShardHost
+from squall.protocol.core import AddPortions, Compute, Node, Term
+from squall.runtime.cuts import Cut, kept_push, kept_state, put_back, shard_logs
+from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
+from squall.runtime.kinds import kind_of
 from squall.runtime.portions import PortionHost
-from squall.runtime.records import Applied, Delivered, Ended, Fingerprint, Record, records
+from squall.runtime.records import Applied, Delivered, Ended, Fingerprint, Part, Record, records
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
-from squall.runtime.vectors import VectorHost
+from squall.runtime.store import Store
 from squall.sim.replay.scripts import ScriptHost
 
 Replica = ReplicaHost | PortionHost | LoneHost | ScriptHost
@@ -26,10 +30,11 @@ class Side:
     thousands of processes, of which few lived at once.
     """
 
-    def __init__(self, node: Node, path: Path, job: Job) -> None:
+    def __init__(self, node: Node, paths: Sequence[Path], job: Job) -> None:
         self.node = node
-        self.path = path
+        self.paths = paths  # one, or its parts
         self.damage = ""  # why the records end where they do, if they should not
+        self.broken = False  # they end before the last part
         self.ended = False  # the process ended in good order
         self._job = job
         self._records: Iterator[Record] | None = None
@@ -43,18 +48,34 @@ class Side:
             self._record = next(self._records, None)
         return self._record
 
+    @property
+    def path(self) -> Path:
+        """The last, or only part."""
+        return self.paths[-1]
+
+    def whole(self) -> Iterator[Record]:
+        """All good records that there are."""
+        for path in self.paths:
+            if path != self.paths[0] and not self.ended:
+                self.damage, self.broken = f"{path} does not begin where what went before it ends", True
+                return
+            self.ended = False
+            try:
+                for record in records(path, self._job.recipe.replicas, self._job.task.examples):
+                    if isinstance(record, Ended):
+                        self.ended = True
+                    else:
+                        yield record
+            except Damaged as damaged:
+                self.damage = str(damaged)
+                return
+            except OSError as error:
+                self.damage = f"{path} cannot be read: {error.strerror}"
+                return
+
     def all(self) -> Iterator[Record]:
-        """All good records, from the first."""
-        try:
-            for record in records(self.path, self._job.recipe.replicas, self._job.task.examples):
-                if isinstance(record, Ended):
-                    self.ended = True
-                else:
-                    yield record
-        except Damaged as damaged:
-            self.damage = str(damaged)
-        except OSError as error:
-            self.damage = f"{self.path} cannot be read: {error.strerror}"
+        """Those that are to be performed."""
+        return self.whole()
 
     def advance(self) -> None:
         assert self._records is not None
@@ -62,8 +83,11 @@ class Side:
 
 
 class ReplicaSide(Side):
-    def __init__(self, node: Node, path: Path, job: Job) -> None:
-        super().__init__(node, path, job)
+    def __init__(self, node: Node, paths: Sequence[Path], job: Job) -> None:
+        super().__init__(node, paths, job)
+        self.skipped = 0  # records before those that are performed
+        self.begins = 0  # the fetch that it begins with
+        self.given = -math.inf  # clock up to which its pushes are not computed: shards have kept them
         self.host: Replica | None = None  # None: not begun, or over
         self.begun = False
         self.clock = 0  # of its last push
@@ -72,13 +96,20 @@ class ReplicaSide(Side):
         self.batches: list[Compute] = []  # since the last push
         self.behind: dict[int, list[Compute]] = {}  # clock -> batches of a push that a shard may still apply
 
+    def all(self) -> Iterator[Record]:
+        return (record for record in islice(self.whole(), self.skipped, None) if not isinstance(record, Part))
+
 
 class ShardSide(Side):
-    def __init__(self, node: Node, path: Path, job: Job, host: ShardHost | VectorHost, version: int) -> None:
-        super().__init__(node, path, job)
-        self.host = host
-        self.version = version  # updates, with those before this attempt
+    """`updates` are those before this attempt; `snapshot` is what it begins at, None: where the attempt does."""
+
+    def __init__(self, attempt: Path, job: Job, index: int, updates: int, snapshot: int | None = None) -> None:
+        node = Node("shard", index)
+        super().__init__(node, shard_logs(attempt, node, snapshot), job)
+        self.host = host = kind_of(job).shard_host(job, index)
+        self.version = updates
         self.fingerprint = Fingerprint(host.store.weights)
+        self._attempt, self._snapshot = attempt, snapshot
         self.clocks: dict[Node, array[int]] = {}  # of the pushes of each replica that it applies
         self.deliveries: dict[Node, int] = {}  # to each replica, in all
         self.applied: dict[Node, int] = {}  # of those, so far
@@ -92,6 +123,29 @@ class ShardSide(Side):
                 self.clocks.setdefault(record.owner, array("q")).append(record.clock)
             elif isinstance(record, Delivered):
                 self.deliveries[record.to] = self.deliveries.get(record.to, 0) + 1
+
+    def take_up(self, cut: Cut) -> None:
+        """Be where the shard was at that snapshot."""
+        store, number = self.host.store, self._snapshot
+        assert isinstance(store, Store)
+        assert number is not None
+        store.take_up(kept_state(self._attempt, number, self.node, cut), cut.version)
+        self.fingerprint = Fingerprint(store.weights, cut.version - self.version)
+        self.version = cut.version
+        for name, count in cut.fetches.items():
+            node = Node.parse(name)
+            self.delivered[node] = count
+            self.deliveries[node] = self.deliveries.get(node, 0) + count
+
+    def kept(self, owner: Node, clock: int) -> Path:
+        """Where a push is from before the owner's cut."""
+        assert self._snapshot is not None
+        return kept_push(self._attempt, self._snapshot, self.node, owner, clock)
+
+    def put_back(self, term: Term) -> None:
+        """What the replay does not compute."""
+        assert isinstance(self.host.store, Store)
+        put_back(self.kept(term.owner, term.clock), term, self.host.store)
 
     def done_with(self, node: Node) -> bool:
         pushes = len(self.clocks.get(node, ()))

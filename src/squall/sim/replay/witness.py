@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -54,6 +55,20 @@ class Difference:
         where = f"update {self.update} of shard {self.shard}" if self.shard is not None else f"update {self.update}"
         made = f", from {'; '.join(map(str, self.pushes))}" if self.pushes else ""
         return f"{where}{made}: {self.what}"
+
+
+class Witness(Protocol):
+    """Sees what the replay does. Whatever returns True ends it."""
+
+    def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
+        """Before the batch is computed."""
+
+    def computed(self, node: Node, batch: Computed, found: GradientComputed | BatchSkipped) -> bool: ...
+
+    def updated(self, shard: ShardSide, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
+        """After an update was made of these pushes (who, clock), with the fingerprint that it had in the run."""
+
+    def saved(self, shard: ShardSide, snapshot: Saved) -> bool: ...
 
 
 class Observer:

@@ -1,0 +1,69 @@
+"""Where each node of a replay begins that begins at a snapshot, in the midst of a run. See `runtime.cuts`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from squall.protocol.core import Node, UseWeights
+from squall.runtime.cuts import cuts_at, fetches_before
+from squall.runtime.job import Job
+from squall.runtime.records import Computed, Part, Pushed
+from squall.runtime.schedule import Damaged
+from squall.sim.replay.sides import ReplicaSide, ShardSide
+
+
+def begun_at(
+    snapshot: int, attempt: Path, job: Job, updates: int, replicas: dict[Node, ReplicaSide]
+) -> list[ShardSide]:  # fmt: skip
+    """The shards as they were at a snapshot, with every replica at its cut.
+
+    Replicas that have left nothing but pushes are added. Raises `Damaged` where the replay cannot begin there.
+    """
+    cuts = cuts_at(attempt, snapshot, job.recipe.shards)
+    shards = [ShardSide(attempt, job, index, updates, snapshot) for index in range(job.recipe.shards)]
+    for shard, cut in zip(shards, cuts):
+        if shard.broken:
+            raise Damaged(shard.damage)
+        shard.take_up(cut)
+    for node in sorted({node for shard in shards for node in shard.clocks} - replicas.keys()):
+        replicas[node] = ReplicaSide(node, (), job)
+    for replica in replicas.values():
+        _skip(replica, fetches_before(cuts, replica.node), cuts[0].version if job.recipe.alone else math.inf)
+    _check_pushes(shards, replicas.values())
+    return shards
+
+
+def _skip(replica: ReplicaSide, fetches: int, clock: float) -> None:
+    """Go to the replica's cut: to that fetch, or behind that push where there are no fetches."""
+    held, records = 0, replica.whole()
+    for record in records:
+        if replica.clock >= clock or (isinstance(record, UseWeights) and replica.used == fetches):
+            break
+        match record:
+            case Part(before, used):
+                replica.clock, replica.used = before, used
+                if used > fetches:
+                    raise Damaged(f"{replica.paths[0]} begins behind it")
+            case UseWeights():
+                replica.used += 1
+            case Pushed():
+                replica.clock, held = record.clock, 0
+            case Computed():
+                held += record.finite
+        replica.skipped += 1
+    else:
+        replica.given = math.inf  # it has not come so far
+        return
+    replica.begins, replica.given = replica.used, replica.clock
+    if held:  # the next push has batches from before
+        replica.given = next((record.clock for record in records if isinstance(record, Pushed)), math.inf)
+
+
+def _check_pushes(shards: Iterable[ShardSide], replicas: Iterable[ReplicaSide]) -> None:
+    for shard in shards:
+        for replica in replicas:
+            for clock in shard.clocks.get(replica.node, ()):
+                if clock <= replica.given and not shard.kept(replica.node, clock).exists():
+                    raise Damaged(f"{shard.kept(replica.node, clock)} is missing")
