@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ import squall
 from squall.cli import main
 from squall.protocol.core import Node
 from squall.run import Run
-from squall.runtime import schedule
+from squall.runtime import cutting, schedule
 from squall.runtime.cuts import complete, home
 from tests import deep
 from tests.rehearsal import NOISY, rehearse, same
@@ -140,7 +141,7 @@ def test_where_something_is_missing_the_replay_begins_at_the_next_snapshot(tmp_p
         tmp_path / "run", STRATEGIES["downpour"], epochs=24, keep_schedule="last:5", snapshots_every_s=0.1
     )  # fmt: skip
     attempt = run.directory / "schedule" / "0"
-    first, second, third, fourth, *_ = complete(attempt, 2)
+    first, second, third, fourth, fifth, *_ = complete(attempt, 2)
     assert_replays_from(run, first)
     for push in home(attempt, first).glob("shard-1.0.replica-*"):
         push.unlink()
@@ -151,11 +152,34 @@ def test_where_something_is_missing_the_replay_begins_at_the_next_snapshot(tmp_p
     log = home(attempt, third) / "shard-0.0"
     log.write_bytes(log.read_bytes()[: schedule.BEGIN] + bytes(64))
     assert_replays_from(run, fourth)
+    (home(attempt, fourth) / "shard-1.0").unlink()
+    assert_replays_from(run, fifth)
     assert main(["replay", str(run.directory), "--until", "1"]) == 1
     for number in complete(attempt, 2):
         (home(attempt, number) / "shard-0.0.safetensors").unlink()
     with pytest.raises(ValueError, match=r"cannot be replayed: .*shard-0.0.safetensors cannot be read"):
         squall.replay(run.directory)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_the_snapshots_of_that_time_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save, pushes = cutting.save_file, []
+
+    def save_file(tensors: dict[str, Tensor], path: Path) -> None:
+        pushes.append(int(path.parent.name.partition("-")[2]))
+        if pushes[-1] in (2, 3):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(tensors, path)
+
+    monkeypatch.setattr(cutting, "save_file", save_file)
+    run = rehearse(
+        tmp_path / "run", STRATEGIES["downpour"], epochs=16, keep_schedule="last:100", snapshots_every_s=0.1
+    )  # fmt: skip
+    assert {2, 3} < set(pushes)
+    assert "no replay will begin at snapshot 3: [Errno 28] No space left on device" in capfd.readouterr().err
+    forget_before(run, 2, 2)
+    assert_replays_from(run, 4)
 
 
 def test_what_was_pushed_before_is_what_was_kept(tmp_path: Path) -> None:

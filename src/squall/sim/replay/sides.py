@@ -34,7 +34,7 @@ class Side:
         self.node = node
         self.paths = paths  # one, or its parts
         self.damage = ""  # why the records end where they do, if they should not
-        self.broken = False  # they end before the last part
+        self.broken = False  # a part is missing, or does not go on with the next
         self.ended = False  # the process ended in good order
         self._job = job
         self._records: Iterator[Record] | None = None
@@ -70,7 +70,7 @@ class Side:
                 self.damage = str(damaged)
                 return
             except OSError as error:
-                self.damage = f"{path} cannot be read: {error.strerror}"
+                self.damage, self.broken = f"{path} cannot be read: {error.strerror}", True
                 return
 
     def all(self) -> Iterator[Record]:
