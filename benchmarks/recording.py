@@ -21,7 +21,9 @@ import torch
 import squall
 from benchmarks.results import Section, rounds
 from benchmarks.squall_exchange import exchange_seconds
-from squall.protocol.core import Apply, Compute, Effect, Event, GradientComputed, Node, Payload, Term, UseWeights
+from squall.protocol.effects import Apply, Compute, Effect, Payload, Term, UseWeights
+from squall.protocol.events import Event, GradientComputed
+from squall.protocol.nodes import Node
 from squall.runtime.driver import QuietHost
 from squall.runtime.recording import RecordedReplica, RecordedShard
 from squall.runtime.schedule import Log

@@ -17,7 +17,7 @@ import squall
 from benchmarks.peers.common import launch
 from benchmarks.results import Section, median_ratio, rounds
 from benchmarks.workloads import Workload, speech_mlp
-from squall.protocol.messages import Calculation, Combine
+from squall.protocol.sandblaster.messages import Calculation, Combine
 from squall.record import Metric
 from squall.report import Reader
 from squall.runtime.vectors import VectorStore

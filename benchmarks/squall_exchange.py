@@ -24,7 +24,9 @@ from benchmarks.peers.common import EXCHANGE_LR, OptimizerName
 from squall.launchers.line import Line
 from squall.launchers.roles import SPIN_S, run_role
 from squall.plan import make_plan
-from squall.protocol.core import COORDINATOR, Compute, Effect, Event, GradientComputed, Node
+from squall.protocol.effects import Compute, Effect
+from squall.protocol.events import Event, GradientComputed
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime import attempts
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, QuietHost

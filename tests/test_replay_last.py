@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import squall
 from squall.cli import main
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.run import Run
 from squall.runtime import cutting, schedule
 from squall.runtime.cuts import complete, home

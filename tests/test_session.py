@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 import squall
 from squall.batches import Batches
-from squall.protocol.core import Compute
+from squall.protocol.effects import Compute
 from squall.protocol.messages import Factors
 from squall.runtime.seeds import epoch_order
 from squall.session import Session

@@ -16,7 +16,7 @@ import squall
 from benchmarks.workloads import digits_mlp
 from squall.launchers.inline import InlineRun
 from squall.plan import check_together, make_plan
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.report.comparison import Trial
 from squall.report.summary import Summary
 from squall.runtime.job import private_job

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from squall.entry import join
     from squall.errors import Interrupted, NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
     from squall.plan import Settings
-    from squall.replayed import Replayed
-    from squall.rerun import replay
+    from squall.replaying.replayed import Replayed
+    from squall.replaying.run import replay
     from squall.run import Run
     from squall.session import Session
     from squall.sim.cluster.forecast import Forecast
@@ -39,8 +39,8 @@ _HOMES = {
     "errors": ("Interrupted", "NotFinite", "PeerFault", "ProcessLost", "SnapshotMismatch", "SquallError", "TaskError"),
     "train": ("fit", "resume"),
     "plan": ("Settings",),
-    "replayed": ("Replayed",),
-    "rerun": ("replay",),
+    "replaying.replayed": ("Replayed",),
+    "replaying.run": ("replay",),
     "run": ("Run",),
     "session": ("Session",),
     "sim.cluster.forecast": ("Forecast",),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from squall.protocol.core import Compute
+from squall.protocol.effects import Compute
 from squall.protocol.messages import Factors
 from squall.runtime.backward import Backward
 from squall.runtime.job import initial_vector

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
 from squall.launchers.local import LocalRun
-from squall.protocol.core import End
+from squall.protocol.effects import End
 from squall.report import Progress, Viewer, Viewers, prepare_report
 from squall.run import Run, load_sources
 from squall.runtime.interrupts import collected_interrupts

@@ -164,7 +164,7 @@ class State:
 
     # counted: what leases count, "example" or (of a sampler's order) "position"
     # epochs, examples_per_epoch, replicas, shards, strategy, status, training_s, updates,
-    # ended: a `protocol.core.Cause`, once it has; reason: the same in words
+    # ended: a `protocol.effects.Cause`, once it has; reason: the same in words
     # diverged: what is wrong with the loss, if something is; first_loss: what it is compared with
     # snapshot: the newest whose rows are all here; older ones' are, too
     # keep_best: the metric whose best weights are kept

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Sampler
 from squall.batches import Batches
 from squall.joined import Steps, no_loss
 from squall.metrics import Metric
-from squall.protocol.core import Compute
+from squall.protocol.effects import Compute
 from squall.runtime.evaluate import evaluate
 from squall.session_optimizer import Groups, SessionOptimizer
 from squall.side import Side

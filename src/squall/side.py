@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from squall.protocol.core import Compute
+from squall.protocol.effects import Compute
 from squall.protocol.messages import Factors
 from squall.task import Batch, Task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from squall.protocol.core import StopRequested
+from squall.protocol.events import StopRequested
 
 OnEvaluation = Callable[[dict[str, float]], object]
 

@@ -11,7 +11,7 @@ from squall.blame import encode
 from squall.errors import ProcessLost, SquallError
 from squall.launchers import local
 from squall.launchers.local import ANSWER_WITHIN_S, INSISTED_S, LocalRun
-from squall.protocol.core import End
+from squall.protocol.effects import End
 from squall.record import RecordError
 from squall.watch import Watch
 from tests.launchers.processes import wait_for

@@ -9,7 +9,7 @@ import pytest
 
 from squall.launchers.line import Line
 from squall.launchers.nursery import Nursery
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 
 
 class Waiting(Nursery):

@@ -1,7 +1,9 @@
 """A replica's machine, and the hand that answers it."""
 
-from squall.protocol.core import COORDINATOR, Compute, Effect, GradientComputed, LoopLeft, Node, Started
+from squall.protocol.effects import Compute, Effect
+from squall.protocol.events import GradientComputed, LoopLeft, Started
 from squall.protocol.messages import Exchange, Exchanged, Grant, Lease, Left, Progress, Stop, Welcome
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.replica import Replica
 from tests.protocol.steps import exchanges_of, give, only, sent, shard_nodes, tell
 

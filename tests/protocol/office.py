@@ -2,7 +2,9 @@
 
 from typing import TypeVar
 
-from squall.protocol.core import Effect, Event, MemberLost, Node
+from squall.protocol.effects import Effect
+from squall.protocol.events import Event, MemberLost
+from squall.protocol.frames import Message
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.messages import (
@@ -15,7 +17,6 @@ from squall.protocol.messages import (
     Lease,
     LeaseRequest,
     Left,
-    Message,
     Progress,
     SnapshotTaken,
     Stats,
@@ -25,6 +26,7 @@ from squall.protocol.messages import (
     Weights,
     Welcome,
 )
+from squall.protocol.nodes import Node
 from squall.protocol.notes import Remark
 from squall.protocol.policy import Policy
 from tests.protocol.steps import exchanges_of, give, sent, shard_nodes, tell

@@ -3,9 +3,13 @@
 from typing import Any
 
 from squall.protocol.check import check
-from squall.protocol.core import COORDINATOR, Effect, Event, Machine, MessageArrived, Node, Send
+from squall.protocol.effects import Effect, Send
+from squall.protocol.events import Event, MessageArrived
 from squall.protocol.exchanges import Cadence, Dealing, Exchanges
-from squall.protocol.messages import Cover, Exchange, Exchanged, Member, Message, View
+from squall.protocol.frames import Message
+from squall.protocol.machine import Machine
+from squall.protocol.messages import Cover, Exchange, Exchanged, Member, View
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.rules import Rules
 from squall.protocol.shard import Shard
 

@@ -5,10 +5,12 @@ import math
 import pytest
 
 from squall.protocol.best import Best, Goal, better
-from squall.protocol.core import COORDINATOR, Cause, End, KeepWeights, ModelEvaluated, Node, TimePassed, WeightsKept
+from squall.protocol.effects import Cause, End, KeepWeights
 from squall.protocol.evaluator import Evaluator
+from squall.protocol.events import ModelEvaluated, TimePassed, WeightsKept
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Evaluate, Evaluated, Exchanged, Stop, Weights
+from squall.protocol.nodes import COORDINATOR, Node
 from tests.protocol.office import Office
 from tests.protocol.steps import give, kinds, sent, shard_nodes, tell
 

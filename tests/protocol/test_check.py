@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from squall.protocol.check import check
-from squall.protocol.core import FrameArrived, Node, Started
 from squall.protocol.evaluator import Evaluator
+from squall.protocol.events import FrameArrived, Started
+from squall.protocol.frames import Frame
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Range
 from squall.protocol.link import Linked
-from squall.protocol.messages import Frame, Join, Lease
+from squall.protocol.messages import Join, Lease
+from squall.protocol.nodes import Node
 from tests.protocol.desk import Desk
 from tests.protocol.office import Office
 from tests.protocol.steps import R0, R1, push, shard_of, tell

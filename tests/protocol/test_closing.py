@@ -1,8 +1,10 @@
 """Evaluations, snapshots, and how a run comes to its end."""
 
-from squall.protocol.core import Cause, End, Forget, Node, PublishSnapshot, StartMember, StopRequested, TimePassed
+from squall.protocol.effects import Cause, End, Forget, PublishSnapshot, StartMember
+from squall.protocol.events import StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Cover, Evaluate, Join, Left, Stats, Stop, TakeSnapshot, Welcome
+from squall.protocol.nodes import Node
 from squall.protocol.notes import MemberLeft, TargetReached, WeightsMeasured
 from tests.protocol.office import Office
 from tests.protocol.steps import only, sent

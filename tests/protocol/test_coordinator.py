@@ -5,7 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.protocol.core import Cause, End, Forget, MemberLost, Node, Started, StartMember, TimePassed
+from squall.protocol.effects import Cause, End, Forget, StartMember
+from squall.protocol.events import MemberLost, Started, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import (
     Cover,
@@ -21,6 +22,7 @@ from squall.protocol.messages import (
     ViewSeen,
     Welcome,
 )
+from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded, TrainingBegan
 from squall.protocol.replacing import LOST_IN_A_ROW, SOON_S
 from tests.protocol.office import BATCH, Office

@@ -1,8 +1,8 @@
 """How much work a replica is given, and how rounds are dealt."""
 
-from squall.protocol.core import Node
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Grant, Lease, LeaseRequest, Welcome
+from squall.protocol.nodes import Node
 from tests.protocol.office import BATCH, Office
 from tests.protocol.steps import kinds, sent
 

@@ -1,8 +1,10 @@
 import pytest
 
-from squall.protocol.core import COORDINATOR, EvaluateModel, ModelEvaluated, Node, Started, StopRequested, TimePassed
+from squall.protocol.effects import EvaluateModel
 from squall.protocol.evaluator import Evaluator
+from squall.protocol.events import ModelEvaluated, Started, StopRequested, TimePassed
 from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop, Weights
+from squall.protocol.nodes import COORDINATOR, Node
 from tests.protocol.steps import give, kinds, sent, shard_nodes, tell
 
 S0, S1 = shard_nodes(2)

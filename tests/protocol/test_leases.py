@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from squall.protocol.check import check
-from squall.protocol.core import Node
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Range
 from squall.protocol.messages import Lease
+from squall.protocol.nodes import Node
 
 A, B, C = HOLDERS = [Node("replica", i) for i in range(3)]
 

@@ -6,21 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squall.protocol.check import check
-from squall.protocol.core import (
-    Effect,
-    End,
-    Event,
-    Forget,
-    FrameArrived,
-    MessageArrived,
-    Node,
-    Send,
-    StopRequested,
-    TimePassed,
-    Transmit,
-)
+from squall.protocol.effects import Effect, End, Forget, Send, Transmit
+from squall.protocol.events import Event, FrameArrived, MessageArrived, StopRequested, TimePassed
+from squall.protocol.frames import Frame
 from squall.protocol.link import ACK_AFTER_S, EARLY_AT_MOST, RESEND_AFTER_S, RESEND_AT_MOST_S, Linked
-from squall.protocol.messages import Frame, Join, LeaseRequest
+from squall.protocol.messages import Join, LeaseRequest
+from squall.protocol.nodes import Node
 
 A, B = Node("replica", 0), Node("shard", 0)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.protocol.core import Node
 from squall.protocol.messages import Exchange, Exchanged
+from squall.protocol.nodes import Node
 from tests.protocol.steps import R0, R1, R1_AGAIN, R2, answers, push, shard_of, tell, view
 
 

@@ -1,8 +1,8 @@
 """Who is alive: joining and departing wait until every shard has seen the view."""
 
-from squall.protocol.core import Node
 from squall.protocol.membership import Covers, Membership, common
 from squall.protocol.messages import Cover, Departed, Member, View, ViewSeen
+from squall.protocol.nodes import Node
 
 R0, R1, R1_AGAIN = Node("replica", 0), Node("replica", 1), Node("replica", 1, 1)
 

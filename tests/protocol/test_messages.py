@@ -8,18 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from squall.protocol.messages import (
-    MAX_FRAME_BYTES,
-    Frame,
-    Grant,
-    Join,
-    Lease,
-    Message,
-    Progress,
-    Stats,
-    decode,
-    encode,
-)
+from squall.protocol.frames import MAX_FRAME_BYTES, Frame, Message, decode, encode
+from squall.protocol.messages import Grant, Join, Lease, Progress, Stats
 
 MESSAGES = get_args(Message)
 

@@ -2,19 +2,8 @@
 
 import pytest
 
-from squall.protocol.core import (
-    COORDINATOR,
-    BatchOver,
-    BatchSkipped,
-    Compute,
-    Expect,
-    Node,
-    Send,
-    StopRequested,
-    TimePassed,
-    UseWeights,
-    ValuesLogged,
-)
+from squall.protocol.effects import Compute, Expect, Send, UseWeights
+from squall.protocol.events import BatchOver, BatchSkipped, StopRequested, TimePassed, ValuesLogged
 from squall.protocol.messages import (
     Cover,
     Exchange,
@@ -29,6 +18,7 @@ from squall.protocol.messages import (
     View,
     Weights,
 )
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.reports import REPORT_EVERY_S, REPORT_LEASES
 from tests.protocol.desk import BATCH, Desk
 from tests.protocol.steps import give, only, sent, tell

@@ -2,8 +2,9 @@
 
 import pytest
 
-from squall.protocol.core import COORDINATOR, Compute, End, Expect, UseWeights
+from squall.protocol.effects import Compute, End, Expect, UseWeights
 from squall.protocol.messages import Left, NonFinite
+from squall.protocol.nodes import COORDINATOR
 from tests.protocol.desk import BATCH, Desk
 from tests.protocol.steps import kinds, only, sent
 

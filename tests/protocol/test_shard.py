@@ -2,19 +2,8 @@
 
 import pytest
 
-from squall.protocol.core import (
-    COORDINATOR,
-    Apply,
-    Forget,
-    MessageArrived,
-    Node,
-    Payload,
-    Send,
-    SnapshotWritten,
-    StopRequested,
-    Term,
-    WriteSnapshot,
-)
+from squall.protocol.effects import Apply, Forget, Payload, Send, Term, WriteSnapshot
+from squall.protocol.events import MessageArrived, SnapshotWritten, StopRequested
 from squall.protocol.messages import (
     Cover,
     Departed,
@@ -28,6 +17,7 @@ from squall.protocol.messages import (
     ViewSeen,
     Welcome,
 )
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.shard import LEASES_KEPT
 from tests.protocol.steps import R0, R1, R1_AGAIN, R2, answers, give, kinds, only, push, sent, shard_of, tell, view
 

@@ -3,7 +3,8 @@
 import pytest
 
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.core import Cause, End, PublishSnapshot, StopRequested, TimePassed
+from squall.protocol.effects import Cause, End, PublishSnapshot
+from squall.protocol.events import StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Cover, Evaluate, NonFinite, Stop, TakeSnapshot
 from squall.protocol.notes import WorkReported

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import squall
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime.batches import Batches, Key, to_device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from squall.protocol.core import Compute
+from squall.protocol.effects import Compute
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.compute import Gradients
 from squall.vector import Layout

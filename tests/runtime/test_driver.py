@@ -7,9 +7,12 @@ from collections import deque
 import pytest
 
 from squall.errors import PeerFault
-from squall.protocol.core import COORDINATOR, Effect, End, Event, MessageArrived, Node, Send, Started, TimePassed
+from squall.protocol.effects import Effect, End, Send
+from squall.protocol.events import Event, MessageArrived, Started, TimePassed
+from squall.protocol.frames import Frame, encode
 from squall.protocol.link import Linked
-from squall.protocol.messages import Frame, Join, Stop, encode
+from squall.protocol.messages import Join, Stop
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.driver import LINGER_S, Driver, QuietHost
 
 

@@ -13,7 +13,7 @@ from msgspec import UNSET
 import squall
 from squall.plan import make_plan
 from squall.protocol import messages
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.protocol.notes import BatchLeftOut, LeaseEnded, TrainingBegan, WeightsMeasured
 from squall.record import Lease, Metric, Progress, Skip
 from squall.report import Reader, summarize

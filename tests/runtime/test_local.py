@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 
 import squall
-from squall.protocol.core import Compute
+from squall.protocol.effects import Compute
 from squall.runtime.local import LocalTraining
 from squall.vector import Layout
 from tests.tasks import regression

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 import squall
 from squall import writer
 from squall.plan import make_plan
-from squall.protocol.core import End, Event, Node, PublishSnapshot
+from squall.protocol.effects import End, PublishSnapshot
+from squall.protocol.events import Event
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats
+from squall.protocol.nodes import Node
 from squall.protocol.notes import SnapshotAsked, TrainingBegan, TrainingOver, WorkReported
 from squall.record import Lease, Progress
 from squall.report import Reader, audit

@@ -15,18 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squall.protocol.core import (
-    Apply,
-    Compute,
-    End,
-    GradientComputed,
-    Node,
-    Payload,
-    PreparePush,
-    Term,
-    UseWeights,
-    WriteSnapshot,
-)
+from squall.protocol.effects import Apply, Compute, End, Payload, PreparePush, Term, UseWeights, WriteSnapshot
+from squall.protocol.events import GradientComputed
+from squall.protocol.nodes import Node
 from squall.runtime import schedule
 from squall.runtime.driver import QuietHost
 from squall.runtime.recording import WRITTEN_EVERY_S, WRITTEN_TOGETHER, RecordedReplica, RecordedShard

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 import squall
-from squall.protocol.core import Node, Term
+from squall.protocol.effects import Term
 from squall.protocol.messages import Factors
+from squall.protocol.nodes import Node
 from squall.run import TaskFunction
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.job import initial_vector

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from squall.protocol import core
+from squall.protocol import events, machine
 from squall.protocol.check import check
-from squall.protocol.core import COORDINATOR, End, Node
+from squall.protocol.effects import End
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.exchanges import Cadence, Exchanges
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import WorkReported
 from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica
@@ -67,7 +68,7 @@ class Bench(Stage):
     def _member(self, node: Node) -> tuple[Linked, Phantom]:
         return Linked(self._machine(node)), self.host(node)
 
-    def _machine(self, node: Node) -> core.Machine:
+    def _machine(self, node: Node) -> machine.Machine:
         recipe = self.recipe
         match node.role:
             case "coordinator":
@@ -114,7 +115,7 @@ class Bench(Stage):
                 self.world.kill(node)
 
     def stop(self) -> None:
-        self.world.post(COORDINATOR, core.StopRequested("interrupted"))
+        self.world.post(COORDINATOR, events.StopRequested("interrupted"))
 
     @property
     def end(self) -> End:

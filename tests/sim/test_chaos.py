@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from squall.cli import main
-from squall.protocol.core import Node, Send
+from squall.protocol.effects import Send
 from squall.protocol.messages import Stop as StopMessage
+from squall.protocol.nodes import Node
 from squall.protocol.replica import Replica
 from squall.runtime.world import Network
 from squall.sim.proof import soak

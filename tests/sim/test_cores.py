@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.sim.cluster.cores import Cores
 from squall.sim.cluster.parts import Machine
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.core import Compute, Node, Started, WriteSnapshot
+from squall.protocol.effects import Compute, WriteSnapshot
+from squall.protocol.events import Started
 from squall.protocol.leases import Limits
+from squall.protocol.nodes import Node
 from squall.protocol.notes import MemberDied, Remark, WeightsMeasured
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.runtime.world import Network

@@ -16,29 +16,20 @@ import pytest
 
 from squall.protocol.closing import Phase
 from squall.protocol.coordinator import Coordinator
-from squall.protocol.core import (
-    Apply,
-    Effect,
-    Event,
-    LoopLeft,
-    MessageArrived,
-    Node,
-    Payload,
-    PublishSnapshot,
-    Send,
-    SnapshotWritten,
-    Term,
-    Transmit,
-)
+from squall.protocol.effects import Apply, Effect, Payload, PublishSnapshot, Send, Term, Transmit
+from squall.protocol.events import Event, LoopLeft, MessageArrived, SnapshotWritten
+from squall.protocol.frames import Frame
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
 from squall.protocol.membership import Membership
-from squall.protocol.messages import Calculation, Cover, Evaluated, Exchange, Exchanged, Frame, ViewSeen, covered
+from squall.protocol.messages import Cover, Evaluated, Exchange, Exchanged, ViewSeen, covered
+from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
+from squall.protocol.sandblaster.messages import Calculation
 from squall.protocol.sandblaster.portions import Portions
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard

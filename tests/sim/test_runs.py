@@ -7,8 +7,10 @@ from typing import Literal
 import pytest
 import torch
 
-from squall.protocol.core import Compute, Effect, Event, Node
+from squall.protocol.effects import Compute, Effect
+from squall.protocol.events import Event
 from squall.protocol.leases import Limits
+from squall.protocol.nodes import Node
 from squall.protocol.notes import Remark, WeightsMeasured, WorkReported
 from squall.runtime.world import Network
 from squall.sim.proof.phantoms import COMPUTE_S

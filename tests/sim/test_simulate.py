@@ -16,8 +16,9 @@ from torch.utils.data import TensorDataset
 
 import squall
 from squall.plan import Settings
-from squall.protocol.core import Node, Payload, Send
+from squall.protocol.effects import Payload, Send
 from squall.protocol.messages import Stop
+from squall.protocol.nodes import Node
 from squall.report import Reader
 from squall.runtime.snapshot import Snapshots
 from squall.sim.cluster.costs import Costs, Workload

@@ -8,23 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from squall.protocol.core import (
-    COORDINATOR,
-    Compute,
-    Effect,
-    End,
+from squall.protocol.effects import Compute, Effect, End, Send
+from squall.protocol.events import (
     Event,
     GradientComputed,
     MemberLost,
     MessageArrived,
-    Node,
-    Send,
     Started,
     StopRequested,
     TimePassed,
 )
 from squall.protocol.link import RESEND_AFTER_S, Linked
 from squall.protocol.messages import Join, Stop
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import TrainingOver
 from squall.runtime.driver import QuietHost
 from squall.runtime.world import Network, World

@@ -22,8 +22,11 @@ import squall
 from squall.launchers.inline import InlineRun
 from squall.plan import check_together, make_plan
 from squall.protocol.check import check
-from squall.protocol.core import COORDINATOR, Node, Send, StopRequested, Transmit
-from squall.protocol.messages import Calculation, Portion, encode
+from squall.protocol.effects import Send, Transmit
+from squall.protocol.events import StopRequested
+from squall.protocol.frames import encode
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.sandblaster.messages import Calculation, Portion
 from squall.record import Event, Metric, Progress
 from squall.report import Reader
 from squall.run import Run, TaskFunction

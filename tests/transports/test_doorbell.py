@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.transports.doorbell import MAX_BYTES, Doorbell
 
 SHARD, REPLICA = Node("shard"), Node("replica", 1, 2)

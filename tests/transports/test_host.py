@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 from squall.errors import PeerFault
-from squall.protocol.core import COORDINATOR, Node
-from squall.protocol.messages import MAX_FRAME_BYTES
+from squall.protocol.frames import MAX_FRAME_BYTES
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.transports.host import HostTransport
 
 REPLICA, SHARD = Node("replica", 1), Node("shard")

@@ -56,7 +56,7 @@ def _replay(options: argparse.Namespace, local: object, commanded_at: float) -> 
     if output is not None:
         check_output(output, options.force)
     script = is_script(Path(options.run_dir))
-    from squall.rerun import replay
+    from squall.replaying.run import replay
 
     done = replay(
         options.run_dir, until=options.until, check=options.check, around_nan=options.around_nan, own_process=script

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from squall.protocol.core import COORDINATOR, Compute, End, Event, Node, StopRequested
+from squall.protocol.effects import Compute, End
+from squall.protocol.events import Event, StopRequested
 from squall.protocol.link import Linked
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost
 from squall.runtime.interrupts import collected_interrupts

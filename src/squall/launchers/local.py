@@ -23,7 +23,8 @@ from squall.blame import decode
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.launchers.environment import environment
 from squall.launchers.line import Line
-from squall.protocol.core import COORDINATOR, End, Node
+from squall.protocol.effects import End
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.record import RecordError
 from squall.runtime.processes import ending, standing_still
 from squall.shipping import ship

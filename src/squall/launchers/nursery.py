@@ -30,7 +30,7 @@ from squall.blame import encode, note
 from squall.launchers.line import Line
 from squall.launchers.roles import run_role
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.core import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
 from squall.runtime.processes import die_with_parent, ending, outlive_parent

@@ -10,7 +10,9 @@ import torch
 from setproctitle import setproctitle
 
 from squall.launchers.line import Line
-from squall.protocol.core import COORDINATOR, End, Event, MemberLost, Node, StopRequested
+from squall.protocol.effects import End
+from squall.protocol.events import Event, MemberLost, StopRequested
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.driver import Driver, Host
 from squall.runtime.hosts import EvaluatorHost, SlowedHost
 from squall.runtime.job import Job

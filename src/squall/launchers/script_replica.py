@@ -16,19 +16,10 @@ from squall.errors import Interrupted, NotFinite, SquallError
 from squall.joined import Steps
 from squall.launchers.line import Line
 from squall.launchers.roles import name_process, transport_of
-from squall.protocol.core import (
-    COORDINATOR,
-    BatchOver,
-    BatchSkipped,
-    Compute,
-    Effect,
-    Event,
-    LoopLeft,
-    Node,
-    UseWeights,
-    ValuesLogged,
-)
+from squall.protocol.effects import Compute, Effect, UseWeights
+from squall.protocol.events import BatchOver, BatchSkipped, Event, LoopLeft, ValuesLogged
 from squall.protocol.messages import Factors
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.record import RecordError
 from squall.runtime.driver import Driver
 from squall.runtime.hosts import ReplicaHost

@@ -42,7 +42,7 @@ from squall.launchers.nursery import (
 )
 from squall.launchers.reopening import add_end, add_values
 from squall.launchers.script_replica import Replica
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.record import RecordError
 from squall.runtime import attempts
 from squall.runtime.job import Job

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from squall.protocol.core import Cause
+from squall.protocol.effects import Cause
 
 
 class Goal(msgspec.Struct, frozen=True):

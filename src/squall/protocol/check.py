@@ -8,11 +8,11 @@ from itertools import pairwise
 
 from squall.protocol.closing import Phase
 from squall.protocol.coordinator import Coordinator
-from squall.protocol.core import Machine
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
+from squall.protocol.machine import Machine
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.portions import Portions

@@ -14,9 +14,10 @@ from enum import StrEnum
 
 from squall.protocol import notes
 from squall.protocol.best import Best, Verdict
-from squall.protocol.core import Cause, Effect, End, Node, Send
+from squall.protocol.effects import Cause, Effect, End, Send
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Evaluated, SnapshotTaken, Stop
+from squall.protocol.nodes import Node
 from squall.protocol.policy import Policy
 from squall.protocol.replacing import Replacing
 from squall.protocol.side_work import Evaluations, Snapshots

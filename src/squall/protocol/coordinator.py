@@ -11,27 +11,15 @@ from abc import abstractmethod
 
 from squall.protocol import notes
 from squall.protocol.closing import Closing, Phase, after
-from squall.protocol.core import (
-    Cause,
-    Effect,
-    Event,
-    Forget,
-    MemberLost,
-    MessageArrived,
-    Node,
-    Send,
-    Started,
-    StartMember,
-    StopRequested,
-    TimePassed,
-)
+from squall.protocol.effects import Cause, Effect, Forget, Send, StartMember
+from squall.protocol.events import Event, MemberLost, MessageArrived, Started, StopRequested, TimePassed
+from squall.protocol.frames import Message
 from squall.protocol.membership import Covers
 from squall.protocol.messages import (
     Evaluated,
     Join,
     Left,
     Logged,
-    Message,
     NonFinite,
     SnapshotTaken,
     Stats,
@@ -39,6 +27,7 @@ from squall.protocol.messages import (
     ViewSeen,
     Welcome,
 )
+from squall.protocol.nodes import Node
 from squall.protocol.replacing import LOST_IN_A_ROW
 
 

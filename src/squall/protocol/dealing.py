@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from squall.protocol.core import Node
 from squall.protocol.exchanges import Exchanges
 from squall.protocol.leases import Leases
 from squall.protocol.messages import Grant
+from squall.protocol.nodes import Node
 
 LEASE_BATCHES_AT_MOST = 16
 

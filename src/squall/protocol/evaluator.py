@@ -6,23 +6,10 @@ import math
 import sys
 
 from squall.protocol.best import better
-from squall.protocol.core import (
-    COORDINATOR,
-    Effect,
-    End,
-    EvaluateModel,
-    Event,
-    Forget,
-    KeepWeights,
-    MessageArrived,
-    ModelEvaluated,
-    Node,
-    Send,
-    Started,
-    TimePassed,
-    WeightsKept,
-)
+from squall.protocol.effects import Effect, End, EvaluateModel, Forget, KeepWeights, Send
+from squall.protocol.events import Event, MessageArrived, ModelEvaluated, Started, TimePassed, WeightsKept
 from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop, Weights
+from squall.protocol.nodes import COORDINATOR, Node
 
 BUFFER = 0
 

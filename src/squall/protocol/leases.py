@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from squall.protocol.core import Cause, Node
+from squall.protocol.effects import Cause
 from squall.protocol.ledger import Ledger, Range, size, without
 from squall.protocol.messages import Lease
+from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded
 
 

@@ -6,23 +6,14 @@ import math
 
 from squall.protocol.closing import Phase
 from squall.protocol.coordinator import Coordinator
-from squall.protocol.core import Cause, Effect, Node, Send
 from squall.protocol.dealing import Dealer
+from squall.protocol.effects import Cause, Effect, Send
 from squall.protocol.exchanges import Exchanges
+from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
 from squall.protocol.membership import Covers, common
-from squall.protocol.messages import (
-    Cover,
-    Dropped,
-    Grant,
-    LeaseRequest,
-    Left,
-    Message,
-    Progress,
-    Skip,
-    SkipNoted,
-    Stats,
-)
+from squall.protocol.messages import Cover, Dropped, Grant, LeaseRequest, Left, Progress, Skip, SkipNoted, Stats
+from squall.protocol.nodes import Node
 from squall.protocol.notes import BatchLeftOut, LeaseEnded
 from squall.protocol.policy import Policy
 

@@ -14,20 +14,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from squall.protocol.core import (
-    Effect,
-    End,
-    Event,
-    Forget,
-    FrameArrived,
-    Machine,
-    MessageArrived,
-    Node,
-    Send,
-    TimePassed,
-    Transmit,
-)
-from squall.protocol.messages import Frame
+from squall.protocol.effects import Effect, End, Forget, Send, Transmit
+from squall.protocol.events import Event, FrameArrived, MessageArrived, TimePassed
+from squall.protocol.frames import Frame
+from squall.protocol.machine import Machine
+from squall.protocol.nodes import Node
 
 ACK_AFTER_S = 0.1  # a reply usually comes sooner and carries the acknowledgement
 RESEND_AFTER_S = 1.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from squall.protocol.core import Node
 from squall.protocol.messages import Member, View, ViewSeen
+from squall.protocol.nodes import Node
 
 Covers = dict[int, int]  # lease -> upto
 

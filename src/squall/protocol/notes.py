@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from squall.protocol.core import Effect, Node
+from squall.protocol.effects import Effect
 from squall.protocol.messages import Lease, Skip, Stats, Weights
+from squall.protocol.nodes import Node
 
 
 class TrainingBegan(Effect, frozen=True, gc=False):

@@ -7,7 +7,7 @@ that another try does not remove.
 
 from __future__ import annotations
 
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 
 LOST_IN_A_ROW = 5  # processes of a replica's slot that die soon: the slot is given up
 SOON_S = 10.0  # after it has joined

@@ -9,30 +9,21 @@ from __future__ import annotations
 
 import math
 
-from squall.protocol.core import (
-    COORDINATOR,
+from squall.protocol.effects import Compute, Effect, End, Expect, Payload, PreparePush, Send, UseWeights
+from squall.protocol.events import (
     BatchOver,
     BatchSkipped,
-    Compute,
-    Effect,
-    End,
     Event,
-    Expect,
     GradientComputed,
     LoopLeft,
     MessageArrived,
-    Node,
-    Payload,
-    PreparePush,
-    Send,
     Started,
     TimePassed,
-    UseWeights,
     ValuesLogged,
-    shard_nodes,
 )
 from squall.protocol.exchanges import Exchanges
 from squall.protocol.flight import Flight
+from squall.protocol.frames import Message
 from squall.protocol.hand import Batch, Hand
 from squall.protocol.messages import (
     Cover,
@@ -43,7 +34,6 @@ from squall.protocol.messages import (
     Join,
     LeaseRequest,
     Logged,
-    Message,
     NonFinite,
     Skip,
     SkipNoted,
@@ -51,6 +41,7 @@ from squall.protocol.messages import (
     Weights,
     Welcome,
 )
+from squall.protocol.nodes import COORDINATOR, Node, shard_nodes
 from squall.protocol.reports import Reports
 from squall.protocol.tally import NO_WORK, Tally
 

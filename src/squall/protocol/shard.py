@@ -18,32 +18,16 @@ from __future__ import annotations
 import msgspec
 
 from squall.protocol.clocks import Clocks
-from squall.protocol.core import (
-    COORDINATOR,
-    Apply,
-    Effect,
-    End,
-    Event,
-    Forget,
-    MessageArrived,
-    Node,
-    Payload,
-    Send,
-    SnapshotWritten,
-    Started,
-    Term,
-    TimePassed,
-    WriteSnapshot,
-    replica_node,
-)
+from squall.protocol.effects import Apply, Effect, End, Forget, Payload, Send, Term, WriteSnapshot
 from squall.protocol.evaluator import predecessors
+from squall.protocol.events import Event, MessageArrived, SnapshotWritten, Started, TimePassed
+from squall.protocol.frames import Message
 from squall.protocol.messages import (
     Cover,
     Departed,
     Exchange,
     Exchanged,
     Member,
-    Message,
     SnapshotTaken,
     Stop,
     TakeSnapshot,
@@ -51,6 +35,7 @@ from squall.protocol.messages import (
     ViewSeen,
     covered,
 )
+from squall.protocol.nodes import COORDINATOR, Node, replica_node
 from squall.protocol.rules import Rules, mean_factors
 
 LEASES_KEPT = 64  # of each replica; with `replica.REPORT_LEASES` unreported ones, the coordinator knows of all others

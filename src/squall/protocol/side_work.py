@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from squall.protocol.best import Best, Verdict
-from squall.protocol.core import Effect, Node, PublishSnapshot, Send
+from squall.protocol.effects import Effect, PublishSnapshot, Send
 from squall.protocol.messages import Evaluate, Evaluated, Logged, SnapshotTaken, TakeSnapshot
+from squall.protocol.nodes import Node
 from squall.protocol.notes import Remark, SnapshotAsked, WeightsMeasured
 
 Extend = Callable[[dict[str, object], dict[str, int]], dict[str, object]]

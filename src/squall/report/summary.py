@@ -19,7 +19,7 @@ class Summary:
     strategy: str
     optimizer: str | None  # with its learning rate
     status: str
-    ended: str | None  # why it is over: a `protocol.core.Cause`
+    ended: str | None  # why it is over: a `protocol.effects.Cause`
     reason: str | None  # the same in words
     diverged: str | None  # how the loss has grown, where it has, and the remedy
     metrics: dict[str, float]  # last value by name

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.record import Event, Member, Metric, Progress, Row, Staleness, State
 
 RECENT_S = 10.0  # rates and losses are means over this much training time

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from squall.blame import note_batch
-from squall.protocol.core import Compute
+from squall.protocol.effects import Compute
 from squall.runtime.batches import Batches, to_device
 from squall.runtime.seeds import mix, seed_everything
 from squall.task import Batch, Task, loss_and_extras

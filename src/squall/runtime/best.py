@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from squall.errors import SnapshotMismatch
-from squall.protocol.core import KeepWeights, WeightsKept
+from squall.protocol.effects import KeepWeights
+from squall.protocol.events import WeightsKept
 from squall.runtime.snapshot import sync
 from squall.vector import Layout
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from squall.protocol.core import Compute, GradientComputed
+from squall.protocol.effects import Compute
+from squall.protocol.events import GradientComputed
 from squall.protocol.messages import Factors
 from squall.runtime.arena import newest_first
 from squall.runtime.backward import Backward

@@ -26,7 +26,8 @@ import msgspec
 from safetensors.torch import load_file
 from torch import Tensor
 
-from squall.protocol.core import Node, Term
+from squall.protocol.effects import Term
+from squall.protocol.nodes import Node
 from squall.runtime.schedule import Damaged
 from squall.runtime.snapshot import checksum_of
 from squall.runtime.store import Store

@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 from safetensors.torch import save_file
 
-from squall.protocol.core import Apply, Node, SnapshotWritten, Term
+from squall.protocol.effects import Apply, Term
+from squall.protocol.events import SnapshotWritten
+from squall.protocol.nodes import Node
 from squall.runtime.cuts import (
     Cut,
     complete,

@@ -11,20 +11,11 @@ from typing import Protocol
 import msgspec
 
 from squall.errors import PeerFault
-from squall.protocol.core import (
-    Effect,
-    End,
-    Event,
-    Forget,
-    FrameArrived,
-    Node,
-    Payload,
-    Started,
-    TimePassed,
-    Transmit,
-)
+from squall.protocol.effects import Effect, End, Forget, Payload, Transmit
+from squall.protocol.events import Event, FrameArrived, Started, TimePassed
+from squall.protocol.frames import decode, encode
 from squall.protocol.link import Linked
-from squall.protocol.messages import decode, encode
+from squall.protocol.nodes import Node
 
 LINGER_S = 1.5  # after its end a node waits so long for its last words to be acknowledged, and resends them once
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 
-from squall.protocol.core import (
+from squall.protocol.effects import (
     Apply,
     Compute,
     Effect,
     End,
     EvaluateModel,
-    Event,
     Expect,
-    GradientComputed,
     KeepWeights,
-    ModelEvaluated,
     Payload,
     PreparePush,
     UseWeights,
     WriteSnapshot,
 )
+from squall.protocol.events import Event, GradientComputed, ModelEvaluated
 from squall.runtime import best
 from squall.runtime.arena import Arena
 from squall.runtime.backward import ModelOnVector, pin

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from squall.plan import Plan
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.backward import resolve_device

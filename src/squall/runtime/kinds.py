@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from squall.protocol.core import Machine, Node
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.link import Linked
+from squall.protocol.machine import Machine
+from squall.protocol.nodes import Node
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard

@@ -8,7 +8,8 @@ import time
 import torch
 from torch import Tensor
 
-from squall.protocol.core import Compute, GradientComputed
+from squall.protocol.effects import Compute
+from squall.protocol.events import GradientComputed
 from squall.protocol.messages import Factors
 from squall.runtime.backward import Backward
 from squall.runtime.compute import all_finite

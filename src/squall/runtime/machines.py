@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET
 
-from squall.protocol.core import COORDINATOR, Node, replica_node, shard_nodes
 from squall.protocol.leases import Leases
 from squall.protocol.leasing import LeaseCoordinator
+from squall.protocol.nodes import COORDINATOR, Node, replica_node, shard_nodes
 from squall.protocol.policy import Policy
 from squall.protocol.sandblaster.coordinator import BatchCoordinator, Batches
 from squall.protocol.sandblaster.method import State

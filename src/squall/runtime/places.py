@@ -6,9 +6,12 @@ import math
 from collections import deque
 from typing import Any, NamedTuple
 
-from squall.protocol.core import COORDINATOR, End, Event, FrameArrived, Machine, Node, Payload
+from squall.protocol.effects import End, Payload
+from squall.protocol.events import Event, FrameArrived
+from squall.protocol.frames import Frame
 from squall.protocol.link import Linked
-from squall.protocol.messages import Frame
+from squall.protocol.machine import Machine
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.driver import Host, QuietHost
 
 HUBS = ("coordinator", "shard")  # whom all the others speak to

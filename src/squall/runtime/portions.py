@@ -8,7 +8,8 @@ import time
 import torch
 from torch import Tensor
 
-from squall.protocol.core import Compute, Effect, End, Event, GradientComputed, Keep, UseWeights
+from squall.protocol.effects import Compute, Effect, End, Keep, UseWeights
+from squall.protocol.events import Event, GradientComputed
 from squall.runtime.backward import Backward, pin
 from squall.runtime.compute import all_finite
 from squall.runtime.driver import QuietHost

@@ -12,9 +12,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from squall.protocol import notes
-from squall.protocol.core import Effect, End, Event, Node, Payload, PublishSnapshot, StartMember
+from squall.protocol.effects import Effect, End, Payload, PublishSnapshot, StartMember
+from squall.protocol.events import Event
 from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats, Weights
+from squall.protocol.nodes import Node
 from squall.record import Event as EventRow
 from squall.record import Extra, Lease, Member, Metric, Progress, RecordError, Skip, Staleness, State
 from squall.runtime.divergence import Divergence

@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from squall.protocol.core import (
+from squall.protocol.effects import (
     AddPortions,
     Apply,
     CalculateVectors,
     Compute,
     Effect,
     End,
-    Event,
-    GradientComputed,
     Keep,
-    Node,
     Payload,
     PreparePush,
-    SnapshotWritten,
     UseWeights,
     WriteSnapshot,
 )
+from squall.protocol.events import Event, GradientComputed, SnapshotWritten
+from squall.protocol.nodes import Node
 from squall.runtime.cutting import ReplicaParts, ShardCuts
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.hosts import ShardHost

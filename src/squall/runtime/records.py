@@ -36,8 +36,9 @@ from zlib import crc32
 import msgspec
 from torch import Tensor
 
-from squall.protocol.core import AddPortions, Apply, Compute, Keep, Node, Term, UseWeights
-from squall.protocol.messages import Calculation
+from squall.protocol.effects import AddPortions, Apply, Compute, Keep, Term, UseWeights
+from squall.protocol.nodes import Node
+from squall.protocol.sandblaster.messages import Calculation
 from squall.runtime.schedule import (
     ADDED,
     APPLIED,

@@ -10,24 +10,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from squall.protocol.best import Best, Verdict, better
-from squall.protocol.core import (
+from squall.protocol.effects import (
     Apply,
     Cause,
     Compute,
     Effect,
     End,
-    Event,
-    GradientComputed,
     KeepWeights,
-    Node,
     Payload,
     PublishSnapshot,
-    SnapshotWritten,
-    StopRequested,
     Term,
     WriteSnapshot,
 )
+from squall.protocol.events import Event, GradientComputed, SnapshotWritten, StopRequested
 from squall.protocol.messages import Lease, Stats, Weights
+from squall.protocol.nodes import Node
 from squall.protocol.notes import Note, Remark, SnapshotAsked, TrainingBegan, WeightsMeasured, WorkReported
 from squall.protocol.tally import added
 from squall.runtime.backward import resolve_device

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from squall.errors import SnapshotMismatch
-from squall.protocol.core import SnapshotWritten
+from squall.protocol.events import SnapshotWritten
 from squall.record import KEEP
 from squall.vector import Layout
 

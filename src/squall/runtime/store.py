@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from squall.protocol.core import Term
+from squall.protocol.effects import Term
 from squall.protocol.messages import Factors
 from squall.runtime.arena import Arena, newest_first
 from squall.runtime.compensation import Compensation

@@ -7,17 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from squall.protocol.core import (
-    AddPortions,
-    CalculateVectors,
-    Effect,
-    End,
-    Event,
-    Payload,
-    VectorsCalculated,
-    WriteSnapshot,
-)
-from squall.protocol.messages import Calculation, Combine
+from squall.protocol.effects import AddPortions, CalculateVectors, Effect, End, Payload, WriteSnapshot
+from squall.protocol.events import Event, VectorsCalculated
+from squall.protocol.sandblaster.messages import Calculation, Combine
 from squall.runtime.arena import Arena
 from squall.runtime.driver import QuietHost
 from squall.runtime.job import Job

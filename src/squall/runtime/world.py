@@ -17,25 +17,12 @@ from itertools import repeat
 from typing import Any, Protocol
 
 from squall.blame import note
-from squall.protocol.core import (
-    COORDINATOR,
-    Effect,
-    End,
-    Event,
-    Forget,
-    FrameArrived,
-    Machine,
-    MemberLost,
-    MessageArrived,
-    Node,
-    Send,
-    Started,
-    StartMember,
-    TimePassed,
-    Transmit,
-)
+from squall.protocol.effects import Effect, End, Forget, Send, StartMember, Transmit
+from squall.protocol.events import Event, FrameArrived, MemberLost, MessageArrived, Started, TimePassed
+from squall.protocol.frames import Frame, Message
 from squall.protocol.link import Linked
-from squall.protocol.messages import Frame, Message
+from squall.protocol.machine import Machine
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.driver import Host
 from squall.runtime.places import Absence, Clock, Entry, Line, Parcel, ParcelArrived, Place
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 
 MAX_BYTES = 16 * 1024  # of a frame; a longer one is no doorbell
 _SUFFIX = ".bell"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from squall.protocol.core import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.transports.doorbell import Doorbell
 from squall.transports.zeromq import Router
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import zmq
 
-from squall.protocol.core import Node
-from squall.protocol.messages import MAX_FRAME_BYTES
+from squall.protocol.frames import MAX_FRAME_BYTES
+from squall.protocol.nodes import Node
 
 _POLLIN = int(zmq.POLLIN)  # an enum's own arithmetic takes longer than the question
 

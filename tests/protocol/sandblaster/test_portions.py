@@ -5,8 +5,8 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.protocol.core import Node
 from squall.protocol.ledger import Range
+from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.portions import PATIENCE, Balance, Portions
 
 A, B, C = (Node("replica", i) for i in range(3))

@@ -12,23 +12,23 @@ import msgspec
 
 from squall.protocol.closing import Phase
 from squall.protocol.coordinator import Coordinator
-from squall.protocol.core import Cause, Effect, Node, Send
+from squall.protocol.effects import Cause, Effect, Send
+from squall.protocol.frames import Message
 from squall.protocol.leases import Limits
 from squall.protocol.ledger import Range
 from squall.protocol.membership import Covers
-from squall.protocol.messages import (
+from squall.protocol.messages import Left, Progress
+from squall.protocol.nodes import Node
+from squall.protocol.notes import IterationDone, Remark
+from squall.protocol.policy import Policy
+from squall.protocol.sandblaster.messages import (
     Calculated,
     Calculation,
     Combine,
-    Left,
-    Message,
     Portion,
     PortionRequest,
     PortionsTaken,
-    Progress,
 )
-from squall.protocol.notes import IterationDone, Remark
-from squall.protocol.policy import Policy
 from squall.protocol.sandblaster.method import (
     Calculate,
     Ended,

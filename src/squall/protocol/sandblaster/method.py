@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from squall.protocol.messages import Combine
 from squall.protocol.sandblaster.line_search import ROUNDING, SEARCHES
+from squall.protocol.sandblaster.messages import Combine
 
 DAMPED_BELOW = 0.2  # share of the curvature that the last direction assumed (Powell 1978)
 FAILURES_AT_MOST = 3  # line searches in a row, on other batches

@@ -7,9 +7,9 @@ from collections import deque
 
 import msgspec
 
-from squall.protocol.core import Node
 from squall.protocol.ledger import Range
 from squall.protocol.messages import Stats
+from squall.protocol.nodes import Node
 
 HOLDERS_AT_MOST = 2  # replicas that compute the same portion
 PATIENCE = 1.5  # times as long as a portion usually takes: then it is backed up

@@ -4,37 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from squall.protocol.core import (
-    COORDINATOR,
-    Compute,
-    Effect,
-    End,
-    Event,
-    GradientComputed,
-    Keep,
-    MessageArrived,
-    Node,
-    Payload,
-    Send,
-    Started,
-    TimePassed,
-    UseWeights,
-)
-from squall.protocol.messages import (
-    Exchange,
-    Exchanged,
-    Join,
-    Left,
-    Message,
-    Portion,
-    PortionRequest,
-    PortionsTaken,
-    Progress,
-    PushPortions,
-    Stop,
-    Welcome,
-)
+from squall.protocol.effects import Compute, Effect, End, Keep, Payload, Send, UseWeights
+from squall.protocol.events import Event, GradientComputed, MessageArrived, Started, TimePassed
+from squall.protocol.frames import Message
+from squall.protocol.messages import Exchange, Exchanged, Join, Left, Progress, Stop, Welcome
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.reports import REPORT_EVERY_S
+from squall.protocol.sandblaster.messages import Portion, PortionRequest, PortionsTaken, PushPortions
 from squall.protocol.tally import Tally
 
 BUFFER = 0

@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
-from squall.protocol.core import (
-    COORDINATOR,
-    AddPortions,
-    CalculateVectors,
-    Effect,
-    End,
-    Event,
-    Forget,
-    MessageArrived,
-    Node,
-    Payload,
-    Send,
-    SnapshotWritten,
-    Started,
-    TimePassed,
-    VectorsCalculated,
-    WriteSnapshot,
-)
+from squall.protocol.effects import AddPortions, CalculateVectors, Effect, End, Forget, Payload, Send, WriteSnapshot
 from squall.protocol.evaluator import predecessors
+from squall.protocol.events import Event, MessageArrived, SnapshotWritten, Started, TimePassed, VectorsCalculated
+from squall.protocol.frames import Message
 from squall.protocol.messages import (
-    Calculated,
-    Calculation,
     Cover,
     Departed,
     Exchange,
     Exchanged,
-    Message,
-    PortionsTaken,
-    PushPortions,
     SnapshotTaken,
     Stop,
     TakeSnapshot,
     View,
     ViewSeen,
 )
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.sandblaster.messages import Calculated, Calculation, PortionsTaken, PushPortions
 
 
 class BatchShard:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.sim.cluster.parts import Machine
 
 Prolong = Callable[[Node, float], None]  # a process is busy until a later time than it was told

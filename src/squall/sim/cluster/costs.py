@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from squall.launchers.roles import SPIN_S
-from squall.protocol.core import (
+from squall.protocol.effects import (
     AddPortions,
     Apply,
     CalculateVectors,
@@ -28,13 +28,13 @@ from squall.protocol.core import (
     EvaluateModel,
     Keep,
     KeepWeights,
-    Node,
     PreparePush,
     Send,
     Transmit,
     UseWeights,
     WriteSnapshot,
 )
+from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded
 from squall.runtime.world import Price
 from squall.sim.cluster.cores import Prolong

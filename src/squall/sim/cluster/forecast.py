@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from squall.protocol.core import Effect, End, Event, Payload, PublishSnapshot
+from squall.protocol.effects import Effect, End, Payload, PublishSnapshot
+from squall.protocol.events import Event
 from squall.protocol.notes import TargetReached, TrainingBegan, TrainingOver, WeightsMeasured, WorkReported
 from squall.report.words import clock, number, percent, size, two_columns
 from squall.runtime.driver import Host, QuietHost

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import math
 
-from squall.protocol.core import (
-    Compute,
-    Effect,
-    EvaluateModel,
-    Event,
-    GradientComputed,
-    ModelEvaluated,
-    SnapshotWritten,
-    WriteSnapshot,
-)
+from squall.protocol.effects import Compute, Effect, EvaluateModel, WriteSnapshot
+from squall.protocol.events import Event, GradientComputed, ModelEvaluated, SnapshotWritten
 from squall.runtime.driver import Host, HostAround, QuietHost
 from squall.sim.cluster.costs import Costs
 

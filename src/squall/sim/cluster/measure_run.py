@@ -26,7 +26,9 @@ from squall.launchers.inline import LoneChannel
 from squall.launchers.line import Line
 from squall.launchers.roles import SPIN_S, make_host
 from squall.plan import Settings, make_plan
-from squall.protocol.core import COORDINATOR, Apply, Compute, Effect, Event, Expect, Node
+from squall.protocol.effects import Apply, Compute, Effect, Expect
+from squall.protocol.events import Event
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime import attempts
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, Host, HostAround

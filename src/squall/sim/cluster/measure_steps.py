@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from squall.launchers.line import Line
-from squall.protocol.core import Compute
+from squall.protocol.effects import Compute
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.batches import Batches, Key
 from squall.runtime.compute import Gradients

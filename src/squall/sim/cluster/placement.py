@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.sim.cluster.cores import Cores
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import Machine

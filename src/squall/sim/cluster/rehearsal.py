@@ -11,8 +11,9 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from squall.protocol.core import Machine, Node
 from squall.protocol.link import Linked
+from squall.protocol.machine import Machine
+from squall.protocol.nodes import Node
 from squall.runtime.driver import Host
 from squall.runtime.world import World
 from squall.sim.cluster.costs import Costs

@@ -21,8 +21,11 @@ from squall.attending import finish
 from squall.launchers.inline import LoneChannel, own_host
 from squall.plan import SIMULATED, Plan, Settings, check_together, make_plan, strategy_name
 from squall.protocol.coordinator import Coordinator
-from squall.protocol.core import COORDINATOR, Compute, End, GradientComputed, Machine, Node, UseWeights
+from squall.protocol.effects import Compute, End, UseWeights
+from squall.protocol.events import GradientComputed
 from squall.protocol.link import Linked
+from squall.protocol.machine import Machine
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.run import Code, Run, TaskFunction, new_directory, write_plan
 from squall.runtime import attempts
 from squall.runtime.arena import Arena, Shape

@@ -16,7 +16,7 @@ from typing import Any, cast
 from torch.utils.data import Dataset
 
 from squall.plan import Settings
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.protocol.reports import REPORT_LEASES
 from squall.sim.cluster.costs import UPDATE_SHARE
 from squall.sim.cluster.forecast import Forecast

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from squall.protocol.core import Node
+from squall.protocol.nodes import Node
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.rehearsal import NOTICED_AFTER_S

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from squall.protocol.core import (
+from squall.protocol.effects import (
     AddPortions,
     CalculateVectors,
     EvaluateModel,
-    Node,
     PublishSnapshot,
     Transmit,
     UseWeights,
     WriteSnapshot,
 )
-from squall.protocol.messages import Calculation, Evaluated, Exchanged, PortionsTaken, PushPortions
+from squall.protocol.messages import Evaluated, Exchanged
+from squall.protocol.nodes import Node
 from squall.protocol.notes import WorkReported
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
+from squall.protocol.sandblaster.messages import Calculation, PortionsTaken, PushPortions
 from squall.sim.proof.batch_phantoms import WIDTH, BatchStage, Kept, entry_of, example
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.phantoms import File, folded_with

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from squall.protocol import core
-from squall.protocol.core import Effect, Event, Node, Payload
-from squall.protocol.messages import Calculation
+from squall.protocol import effects, events
+from squall.protocol.effects import Effect, Payload
+from squall.protocol.events import Event
+from squall.protocol.nodes import Node
+from squall.protocol.sandblaster.messages import Calculation
 from squall.sim.proof.phantoms import File, Gradient, Memory, Phantom, Stage, Written, folded_with
 from squall.strategies.base import Recipe
 
@@ -89,9 +91,9 @@ class PortionPhantom(Phantom):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
-            case core.Compute(epoch, start, stop):
+            case effects.Compute(epoch, start, stop):
                 return self._compute(epoch, start, stop)
-            case core.Keep(_, weight, accumulate):
+            case effects.Keep(_, weight, accumulate):
                 gradient, vector = self._last
                 kept = Kept(gradient, weight, tuple(weight * value for value in vector))
                 before = self.memory.kept[self.node.index] if accumulate else ()
@@ -112,7 +114,7 @@ class PortionPhantom(Phantom):
         )  # fmt: skip
         basis = tuple(written.version for written in self.memory.weights[slot, 0])
         self._last = Gradient(stage.computed, epoch, start, stop, basis), vector
-        return core.GradientComputed(loss if finite else float("nan"), finite, seconds)
+        return events.GradientComputed(loss if finite else float("nan"), finite, seconds)
 
 
 class VectorPhantom(Phantom):
@@ -136,15 +138,15 @@ class VectorPhantom(Phantom):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
-            case core.CalculateVectors(calculation):
+            case effects.CalculateVectors(calculation):
                 self.version, self.fold = calculation.number, folded_with(self.fold, (calculation.number,))
-                return core.VectorsCalculated(calculation.number, self._calculate(calculation))
-            case core.AddPortions(owner):
+                return events.VectorsCalculated(calculation.number, self._calculate(calculation))
+            case effects.AddPortions(owner):
                 self._add(self.memory.kept[owner.index])
-            case core.WriteSnapshot(number):
+            case effects.WriteSnapshot(number):
                 kept = {name: vector for name, vector in self.vectors.items() if name not in ("trial", "sum")}
                 file = self.files[number] = File(self.fold, vectors=kept)
-                return core.SnapshotWritten(number, self.stage.disk(number), file.checksum)
+                return events.SnapshotWritten(number, self.stage.disk(number), file.checksum)
         return None
 
     def _add(self, portions: list[Kept]) -> None:

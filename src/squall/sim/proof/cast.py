@@ -10,11 +10,13 @@ from typing import NamedTuple
 import msgspec
 
 from squall.protocol.best import Goal
-from squall.protocol.core import Machine, Node, PublishSnapshot
+from squall.protocol.effects import PublishSnapshot
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
+from squall.protocol.machine import Machine
+from squall.protocol.nodes import Node
 from squall.protocol.notes import WeightsMeasured
 from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica

@@ -9,7 +9,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from squall.protocol.core import Node, Send, Transmit
+from squall.protocol.effects import Send, Transmit
+from squall.protocol.nodes import Node
 from squall.runtime.world import Network
 
 

@@ -9,18 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from squall.protocol.core import (
-    Apply,
-    EvaluateModel,
-    Node,
-    PublishSnapshot,
-    Transmit,
-    UseWeights,
-    WriteSnapshot,
-)
+from squall.protocol.effects import Apply, EvaluateModel, PublishSnapshot, Transmit, UseWeights, WriteSnapshot
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Range
 from squall.protocol.messages import Exchange, Exchanged, Lease
+from squall.protocol.nodes import Node
 from squall.protocol.notes import BatchLeftOut, LeaseEnded, WorkReported
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.labels import Labels

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from squall.protocol.core import Compute, GradientComputed, Node, Transmit
+from squall.protocol.effects import Compute, Transmit
+from squall.protocol.events import GradientComputed
 from squall.protocol.messages import Evaluated, Logged, Weights
+from squall.protocol.nodes import Node
 from squall.protocol.notes import WeightsMeasured
 
 Label = tuple[int, int]  # updates and examples, each by the shard that has fewest

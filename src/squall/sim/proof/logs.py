@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from squall.protocol.core import Node
 from squall.protocol.messages import Exchange
+from squall.protocol.nodes import Node
 from squall.sim.proof.phantoms import Gradient, Written
 
 

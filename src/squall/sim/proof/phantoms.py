@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
-from squall.protocol import core
-from squall.protocol.core import Effect, Event, Node, Payload, PublishSnapshot
+from squall.protocol import effects, events
+from squall.protocol.effects import Effect, Payload, PublishSnapshot
+from squall.protocol.events import Event
 from squall.protocol.messages import Factors
+from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
 from squall.runtime.driver import QuietHost
 from squall.runtime.world import Price
@@ -138,9 +140,9 @@ class Stage:
         self.metrics: Callable[[], dict[str, float]] | None = None
         self.best: tuple[float, float] | None = None  # the loss that was told, and that of the weights that were kept
         self.prices: dict[type[Effect], Price] = {
-            core.Compute: lambda node, effect, begins: self.compute_s(node),
-            core.EvaluateModel: lambda node, effect, begins: COMPUTE_S,
-            core.WriteSnapshot: lambda node, effect, begins: COMPUTE_S,
+            effects.Compute: lambda node, effect, begins: self.compute_s(node),
+            effects.EvaluateModel: lambda node, effect, begins: COMPUTE_S,
+            effects.WriteSnapshot: lambda node, effect, begins: COMPUTE_S,
         }
 
     def new_memory(self) -> Memory:
@@ -198,30 +200,30 @@ class Phantom(QuietHost):
 
 class ReplicaPhantom(Phantom):
     active = 0
-    _batch: core.Compute | None = None  # may be stepped again
+    _batch: effects.Compute | None = None  # may be stepped again
     _steps = 0  # to come on it
     _stepped: Batch | None = None  # was pushed already
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
-            case core.Compute():
+            case effects.Compute():
                 return self._compute(effect)
-            case core.UseWeights(buffer):
+            case effects.UseWeights(buffer):
                 self.active = buffer
                 if self._batch is not None:
                     return self._step_again(self._batch)
                 if self.stage.logs and self.node.index == 0:
-                    return core.ValuesLogged({"logged": 1.0})
+                    return events.ValuesLogged({"logged": 1.0})
         return None
 
-    def _step_again(self, batch: core.Compute) -> Event:
+    def _step_again(self, batch: effects.Compute) -> Event:
         if self._steps:
             self._steps -= 1
             return self._compute(batch, again=True)
         self._batch = None
-        return core.BatchOver()
+        return events.BatchOver()
 
-    def _compute(self, effect: core.Compute, again: bool = False) -> Event:
+    def _compute(self, effect: effects.Compute, again: bool = False) -> Event:
         stage, slot = self.stage, self.node.index
         stage.computed += 1
         batch = (effect.epoch, effect.start, effect.stop)
@@ -230,9 +232,9 @@ class ReplicaPhantom(Phantom):
         stage.in_use[slot] = (self.active, stage.now() + seconds)
         self._batch = None
         if stage.breaks(stage.computed) and not again:
-            return core.LoopLeft()
+            return events.LoopLeft()
         if stage.leaves_out(stage.computed) and not again:
-            return core.BatchSkipped()
+            return events.BatchSkipped()
         if not effect.accumulate:
             self.memory.gradients[slot, effect.buffer] = []
         if finite:
@@ -242,7 +244,7 @@ class ReplicaPhantom(Phantom):
             if stage.steps_on is not None:
                 self._batch, self._stepped = effect, batch
                 self._steps = self._steps if again else stage.steps_on(stage.computed) - 1
-        return core.GradientComputed(1.0, finite, seconds, stage.factors(stage.computed), over=stage.steps_on is None)
+        return events.GradientComputed(1.0, finite, seconds, stage.factors(stage.computed), over=stage.steps_on is None)
 
 
 class ShardPhantom(Phantom):
@@ -259,29 +261,29 @@ class ShardPhantom(Phantom):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
-            case core.Apply(terms):
+            case effects.Apply(terms):
                 found = [(tuple(self.memory.gradients[term.slot, term.buffer]), term.weight) for term in terms]
                 for gradients, weight in found:
                     oldest = min((gradient.basis[self.node.index] for gradient in gradients), default=self.version)
                     self.applied.append(Applied(gradients, self.version - oldest, weight))
                 self.fold = folded(self.fold, found)
                 self.version += 1
-            case core.WriteSnapshot(number):
+            case effects.WriteSnapshot(number):
                 file = self.files[number] = File(self.fold, tuple(self.applied))
-                return core.SnapshotWritten(number, self.stage.disk(number), file.checksum)
+                return events.SnapshotWritten(number, self.stage.disk(number), file.checksum)
         return None
 
 
 class EvaluatorPhantom(Phantom):
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
-            case core.EvaluateModel(buffer):
+            case effects.EvaluateModel(buffer):
                 self.stage.in_use[self.node.index] = (buffer, self.stage.now() + COMPUTE_S)
                 measured = self.stage.metrics or (lambda: {"loss": self._loss(buffer)})
-                return core.ModelEvaluated(measured())
-            case core.KeepWeights(buffer, _, value):
+                return events.ModelEvaluated(measured())
+            case effects.KeepWeights(buffer, _, value):
                 self.stage.best = value, self._loss(buffer)
-                return core.WeightsKept()
+                return events.WeightsKept()
         return None
 
     def _loss(self, buffer: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from squall.protocol.core import PublishSnapshot
+from squall.protocol.effects import PublishSnapshot
 from squall.protocol.leases import Leases, Limits
 from squall.sim.proof.phantoms import Batch
 

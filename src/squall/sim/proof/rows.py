@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from squall.protocol.core import PublishSnapshot
+from squall.protocol.effects import PublishSnapshot
 from squall.protocol.ledger import Ledger, Range
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from squall.protocol.core import Event, Forget, FrameArrived, Node, Transmit
-from squall.protocol.messages import Frame
+from squall.protocol.effects import Forget, Transmit
+from squall.protocol.events import Event, FrameArrived
+from squall.protocol.frames import Frame
+from squall.protocol.nodes import Node
 from squall.sim.proof.trial import Sight
 
 

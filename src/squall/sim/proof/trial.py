@@ -13,8 +13,10 @@ from collections.abc import Callable
 
 from squall.protocol.check import check
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.core import COORDINATOR, Cause, Effect, End, Event, Node, StopRequested
+from squall.protocol.effects import Cause, Effect, End
+from squall.protocol.events import Event, StopRequested
 from squall.protocol.link import Linked
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.runtime.places import Clock

@@ -32,14 +32,16 @@ from torch import nn
 
 from squall.joined import Counted, joined_task
 from squall.launchers.joining import Over, chosen, run_file
-from squall.protocol.core import Compute, Effect, End, Event, Node
+from squall.protocol.effects import Compute, Effect, End
+from squall.protocol.events import Event
+from squall.protocol.nodes import Node
+from squall.replaying.nonfinite import NonFiniteBatch
+from squall.replaying.script_replica import Began, Ended, Examine, Replica
 from squall.run import ScriptCode
 from squall.runtime.driver import QuietHost
 from squall.runtime.job import Job
 from squall.runtime.processes import die_with_parent
 from squall.side import Side
-from squall.sim.replay.nonfinite import NonFiniteBatch
-from squall.sim.replay.script_replica import Began, Ended, Examine, Replica
 from squall.strategies import Strategy
 from squall.task import OptimizerFactory, Task
 

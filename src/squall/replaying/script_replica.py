@@ -12,14 +12,16 @@ from typing import NamedTuple, NoReturn
 
 import cloudpickle
 
-from squall.protocol.core import BatchSkipped, Compute, GradientComputed, Node
+from squall.protocol.effects import Compute
+from squall.protocol.events import BatchSkipped, GradientComputed
 from squall.protocol.messages import Factors
+from squall.protocol.nodes import Node
+from squall.replaying.nonfinite import Examination, NonFiniteBatch
 from squall.runtime.compute import Gradients
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.local import LocalTraining
 from squall.side import Side
-from squall.sim.replay.nonfinite import Examination, NonFiniteBatch
 from squall.task import Batch, Task
 
 

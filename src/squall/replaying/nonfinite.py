@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from squall.protocol.core import Compute, Node
+from squall.protocol.effects import Compute
+from squall.protocol.nodes import Node
 from squall.runtime.backward import Backward
 from squall.task import Batch
 

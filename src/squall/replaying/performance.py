@@ -21,21 +21,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from squall.protocol.core import (
+from squall.protocol.effects import (
     AddPortions,
-    BatchSkipped,
     CalculateVectors,
     Effect,
     End,
-    Event,
     Expect,
-    GradientComputed,
     Keep,
-    Node,
     Payload,
     PreparePush,
     UseWeights,
 )
+from squall.protocol.events import BatchSkipped, Event, GradientComputed
+from squall.protocol.nodes import Node
+from squall.replaying.beginning import begun_at
+from squall.replaying.scripts import ScriptHost, Stage
+from squall.replaying.sides import Replica, ReplicaSide, ShardSide, Side
 from squall.runtime.cuts import replica_logs
 from squall.runtime.driver import Host
 from squall.runtime.job import Job, own_model
@@ -51,12 +52,9 @@ from squall.runtime.records import (
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
-from squall.sim.replay.beginning import begun_at
-from squall.sim.replay.scripts import ScriptHost, Stage
-from squall.sim.replay.sides import Replica, ReplicaSide, ShardSide, Side
 
 if TYPE_CHECKING:
-    from squall.sim.replay.witness import Witness
+    from squall.replaying.witness import Witness
 
 PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
 

@@ -14,8 +14,11 @@ from torch import Tensor
 from squall.errors import SnapshotMismatch
 from squall.launchers.environment import is_script
 from squall.plan import Plan
-from squall.protocol.core import Node
-from squall.replayed import Replayed
+from squall.protocol.nodes import Node
+from squall.replaying.performance import Replay
+from squall.replaying.replayed import Replayed
+from squall.replaying.scripts import Stage, Strayed, on_stage
+from squall.replaying.witness import Observer
 from squall.run import Code, ScriptCode, load_code, load_sources
 from squall.runtime import attempts, cuts
 from squall.runtime.attempts import Start, surroundings
@@ -24,9 +27,6 @@ from squall.runtime.job import Job, private_job
 from squall.runtime.schedule import Damaged
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots, put_together
-from squall.sim.replay.performance import Replay
-from squall.sim.replay.scripts import Stage, Strayed, on_stage
-from squall.sim.replay.witness import Observer
 from squall.sources import changes
 from squall.strategies import Strategy
 from squall.task import Task

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from squall.protocol.core import AddPortions, Compute, Node, Term
+from squall.protocol.effects import AddPortions, Compute, Term
+from squall.protocol.nodes import Node
+from squall.replaying.scripts import ScriptHost
 from squall.runtime.cuts import Cut, kept_push, kept_state, put_back, shard_logs
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
@@ -18,7 +20,6 @@ from squall.runtime.records import Applied, Delivered, Ended, Fingerprint, Part,
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
-from squall.sim.replay.scripts import ScriptHost
 
 Replica = ReplicaHost | PortionHost | LoneHost | ScriptHost
 

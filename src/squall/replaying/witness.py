@@ -12,14 +12,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from squall.protocol.core import BatchSkipped, Compute, GradientComputed, Node
+from squall.protocol.effects import Compute
+from squall.protocol.events import BatchSkipped, GradientComputed
+from squall.protocol.nodes import Node
+from squall.replaying.nonfinite import NonFiniteBatch, examine
+from squall.replaying.performance import Replay
+from squall.replaying.scripts import ScriptHost
+from squall.replaying.sides import Replica, ShardSide
 from squall.runtime.records import SEEN, Computed, Saved
 from squall.runtime.sequential import LoneHost
 from squall.runtime.snapshot import Snapshots
-from squall.sim.replay.nonfinite import NonFiniteBatch, examine
-from squall.sim.replay.performance import Replay
-from squall.sim.replay.scripts import ScriptHost
-from squall.sim.replay.sides import Replica, ShardSide
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from squall.protocol.core import Node, UseWeights
+from squall.protocol.effects import UseWeights
+from squall.protocol.nodes import Node
+from squall.replaying.sides import ReplicaSide, ShardSide
 from squall.runtime.cuts import cuts_at, fetches_before
 from squall.runtime.job import Job
 from squall.runtime.records import Computed, Part, Pushed
 from squall.runtime.schedule import Damaged
-from squall.sim.replay.sides import ReplicaSide, ShardSide
 
 
 def begun_at(

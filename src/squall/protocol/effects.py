@@ -1,9 +1,4 @@
-"""What a protocol machine is, and the closed sets of events and effects that it speaks.
-
-A machine is an object with `on(event, now) -> list[Effect]`. It holds all protocol state and touches nothing:
-no socket, file, clock, thread or randomness (ruff's TID251 enforces it for this package). A shell feeds events
-and carries out effects; the shells are the real driver (`runtime.driver`) and the virtual-time world
-(`runtime.world`), which also serves as the inline driver.
+"""What a machine wants done: imperative. A closed set, with what belongs into the record (`notes`).
 
 Numbers never pass through a machine. Gradients and weights are named by reference (`Payload`), and the shell knows
 where those lie: in shared memory, in a received frame, or nowhere at all in a simulation without gradients.
@@ -12,157 +7,14 @@ where those lie: in shared memory, in a received frame, or nowhere at all in a s
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import cache
-from typing import Protocol
 
 import msgspec
 
-from squall.protocol.messages import Calculation, Factors, Frame, Message
+from squall.protocol.frames import Frame, Message
+from squall.protocol.messages import Factors
+from squall.protocol.nodes import Node
+from squall.protocol.sandblaster.messages import Calculation
 
-
-class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
-    """A process of a run. A replacement is a new node (next incarnation) with the same index.
-
-    The index of a replica is its slot in the arena; the evaluator's slot, and index, comes after theirs.
-    """
-
-    role: str  # "coordinator" | "shard" | "replica" | "evaluator"
-    index: int = 0
-    incarnation: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.role}-{self.index}.{self.incarnation}"
-
-    @classmethod
-    def parse(cls, text: str) -> Node:
-        role, _, rest = text.partition("-")
-        index, _, incarnation = rest.partition(".")
-        return cls(role, int(index), int(incarnation))
-
-
-COORDINATOR = Node("coordinator")
-
-
-@cache
-def replica_node(slot: int, incarnation: int) -> Node:
-    """One object for all who ask: looked up among thousands, the same object is found without being compared.
-
-    There is no default for the incarnation: `cache` would keep a second object for those who leave it out.
-    """
-    return Node("replica", slot, incarnation)
-
-
-@cache
-def shard_nodes(count: int) -> tuple[Node, ...]:
-    """One tuple for all who ask."""
-    return tuple(Node("shard", index) for index in range(count))
-
-
-# ---------------------------------------------------------------- events: past tense, with their outcome
-
-
-class Event(msgspec.Struct, frozen=True, gc=False):
-    """Something that happened to a node."""
-
-
-class Started(Event, frozen=True, gc=False):
-    """The process runs and its links can be used."""
-
-
-class TimePassed(Event, frozen=True, gc=False):
-    """The time that the machine named in `wake_at` has come."""
-
-
-class FrameArrived(Event, frozen=True, gc=False):
-    """Raw arrival, before the link has put it in order. Only `link.Linked` sees it."""
-
-    sender: Node
-    frame: Frame
-
-
-class MessageArrived(Event, frozen=True, gc=False):
-    """A message, in order and once."""
-
-    sender: Node
-    message: Message
-
-
-class GradientComputed(Event, frozen=True, gc=False):
-    """The answer to `Compute`. A gradient that is not finite was left out of the buffer."""
-
-    loss: float  # mean over the batch; NaN with a finite gradient: not known
-    finite: bool
-    seconds: float
-    factors: Factors = ()  # that a script's loop sets for this step
-    extras: dict[str, float] | None = None  # what the loss returned beside itself
-    over: bool = True  # else the loop may step on the batch again, until `BatchOver`
-
-
-class BatchOver(Event, frozen=True, gc=False):
-    """A script's loop steps on its batch no more."""
-
-
-class BatchSkipped(Event, frozen=True, gc=False):
-    """A script's loop leaves out the batch that `Compute` has given it: nothing of it is in the gradient buffer."""
-
-
-class LoopLeft(Event, frozen=True, gc=False):
-    """A script's loop takes no more batches: the one that it was given goes to others."""
-
-
-class ValuesLogged(Event, frozen=True, gc=False):
-    """The user's script has numbers for the record."""
-
-    values: dict[str, float]
-
-
-class MemberLost(Event, frozen=True, gc=False):
-    """The launcher saw the process end without having been told to."""
-
-    node: Node
-    why: str
-
-
-class StopRequested(Event, frozen=True, gc=False):
-    """The user (or a cluster that takes the machine back) asks for a snapshot and an orderly end.
-
-    `failed`: it is asked because a process cannot go on, so the run did not end well. `wanted`: a user's script has all
-    that it wants, so it did.
-    """
-
-    why: str
-    failed: bool = False
-    wanted: bool = False
-
-
-class SnapshotWritten(Event, frozen=True, gc=False):
-    """The answer to `WriteSnapshot`: this shard's file is on disk."""
-
-    number: int
-    error: str = ""  # why the file could not be written, empty when it was
-    checksum: int = 0  # of the file, which the manifest names
-
-
-class ModelEvaluated(Event, frozen=True, gc=False):
-    """The answer to `EvaluateModel`."""
-
-    values: dict[str, float]  # "loss" and the task's metrics, means over the validation examples
-
-
-class WeightsKept(Event, frozen=True, gc=False):
-    """The answer to `KeepWeights`."""
-
-    error: str = ""  # why that was not possible
-
-
-class VectorsCalculated(Event, frozen=True, gc=False):
-    """The answer to `CalculateVectors`."""
-
-    number: int
-    values: tuple[float, ...]
-
-
-# ---------------------------------------------------------------- effects: imperative
 # Those that tell something for the run's record are in `notes`.
 
 
@@ -355,14 +207,3 @@ class End(Effect, frozen=True, gc=False):
     status: str  # "finished" | "interrupted" | "failed" | "nonfinite" (a batch gave NaN or Inf twice)
     reason: str = ""  # or what went wrong
     cause: Cause = Cause.FAILED  # of a whole run's end
-
-
-class Machine(Protocol):
-    """A protocol state machine."""
-
-    @property
-    def wake_at(self) -> float | None:
-        """When `TimePassed` is wanted, on the shell's clock in seconds; None when nothing is waited for."""
-
-    def on(self, event: Event, now: float) -> list[Effect]:
-        """Take an event, change state, and say what must be done, in order."""

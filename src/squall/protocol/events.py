@@ -1,0 +1,110 @@
+"""What happens to a node: past tense, with its outcome. A closed set."""
+
+from __future__ import annotations
+
+import msgspec
+
+from squall.protocol.frames import Frame, Message
+from squall.protocol.messages import Factors
+from squall.protocol.nodes import Node
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """Something that happened to a node."""
+
+
+class Started(Event, frozen=True, gc=False):
+    """The process runs and its links can be used."""
+
+
+class TimePassed(Event, frozen=True, gc=False):
+    """The time that the machine named in `wake_at` has come."""
+
+
+class FrameArrived(Event, frozen=True, gc=False):
+    """Raw arrival, before the link has put it in order. Only `link.Linked` sees it."""
+
+    sender: Node
+    frame: Frame
+
+
+class MessageArrived(Event, frozen=True, gc=False):
+    """A message, in order and once."""
+
+    sender: Node
+    message: Message
+
+
+class GradientComputed(Event, frozen=True, gc=False):
+    """The answer to `Compute`. A gradient that is not finite was left out of the buffer."""
+
+    loss: float  # mean over the batch; NaN with a finite gradient: not known
+    finite: bool
+    seconds: float
+    factors: Factors = ()  # that a script's loop sets for this step
+    extras: dict[str, float] | None = None  # what the loss returned beside itself
+    over: bool = True  # else the loop may step on the batch again, until `BatchOver`
+
+
+class BatchOver(Event, frozen=True, gc=False):
+    """A script's loop steps on its batch no more."""
+
+
+class BatchSkipped(Event, frozen=True, gc=False):
+    """A script's loop leaves out the batch that `Compute` has given it: nothing of it is in the gradient buffer."""
+
+
+class LoopLeft(Event, frozen=True, gc=False):
+    """A script's loop takes no more batches: the one that it was given goes to others."""
+
+
+class ValuesLogged(Event, frozen=True, gc=False):
+    """The user's script has numbers for the record."""
+
+    values: dict[str, float]
+
+
+class MemberLost(Event, frozen=True, gc=False):
+    """The launcher saw the process end without having been told to."""
+
+    node: Node
+    why: str
+
+
+class StopRequested(Event, frozen=True, gc=False):
+    """The user (or a cluster that takes the machine back) asks for a snapshot and an orderly end.
+
+    `failed`: it is asked because a process cannot go on, so the run did not end well. `wanted`: a user's script has all
+    that it wants, so it did.
+    """
+
+    why: str
+    failed: bool = False
+    wanted: bool = False
+
+
+class SnapshotWritten(Event, frozen=True, gc=False):
+    """The answer to `WriteSnapshot`: this shard's file is on disk."""
+
+    number: int
+    error: str = ""  # why the file could not be written, empty when it was
+    checksum: int = 0  # of the file, which the manifest names
+
+
+class ModelEvaluated(Event, frozen=True, gc=False):
+    """The answer to `EvaluateModel`."""
+
+    values: dict[str, float]  # "loss" and the task's metrics, means over the validation examples
+
+
+class WeightsKept(Event, frozen=True, gc=False):
+    """The answer to `KeepWeights`."""
+
+    error: str = ""  # why that was not possible
+
+
+class VectorsCalculated(Event, frozen=True, gc=False):
+    """The answer to `CalculateVectors`."""
+
+    number: int
+    values: tuple[float, ...]

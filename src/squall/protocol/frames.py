@@ -1,0 +1,72 @@
+"""The frame that carries a message over a link, and its bytes.
+
+Decoding is strict: a frame that is malformed or too large raises, and nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from squall.protocol.messages import (
+    Count,
+    Dropped,
+    Evaluate,
+    Evaluated,
+    Exchange,
+    Exchanged,
+    Grant,
+    Join,
+    LeaseRequest,
+    Left,
+    Logged,
+    NonFinite,
+    Progress,
+    Skip,
+    SkipNoted,
+    SnapshotTaken,
+    Stop,
+    TakeSnapshot,
+    View,
+    ViewSeen,
+    Welcome,
+)
+from squall.protocol.sandblaster.messages import (
+    Calculated,
+    Calculation,
+    Portion,
+    PortionRequest,
+    PortionsTaken,
+    PushPortions,
+)
+
+MAX_FRAME_BYTES = 4 * 1024 * 1024  # a view of 50,000 members fits; anything larger is not ours
+
+Message = (
+    Join | Welcome | LeaseRequest | Grant | Progress | Dropped | Logged | NonFinite | Stop | Left
+    | Skip | SkipNoted | Exchange | Exchanged | View | ViewSeen | TakeSnapshot | SnapshotTaken | Evaluate | Evaluated
+    | Calculation | Calculated | PortionRequest | Portion | PushPortions | PortionsTaken
+)  # fmt: skip
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a wire carries: a numbered message, or an acknowledgement alone (number 0, no message)."""
+
+    number: Count  # 1, 2, 3 ... per link and direction
+    seen: Count  # highest number received in order on this link
+    message: Message | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Frame)
+
+
+def encode(frame: Frame) -> bytes:
+    return _encoder.encode(frame)
+
+
+def decode(data: bytes) -> Frame:
+    """Raises `msgspec.DecodeError` or `ValueError` for anything that is not exactly a frame."""
+    if len(data) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {len(data)} bytes is larger than {MAX_FRAME_BYTES}")
+    frame: Frame = _decoder.decode(data)
+    return frame

@@ -1,0 +1,25 @@
+"""What a protocol machine is.
+
+A machine is an object with `on(event, now) -> list[Effect]`. It holds all protocol state and touches nothing:
+no socket, file, clock, thread or randomness (ruff's TID251 enforces it for this package). A shell feeds events
+and carries out effects; the shells are the real driver (`runtime.driver`) and the virtual-time world
+(`runtime.world`), which also serves as the inline driver.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from squall.protocol.effects import Effect
+from squall.protocol.events import Event
+
+
+class Machine(Protocol):
+    """A protocol state machine."""
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `TimePassed` is wanted, on the shell's clock in seconds; None when nothing is waited for."""
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        """Take an event, change state, and say what must be done, in order."""

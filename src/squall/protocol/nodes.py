@@ -1,0 +1,45 @@
+"""The processes of a run, by name."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+
+
+class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
+    """A process of a run. A replacement is a new node (next incarnation) with the same index.
+
+    The index of a replica is its slot in the arena; the evaluator's slot, and index, comes after theirs.
+    """
+
+    role: str  # "coordinator" | "shard" | "replica" | "evaluator"
+    index: int = 0
+    incarnation: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.index}.{self.incarnation}"
+
+    @classmethod
+    def parse(cls, text: str) -> Node:
+        role, _, rest = text.partition("-")
+        index, _, incarnation = rest.partition(".")
+        return cls(role, int(index), int(incarnation))
+
+
+COORDINATOR = Node("coordinator")
+
+
+@cache
+def replica_node(slot: int, incarnation: int) -> Node:
+    """One object for all who ask: looked up among thousands, the same object is found without being compared.
+
+    There is no default for the incarnation: `cache` would keep a second object for those who leave it out.
+    """
+    return Node("replica", slot, incarnation)
+
+
+@cache
+def shard_nodes(count: int) -> tuple[Node, ...]:
+    """One tuple for all who ask."""
+    return tuple(Node("shard", index) for index in range(count))
