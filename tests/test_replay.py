@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import squall
-from squall import rerun
 from squall.cli import main
 from squall.run import Run
 from squall.runtime.seeds import seed_everything
@@ -174,7 +173,7 @@ def test_where_the_weights_cannot_go_is_said_before_the_replay(
     older.write_text("older")
     command = ["replay", str(run.directory), "--output"]
     with monkeypatch.context() as patched:
-        patched.setattr(rerun, "replay", None)
+        patched.setattr("squall.replaying.run.replay", None)
         for output, message in {
             older: "exists already: write over it with --force",
             tmp_path / "none" / "model": "there is no directory",
