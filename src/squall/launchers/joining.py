@@ -1,4 +1,4 @@
-"""A user's script until it joins: what its run (`launchers.scripts`) and its replay (`sim.replay.scripts`) share."""
+"""A user's script until it joins: what its run (`launchers.scripts`) and its replay (`replaying.scripts`) share."""
 
 from __future__ import annotations
 
