@@ -38,7 +38,7 @@ STRATEGIES = [squall.SingleProcess(), squall.Downpour(replicas=2, shards=2)]
 
 def often(strategy: squall.Strategy) -> squall.Settings:
     """Several snapshots; each waits for the disk. Other strategies train in virtual time here."""
-    return dataclasses.replace(INLINE, snapshot_every_s=0.02 if strategy.in_process else 0.2)
+    return dataclasses.replace(INLINE, snapshot_every_s=0.02 if strategy.recipe().alone else 0.2)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=["single", "downpour"])
