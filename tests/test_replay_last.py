@@ -60,7 +60,7 @@ def assert_replays_from(run: Run, number: int) -> squall.Replayed:
 
 @pytest.mark.parametrize("seed", deep.seeds(1, deep=3))
 @pytest.mark.parametrize("jitter_s", [0.004, 0.2], ids=["", "shards far apart"])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", deep.sweep(list(STRATEGIES), 8))
 def test_a_replay_begins_at_any_snapshot_of_replicas_that_go_and_come(
     name: str, jitter_s: float, seed: int, tmp_path: Path
 ) -> None:
