@@ -17,7 +17,7 @@ from squall.runtime import attempts
 from squall.runtime.job import private_job
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.world import Network
+from squall.runtime.wire import Network
 from tests.tasks import Noisy, regression
 
 

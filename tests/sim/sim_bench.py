@@ -22,9 +22,11 @@ from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica
 from squall.protocol.rules import Rules
 from squall.protocol.shard import Shard
-from squall.runtime.world import Network, World
+from squall.runtime.wire import Network
+from squall.runtime.world import World
 from squall.sim.proof.invariants import Auditor
-from squall.sim.proof.phantoms import Batch, Phantom, Stage
+from squall.sim.proof.memory import Batch
+from squall.sim.proof.phantoms import Phantom, Stage
 from squall.strategies import Recipe
 from squall.strategies.work import Loop, Update
 

@@ -19,7 +19,7 @@ from squall.protocol.effects import Send
 from squall.protocol.messages import Stop as StopMessage
 from squall.protocol.nodes import Node
 from squall.protocol.replica import Replica
-from squall.runtime.world import Network
+from squall.runtime.wire import Network
 from squall.sim.proof import soak
 from squall.sim.proof.broken import INVARIANTS, Broken
 from squall.sim.proof.chaos import STRATEGIES, chaos

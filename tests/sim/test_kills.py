@@ -14,7 +14,7 @@ from squall.protocol.leases import Limits
 from squall.protocol.nodes import Node
 from squall.protocol.notes import MemberDied, Remark, WeightsMeasured
 from squall.protocol.replacing import LOST_IN_A_ROW
-from squall.runtime.world import Network
+from squall.runtime.wire import Network
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Synchronous
 from tests import deep

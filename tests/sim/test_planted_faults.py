@@ -38,7 +38,8 @@ from squall.protocol.tally import Work
 from squall.sim.proof.cast import Saved
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Part, Weather
-from squall.sim.proof.phantoms import Memory, ShardPhantom, Written
+from squall.sim.proof.memory import Memory, Written
+from squall.sim.proof.phantoms import ShardPhantom
 from squall.sim.proof.positions import restored
 from squall.sim.proof.soak import rebuilt, verdict
 from tests import deep

@@ -12,7 +12,7 @@ from squall.protocol.events import Event
 from squall.protocol.leases import Limits
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Remark, WeightsMeasured, WorkReported
-from squall.runtime.world import Network
+from squall.runtime.wire import Network
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.strategies import Averaging, DiLoCo, Downpour, ElasticAveraging, Synchronous
 from tests.sim.sim_bench import Bench, mean_of_three

@@ -23,7 +23,8 @@ from squall.protocol.messages import Join, Stop
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import TrainingOver
 from squall.runtime.driver import QuietHost
-from squall.runtime.world import Network, World
+from squall.runtime.wire import Network
+from squall.runtime.world import World
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.strategies import Downpour, Synchronous
 from tests import deep

@@ -32,7 +32,7 @@ from squall.report import Reader
 from squall.run import Run, TaskFunction
 from squall.runtime.job import private_job
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.world import Network
+from squall.runtime.wire import Network
 from tests import deep
 from tests.tasks import INLINE, mean_square, numbers, regression
 

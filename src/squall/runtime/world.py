@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 from squall.blame import note
 from squall.protocol.effects import Effect, End, Forget, Send, StartMember, Transmit
@@ -25,31 +24,7 @@ from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.driver import Host
 from squall.runtime.places import Absence, Clock, Entry, Line, Parcel, ParcelArrived, Place
-
-
-class Wire(Protocol):
-    """What happens to frames between nodes."""
-
-    def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
-        """When copies of the frame arrive, at `now` or later; none: it is lost."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """The same wire between any two nodes. Times in seconds; chances from 0 to 1."""
-
-    latency_s: float = 0.0
-    jitter_s: float = 0.0  # uniform on top of the latency, so frames overtake each other
-    loss: float = 0.0
-    duplication: float = 0.0
-
-    def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
-        at = now + self.latency_s
-        if not (self.jitter_s or self.loss or self.duplication):
-            return (at,)
-        copies = 1 + (chance.random() < self.duplication)
-        return [at + chance.random() * self.jitter_s for _ in range(copies) if chance.random() >= self.loss]
-
+from squall.runtime.wire import Network, Wire
 
 Price = Callable[[Node, Any, float], float]  # seconds that an effect takes which a node begins at a time
 

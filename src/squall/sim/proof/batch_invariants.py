@@ -20,7 +20,7 @@ from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.messages import Calculation, PortionsTaken, PushPortions
 from squall.sim.proof.batch_phantoms import WIDTH, BatchStage, Kept, entry_of, example
 from squall.sim.proof.broken import Broken
-from squall.sim.proof.phantoms import File, folded_with
+from squall.sim.proof.memory import File, folded_with
 from squall.strategies.base import Recipe
 from squall.strategies.work import BatchMethod
 

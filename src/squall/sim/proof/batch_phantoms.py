@@ -13,7 +13,8 @@ from squall.protocol.effects import Effect, Payload
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.messages import Calculation
-from squall.sim.proof.phantoms import File, Gradient, Memory, Phantom, Stage, Written, folded_with
+from squall.sim.proof.memory import File, Gradient, Memory, Written, folded_with
+from squall.sim.proof.phantoms import Phantom, Stage
 from squall.strategies.base import Recipe
 
 WIDTH = 2  # elements of a shard

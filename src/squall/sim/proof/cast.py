@@ -32,7 +32,8 @@ from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
-from squall.sim.proof.phantoms import File, Phantom, Stage
+from squall.sim.proof.memory import File
+from squall.sim.proof.phantoms import Phantom, Stage
 from squall.sim.proof.positions import restored
 from squall.strategies.work import BatchMethod
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from squall.runtime.world import Network
+from squall.runtime.wire import Network
 from squall.sim.proof.faults import Cut, Fault, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
 from squall.strategies import (
     AsynchronousSGD,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from squall.protocol.effects import Send, Transmit
 from squall.protocol.nodes import Node
-from squall.runtime.world import Network
+from squall.runtime.wire import Network
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from squall.sim.proof.broken import Broken
 from squall.sim.proof.labels import Labels
 from squall.sim.proof.logs import Log, Push
 from squall.sim.proof.loops import mean_rates
-from squall.sim.proof.phantoms import Batch, File, Gradient, Stage, Written, folded
+from squall.sim.proof.memory import Batch, File, Gradient, Written, folded
+from squall.sim.proof.phantoms import Stage
 from squall.sim.proof.positions import restored, trained
 from squall.sim.proof.rows import Rows
 from squall.strategies.base import Recipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from squall.protocol.messages import Exchange
 from squall.protocol.nodes import Node
-from squall.sim.proof.phantoms import Gradient, Written
+from squall.sim.proof.memory import Gradient, Written
 
 
 class Push:

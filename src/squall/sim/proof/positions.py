@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from squall.protocol.effects import PublishSnapshot
 from squall.protocol.leases import Leases, Limits
-from squall.sim.proof.phantoms import Batch
+from squall.sim.proof.memory import Batch
 
 
 def restored(manifest: PublishSnapshot, batch_size: int, limits: Limits) -> Leases:

@@ -25,7 +25,8 @@ from squall.sim.proof.broken import Broken
 from squall.sim.proof.cast import BatchCast, Cast, LeaseCast
 from squall.sim.proof.chaos import MORTAL, Chaos
 from squall.sim.proof.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
-from squall.sim.proof.phantoms import Batch, Phantom
+from squall.sim.proof.memory import Batch
+from squall.sim.proof.phantoms import Phantom
 from squall.strategies.work import Loop
 
 ENDS_WITHIN_S = 90.0  # of virtual time, after the last fault has healed
