@@ -66,3 +66,13 @@ def test_a_script_that_comes_to_no_good_end_leaves_what_ended_the_training(job: 
         state = reader.state()
         assert (state["status"], state["ended"]) == ("failed", "data")
         assert [(event.time_s, event.kind) for event in reader.rows(Event)] == [(7.5, "error")]
+
+
+def test_an_end_that_the_record_does_not_take_is_a_warning(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's end is the script's, not the nursery's."""
+    nursery = ScriptNursery(Line(Pipe()[0]), job, job.directory)
+    nursery._end = {"status": "finished", "reason": ""}
+    (job.directory / "run.sqlite").unlink()
+    nursery._amend("failed", "replica 0 raised an exception")
+    assert nursery._end["status"] == "failed"
+    assert "the record does not say that the script was failed: no record at" in capsys.readouterr().err

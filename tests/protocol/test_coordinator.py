@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squall.protocol.effects import Cause, End, Forget, StartMember
-from squall.protocol.events import MemberLost, Started, TimePassed
+from squall.protocol.events import MemberLost, Started, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import (
     Cover,
@@ -170,6 +170,16 @@ def test_an_evaluator_that_is_to_start_later_starts_when_the_final_weights_are_t
     office.leave(a, b)
     assert office.machine.wake_at == office.now
     assert StartMember(Node("evaluator", 2, 10)) in office.give(TimePassed())
+
+
+def test_an_evaluator_of_a_run_that_ends_with_an_error_is_not_started_again() -> None:
+    """Its metric would be computed, and fail, once more."""
+    office = Office()
+    office.join(0, 1)
+    office.give(StopRequested("evaluator 2 raised an exception", failed=True))
+    assert StartMember(again(office.evaluator)) not in office.lose(office.evaluator)
+    office.now += 100.0
+    assert StartMember(again(office.evaluator)) not in office.give(TimePassed())
 
 
 def test_the_final_weights_are_not_evaluated_for_ever() -> None:

@@ -67,3 +67,18 @@ def test_a_record_that_cannot_be_read_ends_the_view_and_not_the_run(tmp_path: Pa
         viewers.look(0.0)
         viewers.look(1.0)
     assert (eye.seen, eye.closed) == ([], 1)
+
+
+def test_after_a_run_has_gone_back_to_a_snapshot_the_rows_of_its_second_try_are_shown(tmp_path: Path) -> None:
+    path, eye = write(tmp_path / "run.sqlite", [work(float(now), 0, 10) for now in range(20)]), Eye()
+    with closing(Viewers(path, [eye])) as viewers:
+        viewers.look(0.0)
+        with closing(Record(path)) as record:
+            record.rewind(9.5, 0, 0, [])
+            viewers.look(1.0)
+            assert len(eye.seen) == 20
+            again = [work(float(now), 0, 11) for now in range(10, 15)]
+            for row in again:
+                record.add(row)
+        viewers.look(2.0)
+        assert eye.seen[20:] == again

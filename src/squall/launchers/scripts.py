@@ -174,7 +174,10 @@ class ScriptNursery(Nursery):
         if self._end is None or self._end["status"] != "finished":
             return
         self._end = {"status": status, "reason": reason}
-        add_end(self._job, status, reason)
+        try:
+            add_end(self._job, status, reason)
+        except RecordError as error:
+            sys.stderr.write(f"squall: warning: the record does not say that the script was {status}: {error}\n")
 
     def _fork(self, node: Node) -> None:
         if node.role != "replica":

@@ -197,7 +197,7 @@ class Coordinator(Closing):
     def _replace(self, node: Node, why: str, now: float, effects: list[Effect]) -> None:
         ends = self.phase is Phase.EVALUATING  # and would not, if each evaluator died late
         hopeless = self._replacing.lost(node, now, however_late=ends) >= LOST_IN_A_ROW
-        if node.role == "replica" and self.phase is not Phase.RUNNING:
+        if not self._needs(node):
             return
         text = f"{node.role} {node.index} was lost {LOST_IN_A_ROW} times in a row, last: {why}"
         if node.role == "replica" and hopeless:
@@ -211,6 +211,12 @@ class Coordinator(Closing):
                 self._replacing.hasten(now)
             self._start_due(now, effects)
 
+    def _needs(self, node: Node) -> bool:
+        """Somebody in its place: until all is trained, or for the evaluation of the final weights."""
+        if self.phase is Phase.RUNNING:
+            return True
+        return node.role == "evaluator" and not self._hurried and self.phase is not Phase.SNAPSHOT
+
     def _give_slot_up(self, node: Node, text: str, now: float, effects: list[Effect]) -> None:
         """Nobody takes this replica's place any more; without any replica the run ends."""
         self._replacing.given_up[node.index] = None
@@ -223,7 +229,7 @@ class Coordinator(Closing):
 
     def _start_due(self, now: float, effects: list[Effect]) -> None:
         for node in self._replacing.take_due(now):
-            if node.role == "evaluator" or self.phase is Phase.RUNNING:
+            if self._needs(node):
                 effects += [StartMember(node), notes.MemberReplaced(node)]
 
     def _note_stats(self, node: Node, stats: Stats, effects: list[Effect]) -> None:

@@ -112,6 +112,8 @@ class Costs:
         seconds = part * self._step_s(place) * place.kind.jitter.draw(self._chance)
         code = place.kind.overhead
         seconds += code.batch_s + code.exchange_s * self._recipe.shards / self._recipe.work.every
+        if effect.accumulate:  # what the buffer holds is read once more
+            seconds += self._passes(node, 1, self._whole)
         if self._recipe.work.local is not None:  # an optimizer step on the whole vector
             seconds += UPDATE_SHARE * place.kind.work_s(self._whole)
         stretch = self._slowest if node.index == self._recipe.replicas - 1 else 1.0
