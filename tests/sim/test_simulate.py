@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import squall
 from squall.plan import Settings
-from squall.protocol.effects import Payload, Send
+from squall.protocol.effects import Compute, Payload, Send
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import Node
 from squall.report import Reader
@@ -243,6 +243,18 @@ def test_messages_of_a_link_stay_in_order_however_large() -> None:
     arrivals = [costs.arrivals(replica, effect, 0.0, random.Random(0)) for effect in (large, Send(shard, Stop()))]
     assert arrivals[0][0] > 4.0
     assert arrivals[1][0] >= arrivals[0][0]
+
+
+def test_adding_a_gradient_to_what_the_buffer_holds_is_a_pass_over_it() -> None:
+    cluster, elements = workers(1), 10**6
+    recipe = squall.Downpour(replicas=1, push_every=2).recipe()
+    workload = Workload(step_s=STEP_S, batch_size=4, elements=(elements,))
+    costs = Costs(cluster, recipe, workload, Placement(cluster, recipe), random.Random(0))
+    first, more = (
+        costs.prices[Compute](Node("replica", 0), Compute(0, 0, 4, 0, accumulate, local_step=False), float(accumulate))
+        for accumulate in (False, True)
+    )
+    assert more - first == pytest.approx(4 * elements / cluster.machines[0].memory)
 
 
 def test_lost_frames_are_sent_again() -> None:

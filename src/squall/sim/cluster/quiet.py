@@ -3,8 +3,8 @@
 Two things keep the figures of a busy machine true. What a process waited for a core is subtracted, which the kernel
 knows. And what is measured is cut into moments, those of different things in turns: the turns count in which other
 programs took least, because a core's caches and its share of the memory suffer from them as well. What the kernel does
-not know of, as neighbours of a virtual machine, shows in the same steps taking longer: the turns count in which they
-were quickest, and things are compared within a turn.
+not know of, as neighbours of a virtual machine, shows in the same steps taking longer: what is of one process alone is
+of the turns in which they were quickest, and what is subtracted is of one turn.
 """
 
 from __future__ import annotations
