@@ -80,17 +80,17 @@ def test_downpour() -> None:
     recipe = strategy.recipe()
     exchanges = recipe.loop.exchanges
     assert exchanges == Exchanges(Cadence(4, 2, overlap=True), Rules("each", 7), Dealing(warm_start=100))
-    assert exchanges.answered
-    assert not exchanges.gathered
+    assert exchanges.awaited
+    assert not exchanges.in_rounds
     assert (recipe.replicas, recipe.shards, recipe.loop.update.optimizer) == (5, 3, SGD)
     assert Downpour().recipe().loop.exchanges == Exchanges()
-    assert not Exchanges().answered
+    assert not Exchanges().awaited
 
 
 def test_synchronous() -> None:
     recipe = Synchronous(replicas=4, shards=2, optimizer=SGD).recipe()
     assert recipe.loop.exchanges == Exchanges(rules=Rules("mean", 0))
-    assert recipe.loop.exchanges.gathered
+    assert recipe.loop.exchanges.in_rounds
     assert (recipe.replicas, recipe.shards, recipe.loop.update.optimizer) == (4, 2, SGD)
 
 

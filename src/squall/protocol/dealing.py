@@ -19,7 +19,7 @@ class Dealer:
         self.leases = leases
         self._replicas = replicas
         self._push_every, self._dealing = exchanges.cadence.push_every, exchanges.dealing
-        self.gathered, self._answered = exchanges.gathered, exchanges.answered
+        self.in_rounds, self._awaited = exchanges.in_rounds, exchanges.awaited
         self._lease_is_push = exchanges.droppable
         self.newest_clock = 0  # that anyone asked for
         self._rounds: dict[int, dict[Node, Grant]] = {}  # gathered: clock -> dealt, and not yet asked for
@@ -33,7 +33,7 @@ class Dealer:
     @property
     def entry_clock(self) -> int:
         """Where a newcomer's clock begins: behind the rounds that were dealt. Without rounds the shards know best."""
-        return self.newest_clock if self.gathered else 0
+        return self.newest_clock if self.in_rounds else 0
 
     @property
     def warming_up(self) -> bool:
@@ -42,14 +42,14 @@ class Dealer:
     def grant(self, node: Node, clock: int, members: Iterable[Node], now: float) -> Grant | None:
         """Work for a member's exchange `clock`; None when it has to wait."""
         newest, self.newest_clock = self.newest_clock, max(self.newest_clock, clock)
-        if self.gathered:
+        if self.in_rounds:
             if clock > newest:
                 self._deal_round(clock, members, now)
             return self._rounds.get(clock, {}).pop(node, None) or Grant(clock, None)
         lease = None
         if not self.warming_up or node == min(members):
             lease = self.leases.take(node, self._lease_batches(), now)
-        if lease is None and not self._answered:
+        if lease is None and not self._awaited:
             return None
         return Grant(clock, lease, self._steps(node, members))
 

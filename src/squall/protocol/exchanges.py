@@ -31,12 +31,12 @@ class Exchanges(msgspec.Struct, frozen=True):
     dealing: Dealing = Dealing()
 
     @property
-    def gathered(self) -> bool:
+    def in_rounds(self) -> bool:
         """Rounds are dealt as a whole, a grant for each exchange, so that a lock-step run is the same every time."""
         return self.rules.gather == "mean" and not self.cadence.local and self.rules.waits_for_all
 
     @property
-    def answered(self) -> bool:
+    def awaited(self) -> bool:
         """Others wait for a replica's exchanges, so it takes part in them also without data."""
         return self.rules.gather == "mean" or self.rules.max_delay is not None
 

@@ -107,7 +107,7 @@ class LeaseCoordinator(Coordinator):
         """Rounds begin with all replicas, and never while the members of a round could be in doubt."""
         if self.phase is not Phase.RUNNING:
             return False
-        if not self.dealer.gathered:
+        if not self.dealer.in_rounds:
             return True
         expected = self.policy.replicas - len(self._replacing.given_up)
         return self.members.settled and (self.dealer.begun or len(self.members.live) == expected)

@@ -62,7 +62,7 @@ class Replica:
         self.node = node
         self.shards = shard_nodes(shards)
         self.cadence = cadence = exchanges.cadence
-        self._in_rounds, self._awaited = exchanges.gathered, exchanges.answered
+        self._in_rounds, self._awaited = exchanges.in_rounds, exchanges.awaited
         self.pid = pid
         self.clock: int | None = None  # exchanges done or under way; None before Welcome
         self._hand = Hand(batch_size)

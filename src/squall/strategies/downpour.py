@@ -32,7 +32,7 @@ class Downpour(Strategy):
     Example:
         >>> from functools import partial
         >>> import squall, torch
-        >>> squall.Downpour(optimizer=partial(torch.optim.Adagrad, lr=0.02)).recipe().loop.exchanges.answered
+        >>> squall.Downpour(optimizer=partial(torch.optim.Adagrad, lr=0.02)).recipe().loop.exchanges.awaited
         False
 
     Source: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1 and algorithm 1.

@@ -29,7 +29,7 @@ class Synchronous(Strategy):
     Example:
         >>> from functools import partial
         >>> import squall, torch
-        >>> squall.Synchronous(replicas=4, optimizer=partial(torch.optim.SGD, lr=0.1)).recipe().loop.exchanges.gathered
+        >>> squall.Synchronous(replicas=4, optimizer=partial(torch.optim.SGD, lr=0.1)).recipe().loop.exchanges.in_rounds
         True
 
     Source: the textbook algorithm; sums are weighed by examples, so that a short last batch counts as it should.

@@ -165,7 +165,7 @@ def _waits_for(entry: Entry) -> str:
     if entry.speed.shard_busy > FULL:
         return f"for the shards, which work {percent(entry.speed.shard_busy, 1)} of the time"
     recipe = entry.candidate.recipe
-    return "for the slowest" if recipe.loop.exchanges.answered and recipe.replicas > 1 else "for their exchanges"
+    return "for the slowest" if recipe.loop.exchanges.awaited and recipe.replicas > 1 else "for their exchanges"
 
 
 def _more_examples(entry: Entry, first: Entry) -> str | None:

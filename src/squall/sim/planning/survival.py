@@ -42,7 +42,7 @@ def survival_of(recipe: Recipe, cluster: Cluster, round_s: float) -> Survival:
     placement = Placement(cluster, recipe)
     going = [_goings(placement, cluster, "replica", index) for index in range(recipe.replicas)]
     rate = sum(often for often, _ in going)  # a second, of all replicas
-    noticed_s = max(0.0, NOTICED_AFTER_S - _patience_s(recipe, round_s)) if recipe.loop.exchanges.answered else 0.0
+    noticed_s = max(0.0, NOTICED_AFTER_S - _patience_s(recipe, round_s)) if recipe.loop.exchanges.awaited else 0.0
     ends = [_goings(placement, cluster, "shard", index) for index in range(recipe.shards)]
     ends.append(_goings(placement, cluster, "coordinator", 0))
     cost_s = sum(often * (gone_s + SNAPSHOT_EVERY_S / 2) for often, gone_s in ends)
