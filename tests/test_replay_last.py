@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +18,11 @@ from torch import Tensor, nn
 import squall
 from squall.cli import main
 from squall.protocol.nodes import Node
+from squall.replaying.sides import ReplicaSide
 from squall.run import Run
-from squall.runtime import cutting, schedule
+from squall.runtime import cuts, schedule
 from squall.runtime.cuts import complete, home
+from squall.runtime.records import Pushed
 from tests import deep
 from tests.rehearsal import NOISY, rehearse, same
 from tests.tasks import INLINE, mean_square, numbers, regression
@@ -81,17 +85,6 @@ def test_a_replay_begins_at_any_snapshot_of_replicas_that_go_and_come(
     assert len(found) > 2
 
 
-def test_a_lone_process_is_replayed_from_a_snapshot(inline: Fit) -> None:
-    settings = squall.Settings(
-        launcher="inline", threads=1, progress=False, keep_schedule="last:2", snapshot_every_s=0.01
-    )
-    run = inline(NOISY, squall.SingleProcess(optimizer=ADAMW), epochs=20, settings=settings)
-    replayed = squall.replay(run.directory, check=True)
-    assert replayed.snapshot is not None
-    assert replayed.as_asked, str(replayed)
-    assert same(replayed.model, run.model)
-
-
 # ---------------------------------------------------------------- what is kept
 
 
@@ -136,6 +129,38 @@ def test_older_attempts_go_when_newer_snapshots_suffice(tmp_path: Path) -> None:
     assert_replays_from(run, complete(path / "schedule" / "2", 2)[0])
 
 
+def test_an_older_attempt_that_was_kept_in_whole_stays_and_is_replayed_alone(tmp_path: Path) -> None:
+    path, strategy = tmp_path / "run", STRATEGIES["downpour"]
+    rehearse(path, strategy, epochs=4)
+    run = rehearse(path, strategy, epochs=14, again=True, keep_schedule="last:2", snapshots_every_s=0.1)
+    assert sorted(attempt.name for attempt in (path / "schedule").iterdir()) == ["0", "1"]
+    assert_replays_from(run, complete(path / "schedule" / "1", 2)[0])
+    assert squall.replay(path, until=5).updates == 5
+    (path / "schedule" / "0" / "start.json").write_text("{}")  # nothing of it is needed
+    assert_replays_from(run, complete(path / "schedule" / "1", 2)[0])
+
+
+@pytest.mark.parametrize(("listing", "of"), [("listdir", "schedule/0"), ("scandir", "schedule/0/from-*")])
+def test_a_directory_that_another_process_removes_meanwhile_ends_nothing(
+    listing: str, of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_directory, refused = getattr(os, listing), []
+
+    def removed(path: Any = ".") -> Any:
+        if Path(str(path)).match(of):
+            refused.append(path)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return list_directory(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, listing, removed)
+        run = rehearse(
+            tmp_path / "run", STRATEGIES["downpour"], epochs=10, keep_schedule="last:2", snapshots_every_s=0.1
+        )
+    assert refused
+    assert squall.replay(run.directory, check=True).as_asked
+
+
 def test_where_something_is_missing_the_replay_begins_at_the_next_snapshot(tmp_path: Path) -> None:
     run = rehearse(
         tmp_path / "run", STRATEGIES["downpour"], epochs=24, keep_schedule="last:5", snapshots_every_s=0.1
@@ -164,15 +189,15 @@ def test_where_something_is_missing_the_replay_begins_at_the_next_snapshot(tmp_p
 def test_a_disk_that_is_full_for_a_while_costs_the_snapshots_of_that_time_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    save, pushes = cutting.save_file, []
+    save, pushes = cuts.save_file, []
 
-    def save_file(tensors: dict[str, Tensor], path: Path) -> None:
+    def save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
         pushes.append(int(path.parent.name.partition("-")[2]))
         if pushes[-1] in (2, 3):
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(tensors, path)
+        save(tensors, path, metadata)
 
-    monkeypatch.setattr(cutting, "save_file", save_file)
+    monkeypatch.setattr(cuts, "save_file", save_file)
     run = rehearse(
         tmp_path / "run", STRATEGIES["downpour"], epochs=16, keep_schedule="last:100", snapshots_every_s=0.1
     )  # fmt: skip
@@ -182,15 +207,58 @@ def test_a_disk_that_is_full_for_a_while_costs_the_snapshots_of_that_time_alone(
     assert_replays_from(run, 4)
 
 
-def test_what_was_pushed_before_is_what_was_kept(tmp_path: Path) -> None:
-    run = rehearse(tmp_path / "run", STRATEGIES["downpour"], epochs=8, keep_schedule="last:2", snapshots_every_s=0.1)
+def test_a_push_that_is_not_as_it_was_kept_is_said_and_the_replay_begins_later(tmp_path: Path) -> None:
+    run = rehearse(tmp_path / "run", STRATEGIES["downpour"], epochs=16, keep_schedule="last:5", snapshots_every_s=0.1)
     attempt = run.directory / "schedule" / "0"
-    first = complete(attempt, 2)[0]
-    push = min(home(attempt, first).glob("shard-0.0.replica-*"), key=lambda path: path.stat().st_mtime_ns)
-    push.write_bytes(push.read_bytes()[:-4] + b"abcd")
-    replayed = squall.replay(run.directory, check=True)
-    assert replayed.difference is not None
-    assert replayed.difference.shard == 0
+    first, second, third, *_ = complete(attempt, 2)
+    for number, damage in ((first, lambda data: data[:-4] + b"abcd"), (second, lambda data: data[: len(data) // 2])):
+        for push in home(attempt, number).glob("shard-0.0.replica-*"):
+            data = push.read_bytes()
+            push.unlink()  # it may be another snapshot's as well
+            push.write_bytes(damage(data))
+    replayed = assert_replays_from(run, third)
+    assert replayed.as_asked
+    assert len(replayed.passed) == 2
+    assert "is damaged: its checksum is" in replayed.passed[0]
+    assert "cannot be read: " in replayed.passed[1]
+    assert f"it cannot begin sooner: {replayed.passed[1]}" in str(replayed)
+    assert replayed.to_json_dict()["passed"] == list(replayed.passed)
+
+
+def test_a_part_of_a_shard_that_is_missing_or_damaged_in_the_middle_is_begun_behind(tmp_path: Path) -> None:
+    run = rehearse(tmp_path / "run", STRATEGIES["downpour"], epochs=24, keep_schedule="last:5", snapshots_every_s=0.1)
+    attempt = run.directory / "schedule" / "0"
+    _, second, third, fourth, fifth, *_ = complete(attempt, 2)
+    (home(attempt, second) / "shard-0.0").write_bytes(b"")
+    assert_replays_from(run, third)
+    (home(attempt, fourth) / "shard-1.0").unlink()
+    replayed = assert_replays_from(run, fifth)
+    assert "shard-1.0 does not begin where what went before it ends" in "".join(replayed.passed)
+
+
+@pytest.mark.parametrize(
+    ("fetches", "missing", "damaged", "good"),
+    [(0, None, None, 6), (2, None, 0, 4), (0, 1, None, 2), (4, 1, 0, 2), (0, None, 1, 2), (0, None, 2, 4)],
+)
+def test_the_parts_of_a_replica_are_read_from_the_cut_on_up_to_one_that_is_missing_or_damaged(
+    fetches: int, missing: int | None, damaged: int | None, good: int, tmp_path: Path
+) -> None:
+    paths = [tmp_path / name for name in ("replica-0.0", "replica-0.0+1", "replica-0.0+2")]
+    for number, path in enumerate(paths):
+        log = schedule.Log(path)
+        if number:
+            log.add([schedule.PART, 2 * number, 2 * number])
+        for _ in range(2):
+            log.add([schedule.USED, 0, schedule.PUSHED, 1, 0])
+        log.close()
+        if number == damaged:
+            path.write_bytes(b"")
+    job: Any = SimpleNamespace(recipe=SimpleNamespace(replicas=1), task=SimpleNamespace(examples=90))
+    side = ReplicaSide(Node("replica", 0), [path for number, path in enumerate(paths) if number != missing], job)
+    side.begin_before(fetches)
+    found = list(side.whole())
+    assert sum(isinstance(record, Pushed) for record in found) == good
+    assert side.broken == (fetches == 0 and (missing == 1 or damaged == 1))
 
 
 def test_until_an_update_before_what_is_kept_is_refused(tmp_path: Path) -> None:
@@ -231,11 +299,20 @@ def test_the_batch_that_made_a_nan_is_found_from_the_last_snapshot(tmp_path: Pat
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("name", ["averaging", "elastic averaging", "diloco"])
-def test_strategies_whose_replicas_hold_more_than_they_fetched_are_refused(inline: Fit, name: str) -> None:
-    settings = squall.Settings(launcher="inline", keep_schedule="last:3")
-    with pytest.raises(ValueError, match=r"keep_schedule is 'last:3': replicas of .* hold more than they"):
-        inline(NOISY, FAMILY[name], settings=settings)
+@pytest.mark.parametrize(
+    ("strategy", "why"),
+    [
+        *((FAMILY[name], "replicas hold more") for name in ("averaging", "elastic averaging", "diloco")),
+        (squall.SingleProcess(), "no fetch tells what is behind a snapshot"),
+        (squall.Downpour(push_every=2, fetch_every=9), "each snapshot would have to keep the pushes of many"),
+    ],
+)  # fmt: skip
+def test_strategies_that_cannot_begin_at_a_snapshot_or_would_keep_too_much_are_refused(
+    inline: Fit, strategy: squall.Strategy, why: str
+) -> None:
+    settings, name = squall.Settings(launcher="inline", keep_schedule="last:3"), type(strategy).__name__
+    with pytest.raises(ValueError, match=f"keep_schedule is 'last:3' with {name}, where {why}.*: give gigabytes"):
+        inline(NOISY, strategy, settings=settings)
 
 
 @pytest.mark.parametrize("keep", ["last:0", "last:", "last:x", "last:-1", "3snapshots", -1.0])

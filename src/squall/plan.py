@@ -42,7 +42,8 @@ class Settings:
         snapshot_every_s: seconds between snapshots; None: only at the end.
         keep_schedule: gigabytes that the schedule, which a replay needs, may take; None: no limit, 0: there is none.
             It is kept from the beginning, because a replay begins there, and ends where it has that size. "last:3"
-            keeps its end: what a replay needs that begins at one of the last three snapshots.
+            keeps its end: what a replay needs that begins at one of the last three snapshots. Not for
+            SingleProcess, Sandblaster, replicas with an optimizer of their own, and more than four pushes a fetch.
         progress: show progress while the run goes on.
         slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
     """
@@ -161,10 +162,10 @@ def make_plan(
             f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
             " bits depend on it: leave it out"
         )
-    if last_snapshots(settings.keep_schedule) and (recipe.work.local is not None or not isinstance(recipe.work, Loop)):
+    if last_snapshots(settings.keep_schedule) and recipe.why_from_the_start:
         raise ValueError(
-            f"keep_schedule is {settings.keep_schedule!r}: replicas of {type(strategy).__name__} hold more than they"
-            " have fetched, so its replay begins where the run did: give gigabytes, or None for all"
+            f"keep_schedule is {settings.keep_schedule!r} with {type(strategy).__name__}, where"
+            f" {recipe.why_from_the_start}: its replay begins where the run did: give gigabytes, or None for all"
         )
     target = parse_until(until) if until is not None else None
     limits = (epochs, steps, settings.seconds, target, patience)

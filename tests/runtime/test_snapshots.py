@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from squall.record import KEEP
 from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime import rates
-from squall.runtime.snapshot import Snapshots
+from squall.runtime.snapshot import Snapshots, second_name
 from tests.tasks import INLINE, Noisy, assert_same, plain, regression, snapshot
 
 Fit = Callable[..., Run]
@@ -285,3 +286,25 @@ def test_a_run_directory_that_exists_is_refused(inline: Fit, tmp_path: Path) -> 
         inline(TASK, squall.SingleProcess(), run_dir=tmp_path / "mine")
     (tmp_path / "empty").mkdir()
     assert inline(TASK, squall.SingleProcess(), run_dir=tmp_path / "empty").summary().status == "finished"
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK])
+def test_where_there_are_no_links_a_second_name_is_a_copy(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(file: Path, name: Path) -> None:
+        raise OSError(number, "no link")
+
+    monkeypatch.setattr(os, "link", link)
+    (tmp_path / "file").write_bytes(b"held")
+    second_name(tmp_path / "file", tmp_path / "name")
+    assert (tmp_path / "name").read_bytes() == b"held"
+    assert (tmp_path / "name").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_second_name_takes_no_other_files_place(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"held")
+    (tmp_path / "name").write_bytes(b"another")
+    with pytest.raises(FileExistsError):
+        second_name(tmp_path / "file", tmp_path / "name")
+    assert (tmp_path / "name").read_bytes() == b"another"

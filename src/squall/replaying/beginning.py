@@ -9,7 +9,7 @@ from pathlib import Path
 from squall.protocol.effects import UseWeights
 from squall.protocol.nodes import Node
 from squall.replaying.sides import ReplicaSide, ShardSide
-from squall.runtime.cuts import cuts_at, fetches_before
+from squall.runtime.cuts import cuts_at, fetches_before, read_push
 from squall.runtime.job import Job
 from squall.runtime.records import Computed, Part, Pushed
 from squall.runtime.schedule import Damaged
@@ -31,16 +31,19 @@ def begun_at(
     for node in sorted({node for shard in shards for node in shard.clocks} - replicas.keys()):
         replicas[node] = ReplicaSide(node, (), job)
     for replica in replicas.values():
-        _skip(replica, fetches_before(cuts, replica.node), cuts[0].version if job.recipe.alone else math.inf)
+        _skip(replica, fetches_before(cuts, replica.node))
+        if replica.broken:
+            raise Damaged(replica.damage)
     _check_pushes(shards, replicas.values())
     return shards
 
 
-def _skip(replica: ReplicaSide, fetches: int, clock: float) -> None:
-    """Go to the replica's cut: to that fetch, or behind that push where there are no fetches."""
+def _skip(replica: ReplicaSide, fetches: int) -> None:
+    """Go to the replica's cut: to that fetch."""
+    replica.begin_before(fetches)
     held, records = 0, replica.whole()
     for record in records:
-        if replica.clock >= clock or (isinstance(record, UseWeights) and replica.used == fetches):
+        if isinstance(record, UseWeights) and replica.used == fetches:
             break
         match record:
             case Part(before, used):
@@ -60,11 +63,14 @@ def _skip(replica: ReplicaSide, fetches: int, clock: float) -> None:
     replica.begins, replica.given = replica.used, replica.clock
     if held:  # the next push has batches from before
         replica.given = next((record.clock for record in records if isinstance(record, Pushed)), math.inf)
+    for _ in records:  # to find out whether they go on from part to part
+        pass
 
 
 def _check_pushes(shards: Iterable[ShardSide], replicas: Iterable[ReplicaSide]) -> None:
+    """Raises `Damaged` for one that is not there as it was."""
     for shard in shards:
         for replica in replicas:
             for clock in shard.clocks.get(replica.node, ()):
-                if clock <= replica.given and not shard.kept(replica.node, clock).exists():
-                    raise Damaged(f"{shard.kept(replica.node, clock)} is missing")
+                if clock <= replica.given:
+                    read_push(shard.kept(replica.node, clock))

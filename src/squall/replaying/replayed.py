@@ -33,6 +33,7 @@ class Replayed:
         around_nan: that was asked for.
         snapshot: that the replay began at; None: where the run did.
         since: updates that were in it.
+        passed: why the replay does not begin sooner, where something that was kept is damaged.
         seconds: that the replay took.
         checked: it was compared with the record.
         until: the update that was to be reached, if one was named.
@@ -56,11 +57,13 @@ class Replayed:
     around_nan: bool = False
     snapshot: int | None = None
     since: int = 0
+    passed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.directory}: {self.updates - self.since} updates replayed in {self.seconds:.1f} s"]
         if self.snapshot is not None:
             lines[0] += f", from snapshot {self.snapshot} (update {self.since:,}) on"
+        lines += [f"it cannot begin sooner: {why}" for why in self.passed]
         lines += [f"elsewhere: {difference}; the results may differ" for difference in self.elsewhere]
         if self.stopped:
             lines.append(f"stopped: {self.stopped}")
@@ -105,7 +108,7 @@ class Replayed:
             "run_directory": self.directory, "updates": self.updates, "versions": self.versions,
             "elsewhere": self.elsewhere, "stopped": self.stopped, "fingerprints": self.fingerprints,
             "snapshots": self.snapshots, "snapshot": self.snapshot, "since": self.since,
-            "difference": self.difference, "nan": nan, "seconds": self.seconds,
+            "passed": self.passed, "difference": self.difference, "nan": nan, "seconds": self.seconds,
         }  # fmt: skip
         plain: dict[str, Any] = json.loads(msgspec.json.encode(document, enc_hook=str))
         return plain

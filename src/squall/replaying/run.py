@@ -82,6 +82,7 @@ class _Rerun:
         self._attempts = _attempts(directory)
         self._bases: dict[int, Restored] = {}  # snapshots that later attempts go on from, as this replay has computed
         self._notes: list[str] = []  # why the replay is not of the whole run
+        self._passed: list[str] = []  # why it begins no sooner
         self._elsewhere: dict[str, None] = {}
         self._snapshots: dict[int, None] = {}
         self._fingerprints = 0
@@ -93,6 +94,7 @@ class _Rerun:
 
     def run(self) -> None:
         try:
+            self._attempts = self._attempts[self._earliest() :]
             starts = attempts.readable(self._attempts, self._notes)
             first = self._begin(starts)
             for number in range(first + 1, len(starts)):
@@ -113,7 +115,6 @@ class _Rerun:
 
     def _begin(self, starts: list[Start]) -> int:
         """Replay the first attempt, from the earliest moment that it can be replayed from; returns its number."""
-        why: Exception | None = None
         for number, path in enumerate(self._attempts[: len(starts)]):
             later = starts[number + 1 :]
             for snapshot in self._beginnings(path, later):
@@ -123,8 +124,17 @@ class _Rerun:
                 except (Damaged, SnapshotMismatch) as error:
                     if self._observer is not None:
                         raise
-                    why = error
-        raise Damaged(str(why or "it is kept from no snapshot on"))
+                    self._passed.append(str(error))
+        raise Damaged(self._passed[-1] if self._passed else "it is kept from no snapshot on")
+
+    def _earliest(self) -> int:
+        """The first attempt from which on nothing is missing up to where the replay is to end."""
+        for number, path in reversed(list(enumerate(self._attempts))):
+            if None not in self._beginnings(path, []):
+                within = self._until is not None and self._until <= attempts.read_start(path).updates
+                if not within:
+                    return number
+        return 0
 
     def _beginnings(self, path: Path, later: list[Start]) -> list[int | None]:
         """Snapshots that an attempt may be replayed from, the earliest first; None: its start."""
@@ -234,7 +244,7 @@ class _Rerun:
             stopped="; ".join(self._notes), fingerprints=self._fingerprints, snapshots=tuple(self._snapshots),
             difference=observer.difference, nan=observer.nan, seconds=seconds, checked=self._check,
             until=self._until, strayed=self._strayed, around_nan=self._around_nan,
-            snapshot=self._snapshot, since=self._since,
+            snapshot=self._snapshot, since=self._since, passed=tuple(self._passed),
         )  # fmt: skip
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from squall.protocol.effects import AddPortions, Compute, Term
+from squall.protocol.effects import AddPortions, Compute, Term, UseWeights
 from squall.protocol.nodes import Node
 from squall.replaying.scripts import ScriptHost
-from squall.runtime.cuts import Cut, kept_push, kept_state, put_back, shard_logs
+from squall.runtime.cuts import Cut, home, kept_push, kept_state, put_back, shard_logs
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.kinds import kind_of
 from squall.runtime.portions import PortionHost
-from squall.runtime.records import Applied, Delivered, Ended, Fingerprint, Part, Record, records
+from squall.runtime.records import Applied, Delivered, Ended, Fingerprint, Part, Pushed, Record, Saved, records
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
@@ -56,9 +57,10 @@ class Side:
 
     def whole(self) -> Iterator[Record]:
         """All good records that there are."""
+        last: Record | None = None
         for path in self.paths:
-            if path != self.paths[0] and not self.ended:
-                self.damage, self.broken = f"{path} does not begin where what went before it ends", True
+            if path != self.paths[0] and not (self.ended and self._leads_to(path, last)):
+                self._break(f"{path} does not begin where what went before it ends")
                 return
             self.ended = False
             try:
@@ -66,13 +68,21 @@ class Side:
                     if isinstance(record, Ended):
                         self.ended = True
                     else:
+                        last = record
                         yield record
             except Damaged as damaged:
-                self.damage = str(damaged)
+                self.damage, self.broken = str(damaged), path != self.path
                 return
             except OSError as error:
-                self.damage, self.broken = f"{path} cannot be read: {error.strerror}", True
+                self._break(f"{path} cannot be read: {error.strerror}")
                 return
+
+    def _leads_to(self, path: Path, last: Record | None) -> bool:
+        """This part is the next one behind that record."""
+        return True
+
+    def _break(self, why: str) -> None:
+        self.damage, self.broken = why, True
 
     def all(self) -> Iterator[Record]:
         """Those that are to be performed."""
@@ -100,17 +110,44 @@ class ReplicaSide(Side):
     def all(self) -> Iterator[Record]:
         return (record for record in islice(self.whole(), self.skipped, None) if not isinstance(record, Part))
 
+    def whole(self) -> Iterator[Record]:
+        """All good records that there are, as long as each part begins where the one before has come to."""
+        clock = used = 0
+        begun = False
+        for record in super().whole():
+            match record:
+                case Part(before, fetches):
+                    if begun and (before, fetches) != (clock, used):
+                        self._break(f"a part of {self.path.with_name(str(self.node))} is missing before push {before}")
+                        return
+                    clock, used = before, fetches
+                case Pushed():
+                    clock = record.clock
+                case UseWeights():
+                    used += 1
+            begun = True
+            yield record
+
+    def begin_before(self, fetches: int) -> None:
+        """Leave out the parts that end before this fetch."""
+        for number, path in reversed(list(enumerate(self.paths))):
+            with suppress(Damaged, OSError):
+                first = next(records(path, self._job.recipe.replicas, self._job.task.examples), None)
+                if isinstance(first, Part) and first.fetches <= fetches:
+                    self.paths = self.paths[number:]
+                    return
+
 
 class ShardSide(Side):
     """`updates` are those before this attempt; `snapshot` is what it begins at, None: where the attempt does."""
 
     def __init__(self, attempt: Path, job: Job, index: int, updates: int, snapshot: int | None = None) -> None:
         node = Node("shard", index)
+        self._attempt, self._snapshot = attempt, snapshot
         super().__init__(node, shard_logs(attempt, node, snapshot), job)
         self.host = host = kind_of(job).shard_host(job, index)
         self.version = updates
         self.fingerprint = Fingerprint(host.store.weights)
-        self._attempt, self._snapshot = attempt, snapshot
         self.clocks: dict[Node, array[int]] = {}  # of the pushes of each replica that it applies
         self.deliveries: dict[Node, int] = {}  # to each replica, in all
         self.applied: dict[Node, int] = {}  # of those, so far
@@ -124,6 +161,9 @@ class ShardSide(Side):
                 self.clocks.setdefault(record.owner, array("q")).append(record.clock)
             elif isinstance(record, Delivered):
                 self.deliveries[record.to] = self.deliveries.get(record.to, 0) + 1
+
+    def _leads_to(self, path: Path, last: Record | None) -> bool:
+        return isinstance(last, Saved) and path.parent == home(self._attempt, last.number)
 
     def take_up(self, cut: Cut) -> None:
         """Be where the shard was at that snapshot."""

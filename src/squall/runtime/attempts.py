@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import torch
 
-from squall.runtime.cutting import second_name
 from squall.runtime.job import Job
 from squall.runtime.schedule import FORMAT, Damaged
+from squall.runtime.snapshot import second_name
 from squall.version import __version__
 
 
@@ -27,6 +27,7 @@ class Start(msgspec.Struct, frozen=True):
     updates: int  # in that snapshot
     where: dict[str, str]  # what the bits of a result depend on, beside the code
     kept: bool = True  # there is a schedule
+    end_alone: bool = False  # of which newer snapshots remove the beginning
 
 
 def read_start(path: Path) -> Start:
@@ -108,7 +109,7 @@ def begin(job: Job, script: bool = False) -> Job:
     start = Start(
         FORMAT, restored.manifest.number if restored is not None else None,
         restored.updates if restored is not None else 0, surroundings(job.plan.threads, script),
-        kept=job.plan.keep_schedule != 0,
+        kept=job.plan.keep_schedule != 0, end_alone=job.plan.last_snapshots > 0,
     )  # fmt: skip
     try:
         path = home / str(max(numbers(job.directory), default=-1) + 1)

@@ -14,16 +14,19 @@ finds that all shards have their parts, the replica's next fetch is behind all o
 a gradient in it from before.
 
 Every process removes its own files when n newer snapshots are there, and a replica those of the processes before it in
-its slot.
+its slot. Shard 0 removes older attempts of which the end alone is kept, too: a replay begins behind them.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from squall.protocol.effects import Term
@@ -45,15 +48,15 @@ def home(attempt: Path, number: int) -> Path:
     return attempt / f"from-{number}"
 
 
-def number_of(path: Path) -> int:
-    """The snapshot that a file behind it belongs to."""
-    return int(path.parent.name.partition("-")[2])
+def numbers(attempt: Path) -> list[int]:
+    """Snapshots that something is kept of, oldest first. Others may be removing it."""
+    names = (name.partition("-") for name in os.listdir(attempt))
+    return sorted(int(number) for kind, _, number in names if kind == "from")
 
 
 def complete(attempt: Path, shards: int) -> list[int]:
     """Snapshots that every shard has kept its part of, oldest first."""
-    found = {number_of(path) for path in attempt.glob("from-*/*.json")}
-    return sorted(number for number in found if has_all(attempt, number, shards))
+    return [number for number in numbers(attempt) if has_all(attempt, number, shards)]
 
 
 def has_all(attempt: Path, number: int, shards: int) -> bool:
@@ -83,10 +86,9 @@ def fetches_before(cuts: Iterable[Cut], node: Node) -> int:
 
 def shard_logs(attempt: Path, node: Node, number: int | None) -> list[Path]:
     """The parts of a shard's schedule from a snapshot on, None: from the attempt's start."""
-    later = sorted(attempt.glob(f"from-*/{node}"), key=number_of)
-    if number is None:
-        return [attempt / str(node), *later]
-    return [home(attempt, number) / str(node), *(path for path in later if number_of(path) > number)]
+    first = attempt if number is None else home(attempt, number)
+    later = [home(attempt, after) / str(node) for after in numbers(attempt) if number is None or after > number]
+    return [first / str(node), *(path for path in later if path.exists())]
 
 
 def replica_logs(attempt: Path) -> dict[Node, list[Path]]:
@@ -114,9 +116,43 @@ def kept_state(attempt: Path, number: int, shard: Node, cut: Cut) -> dict[str, T
     return load_file(path)
 
 
+def keep_push(path: Path, push: dict[str, Tensor]) -> None:
+    """Its checksum goes into the file's metadata. Raises `OSError`, and for a full disk safetensors' own error."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        save_file(push, partial, {"checksum": _checksum(push)})
+        os.chmod(partial, 0o600)
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_push(path: Path) -> dict[str, Tensor]:
+    """Raises `Damaged`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = (file.metadata() or {}).get("checksum")
+            push = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+    except FileNotFoundError:
+        raise Damaged(f"{path} is missing") from None
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"{path} cannot be read: {error}") from error
+    if _checksum(push) != told:
+        raise Damaged(f"{path} is damaged: its checksum is {_checksum(push)}, and was {told}")
+    return push
+
+
+def _checksum(push: dict[str, Tensor]) -> str:
+    """CRC-32, of the names, too."""
+    checksum = 0
+    for name in sorted(push):
+        checksum = crc32(push[name].numpy().data, crc32(name.encode(), checksum))
+    return f"{checksum:08x}"
+
+
 def put_back(path: Path, term: Term, store: Store) -> None:
-    """Lay a push that was kept where the shard looks for it."""
-    kept, part = load_file(path), slice(store.start, store.stop)
+    """Lay a push that was kept where the shard looks for it. Raises `Damaged`."""
+    kept, part = read_push(path), slice(store.start, store.stop)
     store.arena.gradient(term.slot, term.buffer)[part] = kept["gradient"]
     if "weights" in kept:
         store.arena.weights(term.slot, 0)[part] = kept["weights"]

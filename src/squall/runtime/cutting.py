@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterable
@@ -11,11 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
-from safetensors.torch import save_file
 
 from squall.protocol.effects import Apply, Term
 from squall.protocol.events import SnapshotWritten
 from squall.protocol.nodes import Node
+from squall.runtime.attempts import read_start
 from squall.runtime.cuts import (
     Cut,
     complete,
@@ -23,13 +22,14 @@ from squall.runtime.cuts import (
     fetches_before,
     has_all,
     home,
+    keep_push,
     kept_push,
-    number_of,
+    numbers,
     replica_logs,
 )
 from squall.runtime.job import Job
 from squall.runtime.schedule import Damaged, packed
-from squall.runtime.snapshot import Snapshots
+from squall.runtime.snapshot import Snapshots, second_name
 from squall.runtime.store import Store
 
 KEPT_FETCHES = 16  # a shard keeps no more pushes of a replica than are made in so many, if another has no part to show
@@ -66,7 +66,7 @@ class ShardCuts:
         self._fetches: dict[str, int] = {}  # of each replica, answered
         self._open: list[_Open] = []  # the newest snapshots
         cadence = loop.exchanges.cadence
-        self._at_most = 0 if job.recipe.alone else KEPT_FETCHES * (1 + cadence.fetch_every // cadence.push_every)
+        self._at_most = KEPT_FETCHES * (1 + cadence.fetch_every // cadence.push_every)
 
     def begin(self, written: SnapshotWritten, version: int) -> Path | None:
         """The shard's part of a snapshot is there; returns where its schedule goes on, None: where it is."""
@@ -84,7 +84,8 @@ class ShardCuts:
         except OSError as error:
             self._warn(number, error.strerror)
             return None
-        self._prune(number)
+        with suppress(OSError):  # what is not removed goes another time
+            self._prune(number)
         self._open = [*self._open[-self._last :], _Open(number)]
         return base
 
@@ -113,8 +114,7 @@ class ShardCuts:
         if self._with_weights:
             push["weights"] = store.arena.weights(term.slot, 0)[part].clone()
         try:
-            save_file(push, path)
-            os.chmod(path, 0o600)
+            keep_push(path, push)
             for other in others:
                 second_name(path, other)
         except Exception as error:  # safetensors has an error type of its own for a full disk
@@ -131,15 +131,25 @@ class ShardCuts:
         if len(found) < self._last:
             return
         _remove(self._attempt / str(self._node))
-        for path in self._attempt.glob(f"from-*/*{self._node}*"):
-            if number_of(path) < found[-self._last]:
-                path.unlink(missing_ok=True)
-                with suppress(OSError):  # other shards have files there
-                    path.parent.rmdir()
+        for number in numbers(self._attempt):
+            if number < found[-self._last]:
+                self._forget(home(self._attempt, number))
         if self._node.index == 0:
-            for path in self._attempt.parent.iterdir():
-                if path.name.isdecimal() and int(path.name) < int(self._attempt.name):
-                    shutil.rmtree(path, ignore_errors=True)
+            self._remove_older_attempts()
+
+    def _forget(self, kept: Path) -> None:
+        with suppress(OSError):  # another shard has removed the directory, or has files there
+            for path in kept.glob(f"*{self._node}*"):
+                path.unlink(missing_ok=True)
+            kept.rmdir()
+
+    def _remove_older_attempts(self) -> None:
+        """Those that the end alone is kept of. What was recorded in whole stays."""
+        for path in self._attempt.parent.iterdir():
+            if path.name.isdecimal() and int(path.name) < int(self._attempt.name):
+                with suppress(Damaged):
+                    if read_start(path).end_alone:
+                        shutil.rmtree(path, ignore_errors=True)
 
 
 class ReplicaParts:
@@ -149,11 +159,13 @@ class ReplicaParts:
         assert job.schedule is not None
         self._attempt, self._node, self._shards = job.schedule, node, job.recipe.shards
         self._parts = {0: 0}  # number -> fetches taken into use before
-        self._prune()
+        with suppress(OSError):
+            self._prune()
 
     def next(self, fetches: int) -> Path:
         """Where the schedule goes on."""
-        self._prune()
+        with suppress(OSError):
+            self._prune()
         number = max(self._parts) + 1
         self._parts[number] = fetches
         return self._attempt / f"{self._node}+{number}"
@@ -187,12 +199,3 @@ class ReplicaParts:
 def _remove(path: Path) -> None:
     for each in (path, packed(path)):
         each.unlink(missing_ok=True)
-
-
-def second_name(file: Path, name: Path) -> None:
-    """It costs nothing, and stays when the file is removed or another takes its place. Raises `OSError`."""
-    try:
-        os.link(file, name)
-    except OSError:
-        shutil.copy(file, name)  # a file system without links
-        os.chmod(name, 0o600)

@@ -11,6 +11,7 @@ into any number of shards: state is kept by element of the parameter vector.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -31,6 +32,8 @@ from squall.errors import SnapshotMismatch
 from squall.protocol.events import SnapshotWritten
 from squall.record import KEEP
 from squall.vector import Layout
+
+NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK)  # what file systems say that have none, or no more
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -237,6 +240,17 @@ def checksum_of(path: Path) -> int:
         while size := file.readinto(piece):
             checksum = crc32(piece[:size], checksum)
     return checksum
+
+
+def second_name(file: Path, name: Path) -> None:
+    """It costs nothing, and stays when the file is removed or another takes its place. Raises `OSError`."""
+    try:
+        os.link(file, name)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        shutil.copy(file, name)
+        os.chmod(name, 0o600)
 
 
 def sync(path: Path) -> None:

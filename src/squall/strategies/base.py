@@ -14,6 +14,8 @@ from squall.task import OptimizerFactory
 default_optimizer: OptimizerFactory = partial(torch.optim.AdamW, lr=1e-3)
 plain_sgd: OptimizerFactory = partial(torch.optim.SGD, lr=0.1)  # for methods that are derived for it
 
+PUSHES_A_FETCH = 4  # at most, where a replay is to begin at a snapshot: with it the pushes of some fetches are kept
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -42,6 +44,20 @@ class Recipe:
     def alone(self) -> bool:
         """It runs in the calling process, without shards and protocol."""
         return isinstance(self.work, Alone)
+
+    @property
+    def why_from_the_start(self) -> str:
+        """Why a replay cannot begin at a snapshot, or would need too much that is kept there; empty if it can."""
+        if self.alone:
+            return "no fetch tells what is behind a snapshot"
+        if self.work.local is not None or not isinstance(self.work, Loop):
+            return "replicas hold more than they have fetched"
+        cadence = self.work.exchanges.cadence
+        if cadence.fetch_every > PUSHES_A_FETCH * cadence.push_every:
+            return (
+                f"each snapshot would have to keep the pushes of many batches, more than {PUSHES_A_FETCH} for a fetch"
+            )
+        return ""
 
     @property
     def loop(self) -> Loop:
