@@ -49,8 +49,11 @@ def home(attempt: Path, number: int) -> Path:
 
 
 def numbers(attempt: Path) -> list[int]:
-    """Snapshots that something is kept of, oldest first. Others may be removing it."""
-    names = (name.partition("-") for name in os.listdir(attempt))
+    """Snapshots that something is kept of, oldest first. Others may be removing it, and all of the attempt."""
+    try:
+        names = [name.partition("-") for name in os.listdir(attempt)]
+    except FileNotFoundError:
+        return []
     return sorted(int(number) for kind, _, number in names if kind == "from")
 
 
