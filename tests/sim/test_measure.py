@@ -182,8 +182,8 @@ def _turn(step_s: float, **runs: tuple[float, float]) -> list[Moment]:
 
 def test_overhead_is_what_is_no_step_and_no_pass_over_a_vector() -> None:
     turns = [
-        _turn(10.0, asleep=(16.0, 8.5), awake=(15.0, 8.0), rounds=(20.0, 9.0), seldom=(12.0, 9.0)),
-        _turn(20.0, asleep=(26.0, 8.5), awake=(25.0, 8.0), rounds=(30.0, 9.0), seldom=(22.0, 9.0)),
+        _turn(10.0, asleep=(16.0, 9.0), awake=(15.0, 8.0), rounds=(20.0, 9.0), seldom=(12.0, 9.0)),
+        _turn(20.0, asleep=(26.0, 9.0), awake=(25.0, 8.0), rounds=(30.0, 9.0), seldom=(22.0, 9.0)),
         _turn(10.0, asleep=(99.0, 99.0), awake=(90.0, 99.0), rounds=(99.0, 99.0), seldom=(95.0, 99.0)),  # disturbed
     ]
     found = overhead_of(turns, work_s=6.0)

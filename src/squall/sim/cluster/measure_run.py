@@ -76,8 +76,7 @@ def overhead_of(turns: Sequence[Turn], work_s: float) -> Overhead:
     Batches have their mean, as steps have; of the turns the medians count, and of updates, whose caches other programs
     empty. `work_s` is of a shard's passes over its elements, which the exchange counts. Adding up the gradients of
     several batches is none of a batch's own code: with a large vector it takes longer than all that a replica does for
-    an exchange, which is therefore the most that is counted. A shard that is woken finds cold caches, most of all one
-    that has slept as long as where exchanges are few.
+    an exchange, which is therefore the most that is counted.
     """
     found = []
     for alone, *runs in turns:
@@ -85,7 +84,7 @@ def overhead_of(turns: Sequence[Turn], work_s: float) -> Overhead:
         asleep, awake, rounds, seldom = (run.said[0] for run in runs)
         both_s = max(0.0, awake["replica"] - step_s)
         batch_s = min(both_s, max(0.0, seldom["replica"] - step_s))
-        woken_s = max(0.0, asleep["replica"] - awake["replica"]) + max(0.0, seldom["shard"] - awake["shard"])
+        woken_s = max(0.0, asleep["replica"] + asleep["shard"] - awake["replica"] - awake["shard"])
         serve_s = max(0.0, awake["shard"] - work_s)
         found.append((batch_s, both_s - batch_s, serve_s, rounds["coordinator"], woken_s))
     batch_s, exchange_s, serve_s, lease_s, wake_s = map(median, zip(*found))
