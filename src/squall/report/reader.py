@@ -37,8 +37,8 @@ class Reader:
         name = table.__name__.lower()
         found = self._query(f"SELECT rowid, * FROM {name} WHERE rowid > ? ORDER BY rowid", rowid)
         if not found:  # a run that goes on from a snapshot forgets rows, and gives their rowids again
-            newest = self._query(f"SELECT coalesce(max(rowid), 0) FROM {name}")  # nothing of a table to come
-            return [], min(rowid, *(number for (number,) in newest), rowid)
+            newest = self._query(f"SELECT coalesce(max(rowid), 0) FROM {name}")  # none before it is made
+            return [], min([rowid, *(number for (number,) in newest)])
         return [_row(table, values[1:]) for values in found], found[-1][0]
 
     def rows(self, table: type[R]) -> list[R]:

@@ -41,14 +41,6 @@ _CALLS = (TimePassed, _Free)
 _WORLDLY = (End, StartMember, Forget)
 
 
-def _arrived(sender: Node, what: Message | Frame | Parcel) -> Event:
-    if type(what) is Frame:
-        return FrameArrived(sender, what)
-    if type(what) is Parcel:
-        return ParcelArrived(sender, what.frame, what.payload, what.numbers)
-    return MessageArrived(sender, what)  # type: ignore[arg-type]
-
-
 class World:
     """Nodes, a queue of events, and a clock that jumps from one to the next.
 
@@ -166,7 +158,12 @@ class World:
         now = self.now
         event: Event = what
         if sender is not None:
-            event = _arrived(sender, what)
+            if type(what) is Frame:
+                event = FrameArrived(sender, what)
+            elif type(what) is Parcel:
+                event = ParcelArrived(sender, what.frame, what.payload, what.numbers)
+            else:
+                event = MessageArrived(sender, what)
         if type(to) is Place and to.there:
             place = to
         elif to.node in self.places:  # it has come since

@@ -140,9 +140,8 @@ class Loop(Work):
             raise ValueError(f"grace is {rules.grace}: it must be 0 or more")
         if rules.quorum is not None and not 1 <= rules.quorum <= replicas:
             raise ValueError(f"quorum is {rules.quorum} of {replicas} replicas: it must be from 1 to {replicas}")
-        choices = {"gather": ("each", "mean"), "late": ("drop", "fold")}
-        for name, values in choices.items():
-            _check_choice(name, getattr(rules, name), values)
+        _check_choice("gather", rules.gather, ("each", "mean"))
+        _check_choice("late", rules.late, ("drop", "fold"))
         _check_choice("block_order", update.block_order, ("cyclic", "random"))
         self._check_numbers()
 
