@@ -56,7 +56,7 @@ def _compared(
     said: dict[str, list[Found]] = defaultdict(list)
     done: dict[str, list[Found]] = defaultdict(list)
     for _ in range(repeats):
-        cluster = measure_machine(training_task(workload), downpour(workload, 1), seconds=12, busy=True).cluster
+        cluster = measure_machine(training_task(workload), downpour(workload, 1), seconds=24, busy=True).cluster
         for name, (strategy, slow) in settings_of(workload).items():
             said[name].append(predicted(workload, strategy, cluster, slow))
             done[name].append(trained(workload, strategy, slow))

@@ -4,15 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.sim.cluster.cores import Cores
-from squall.sim.cluster.parts import Machine
+from squall.sim.cluster.parts import Machine, Overhead
 
+NOTHING = Overhead()
 A, B, C = (Node("replica", index) for index in range(3))
 
 
-def shared(cores: int = 2, slowdown: tuple[float, ...] = ()) -> Cores:
-    found = Cores(Machine(name="box", cores=cores, slowdown=slowdown))
+def shared(cores: int = 2, slowdown: tuple[float, ...] = (), overhead: Overhead = NOTHING) -> Cores:
+    found = Cores(Machine(name="box", cores=cores, slowdown=slowdown, overhead=overhead))
     found.alone = False
     return found
 
@@ -79,15 +80,19 @@ def test_who_looks_out_keeps_its_core_for_a_while_and_then_sleeps() -> None:
 
 
 def test_who_sleeps_is_woken_and_who_works_or_looks_out_is_not() -> None:
-    ends, cores = Ends(), shared(cores=2)
+    cores = shared(cores=2, overhead=Overhead(wake_s=0.25, cold_s=0.5))
 
-    def take(begins: float, wake_s: float = 0.25) -> float:
-        return cores.take(A, begins, 1.0, ends.__setitem__, spin_s=2.0, wake_s=wake_s)
+    def take(node: Node, begins: float) -> float:
+        return cores.take(node, begins, 1.0, Ends().__setitem__, spin_s=2.0)
 
-    assert take(0.0) == 1.25
-    assert take(1.25) == 1.0, "it goes on with what has come meanwhile"
-    assert take(4.0) == 1.0, "it looks out until 4.25"
-    assert take(7.5) == 1.25
+    shard = Node("shard", 0)
+    assert take(shard, 0.0) == 1.25
+    assert take(shard, 1.25) == 1.0, "it goes on with what has come meanwhile"
+    assert take(shard, 4.0) == 1.0, "it looks out until 4.25"
+    assert take(shard, 7.0) == 1.25, "it has just fallen asleep"
+    assert take(shard, 11.0) == 1.75, "others have taken the caches"
+    assert [take(COORDINATOR, begins) for begins in (12.0, 16.0)] == [1.0, 1.5], "what a lease takes has its wake in it"
+    assert [take(A, begins) for begins in (20.0, 24.0)] == [1.0, 1.0], "of a replica nothing is known"
 
 
 @given(

@@ -31,6 +31,7 @@ from squall.sim.cluster.measure import measure, write
 from squall.sim.cluster.measure_run import overhead_of
 from squall.sim.cluster.measure_steps import MOST_TIMES, quantiles, running_counts, slowdowns
 from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import Overhead
 from squall.sim.cluster.quiet import FEWEST_TURNS, Moment, Stopwatch, calmest, quickest
 from tests import deep
 from tests.tasks import mean_square, regression
@@ -102,7 +103,7 @@ def test_a_machine_is_measured_and_written(tmp_path: Path) -> None:
     assert machine.single_s > 0
     code = machine.overhead
     assert code.lease_s > 0
-    assert min(code.batch_s, code.exchange_s, code.serve_s, code.wake_s) >= 0, (
+    assert min(code.batch_s, code.exchange_s, code.serve_s, code.wake_s, code.cold_s) >= 0, (
         "differences of what takes a tenth of a second here"
     )
     assert write(measured, tmp_path / "mine.toml", "first\nsecond") == tmp_path / "mine.steps.txt"
@@ -175,8 +176,11 @@ def test_half_of_the_turns_count_those_with_the_shortest_steps() -> None:
 
 
 def _turn(step_s: float, **runs: tuple[float, float]) -> list[Moment]:
-    """Runs asleep, awake, rounds and seldom: (replica, shard), with a coordinator that takes 5 s a lease."""
-    said = [{"replica": replica, "shard": shard, "coordinator": 5.0} for replica, shard in runs.values()]
+    """Runs asleep, awake, rounds and seldom: (replica, shard); a lease takes a coordinator 5 s, and 8 s if it slept."""
+    said = [
+        {"replica": replica, "shard": shard, "coordinator": 5.0 if name == "rounds" else 8.0}
+        for name, (replica, shard) in runs.items()
+    ]
     return [Moment(0.0, [{"times": [step_s]}]), *(Moment(0.0, [each]) for each in said)]
 
 
@@ -187,7 +191,7 @@ def test_overhead_is_what_is_no_step_and_no_pass_over_a_vector() -> None:
         _turn(10.0, asleep=(99.0, 99.0), awake=(90.0, 99.0), rounds=(99.0, 99.0), seldom=(95.0, 99.0)),  # disturbed
     ]
     found = overhead_of(turns, work_s=6.0)
-    assert (found.batch_s, found.exchange_s, found.serve_s, found.lease_s, found.wake_s) == (2.0, 3.0, 2.0, 5.0, 2.0)
+    assert found == Overhead(batch_s=2.0, exchange_s=3.0, serve_s=2.0, lease_s=9.0, wake_s=2.0, cold_s=3.0)
 
 
 def test_gradients_of_several_batches_that_are_added_up_are_no_code_of_a_batch() -> None:

@@ -33,7 +33,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
         help="a directory for cluster.toml and cluster.steps.txt (the step times), or a file NAME.toml with"
         " NAME.steps.txt beside it (default: FILE's directory)",
     )  # fmt: skip
-    parser.add_argument("--seconds", type=float, default=10.0, help="for all measurements together (default: 10)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for all measurements together (default: 20)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of a replica (default: 1)")
     parser.add_argument(
         "--busy", action="store_true", help="measure even if other programs leave little of the machine"
@@ -104,7 +104,7 @@ def _overhead(machine: Machine) -> str:
     return (
         f"of a replica {_time(code.batch_s)} a batch and {_time(code.exchange_s)} an exchange,"
         f" of a shard {_time(code.serve_s)} an exchange and {_time(code.wake_s)} to wake it, of the coordinator"
-        f" {_time(code.lease_s)} a lease"
+        f" and a replica {_time(code.lease_s)} a lease; {_time(code.cold_s)} more after a long sleep"
     )
 
 

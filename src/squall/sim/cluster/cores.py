@@ -9,6 +9,7 @@ from squall.protocol.nodes import Node
 from squall.sim.cluster.parts import Machine
 
 Prolong = Callable[[Node, float], None]  # a process is busy until a later time than it was told
+COLD_AFTER_S = 1e-3  # a process that has slept for longer finds the caches with others' data
 HAIR_S = 1e-12  # what is left of a computation that is over, by rounding
 
 
@@ -26,22 +27,22 @@ class _Job:
 class Cores:
     """Processor sharing. When a computation ends is foreseen as if nothing else began; what begins then puts it off."""
 
-    __slots__ = ("_at", "_jobs", "_kind", "_spinning", "alone")
+    __slots__ = ("_asleep_at", "_at", "_jobs", "_kind", "_spinning", "alone")
 
     def __init__(self, kind: Machine) -> None:
         self.alone = True  # one process has them all
         self._kind = kind
         self._jobs: dict[Node, _Job] = {}
         self._spinning: dict[Node, float] = {}  # processes that look out -> until when
+        self._asleep_at: dict[Node, float] = {}  # since when
         self._at = 0.0  # that `left` is true of
 
     def take(
-        self, node: Node, begins: float, seconds: float, prolong: Prolong, stretch: float = 1.0, spin_s: float = 0.0,
-        wake_s: float = 0.0,
-    ) -> float:  # fmt: skip
+        self, node: Node, begins: float, seconds: float, prolong: Prolong, stretch: float = 1.0, spin_s: float = 0.0
+    ) -> float:
         """Begin what takes so many seconds alone, or go on with that behind what the node does; how long it takes.
 
-        A node that neither works nor looks out sleeps, and takes `wake_s` more.
+        A node that neither works nor looks out sleeps, and takes longer for it (`Overhead`).
         """
         if self.alone:
             return seconds * stretch
@@ -50,20 +51,28 @@ class Cores:
             job.left += seconds
         else:
             self._advance(begins)
-            awake = self._spinning.pop(node, None) is not None
-            job = self._jobs[node] = _Job(begins, seconds if awake else seconds + wake_s, stretch, spin_s)
+            if self._spinning.pop(node, None) is None:
+                seconds += self._waking_s(node, begins)
+            job = self._jobs[node] = _Job(begins, seconds, stretch, spin_s)
         self._foresee(node, prolong)
         return job.began + (job.until - job.began) * job.stretch - begins
 
+    def _waking_s(self, node: Node, now: float) -> float:
+        if node.role not in ("shard", "coordinator"):
+            return 0.0
+        code = self._kind.overhead
+        cold_s = code.cold_s if now - self._asleep_at.get(node, now) > COLD_AFTER_S else 0.0
+        return cold_s + code.wake_s if node.role == "shard" else cold_s
+
     def forget(self, node: Node) -> None:
         """It is gone, and what it did with it. The others are told when the next begins: they are not slower for it."""
-        self._jobs.pop(node, None)
-        self._spinning.pop(node, None)
+        for known in (self._jobs, self._spinning, self._asleep_at):
+            known.pop(node, None)
 
     def clear(self) -> None:
         """Nothing runs any more."""
-        self._jobs.clear()
-        self._spinning.clear()
+        for known in (self._jobs, self._spinning, self._asleep_at):
+            known.clear()
 
     def _advance(self, now: float) -> None:
         while self._jobs and self._at < now:
@@ -76,6 +85,8 @@ class Cores:
                     del self._jobs[node]
                     if job.spin_s:
                         self._spinning[node] = until + job.spin_s
+                    else:
+                        self._asleep_at[node] = until
             self._at = until
             self._rest()
         self._at = max(self._at, now)
@@ -84,7 +95,7 @@ class Cores:
     def _rest(self) -> None:
         """Who has looked out for long enough sleeps."""
         for node in [node for node, until in self._spinning.items() if until <= self._at]:
-            del self._spinning[node]
+            self._asleep_at[node] = self._spinning.pop(node)
 
     def _foresee(self, beginner: Node, prolong: Prolong) -> None:
         """When each will be over, if it stays at these; those are put off that this changes."""

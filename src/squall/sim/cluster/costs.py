@@ -165,8 +165,7 @@ class Costs:
     def _at_shard(self, node: Node, seconds: float, begins: float) -> float:
         place, spin_s = self._shards[node.index], self._spins[node.index]
         if not place.cores.alone:
-            wake_s = place.kind.overhead.wake_s
-            seconds = place.cores.take(node, begins, seconds, self.prolong, spin_s=spin_s, wake_s=wake_s)
+            seconds = place.cores.take(node, begins, seconds, self.prolong, spin_s=spin_s)
         self.busy_s += seconds
         return seconds
 

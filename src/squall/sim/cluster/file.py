@@ -26,7 +26,7 @@ from squall.sim.cluster.tables import Document, Table
 from squall.sim.cluster.units import BANDWIDTH, TIME
 
 LAWS = {"constant": (), "log-normal": ("sigma",), "pareto": ("alpha",), "trace": ("file",)}  # with what they need
-OVERHEADS = ("batch", "exchange", "serve", "lease", "wake")
+OVERHEADS = ("batch", "exchange", "serve", "lease", "wake", "cold")
 MOST_MACHINES, MOST_CORES, MOST_ELEMENTS, MOST_SLOWDOWN = 10**6, 4096, 10**12, 10**6
 
 # ---------------------------------------------------------------- reading

@@ -66,7 +66,7 @@ class Measured:
 
 @chance_kept()
 def measure(
-    task: TaskFunction, strategy: Strategy | None = None, *, seconds: float = 10.0, threads: int = 1,
+    task: TaskFunction, strategy: Strategy | None = None, *, seconds: float = 20.0, threads: int = 1,
     trace_file: str = "cluster.steps.txt", busy: bool = False,
 ) -> Measured:  # fmt: skip
     """Measure a task on this machine for about so many seconds.

@@ -76,7 +76,8 @@ def overhead_of(turns: Sequence[Turn], work_s: float) -> Overhead:
     Batches have their mean, as steps have; of the turns the medians count, and of updates, whose caches other programs
     empty. `work_s` is of a shard's passes over its elements, which the exchange counts. Adding up the gradients of
     several batches is none of a batch's own code: with a large vector it takes longer than all that a replica does for
-    an exchange, which is therefore the most that is counted.
+    an exchange, which is therefore the most that is counted. The coordinator sleeps for a lease of many batches, and
+    hardly at all where each batch is a round.
     """
     found = []
     for alone, *runs in turns:
@@ -86,9 +87,13 @@ def overhead_of(turns: Sequence[Turn], work_s: float) -> Overhead:
         batch_s = min(both_s, max(0.0, seldom["replica"] - step_s))
         woken_s = max(0.0, asleep["replica"] + asleep["shard"] - awake["replica"] - awake["shard"])
         serve_s = max(0.0, awake["shard"] - work_s)
-        found.append((batch_s, both_s - batch_s, serve_s, rounds["coordinator"], woken_s))
-    batch_s, exchange_s, serve_s, lease_s, wake_s = map(median, zip(*found))
-    return Overhead(batch_s=batch_s, exchange_s=exchange_s, serve_s=serve_s, lease_s=lease_s, wake_s=wake_s)
+        cold_s = max(0.0, asleep["coordinator"] - rounds["coordinator"])
+        lease_s = rounds["coordinator"] + max(0.0, rounds["replica"] - asleep["replica"])
+        found.append((batch_s, both_s - batch_s, serve_s, lease_s, woken_s, cold_s))
+    batch_s, exchange_s, serve_s, lease_s, wake_s, cold_s = map(median, zip(*found))
+    return Overhead(
+        batch_s=batch_s, exchange_s=exchange_s, serve_s=serve_s, lease_s=lease_s, wake_s=wake_s, cold_s=cold_s
+    )
 
 
 @contextmanager

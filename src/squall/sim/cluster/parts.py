@@ -24,8 +24,10 @@ class Overhead:
         batch_s: of a replica, for each batch.
         exchange_s: of a replica, for each exchange with a shard.
         serve_s: of a shard, for each exchange.
-        lease_s: of the coordinator, for each lease.
+        lease_s: of the coordinator, and of the replica that asks, for each lease.
         wake_s: of a shard that sleeps when a push comes, for being woken, and of the replica that wakes it.
+        cold_s: of a shard or the coordinator, in addition, after a sleep of more than a millisecond, in which others
+            have taken the caches.
     """
 
     batch_s: float = 0.0
@@ -33,6 +35,7 @@ class Overhead:
     serve_s: float = 0.0
     lease_s: float = 0.0
     wake_s: float = 0.0
+    cold_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
