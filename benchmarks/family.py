@@ -14,7 +14,7 @@ from typing import Any
 
 import squall
 from benchmarks.results import Section
-from squall.report.comparison import Trial
+from squall.report.comparison import ComparedRun
 
 digits: Any = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "digits.py"))
 TARGET = ("accuracy", 0.97)
@@ -58,5 +58,5 @@ def examples(strategy: squall.Strategy, seed: int) -> float:
             digits["task"], strategy, epochs=EPOCHS, until=f"{TARGET[0]}={TARGET[1]}", seed=seed,
             run_dir=Path(folder) / "run", settings=SETTINGS,
         )  # fmt: skip
-        first = Trial("", seed, run.directory).first(TARGET)
+        first = ComparedRun("", seed, run.directory).first(TARGET)
     return first.examples if first is not None else float("inf")

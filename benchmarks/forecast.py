@@ -17,7 +17,7 @@ import squall
 from benchmarks.results import Section
 from benchmarks.squall_training import STEADY_AFTER_S, downpour, steady, training_task
 from benchmarks.workloads import Workload, digits_mlp, speech_mlp
-from squall.record import Staleness
+from squall.record.rows import StalenessRow
 from squall.report import Reader
 from squall.sim.cluster.measure import measure as measure_machine
 from squall.sim.cluster.model import Cluster
@@ -101,7 +101,7 @@ def trained(workload: Workload, strategy: squall.Strategy, slow: float | None) -
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
         run = squall.fit(training_task(workload), strategy, run_dir=Path(folder) / "run", settings=settings)
         reader = Reader(run.directory / "run.sqlite")
-        rows = [row for row in reader.rows(Staleness) if row.time_s >= STEADY_AFTER_S]
+        rows = [row for row in reader.rows(StalenessRow) if row.time_s >= STEADY_AFTER_S]
         reader.close()
         pushes = sum(row.count for row in rows)
         stale = sum(row.staleness * row.count for row in rows) / pushes if pushes else math.nan

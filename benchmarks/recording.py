@@ -26,7 +26,7 @@ from squall.protocol.events import Event, GradientComputed
 from squall.protocol.nodes import Node
 from squall.runtime.driver import QuietHost
 from squall.runtime.recording import RecordedReplica, RecordedShard
-from squall.runtime.schedule import Log
+from squall.runtime.schedule import ScheduleWriter
 
 ELEMENTS = 1_000_000
 EXCHANGES = 3000
@@ -79,8 +79,8 @@ def _recording_seconds() -> tuple[float, float]:
     step = torch.full_like(weights, 1e-3)
     host: Any = _Nothing(weights)
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
-        shard = RecordedShard(host, Log(Path(folder) / "shard-0.0"), 4)
-        replica = RecordedReplica(host, Log(Path(folder) / "replica-0.0"))
+        shard = RecordedShard(host, ScheduleWriter(Path(folder) / "shard-0.0"), 4)
+        replica = RecordedReplica(host, ScheduleWriter(Path(folder) / "replica-0.0"))
         recorded = [_exchange(shard, replica, weights, step, number) for number in range(1, EXCHANGES)]
         bare = [_exchange(host, host, weights, step, number) for number in range(1, EXCHANGES)]
     held, behind = (

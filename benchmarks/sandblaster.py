@@ -18,7 +18,7 @@ from benchmarks.peers.common import launch
 from benchmarks.results import Section, median_ratio, rounds
 from benchmarks.workloads import Workload, speech_mlp
 from squall.protocol.sandblaster.messages import Calculation, Combine
-from squall.record import Metric
+from squall.record.rows import MetricRow
 from squall.report import Reader
 from squall.runtime.vectors import VectorStore
 from squall.vector import Layout
@@ -120,7 +120,7 @@ def _iteration(workload: Workload, replicas: int, slow: float | None, backup: bo
             partial(_task, workload), strategy, steps=STEPS, run_dir=Path(folder) / "run", settings=settings
         )
         reader = Reader(run.directory / "run.sqlite")
-        rows = [row for row in reader.rows(Metric) if row.name == "objective"]
+        rows = [row for row in reader.rows(MetricRow) if row.name == "objective"]
         reader.close()
         batches = (rows[-1].examples - rows[0].examples) / len(workload.train_inputs)
         return (rows[-1].time_s - rows[0].time_s) / batches

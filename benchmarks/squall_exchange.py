@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import squall
 from benchmarks.peers.common import EXCHANGE_LR, OptimizerName
-from squall.launchers.line import Line
-from squall.launchers.roles import SPIN_S, run_role
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.role_processes import SPIN_S, run_role
 from squall.plan import make_plan
 from squall.protocol.effects import Compute, Effect
 from squall.protocol.events import Event, GradientComputed
@@ -107,7 +107,7 @@ def _fork(job: Job, node: Node) -> int:
     try:
         die_with_parent(parent)
         mine, _ = Pipe()
-        run_role(job, node, job.directory, Line(mine) if node == COORDINATOR else None)
+        run_role(job, node, job.directory, ControlPipe(mine) if node == COORDINATOR else None)
     finally:
         os._exit(0)
 

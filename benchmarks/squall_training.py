@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 import squall
 from benchmarks.peers.common import WARM_UP_STEPS, backward
 from benchmarks.workloads import Workload
-from squall.record import Event, Progress
+from squall.record.rows import EventRow, ProgressRow
 from squall.report import Reader
 
 STEADY_AFTER_S = 1.0  # the first second of a run is warm-up: pages, caches, thread pools
@@ -56,7 +56,7 @@ def steady(run: squall.Run) -> float:
     """Examples reported in (STEADY_AFTER_S, end], by the time between the first and last report, replica by replica."""
     reader = Reader(run.directory / "run.sqlite")
     rate = 0.0
-    rows = reader.rows(Progress)
+    rows = reader.rows(ProgressRow)
     reader.close()
     for replica in sorted({row.replica for row in rows}):
         reports = [row for row in rows if row.replica == replica and row.time_s >= STEADY_AFTER_S]
@@ -80,7 +80,7 @@ def seconds_to_accuracy(workload: Workload, strategy: squall.Strategy, target: f
             settings=settings,
         )
         reader = Reader(run.directory / "run.sqlite")
-        reached = [event.time_s for event in reader.rows(Event) if event.kind == "reached"]
+        reached = [event.time_s for event in reader.rows(EventRow) if event.kind == "reached"]
         reader.close()
     if not reached:
         raise RuntimeError(f"{strategy} did not reach {target} in 500 epochs")

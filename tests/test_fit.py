@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import squall
 from squall.errors import SnapshotMismatch
-from squall.record import Metric
+from squall.record.rows import MetricRow
 from squall.report import Reader, audit
 from squall.run import Run
 from tests import deep
@@ -257,9 +257,9 @@ def test_an_evaluation_is_labelled_with_what_was_in_its_weights_and_when(run_dir
     assert times[-1] == pytest.approx(run.summary().training_s, abs=0.01)
 
 
-def metrics(run: Run) -> list[Metric]:
+def metrics(run: Run) -> list[MetricRow]:
     reader = Reader(run.directory / "run.sqlite")
     try:
-        return list(reader.rows(Metric))
+        return list(reader.rows(MetricRow))
     finally:
         reader.close()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import squall
-from squall.record import Extra
+from squall.record.rows import ExtraRow
 from squall.report import Reader
 from squall.report.figures import charts
 from squall.runtime.evaluate import evaluate
@@ -164,7 +164,7 @@ def test_what_a_loss_returns_beside_itself_is_recorded_as_means_over_the_example
 ) -> None:
     run = inline(regression(loss=with_extras, validate=numbers(20)), strategy, epochs=4)
     with closing(Reader(run.directory / "run.sqlite")) as reader:
-        rows, losses = reader.rows(Extra), reader.progress()
+        rows, losses = reader.rows(ExtraRow), reader.progress()
         curves, drawn = reader.extras(), [chart.title for chart in charts(reader)]
     assert sum(row.examples for row in rows if row.name == "half") == 4 * 90
     assert curves["examples"][0][1] == pytest.approx((5 * 16 * 16 + 10 * 10) / 90)  # the last batch is a short one

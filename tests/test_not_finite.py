@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import squall
-from squall.record import Event
+from squall.record.rows import EventRow
 from squall.report import Reader
 from squall.run import Run
 from squall.runtime.snapshot import Snapshots
@@ -48,7 +48,7 @@ def normalized() -> nn.Module:
 def events(run_dir: Path, kind: str) -> list[str]:
     reader = Reader(run_dir / "run.sqlite")
     try:
-        return [event.text for event in reader.rows(Event) if event.kind == kind]
+        return [event.text for event in reader.rows(EventRow) if event.kind == kind]
     finally:
         reader.close()
 

@@ -29,13 +29,14 @@ import torch
 from setproctitle import setproctitle
 
 from squall.cli import main
-from squall.launchers import local, serve
+from squall.launchers import local
+from squall.launchers import nursery_main as serve
 from squall.launchers.environment import environment
 
 IMPORTED = [
     "pytest", "torch", "torch._dynamo", "sklearn.datasets", "matplotlib.backends.backend_svg", "rich.live",
     "squall.cli", "squall.cli.strategies", "squall.train", "squall.script", "squall.report.html",
-    "squall.launchers.serve", "tests.tasks", "tests.warm",
+    "squall.launchers.nursery_main", "tests.tasks", "tests.warm",
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from benchmarks.workloads import digits_mlp
 from squall.launchers.inline import InlineRun
 from squall.plan import check_together, make_plan
 from squall.protocol.nodes import Node
-from squall.report.comparison import Trial
+from squall.report.comparison import ComparedRun
 from squall.report.summary import Summary
 from squall.runtime.job import private_job
 from squall.runtime.seeds import seed_everything
@@ -77,6 +77,6 @@ def train(
         job = private_job(plan, strategy, made, layout, Path(folder), time.time())
         end = InlineRun(job, next_step_s).run()
         assert end.status in ("finished", "nonfinite"), end
-        trial = Trial("", seed, Path(folder))
+        trial = ComparedRun("", seed, Path(folder))
         curve = [(m.time_s, m.examples, m.value) for m in trial.metrics if m.name in made.metrics]
         return Outcome(curve, trial.summary, len(steps_s), sum(steps_s), end.status == "nonfinite")

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 from squall.version import __version__
 
 if TYPE_CHECKING:
-    from squall.batches import Batches
-    from squall.entry import join
     from squall.errors import Interrupted, NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
     from squall.plan import Settings
     from squall.replaying.replayed import Replayed
     from squall.replaying.run import replay
     from squall.run import Run
-    from squall.session import Session
+    from squall.session.batches import Batches
+    from squall.session.entry import join
+    from squall.session.session import Session
     from squall.sim.cluster.forecast import Forecast
     from squall.sim.cluster.model import Cluster
     from squall.sim.cluster.simulate import simulate
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from squall.train import fit, resume
 
 _HOMES = {
-    "batches": ("Batches",),
-    "entry": ("join",),
+    "session.batches": ("Batches",),
+    "session.entry": ("join",),
     "errors": ("Interrupted", "NotFinite", "PeerFault", "ProcessLost", "SnapshotMismatch", "SquallError", "TaskError"),
     "train": ("fit", "resume"),
     "plan": ("Settings",),
     "replaying.replayed": ("Replayed",),
     "replaying.run": ("replay",),
     "run": ("Run",),
-    "session": ("Session",),
+    "session.session": ("Session",),
     "sim.cluster.forecast": ("Forecast",),
     "sim.cluster.model": ("Cluster",),
     "sim.cluster.simulate": ("simulate",),

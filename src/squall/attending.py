@@ -10,27 +10,28 @@ from contextlib import closing
 from pathlib import Path
 
 from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
+from squall.evaluation_callback import EvaluationCallback
 from squall.launchers.local import LocalRun
 from squall.protocol.effects import End
-from squall.report import Progress, Viewer, Viewers, prepare_report
+from squall.record.writer import settle
+from squall.report import ProgressViewer, Viewer, Viewers, prepare_report
 from squall.run import Run, load_sources
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.snapshot import Snapshots
-from squall.watch import Watch
-from squall.writer import settle
 
 POLL_S = 0.1
 PREPARE_REPORT_AFTER_S = 5.0  # in a short run it would only take time from the training
 
 
 def attend(
-    local: LocalRun, path: Path, snapshot: int | None, lock: int, progress: bool, watch: Watch | None = None
+    local: LocalRun, path: Path, snapshot: int | None, lock: int, progress: bool,
+    watch: EvaluationCallback | None = None,
 ) -> None:  # fmt: skip
     """Launch the run's processes and stay until they have ended; raises what ended them, if that was not their work.
 
     `snapshot` is that to go on from, `lock` the descriptor of the directory's.
     """
-    watch = watch or Watch()
+    watch = watch or EvaluationCallback()
     try:
         local.launch(path, snapshot, lock)
         end = _attend(local, path, viewers(progress, local), watch)
@@ -49,10 +50,10 @@ def attend(
 
 def viewers(progress: bool, local: LocalRun) -> list[Viewer]:
     """Who looks at the run while it goes on."""
-    return [Progress(causes=local.standing_still)] if progress else []
+    return [ProgressViewer(causes=local.standing_still)] if progress else []
 
 
-def _attend(local: LocalRun, path: Path, wanted: list[Viewer], watch: Watch) -> End:
+def _attend(local: LocalRun, path: Path, wanted: list[Viewer], watch: EvaluationCallback) -> End:
     with collected_interrupts(requests=2) as interrupts, closing(Viewers(path / "run.sqlite", wanted)) as shown:
         heeded = 0
         prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
@@ -105,7 +106,7 @@ def begun(path: Path) -> bool:
     return (path / "run.sqlite").exists()
 
 
-def raise_for(end: End, path: Path, watch: Watch) -> None:
+def raise_for(end: End, path: Path, watch: EvaluationCallback) -> None:
     """What a run raises that has not ended well: the user's own error first."""
     if watch.error is not None:
         watch.error.add_note(_remedy(path, "squall.resume({path!r}, on_evaluation=...)"))

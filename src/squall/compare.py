@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from squall.plan import Plan, Settings, check_together, default_threads, make_plan, timed
-from squall.report.comparison import Comparison, Trial
+from squall.report.comparison import ComparedRun, Comparison
 from squall.run import TaskFunction, new_directory
 from squall.runtime.job import private_job
 from squall.runtime.optimizers import check_optimizers
@@ -95,7 +95,7 @@ def compare(
         for name, strategy in strategies.items():
             path = directory / f"{name.translate(_UNSAFE)}-seed-{number}"
             run = fit(task, strategy, **limits, seed=number, device=device, run_dir=path, settings=fitted[name])
-            trials.append(Trial(name, number, run.directory))
+            trials.append(ComparedRun(name, number, run.directory))
     comparison = Comparison(directory, trials, plan.until, cores)
     comparison.write()
     return comparison

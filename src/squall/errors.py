@@ -13,7 +13,7 @@ Interrupted             (a KeyboardInterrupt) Ctrl-C or SIGTERM, after an orderl
 
 from __future__ import annotations
 
-from squall.blame import Failure, decode
+from squall.usercode.blame import Failure, decode
 
 
 class ClusterError(ValueError):

@@ -20,10 +20,10 @@ from squall.runtime import best
 from squall.runtime.disk import written
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Snapshots
-from squall.shipping import pack, unpack, unpack_sources
-from squall.sources import Sources
 from squall.strategies import Strategy
 from squall.task import Task
+from squall.usercode.shipping import pack, unpack, unpack_sources
+from squall.usercode.sources import Sources
 from squall.vector import Layout
 
 TaskFunction = Callable[[], Task]

@@ -13,9 +13,9 @@ from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.lock import hold
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.snapshot import Snapshots
-from squall.sources import read
 from squall.strategies import Strategy
 from squall.strategies.work import Loop
+from squall.usercode.sources import read
 
 
 def script_code(

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from squall.attending import attend, finish, mended, raise_for
+from squall.evaluation_callback import EvaluationCallback, OnEvaluation
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, check_together, make_plan, timed
-from squall.rereading import code_again, resumed_code
 from squall.run import Code, Run, TaskFunction, new_directory, write_plan
 from squall.runtime import attempts, best
 from squall.runtime.arena import SHARED_MEMORY
@@ -24,12 +24,12 @@ from squall.runtime.optimizers import check_optimizers, state_name
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
-from squall.shipping import pack
-from squall.sources import Sources
 from squall.strategies import Strategy
 from squall.task import Task, check_task
+from squall.usercode.rereading import code_again, resumed_code
+from squall.usercode.shipping import pack
+from squall.usercode.sources import Sources
 from squall.vector import Layout
-from squall.watch import OnEvaluation, Watch
 
 
 def fit(
@@ -80,7 +80,7 @@ def fit(
         patience=patience,
     )  # fmt: skip
     code = Code(task=task, strategy=strategy, settings=settings, plan=plan)
-    return Launch(code, watch=Watch(on_evaluation)).go(run_dir)
+    return Launch(code, watch=EvaluationCallback(on_evaluation)).go(run_dir)
 
 
 def resume(
@@ -112,14 +112,15 @@ def resume(
     if "script" in old:
         raise ValueError(f"{run_dir} is the run of a script: go on with it by `squall resume {run_dir}`")
     code = resumed_code(old, strategy, settings, **limits)
-    return Launch(code, watch=Watch(on_evaluation)).go(path, again=True)
+    return Launch(code, watch=EvaluationCallback(on_evaluation)).go(path, again=True)
 
 
 class Launch:
     """One start of a run. The command line makes it early, so that the nursery imports torch meanwhile."""
 
     def __init__(
-        self, code: Code, local: LocalRun | None = None, commanded_at: float | None = None, watch: Watch | None = None
+        self, code: Code, local: LocalRun | None = None, commanded_at: float | None = None,
+        watch: EvaluationCallback | None = None,
     ) -> None:  # fmt: skip
         self.code = code
         self.plan = code["plan"]
@@ -128,7 +129,7 @@ class Launch:
         here = self._strategy.recipe().alone or self.plan.launcher == "inline"
         if here and local is not None:
             local.close()
-        self._watch = watch or Watch()
+        self._watch = watch or EvaluationCallback()
         self._local = None if here else local or LocalRun()
 
     @chance_kept()

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from squall.record import Progress
+from squall.record.rows import ProgressRow
 from squall.report import Reader
 from squall.runtime.snapshot import Snapshots
 from tests.chaos.faults import ENDS, FAULTS, GOES_ON, KILLED, STOPS, Fault, Scene
@@ -96,9 +96,11 @@ class Trial:
         reader.start()
         try:
             early = self.chance.random() < 0.15
-            before = len(run.rows(Progress))
+            before = len(run.rows(ProgressRow))
             if not early:
-                self._await(lambda: run.process.poll() is not None or len(run.rows(Progress)) > before, 60, "training")
+                self._await(
+                    lambda: run.process.poll() is not None or len(run.rows(ProgressRow)) > before, 60, "training"
+                )
             for name in faults:
                 threading.Event().wait(self.chance.uniform(0.0, 1.0))
                 if run.process.poll() is None and FAULTS[name].bring(scene):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from squall.record import Row
+from squall.record.rows import Row
 from squall.report import Reader
 from tests.warm import Warm
 

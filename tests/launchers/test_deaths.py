@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from squall.protocol.replacing import LOST_IN_A_ROW
-from squall.record import Event, Member, Progress
+from squall.record.rows import EventRow, MemberRow, ProgressRow
 from squall.report import Reader, audit
 from tests import deep
 from tests.launchers.processes import Started, wait_for
@@ -24,13 +24,13 @@ def test_a_run_outlives_a_place_where_nobody_lives_many_kills_of_the_other_and_e
     try:
         for kills in range(LOST_IN_A_ROW + 2):  # each when it has trained
             name = f"replica-0.{kills}"
-            run.wait_rows(Member, lambda row, name=name: (row.node, row.change) == (name, "joined"))
-            seen = len(run.rows(Progress))
-            wait_for(lambda seen=seen: len(run.rows(Progress)) > seen, 20, f"{name} to train")
+            run.wait_rows(MemberRow, lambda row, name=name: (row.node, row.change) == (name, "joined"))
+            seen = len(run.rows(ProgressRow))
+            wait_for(lambda seen=seen: len(run.rows(ProgressRow)) > seen, 20, f"{name} to train")
             run.kill("replica 0")
         lost = f"was lost {LOST_IN_A_ROW} times in a row, last: killed by SIGKILL"
         given_up = f"replica 1 {lost}; the others go on without it"
-        run.wait_rows(Event, lambda row: (row.kind, row.text) == ("warning", given_up))
+        run.wait_rows(EventRow, lambda row: (row.kind, row.text) == ("warning", given_up))
         enough.touch()
         status, out, err = run.finish()
     finally:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from squall.record import Event, Member, Progress
+from squall.record.rows import EventRow, MemberRow, ProgressRow
 from squall.report import Reader, audit
 from squall.runtime.lock import holders
 from squall.runtime.snapshot import Snapshots
@@ -34,8 +34,8 @@ def endless(tmp_path: Path) -> Iterator[Started]:
     """Two replicas, two shards, an evaluator, a coordinator, in full training."""
     run = Started.train(tmp_path / f"run-{uuid4().hex[:8]}", *ENDLESS, "--snapshot-every-s", "0.5")
     try:
-        run.wait_rows(Progress, lambda row: row.replica == 0)
-        run.wait_rows(Progress, lambda row: row.replica == 1)
+        run.wait_rows(ProgressRow, lambda row: row.replica == 0)
+        run.wait_rows(ProgressRow, lambda row: row.replica == 1)
         yield run
     finally:
         run.process.kill()
@@ -69,14 +69,14 @@ def test_every_process_has_its_name_and_the_lock_and_a_killed_evaluator_is_repla
 def test_a_killed_replica_is_replaced_and_loses_no_example(endless: Started, victim: str) -> None:
     index = int(victim.split()[1])
     old = endless.kill(victim)
-    seen = len(endless.rows(Progress))
-    others = lambda: [r for r in endless.rows(Progress)[seen:] if r.replica != index]  # noqa: E731
+    seen = len(endless.rows(ProgressRow))
+    others = lambda: [r for r in endless.rows(ProgressRow)[seen:] if r.replica != index]  # noqa: E731
     wait_for(others, 2.0, "the other replica to go on")
     new = lambda: endless.processes().get(victim, old) != old  # noqa: E731
     wait_for(new, 2.0, "a replacement")
-    endless.wait_rows(Member, lambda r: r.node == f"replica-{index}.1" and r.change == "joined", 10)
-    joined = len(endless.rows(Progress))
-    wait_for(lambda: any(r.replica == index for r in endless.rows(Progress)[joined:]), 10, "it to train")
+    endless.wait_rows(MemberRow, lambda r: r.node == f"replica-{index}.1" and r.change == "joined", 10)
+    joined = len(endless.rows(ProgressRow))
+    wait_for(lambda: any(r.replica == index for r in endless.rows(ProgressRow)[joined:]), 10, "it to train")
     end_of(endless, signal.SIGINT, 6.0)
     reader = Reader(endless.directory / "run.sqlite")
     found = audit(reader)
@@ -85,7 +85,7 @@ def test_a_killed_replica_is_replaced_and_loses_no_example(endless: Started, vic
     early = [epoch for epoch in found.epochs if epoch.epoch < newest - 1]
     holes = [epoch for epoch in early if not all(span.times for span in epoch.spans)]
     assert not holes, str(found)
-    assert any(e.kind == "lost" and "SIGKILL" in e.text for e in endless.rows(Event))
+    assert any(e.kind == "lost" and "SIGKILL" in e.text for e in endless.rows(EventRow))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_interrupted_before_training_begins(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [("--strategy", "single_process"), ("--launcher", "inline")])
 def test_a_run_in_one_process_is_interrupted_as_orderly(tmp_path: Path, how: tuple[str, str]) -> None:
     run = Started.train(tmp_path / f"run-{uuid4().hex[:8]}", "--epochs", "100000", *how)
-    run.wait_rows(Progress, lambda row: row.examples > 0)
+    run.wait_rows(ProgressRow, lambda row: row.examples > 0)
     status, _, err = end_of(run, signal.SIGTERM, 10.0)
     assert status == 130
     assert f"squall resume {run.directory}" in err
@@ -209,4 +209,4 @@ def test_a_reader_of_progress_that_leaves_does_not_end_the_training(tmp_path: Pa
     run.process.stderr.close()
     assert run.process.wait(START_S) == 0
     run.process.communicate()
-    assert any(event.kind == "finished" for event in run.rows(Event))
+    assert any(event.kind == "finished" for event in run.rows(EventRow))

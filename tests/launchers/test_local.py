@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from squall.blame import encode
 from squall.errors import ProcessLost, SquallError
+from squall.evaluation_callback import EvaluationCallback
 from squall.launchers import local
 from squall.launchers.local import ANSWER_WITHIN_S, INSISTED_S, LocalRun
 from squall.protocol.effects import End
-from squall.record import RecordError
-from squall.watch import Watch
+from squall.record.rows import RecordError
+from squall.usercode.blame import encode
 from tests.launchers.processes import wait_for
 
 SPEAKER = """
 import sys
 from multiprocessing.connection import Connection
-from squall.launchers.line import Line
-line = Line(Connection(int(sys.argv[1])))
+from squall.launchers.control_pipe import ControlPipe
+line = ControlPipe(Connection(int(sys.argv[1])))
 for said in {said}:
     line.say(**said)
 """
@@ -28,8 +28,8 @@ for said in {said}:
 STOPPED = """
 import os, signal, sys
 from multiprocessing.connection import Connection
-from squall.launchers.line import Line
-line = Line(Connection(int(sys.argv[1])))
+from squall.launchers.control_pipe import ControlPipe
+line = ControlPipe(Connection(int(sys.argv[1])))
 if pid := os.fork():
     line.say(kind="listening")
     line.say(kind="exited", node="replica-0.0", pid=pid, why="", traceback="")
@@ -56,7 +56,7 @@ def test_a_nursery_that_does_not_answer_is_killed_with_all_its_children(
     monkeypatch.setattr(local, "_ENTRY", STOPPED)
     run = LocalRun()
     while not run._exits:
-        run.attend(10.0, Watch())
+        run.attend(10.0, EvaluationCallback())
     child = run._exits[0]["pid"]
     wait_for(run.standing_still, 10.0, "it to stand still")
     assert run.standing_still()[0].endswith(f"(pid {run._process.pid}) is stopped: kill -CONT {run._process.pid}")
@@ -64,7 +64,7 @@ def test_a_nursery_that_does_not_answer_is_killed_with_all_its_children(
     for _ in range(stops):
         run.stop()
     while run.ended is None:
-        run.attend(0.1, Watch())
+        run.attend(0.1, EvaluationCallback())
     assert time.monotonic() - began < within_s + 0.5
     assert run.ended.status == "interrupted"
     assert run.ended.reason.endswith("did not answer, and was killed" if stops == 1 else "interrupted at once")
@@ -83,7 +83,7 @@ def lives(pid: int) -> bool:
 def attended(run: LocalRun) -> End:
     try:
         while run.ended is None:
-            run.attend(10.0, Watch())
+            run.attend(10.0, EvaluationCallback())
         return run.ended
     finally:
         run.close()
@@ -100,7 +100,10 @@ def test_a_record_that_cannot_be_written_is_told_without_a_traceback(run_that_sa
     run = run_that_says(lost, {"kind": "ended", "status": "", "reason": ""})
     with pytest.raises(SquallError) as caught:
         attended(run)
-    assert str(caught.value) == "the coordinator failed\nsquall.record.RecordError: cannot open run.sqlite: the remedy"
+    assert (
+        str(caught.value)
+        == "the coordinator failed\nsquall.record.rows.RecordError: cannot open run.sqlite: the remedy"
+    )
 
 
 def test_a_start_that_dies_early_leaves_nothing_in_the_temporary_folder(
@@ -108,7 +111,7 @@ def test_a_start_that_dies_early_leaves_nothing_in_the_temporary_folder(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run = run_that_says({"kind": "exited"})
-    run.attend(10.0, Watch())
+    run.attend(10.0, EvaluationCallback())
     assert list(tmp_path.iterdir()) == []
     run.close()
 

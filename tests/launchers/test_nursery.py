@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from squall.launchers.line import Line
+from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.nursery import Nursery
 from squall.protocol.nodes import Node
 
@@ -21,7 +21,7 @@ class Waiting(Nursery):
 
 def test_a_child_that_cannot_be_watched_does_not_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Pipe()
-    nursery = Waiting(Line(theirs), None, tmp_path)  # type: ignore[arg-type]
+    nursery = Waiting(ControlPipe(theirs), None, tmp_path)  # type: ignore[arg-type]
     forked: list[int] = []
 
     def refused(pid: int) -> int:
@@ -31,7 +31,7 @@ def test_a_child_that_cannot_be_watched_does_not_live(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "pidfd_open", refused)
     nursery._replace(Node("replica", 0, 1))
     assert nursery._theirs is not None
-    told = Line(nursery._theirs).hear()
+    told = ControlPipe(nursery._theirs).hear()
     why = "could not be started: [Errno 24] Too many open files"
     assert told == {"kind": "lost", "node": "replica-0.1", "why": why}
     with pytest.raises(ProcessLookupError):

@@ -9,32 +9,32 @@ from typing import Any
 
 import pytest
 
-from squall.launchers.line import Line
-from squall.launchers.reopening import add_end
-from squall.launchers.script_replica import Replica
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.late_rows import add_end
+from squall.launchers.script_replica import ReplicaSide
 from squall.launchers.scripts import ScriptNursery
-from squall.record import Event, Metric, Progress, RecordError, Skip, State
+from squall.record.rows import EventRow, MetricRow, ProgressRow, RecordError, SkipRow, StateRow
+from squall.record.writer import Record
 from squall.report import Reader
-from squall.writer import Record
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Any:
     with closing(Record(tmp_path / "run.sqlite")) as record:
         for key, value in (("training_s", "7.5"), ("updates", "12"), ("status", "finished"), ("ended", "data")):
-            record.add(State(key, value))
-        record.add(Progress(7.0, 0, 230, 23, 1.0, 1.0, 0.0, 0, 0))
-        record.add(Skip(0, 0, 10, 20, 0))
+            record.add(StateRow(key, value))
+        record.add(ProgressRow(7.0, 0, 230, 23, 1.0, 1.0, 0.0, 0, 0))
+        record.add(SkipRow(0, 0, 10, 20, 0))
     return SimpleNamespace(directory=tmp_path, task=SimpleNamespace(examples=100))
 
 
-def logged(job: Any, values: dict[str, float]) -> list[Metric]:
+def logged(job: Any, values: dict[str, float]) -> list[MetricRow]:
     """Both sides in one process, so the nursery says what it finds before the replica waits for it."""
     mine, theirs = Pipe()
-    nursery = ScriptNursery(Line(Pipe()[0]), job, job.directory)
-    nursery._scripts[mine] = Line(mine)
-    replica = Replica.__new__(Replica)
-    replica._line, replica.began, replica._left = Line(theirs), True, True
+    nursery = ScriptNursery(ControlPipe(Pipe()[0]), job, job.directory)
+    nursery._scripts[mine] = ControlPipe(mine)
+    replica = ReplicaSide.__new__(ReplicaSide)
+    replica._line, replica.began, replica._left = ControlPipe(theirs), True, True
     hear = replica._line.hear
 
     def attended() -> Any:
@@ -44,12 +44,12 @@ def logged(job: Any, values: dict[str, float]) -> list[Metric]:
     replica._line.hear = attended  # type: ignore[method-assign]
     replica.log(values)
     with closing(Reader(job.directory / "run.sqlite")) as reader:
-        return reader.rows(Metric)
+        return reader.rows(MetricRow)
 
 
 def test_values_of_the_final_weights_are_in_the_record_when_the_script_goes_on(job: Any) -> None:
     first, second, third = logged(job, {"accuracy": 0.1 + 0.2, "loss": math.nan, "perplexity": math.inf})
-    assert first == Metric(7.5, 2, 230, 12, "accuracy", 0.1 + 0.2)
+    assert first == MetricRow(7.5, 2, 230, 12, "accuracy", 0.1 + 0.2)
     assert math.isnan(second.value)
     assert third.value == math.inf
 
@@ -65,12 +65,12 @@ def test_a_script_that_comes_to_no_good_end_leaves_what_ended_the_training(job: 
     with closing(Reader(job.directory / "run.sqlite")) as reader:
         state = reader.state()
         assert (state["status"], state["ended"]) == ("failed", "data")
-        assert [(event.time_s, event.kind) for event in reader.rows(Event)] == [(7.5, "error")]
+        assert [(event.time_s, event.kind) for event in reader.rows(EventRow)] == [(7.5, "error")]
 
 
 def test_an_end_that_the_record_does_not_take_is_a_warning(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The run's end is the script's, not the nursery's."""
-    nursery = ScriptNursery(Line(Pipe()[0]), job, job.directory)
+    nursery = ScriptNursery(ControlPipe(Pipe()[0]), job, job.directory)
     nursery._end = {"status": "finished", "reason": ""}
     (job.directory / "run.sqlite").unlink()
     nursery._amend("failed", "replica 0 raised an exception")

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from squall.record import Progress
+from squall.record.rows import ProgressRow
 from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime.snapshot import Snapshots
@@ -26,7 +26,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interrupted run."""
     directory = tmp_path_factory.mktemp("first") / f"run-{uuid4().hex[:8]}"
     run = Started.train(directory, "--epochs", "400", "--shards", "2", "--optimizer", "adam", "--lr", "0.001")
-    run.wait_rows(Progress, lambda row: row.examples > 0)
+    run.wait_rows(ProgressRow, lambda row: row.examples > 0)
     run.process.send_signal(signal.SIGINT)
     run.finish()
     return directory
@@ -48,7 +48,7 @@ def test_the_record_of_an_interrupted_run_tells_what_its_snapshot_holds(interrup
 @pytest.mark.parametrize("changes", [(), ("--shards", "3", "--replicas", "1")])
 def test_a_resumed_run_trains_every_example(interrupted: Path, changes: tuple[str, ...]) -> None:
     reader = Reader(interrupted / "run.sqlite")
-    before = sum(row.examples for row in reader.rows(Progress))
+    before = sum(row.examples for row in reader.rows(ProgressRow))
     reader.close()
     epochs = before // EXAMPLES + 2
     flags = ("--epochs", str(epochs), *changes, "--json")
@@ -90,8 +90,8 @@ def test_a_run_that_crashed_goes_back_to_its_snapshot_and_so_does_its_record(tmp
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = Started.train(directory, "--epochs", "100000", "--shards", "2", "--snapshot-every-s", "0.5")
     wait_for(lambda: len(Snapshots(directory).numbers()) == 2, START_S, "a second snapshot")
-    seen = len(run.rows(Progress))
-    wait_for(lambda: len(run.rows(Progress)) > seen + 2, 10, "progress that will be lost")
+    seen = len(run.rows(ProgressRow))
+    wait_for(lambda: len(run.rows(ProgressRow)) > seen + 2, 10, "progress that will be lost")
     run.kill("shard 0")
     assert run.finish()[0] == 1
     snapshots = Snapshots(directory)
@@ -111,7 +111,7 @@ def test_a_run_that_is_killed_while_its_record_is_locked_finds_all_rows_of_its_s
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = Started.train(directory, "--epochs", "100000", "--shards", "2", "--snapshot-every-s", "0.5")
     snapshots = Snapshots(directory)
-    run.wait_rows(Progress, lambda row: row.examples > 0)
+    run.wait_rows(ProgressRow, lambda row: row.examples > 0)
     with closing(sqlite3.connect(directory / "run.sqlite", timeout=START_S, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         locked = max(snapshots.numbers(), default=0)
@@ -134,7 +134,7 @@ def test_a_run_that_is_killed_while_its_record_is_locked_finds_all_rows_of_its_s
 def test_a_run_is_not_resumed_while_it_goes_on(tmp_path: Path) -> None:
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = Started.train(directory, "--epochs", "100000")
-    run.wait_rows(Progress, lambda row: row.examples > 0)
+    run.wait_rows(ProgressRow, lambda row: row.examples > 0)
     status, _, err = Started(directory, "resume", str(directory)).finish()
     assert status == 1
     assert "is being trained by another process" in err

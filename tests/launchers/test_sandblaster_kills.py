@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 import squall
-from squall.record import Event, Metric
+from squall.record.rows import EventRow, MetricRow
 from squall.run import Run
 from tests import deep
 from tests.launchers import logistic
@@ -39,7 +39,7 @@ def started(tmp_path: Path) -> Started:
     """In the midst of its iterations."""
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = Started(directory, "train", FILE, "--run-dir", str(directory), *SETTINGS, "--json")
-    run.wait_rows(Metric, lambda row: row.name == "objective" and row.updates >= 5)
+    run.wait_rows(MetricRow, lambda row: row.name == "objective" and row.updates >= 5)
     return run
 
 
@@ -55,14 +55,14 @@ def test_a_killed_replica_is_replaced_and_the_method_goes_on(started: Started, a
     status, out, err = started.finish()
     assert status == 0, err
     reached(started, json.loads(out), alone)
-    assert any(event.kind == "replaced" for event in started.rows(Event))  # type: ignore[attr-defined]
+    assert any(event.kind == "replaced" for event in started.rows(EventRow))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("changes", deep.sweep([("--replicas", "1", "--shards", "3"), ()], 1))
 def test_an_interrupted_run_goes_on_from_its_iteration(started: Started, alone: Path, changes: tuple[str, ...]) -> None:
     started.process.send_signal(signal.SIGINT)
     assert started.finish()[0] == 130
-    before = max(row.updates for row in started.rows(Metric) if row.name == "objective")  # type: ignore[attr-defined]
+    before = max(row.updates for row in started.rows(MetricRow) if row.name == "objective")  # type: ignore[attr-defined]
     assert before >= 5
     again = Started(started.directory, "resume", str(started.directory), *changes, "--json")
     status, out, err = again.finish()
@@ -79,7 +79,7 @@ def test_a_killed_shard_ends_the_run_and_the_snapshot_is_good(tmp_path: Path) ->
     status, _, err = run.finish()
     assert status == 1
     assert f"shard 0 (pid {pid}) was lost" in err
-    steps = max(row.updates for row in run.rows(Metric)) + 3  # type: ignore[attr-defined]
+    steps = max(row.updates for row in run.rows(MetricRow)) + 3  # type: ignore[attr-defined]
     status, out, err = Started(directory, "resume", str(directory), "--steps", str(steps), "--json").finish()
     assert status == 0, err
     assert json.loads(out)["updates"] <= steps

@@ -14,7 +14,7 @@ import pytest
 
 from squall.launchers import scripts
 from squall.launchers.nursery import DONE
-from squall.record import Progress
+from squall.record.rows import ProgressRow
 from squall.report import Reader, audit
 from squall.run import Run
 from tests.launchers.processes import Started, wait_for
@@ -99,7 +99,7 @@ def test_a_run_that_has_failed_does_not_wait_for_a_script_that_hangs(tmp_path: P
 
 def test_an_interrupt_that_could_save_nothing_is_told_to_the_script_as_any_other(tmp_path: Path) -> None:
     run = started(tmp_path, "--mode", "catch", "--epochs", "100000")
-    run.wait_rows(Progress, lambda row: row.replica == 0)
+    run.wait_rows(ProgressRow, lambda row: row.replica == 0)
     run.kill("shard 0", signal.SIGSTOP)
     run.process.send_signal(signal.SIGINT)
     wait_for(run.gone, STOP_S, "the processes to end")

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 import squall
-from squall.record import Event, Metric, Progress, State
+from squall.record.rows import EventRow, MetricRow, ProgressRow, StateRow
 from squall.report import Reader, audit
 from squall.run import Run
 from tests import deep
@@ -49,7 +49,7 @@ def test_replicas_train_every_example_once_and_end_with_the_same_weights(tmp_pat
     assert len(weights(out)) == 3
     assert len(set(weights(out))) == 1
     reader = Reader(run.directory / "run.sqlite")
-    found, metrics = audit(reader), reader.rows(Metric)
+    found, metrics = audit(reader), reader.rows(MetricRow)
     reader.close()
     assert found.complete, str(found)
     assert len(found.epochs) == 4
@@ -81,7 +81,7 @@ def test_flags_choose_the_strategy_and_the_optimizer_and_how_long_nothing_may_ge
     run = started(tmp_path, "--epochs", "1000", flags=(*flags, "--until", "accuracy=2", "--patience", "3"))
     status, out, err = run.finish()
     assert status == 0, err
-    state = {row.key: row.value for row in run.rows(State)}  # type: ignore[attr-defined]
+    state = {row.key: row.value for row in run.rows(StateRow)}  # type: ignore[attr-defined]
     assert (state["strategy"], state["status"], state["ended"]) == ("averaging", "finished", "patience")
     assert re.fullmatch(r"accuracy was not better than [01]\.\d{4} in 3 evaluations in a row", state["reason"])
     assert len(set(weights(out))) == 1
@@ -134,11 +134,11 @@ def test_to_break_out_of_the_loop_ends_the_training_for_all(tmp_path: Path, mode
     assert "finished" in out
     assert len(weights(out)) == 2
     assert len(set(weights(out))) == 1
-    found, trained = run.rows(Metric), Run(run.directory).summary().examples
+    found, trained = run.rows(MetricRow), Run(run.directory).summary().examples
     assert Run(run.directory).summary().ended == "script"
     said = [row.value for row in found if row.name == "left"]
     assert said == [5.0] or (mode == "break" and not said), "before the break, by the leader if it is the first"
-    assert not any(math.isnan(row.loss) for row in run.rows(Progress) if row.examples), "all have told what they did"
+    assert not any(math.isnan(row.loss) for row in run.rows(ProgressRow) if row.examples), "all have told what they did"
     reader = Reader(run.directory / "run.sqlite")
     spans = [span for epoch in audit(reader).epochs for span in epoch.spans]
     reader.close()
@@ -179,7 +179,7 @@ def test_a_loop_that_tells_no_loss_has_none_in_the_record(tmp_path: Path, strate
     run = started(tmp_path, "--mode", "optimizer", flags=("--strategy", strategy))
     status, _, err = run.finish()
     assert status == 0, err
-    losses = [row.loss for row in run.rows(Progress)]  # type: ignore[attr-defined]
+    losses = [row.loss for row in run.rows(ProgressRow)]  # type: ignore[attr-defined]
     assert losses
     assert all(math.isnan(loss) for loss in losses)
 
@@ -189,7 +189,7 @@ def endless(tmp_path: Path) -> Iterator[Started]:
     run = started(tmp_path, "--epochs", "100000", flags=("--replicas", "2"))
     try:
         for replica in (0, 1):
-            run.wait_rows(Progress, lambda row, replica=replica: row.replica == replica)  # type: ignore[misc]
+            run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)  # type: ignore[misc]
         yield run
     finally:
         run.process.kill()
@@ -200,9 +200,9 @@ def endless(tmp_path: Path) -> Iterator[Started]:
 def test_a_killed_script_is_replaced(endless: Started) -> None:
     old = endless.kill("replica 1")
     wait_for(lambda: endless.processes().get("replica 1", old) != old, 5, "a replacement")
-    seen = len(endless.rows(Progress))
-    wait_for(lambda: any(row.replica == 1 for row in endless.rows(Progress)[seen:]), 20, "it to train")  # type: ignore[attr-defined]
-    assert any(event.kind == "lost" for event in endless.rows(Event))  # type: ignore[attr-defined]
+    seen = len(endless.rows(ProgressRow))
+    wait_for(lambda: any(row.replica == 1 for row in endless.rows(ProgressRow)[seen:]), 20, "it to train")  # type: ignore[attr-defined]
+    assert any(event.kind == "lost" for event in endless.rows(EventRow))  # type: ignore[attr-defined]
 
 
 def test_an_interrupt_ends_the_loop_and_nothing_behind_it_is_done(endless: Started) -> None:
@@ -216,7 +216,7 @@ def test_an_interrupt_ends_the_loop_and_nothing_behind_it_is_done(endless: Start
 
 def test_a_script_that_catches_the_interrupt_knows_of_it_and_has_the_snapshots_weights(tmp_path: Path) -> None:
     run = started(tmp_path, "--mode", "catch", "--epochs", "100000")
-    run.wait_rows(Progress, lambda row: row.examples > 0)
+    run.wait_rows(ProgressRow, lambda row: row.examples > 0)
     run.process.send_signal(signal.SIGINT)
     status, out, err = run.finish()
     assert status == 130, err
@@ -228,7 +228,7 @@ def test_a_script_that_catches_the_interrupt_knows_of_it_and_has_the_snapshots_w
 @pytest.mark.parametrize("changes", deep.sweep([("--replicas", "3", "--shards", "1"), ()], 1))
 def test_an_interrupted_script_is_resumed_to_its_last_epoch(tmp_path: Path, changes: tuple[str, ...]) -> None:
     run = started(tmp_path, "--epochs", "30", flags=("--replicas", "2", "--shards", "2"))
-    run.wait_rows(Progress, lambda row: row.examples > 0)
+    run.wait_rows(ProgressRow, lambda row: row.examples > 0)
     run.process.send_signal(signal.SIGINT)
     assert run.finish()[0] == 130
     status, out, err = Started(run.directory, "resume", str(run.directory), *changes).finish()

@@ -6,7 +6,7 @@ from squall.protocol.effects import Effect
 from squall.protocol.events import Event, MemberLost
 from squall.protocol.frames import Message
 from squall.protocol.leases import Leases, Limits
-from squall.protocol.leasing import LeaseCoordinator
+from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.messages import (
     Cover,
     Departed,
@@ -45,7 +45,7 @@ class Office:
         exchanges = exchanges_of(settings)
         self.leases = Leases(examples, BATCH, limits or Limits(epochs=1))
         policy = Policy(replicas, shards, **{"snapshot_every_s": None, **settings})
-        self.machine = LeaseCoordinator(policy, exchanges, self.leases)
+        self.machine = LoopCoordinator(policy, exchanges, self.leases)
         self.shards = shard_nodes(shards)
         self.evaluator = Node("evaluator", replicas)
         self.prompt = True

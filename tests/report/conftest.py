@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from squall.record import Event, Lease, Member, Metric, Progress, Row, Staleness, State
-from squall.writer import Record
+from squall.record.rows import EventRow, LeaseRow, MemberRow, MetricRow, ProgressRow, Row, StalenessRow, StateRow
+from squall.record.writer import Record
 
 SIZE, EPOCHS = 1000, 2
 
@@ -21,18 +21,18 @@ def write(path: Path, rows: list[Row]) -> Path:
 
 
 def state(**values: object) -> list[Row]:
-    return [State(key, str(value)) for key, value in values.items()]
+    return [StateRow(key, str(value)) for key, value in values.items()]
 
 
-def work(time_s: float, replica: int, examples: int, loss: float = 1.0) -> Progress:
-    return Progress(time_s, replica, examples, examples // 50, loss, 0.75, 0.25, 400, 400)
+def work(time_s: float, replica: int, examples: int, loss: float = 1.0) -> ProgressRow:
+    return ProgressRow(time_s, replica, examples, examples // 50, loss, 0.75, 0.25, 400, 400)
 
 
 _numbers = itertools.count()
 
 
-def lease(epoch: int, start: int, stop: int, trained_stop: int | None = None) -> Lease:
-    return Lease(next(_numbers), epoch, start, stop, 0, 0, 0.0, 1.0, stop if trained_stop is None else trained_stop)
+def lease(epoch: int, start: int, stop: int, trained_stop: int | None = None) -> LeaseRow:
+    return LeaseRow(next(_numbers), epoch, start, stop, 0, 0, 0.0, 1.0, stop if trained_stop is None else trained_stop)
 
 
 @pytest.fixture
@@ -43,17 +43,17 @@ def run_dir(tmp_path: Path) -> Path:
     )
     rows += state(status="finished", ended="data", reason="all data is trained")
     rows += state(first_step_s=1.5, training_s=10.0, updates=40)
-    rows += [Event(0.0, "started", ""), Member("replica-0", 11, 0.0, "joined", "")]
+    rows += [EventRow(0.0, "started", ""), MemberRow("replica-0", 11, 0.0, "joined", "")]
     for second in range(1, 11):
         loss = math.exp(-second / 5)
         rows += [work(second, 0, 150, loss), work(second, 1, 50, loss)]
-        rows += [Staleness(second, 0, 0, 3), Staleness(second, 1, 3, 1)]
+        rows += [StalenessRow(second, 0, 0, 3), StalenessRow(second, 1, 3, 1)]
     for time_s, accuracy in ((5.0, 0.5), (10.0, 0.875)):
         done = int(time_s) * 200
-        rows.append(Metric(time_s, done // SIZE - 1, done, done // 50, "loss", 1 - accuracy))
-        rows.append(Metric(time_s, done // SIZE - 1, done, done // 50, "accuracy", accuracy))
+        rows.append(MetricRow(time_s, done // SIZE - 1, done, done // 50, "loss", 1 - accuracy))
+        rows.append(MetricRow(time_s, done // SIZE - 1, done, done // 50, "accuracy", accuracy))
     rows += [lease(epoch, start, start + 250) for epoch in range(EPOCHS) for start in range(0, SIZE, 250)]
-    rows += [Member("replica-1", 12, 6.0, "lost", "killed by SIGKILL"), Event(10.0, "finished", "2 epochs")]
+    rows += [MemberRow("replica-1", 12, 6.0, "lost", "killed by SIGKILL"), EventRow(10.0, "finished", "2 epochs")]
     folder = tmp_path / "2026-11-21-01"
     folder.mkdir()
     write(folder / "run.sqlite", rows)

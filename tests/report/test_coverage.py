@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.record import Row, Skip
+from squall.record.rows import Row, SkipRow
 from squall.report import Audit, Reader, audit
 from squall.report.coverage import spans_of
 from tests.report.conftest import lease, state, work, write
@@ -33,8 +33,8 @@ def test_spans_agree_with_counting_every_example(ranges: list[tuple[int, int]]) 
 def test_what_a_script_left_out_is_named_where_its_lease_went_on_and_else_dealt_again(tmp_path: Path) -> None:
     left, whole, gone, again = lease(0, 0, 400), lease(0, 400, 900), lease(1, 0, 100, 32), lease(1, 32, 100)
     skips = [
-        Skip(left.lease, 0, 16, 32, 1), Skip(left.lease, 0, 384, 400, 1), Skip(left.lease, 0, 0, 16, 1),
-        Skip(gone.lease, 1, 48, 64, 1),
+        SkipRow(left.lease, 0, 16, 32, 1), SkipRow(left.lease, 0, 384, 400, 1), SkipRow(left.lease, 0, 0, 16, 1),
+        SkipRow(gone.lease, 1, 48, 64, 1),
     ]  # fmt: skip
     rows = [left, whole, *skips, gone, again, lease(0, 900, 1000), lease(1, 100, 1000), lease(2, 0, 1000)]
     found = audited(tmp_path, rows, epochs=3, examples_per_epoch=1000, status="finished", ended="data")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from squall.record import Metric, Row, Staleness
+from squall.record.rows import MetricRow, Row, StalenessRow
 from squall.report import Reader
 from squall.report.figures import Chart, charts
 from tests.report.conftest import work, write
@@ -50,7 +50,7 @@ def test_a_lost_replica_falls_to_the_ground(tmp_path: Path) -> None:
 
 def test_falling_loss_falls_on_the_page(tmp_path: Path) -> None:
     rows: list[Row] = [work(float(t), r, 100, 1000.0 / t**2) for t in range(1, 51) for r in (0, 1)]
-    rows += [Metric(float(t), 0, t, t, "loss", 2000.0 / t**2) for t in (10, 20, 30, 40)]
+    rows += [MetricRow(float(t), 0, t, t, "loss", 2000.0 / t**2) for t in (10, 20, 30, 40)]
     chart = drawn(tmp_path, rows)["loss over time"]
     for line in lines(chart).values():
         assert [y for _, y in line] == sorted(y for _, y in line)
@@ -61,17 +61,17 @@ def test_falling_loss_falls_on_the_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("duration_s", "unit"), [(60, "seconds"), (3000, "minutes"), (40_000, "hours")])
 def test_time_is_told_in_a_fitting_unit(tmp_path: Path, duration_s: int, unit: str) -> None:
-    rows: list[Row] = [Metric(duration_s * i / 5, 0, i, i, "accuracy", i / 5) for i in range(6)]
+    rows: list[Row] = [MetricRow(duration_s * i / 5, 0, i, i, "accuracy", i / 5) for i in range(6)]
     assert f"{unit} of training" in drawn(tmp_path, rows)["accuracy over time"].svg
 
 
 def test_one_result_is_a_dot_and_names_are_not_formulas(tmp_path: Path) -> None:
-    chart = drawn(tmp_path, [Metric(1.0, 0, 1, 1, r"cost in $ or \$", 0.5)])[r"cost in $ or \$ over time"]
+    chart = drawn(tmp_path, [MetricRow(1.0, 0, 1, 1, r"cost in $ or \$", 0.5)])[r"cost in $ or \$ over time"]
     assert "<use" in chart.svg
 
 
 def test_staleness_has_a_row_for_each_replica(tmp_path: Path) -> None:
-    rows: list[Row] = [Staleness(1.0, r, s, 5) for r in range(3) for s in range(4)]
+    rows: list[Row] = [StalenessRow(1.0, r, s, 5) for r in range(3) for s in range(4)]
     svg = drawn(tmp_path, rows)["staleness of pushes"].svg
     assert [f"replica {r}" in svg for r in range(4)] == [True, True, True, False]
     assert len(re.findall(r"fill: var\(--series-\d\)", svg)) == 12

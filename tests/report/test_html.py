@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from squall.record import Event, Member, Metric, Row, Staleness
+from squall.record.rows import EventRow, MemberRow, MetricRow, Row, StalenessRow
 from squall.report import write_report
 from tests.report.conftest import state, work, write
 
@@ -89,8 +89,8 @@ def test_it_is_the_same_page_every_time(run_dir: Path) -> None:
 
 def test_text_of_others_is_escaped(run_dir: Path) -> None:
     evil = "<script>alert('x')</script> & $x_1$ \\1"
-    rows: list[Row] = [Event(1.0, evil, evil), Member(evil, 1, 1.0, evil, evil)]
-    rows += [Metric(t, 0, 1, 1, evil, 0.5) for t in (1.0, 2.0)]
+    rows: list[Row] = [EventRow(1.0, evil, evil), MemberRow(evil, 1, 1.0, evil, evil)]
+    rows += [MetricRow(t, 0, 1, 1, evil, 0.5) for t in (1.0, 2.0)]
     write(run_dir / "run.sqlite", [*rows, *state(strategy=evil, status=evil)])
     (run_dir / "run.json").write_text(json.dumps({evil: {evil: evil}, "plan": [evil]}))
     page = report(run_dir)
@@ -138,7 +138,7 @@ def test_a_run_under_way_says_so(tmp_path: Path) -> None:
 
 def test_values_that_are_not_finite_leave_the_curves(tmp_path: Path) -> None:
     rows: list[Row] = [work(t, 0, 64, math.nan) for t in (1.0, 2.0)]
-    rows += [Metric(t, 0, 64, 1, "loss", value) for t, value in ((1.0, math.inf), (2.0, 0.5), (3.0, math.nan))]
+    rows += [MetricRow(t, 0, 64, 1, "loss", value) for t, value in ((1.0, math.inf), (2.0, 0.5), (3.0, math.nan))]
     write(tmp_path / "run.sqlite", rows)
     page = report(tmp_path)
     assert "Not drawn because not finite: 2 values." in page.text
@@ -147,8 +147,8 @@ def test_values_that_are_not_finite_leave_the_curves(tmp_path: Path) -> None:
 
 def test_many_replicas_and_wide_staleness_keep_the_page_small(tmp_path: Path) -> None:
     rows: list[Row] = [work(float(t), r, 64, 1 / t) for t in range(1, 20) for r in range(64)]
-    rows += [Staleness(1.0, r, s * s, 1) for r in range(64) for s in range(30)]
-    rows += [Member(f"replica-{r}", r, 0.0, "joined", "") for r in range(500)]
+    rows += [StalenessRow(1.0, r, s * s, 1) for r in range(64) for s in range(30)]
+    rows += [MemberRow(f"replica-{r}", r, 0.0, "joined", "") for r in range(500)]
     write(tmp_path / "run.sqlite", rows)
     page = report(tmp_path)
     assert "64 replicas, one line each." in page.text

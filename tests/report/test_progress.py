@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from squall.record import Event, Member, Metric, Row, Staleness
-from squall.report import Progress, Viewers
-from squall.report.tally import RECENT_S, Tally, loss, staleness, waiting
-from squall.writer import Record
+from squall.record.rows import EventRow, MemberRow, MetricRow, Row, StalenessRow
+from squall.record.writer import Record
+from squall.report import ProgressViewer, Viewers
+from squall.report.totals import RECENT_S, Totals, loss, staleness, waiting
 from tests.report.conftest import state, work, write
 
 
@@ -34,7 +34,7 @@ def text(console: Console) -> str:
 def shown(path: Path, rows: list[Row], console: Console | None = None) -> str:
     """What one look at these rows shows."""
     console = console or terminal()
-    with closing(Viewers(write(path, rows), [Progress(console)])) as viewers:
+    with closing(Viewers(write(path, rows), [ProgressViewer(console)])) as viewers:
         viewers.look(now=0.0)
         return text(console)
 
@@ -42,8 +42,8 @@ def shown(path: Path, rows: list[Row], console: Console | None = None) -> str:
 def test_a_terminal_shows_epochs_replicas_validation_and_events(path: Path) -> None:
     rows = state(epochs=4, examples_per_epoch=1000)
     rows += [work(float(t), r, 150 - 100 * r, 0.5 + r) for t in range(1, 8) for r in (0, 1)]
-    rows += [Staleness(7.0, 1, 3, 4), Staleness(7.0, 1, 5, 4), Metric(5.0, 0, 1000, 20, "accuracy", 0.875)]
-    rows += [Event(3.0, "lost", "replica 1 lost: killed by SIGKILL; replacement joined")]
+    rows += [StalenessRow(7.0, 1, 3, 4), StalenessRow(7.0, 1, 5, 4), MetricRow(5.0, 0, 1000, 20, "accuracy", 0.875)]
+    rows += [EventRow(3.0, "lost", "replica 1 lost: killed by SIGKILL; replacement joined")]
     found = shown(path, rows)
     assert "downpour  2 replicas  1 shard  training" in found
     assert "epoch 1.4 of 4" in found
@@ -60,9 +60,9 @@ def test_a_terminal_shows_epochs_replicas_validation_and_events(path: Path) -> N
 
 def test_the_end_is_shown_and_the_terminal_given_back(path: Path) -> None:
     console = terminal()
-    with closing(Viewers(path, [Progress(console)])) as viewers:
+    with closing(Viewers(path, [ProgressViewer(console)])) as viewers:
         viewers.look(now=0.0)
-        write(path, [work(1.0, 0, 100), Event(1.0, "finished", "")])
+        write(path, [work(1.0, 0, 100), EventRow(1.0, "finished", "")])
     assert "waiting for the first step" in text(console)
     assert "1.0 s  finished" in text(console)
     assert text(console).rindex("\x1b[?25h") > text(console).rindex("\x1b[?25l"), "the cursor is visible again"
@@ -92,7 +92,7 @@ def test_without_epochs_it_counts_steps_or_seconds(path: Path, limits: dict[str,
 
 
 def test_text_of_others_is_not_markup(path: Path) -> None:
-    rows: list[Row] = [work(1.0, 0, 10), Event(1.0, "warning", "[bold]batch [/] :smile: [red")]
+    rows: list[Row] = [work(1.0, 0, 10), EventRow(1.0, "warning", "[bold]batch [/] :smile: [red")]
     assert "[bold]batch [/] :smile: [red" in shown(path, rows)
     assert "[bold]batch [/] :smile: [red" in shown(path, [], pipe())
 
@@ -100,12 +100,12 @@ def test_text_of_others_is_not_markup(path: Path) -> None:
 def test_without_a_terminal_a_line_comes_every_interval_and_events_at_once(path: Path) -> None:
     console = pipe()
     write(path, state(epochs=10, examples_per_epoch=100))
-    with closing(Record(path)) as record, closing(Viewers(path, [Progress(console, interval_s=5.0)])) as viewers:
+    with closing(Record(path)) as record, closing(Viewers(path, [ProgressViewer(console, interval_s=5.0)])) as viewers:
         for now in range(0, 13):
             record.add(work(now + 1.0, 0, 50, 0.25))
             if now == 7:
-                record.add(Event(8.0, "lost", "replica 1 lost: killed by SIGKILL"))
-                record.add(Event(8.0, "snapshot", "snapshots/000008"))
+                record.add(EventRow(8.0, "lost", "replica 1 lost: killed by SIGKILL"))
+                record.add(EventRow(8.0, "snapshot", "snapshots/000008"))
             record.commit(now=float(now), force=True)
             viewers.look(now=float(now))
     assert text(console).splitlines() == [
@@ -118,7 +118,7 @@ def test_without_a_terminal_a_line_comes_every_interval_and_events_at_once(path:
 
 
 def test_a_line_is_not_wrapped_nor_said_again_at_the_end(path: Path) -> None:
-    metrics = [Metric(1.0, 0, 10, 1, f"metric number {i}", 0.5) for i in range(10)]
+    metrics = [MetricRow(1.0, 0, 10, 1, f"metric number {i}", 0.5) for i in range(10)]
     (line,) = shown(path, [work(1.0, 0, 10), *metrics], pipe()).splitlines()
     assert line.endswith("validation metric number 9 0.5")
 
@@ -126,8 +126,8 @@ def test_a_line_is_not_wrapped_nor_said_again_at_the_end(path: Path) -> None:
 def test_rates_are_those_of_the_last_seconds() -> None:
     rows: list[Row] = [work(float(t), 0, 100 if t <= 20 else 300, 4.0 if t <= 20 else 1.0) for t in range(1, 41)]
     rows += [work(float(t), 1, 100) for t in range(1, 11)]
-    rows += [Staleness(5.0, 0, 9, 1), Staleness(35.0, 0, 2, 3)]
-    tally = Tally()
+    rows += [StalenessRow(5.0, 0, 9, 1), StalenessRow(35.0, 0, 2, 3)]
+    tally = Totals()
     tally.take(rows)
     fast, dead = tally.replicas[0], tally.replicas[1]
     assert len(fast.work) == RECENT_S
@@ -148,9 +148,9 @@ def test_replicas_that_are_not_heard_of_are_named_with_what_stands_still(
         return text(out).removeprefix(before)
 
     now, out = 100.0, console()
-    write(path, [Member(f"replica-{r}.0", 7, 0.0, "joined", "") for r in range(3)])
-    write(path, [*(work(1.0, r, 50) for r in range(3)), Member("replica-2.0", 7, 1.0, "left", "")])
-    progress = Progress(out, interval_s=0.0, causes=lambda: ["shard 1 is stopped"])
+    write(path, [MemberRow(f"replica-{r}.0", 7, 0.0, "joined", "") for r in range(3)])
+    write(path, [*(work(1.0, r, 50) for r in range(3)), MemberRow("replica-2.0", 7, 1.0, "left", "")])
+    progress = ProgressViewer(out, interval_s=0.0, causes=lambda: ["shard 1 is stopped"])
     with closing(Viewers(path, [progress])) as viewers:
         assert "not heard of" not in after(0)
         assert "not heard of" not in after(8, work(2.0, 0, 50))

@@ -3,7 +3,7 @@ import math
 from contextlib import closing
 from pathlib import Path
 
-from squall.record import Metric
+from squall.record.rows import MetricRow
 from squall.report import Reader, Summary, summarize
 from tests.report.conftest import state, work, write
 
@@ -58,7 +58,7 @@ def test_it_prints_as_a_plain_table(run_dir: Path) -> None:
 
 
 def test_json_holds_no_number_that_json_cannot(tmp_path: Path) -> None:
-    rows = [Metric(1.0, 0, 1, 1, "loss", math.nan), work(2.0, 3, 100)]
+    rows = [MetricRow(1.0, 0, 1, 1, "loss", math.nan), work(2.0, 3, 100)]
     values = summary(write(tmp_path / "run.sqlite", [*rows])).to_json_dict()
     assert json.loads(json.dumps(values, allow_nan=False))["metrics"] == {"loss": None}
     assert values["shares"] == {"3": 1.0}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from squall.record import Event, Row, State
+from squall.record.rows import EventRow, Row, StateRow
+from squall.record.writer import Record
 from squall.report import Viewers
-from squall.writer import Record
 from tests.report.conftest import lease, state, work, write
 
 
@@ -22,7 +22,7 @@ class Eye:
 
     def show(self, rows: Sequence[Row], now: float) -> None:
         self.seen += rows
-        if self.error is not None and any(isinstance(row, Event) for row in rows):
+        if self.error is not None and any(isinstance(row, EventRow) for row in rows):
             raise self.error
 
     def close(self) -> None:
@@ -42,8 +42,8 @@ def test_every_viewer_is_shown_each_row_once_and_the_last_ones_at_the_end(tmp_pa
         assert len(eyes[0].seen) == 3, "no more than four times a second"
         viewers.look(now=0.4)
         assert eyes[0].seen[3:] == [work(2.0, 0, 20)]
-        write(path, [Event(2.0, "finished", ""), *state(status="finished")])
-    assert eyes[0].seen[4:] == [State("status", "finished"), Event(2.0, "finished", "")]
+        write(path, [EventRow(2.0, "finished", ""), *state(status="finished")])
+    assert eyes[0].seen[4:] == [StateRow("status", "finished"), EventRow(2.0, "finished", "")]
     assert eyes[0].seen == eyes[1].seen
     assert [eye.closed for eye in eyes] == [1, 1]
 
@@ -53,7 +53,7 @@ def test_a_viewer_that_fails_is_closed_and_the_others_go_on(tmp_path: Path, erro
     path, failing, other = write(tmp_path / "run.sqlite", [work(1.0, 0, 10)]), Eye(error), Eye()
     with closing(Viewers(path, [failing, other])) as viewers, closing(Record(path)) as record:
         for now in range(3):
-            record.add(Event(float(now), "warning", ""))
+            record.add(EventRow(float(now), "warning", ""))
             record.commit(now=now, force=True)
             viewers.look(float(now))
     assert [len(eye.seen) for eye in (failing, other)] == [2, 4]

@@ -22,7 +22,7 @@ import squall
 from squall.protocol.nodes import Node
 from squall.report import Reader, audit
 from squall.run import Run
-from squall.runtime.batches import Batches, Key, to_device
+from squall.runtime.batches import Key, TrainingBatches, to_device
 from squall.runtime.seeds import epoch_order, mix, seed_everything
 from squall.task import Task
 from tests.tasks import LOCAL, Noisy, assert_same, mean_square, numbers, plain, regression
@@ -62,7 +62,7 @@ def stacked(items: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 def loaded(data: Dataset[Any], **options: Any) -> list[Any]:
     """The batches of `KEYS`, the loader told what will come."""
     task = Task(model=plain(), loss=mean_square, train=data, batch_size=16, **options)
-    batches = Batches(task, seed=9)
+    batches = TrainingBatches(task, seed=9)
     for key in KEYS:
         batches.expect(key)
     found = [batches.load(*key) for key in KEYS]
@@ -103,7 +103,7 @@ def test_worker_processes_index_tensors_at_once_as_well() -> None:
 
 def test_batches_that_were_announced_for_a_lost_lease_are_passed_over() -> None:
     task = Task(model=plain(), loss=mean_square, train=Noisy(90), batch_size=16, loader={"num_workers": 2})
-    batches, reference = Batches(task, 9), loaded(Noisy(90))
+    batches, reference = TrainingBatches(task, 9), loaded(Noisy(90))
     for key in (KEYS[3], KEYS[4], KEYS[1]):
         batches.expect(key)
     assert_equal(batches.load(*KEYS[1]), reference[1])
@@ -125,14 +125,14 @@ class Counted(ItemWise):
 
 def test_the_last_batch_is_kept_for_a_second_try() -> None:
     data = Counted(numbers(90))
-    batches = Batches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), 0)
+    batches = TrainingBatches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), 0)
     assert batches.load(0, 0, 16) is batches.load(0, 0, 16)
     assert set(data.seen.values()) == {1}
 
 
 def test_one_batch_is_prepared_and_then_not_loaded_again() -> None:
     data = Counted(numbers(90))
-    batches = Batches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), 0)
+    batches = TrainingBatches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), 0)
     batches.prepare()
     assert not data.seen, "nothing is announced"
     for key in KEYS[:2]:
@@ -149,7 +149,7 @@ def test_one_batch_is_prepared_and_then_not_loaded_again() -> None:
 
 def test_nothing_is_prepared_for_a_run_that_has_ended_before_its_data() -> None:
     data = Counted(numbers(90))
-    batches = Batches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), 0)
+    batches = TrainingBatches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), 0)
     batches.expect(KEYS[0])
     batches.close()
     batches.prepare()
@@ -160,7 +160,7 @@ def test_nothing_is_prepared_for_a_run_that_has_ended_before_its_data() -> None:
 @pytest.mark.parametrize("data", [Noisy(90), numbers(90)])
 def test_batches_are_the_same_whatever_is_announced_and_prepared(data: Any, story: list[tuple[str, Key]]) -> None:
     reference = dict(zip(KEYS, loaded(data)))
-    batches = Batches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), seed=9)
+    batches = TrainingBatches(Task(model=plain(), loss=mean_square, train=data, batch_size=16), seed=9)
     for act, key in story:
         match act:
             case "expect":

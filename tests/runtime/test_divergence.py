@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import squall
-from squall.record import Event
+from squall.record.rows import EventRow
 from squall.report import Reader
 from squall.run import Run
 from squall.runtime.divergence import REPORTS, Divergence
@@ -67,7 +67,7 @@ def test_an_absurd_learning_rate_is_told_and_a_good_one_is_not(
     assert "smaller learning rate" in str(found)
     assert json.loads(json.dumps(found.to_json_dict()))["diverged"] == found.diverged
     with closing(Reader(run.directory / "run.sqlite")) as reader:
-        assert any(event.kind == "diverged" for event in reader.rows(Event)), "the progress shows events"
+        assert any(event.kind == "diverged" for event in reader.rows(EventRow)), "the progress shows events"
     again = squall.resume(run.directory, epochs=9, settings=INLINE).summary()
     assert "loss has grown to" in str(again.diverged), "what it began with is known from before"
 

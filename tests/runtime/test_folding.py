@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from squall.record import Lease
+from squall.record.rows import LeaseRow
+from squall.record.writer import Record
 from squall.report import Reader
 from squall.report.coverage import coverage
 from squall.runtime.folding import Folding
-from squall.writer import Record
 
 EXAMPLES = 12
 
@@ -59,7 +59,7 @@ class Ledger:
         epoch = start // EXAMPLES
         at = epoch * EXAMPLES
         replica = self.chance.randrange(2)
-        self.folding.add(Lease(lease, epoch, start - at, stop - at, replica, 0, 0.0, 1.0, upto - at))
+        self.folding.add(LeaseRow(lease, epoch, start - at, stop - at, replica, 0, 0.0, 1.0, upto - at))
         if upto > start:
             self.trained.append((start, upto))
 
@@ -99,11 +99,11 @@ def test_a_long_run_has_few_rows(tmp_path: Path) -> None:
         for number in range(5_000 * EXAMPLES // 4):
             number ^= 1  # out of order
             epoch, start = divmod(4 * number, EXAMPLES)
-            folding.add(Lease(number, epoch, start, start + 4, number % 2, 0, 0.0, 1.0, start + 4))
+            folding.add(LeaseRow(number, epoch, start, start + 4, number % 2, 0, 0.0, 1.0, start + 4))
             if number % 1000 == 1:
                 folding.asked(number // 1000 + 1)
                 folding.published([number // 1000, number // 1000 + 1])
     with closing(Reader(path)) as reader:
-        rows = reader.rows(Lease)
+        rows = reader.rows(LeaseRow)
     assert len(rows) <= 10
     assert sum(row.stop - row.start for row in rows) == 5_000 * EXAMPLES

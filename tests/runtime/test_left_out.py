@@ -15,14 +15,14 @@ from squall.plan import make_plan
 from squall.protocol import messages
 from squall.protocol.nodes import Node
 from squall.protocol.notes import BatchLeftOut, LeaseEnded, TrainingBegan, WeightsMeasured
-from squall.record import Lease, Metric, Progress, Skip
+from squall.record.rows import LeaseRow, MetricRow, ProgressRow, SkipRow
+from squall.record.writer import Record
 from squall.report import Reader, summarize
 from squall.runtime.job import Job, private_job
 from squall.runtime.kinds import machine
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.snapshot import Manifest, Restored
 from squall.vector import Layout
-from squall.writer import Record
 from tests.runtime.test_recorder import Nobody
 from tests.tasks import INLINE, regression
 
@@ -35,8 +35,8 @@ def resumed(run_dir: Path) -> Callable[..., Job]:
     run_dir.mkdir()
     with closing(Record(run_dir / "run.sqlite")) as record:
         for start in (10, 20):
-            record.add(Skip(0, 0, start, start + 10, 0))
-        record.add(Progress(0.0, 0, 10, 1, 1.0, 0.0, 0.0, 0, 0))
+            record.add(SkipRow(0, 0, start, start + 10, 0))
+        record.add(ProgressRow(0.0, 0, 10, 1, 1.0, 0.0, 0.0, 0, 0))
     strategy, task = squall.Downpour(replicas=1, shards=2), regression(examples=100, batch_size=10)()
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     plan = make_plan(strategy, INLINE, epochs=2, steps=None, until=None, seed=0, device="cpu")
@@ -88,9 +88,9 @@ def test_a_label_knows_its_epoch_and_a_report_what_was_trained(resumed: Callable
     host._commit(force=True)
     with closing(Reader(job.directory / "run.sqlite")) as reader:
         assert summarize(reader).examples == 20
-        assert [row.epoch for row in reader.rows(Metric)] == [0, 1]
+        assert [row.epoch for row in reader.rows(MetricRow)] == [0, 1]
         assert reader.skipped(100) == [(10, 20), (20, 30), (90, 100)]
-        assert [(row.lease, row.trained_stop) for row in reader.rows(Lease)] == [(0, 40), (1, 40), (2, 100)]
+        assert [(row.lease, row.trained_stop) for row in reader.rows(LeaseRow)] == [(0, 40), (1, 40), (2, 100)]
 
 
 def metric(examples: int) -> WeightsMeasured:

@@ -14,7 +14,6 @@ from msgspec import UNSET
 from torch import Tensor, nn
 
 import squall
-from squall import writer
 from squall.plan import make_plan
 from squall.protocol.effects import End, PublishSnapshot
 from squall.protocol.events import Event
@@ -23,7 +22,8 @@ from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats
 from squall.protocol.nodes import Node
 from squall.protocol.notes import SnapshotAsked, TrainingBegan, TrainingOver, WorkReported
-from squall.record import Lease, Progress
+from squall.record import writer
+from squall.record.rows import LeaseRow, ProgressRow
 from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime.job import private_job
@@ -51,7 +51,7 @@ def test_rows_are_there_before_the_snapshot_that_they_belong_to(
 
     def looked_at(snapshots: Snapshots, manifest: Manifest) -> Path:
         reader = Reader(snapshots.directory.parent / "run.sqlite")
-        leases = [row for row in reader.rows(Lease) if str(row.lease) not in manifest.ledger["held"]]
+        leases = [row for row in reader.rows(LeaseRow) if str(row.lease) not in manifest.ledger["held"]]
         reader.close()
         held = manifest.ledger["held"].values()
         trained = sum(row.trained_stop - row.start for row in leases) + sum(done - start for _, start, done, *_ in held)
@@ -149,7 +149,7 @@ def test_the_last_snapshot_finds_all_that_it_holds_in_the_record(
 
     def looked_at(snapshots: Snapshots, manifest: Manifest) -> Path:
         with closing(Reader(run_dir / "run.sqlite")) as reader:
-            found.extend(row.examples for row in reader.rows(Progress))
+            found.extend(row.examples for row in reader.rows(ProgressRow))
         (snapshots.directory / "000001.partial").mkdir(parents=True)
         return publish(snapshots, manifest)
 

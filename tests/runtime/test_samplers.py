@@ -160,7 +160,7 @@ def test_a_session_deals_a_samplers_order() -> None:
     assert found == [*range(90)]
 
 
-def session_loss(session: squall.session.Session, inputs: Tensor) -> Tensor:
+def session_loss(session: squall.session.session.Session, inputs: Tensor) -> Tensor:
     loss = session._model(inputs).square().mean()
     loss.backward()
     return loss  # type: ignore[no-any-return]

@@ -26,14 +26,14 @@ from squall.runtime.records import (
     Applied,
     Computed,
     Delivered,
-    Ended,
     Fingerprint,
+    ProcessEnded,
     Pushed,
     Saved,
     records,
     short,
 )
-from squall.runtime.schedule import Damaged, Log, packed, read
+from squall.runtime.schedule import Damaged, ScheduleWriter, packed, read
 
 R0, R1_AGAIN = Node("replica", 0), Node("replica", 1, 2)
 
@@ -54,7 +54,7 @@ class Still(QuietHost):
 
 @pytest.mark.parametrize("count", [0, 1, 5000])  # more than the first reserve holds
 def test_what_was_added_is_read_also_without_an_orderly_end(count: int, tmp_path: Path) -> None:
-    log = Log(tmp_path / "log")
+    log = ScheduleWriter(tmp_path / "log")
     added = [[number, "x" * (number % 700)] for number in range(count)]  # some are longer than a byte can say
     for record in added:
         log.add(record)
@@ -69,7 +69,7 @@ def test_what_was_added_is_read_also_without_an_orderly_end(count: int, tmp_path
 def test_a_record_is_there_when_its_process_is_killed_behind_it(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        log = Log(tmp_path / "log")
+        log = ScheduleWriter(tmp_path / "log")
         log.add([1, 2, 3])
         os.kill(os.getpid(), 9)
     os.waitpid(child, 0)
@@ -77,7 +77,7 @@ def test_a_record_is_there_when_its_process_is_killed_behind_it(tmp_path: Path) 
 
 
 def test_a_record_that_its_process_was_killed_over_is_not_there(tmp_path: Path) -> None:
-    log = Log(tmp_path / "log")
+    log = ScheduleWriter(tmp_path / "log")
     log.add([1, 2, 3])
     written = bytearray((tmp_path / "log").read_bytes())
     begins = len(bytes(written).rstrip(b"\0"))
@@ -95,7 +95,7 @@ def test_any_byte_that_changed_ends_the_reading_at_its_record(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "log"
-    log, added = Log(path), [[number, number * 1000] for number in range(20)]
+    log, added = ScheduleWriter(path), [[number, number * 1000] for number in range(20)]
     for record in added:
         log.add(record)
     log.close()
@@ -132,7 +132,7 @@ def test_a_full_disk_ends_the_schedule_and_not_the_training(
         real(handle, offset, size)
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    log = Log(tmp_path / "log")
+    log = ScheduleWriter(tmp_path / "log")
     for number in range(20_000):
         log.add([number, "x" * 50])
     log.close()
@@ -148,8 +148,8 @@ def test_a_full_disk_ends_the_schedule_and_not_the_training(
 RECORDS = [[number, number % 7, "x" * (number % 3 * 200)] for number in range(2000)]
 
 
-def grown(path: Path, at_most: float = math.inf) -> Log:
-    log = Log(path, at_most)
+def grown(path: Path, at_most: float = math.inf) -> ScheduleWriter:
+    log = ScheduleWriter(path, at_most)
     for record in RECORDS:
         log.add(record)
     return log
@@ -177,14 +177,14 @@ def test_a_process_that_is_killed_while_it_packs_loses_nothing_and_doubles_nothi
 ) -> None:
     path = tmp_path / "log"
     whole: list[tuple[bytes, bytes]] = []
-    pack = Log._pack
+    pack = ScheduleWriter._pack
 
-    def seen(log: Log) -> None:
+    def seen(log: ScheduleWriter) -> None:
         before = path.read_bytes()
         pack(log)
         whole.append((before, packed(path).read_bytes()))
 
-    monkeypatch.setattr(Log, "_pack", seen)
+    monkeypatch.setattr(ScheduleWriter, "_pack", seen)
     grown(path)
     before, pieces = whole[2]  # the file as it was when the third piece was packed, and all three
     said = [record for record in RECORDS if record[0] < 10_000]
@@ -248,7 +248,7 @@ def test_a_replicas_schedule_says_what_its_host_was_told(
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "log"
     still, said = Still(), []
-    host = RecordedReplica(still, Log(path))  # type: ignore[arg-type]
+    host = RecordedReplica(still, ScheduleWriter(path))  # type: ignore[arg-type]
     clock = held = buffer = 0
     epoch, start, stop = 0, 0, 16
 
@@ -287,11 +287,11 @@ def test_a_replicas_schedule_says_what_its_host_was_told(
                 host.perform(UseWeights(more[0]), 0.0)
                 said.append(UseWeights(more[0]))
     host.perform(End("finished"), 0.0)
-    assert list(records(path, 4)) == [*said, Ended()]
+    assert list(records(path, 4)) == [*said, ProcessEnded()]
 
 
 def test_many_batches_behind_a_push_take_few_bytes(tmp_path: Path) -> None:
-    host = RecordedReplica(Still(), Log(tmp_path / "log"))  # type: ignore[arg-type]
+    host = RecordedReplica(Still(), ScheduleWriter(tmp_path / "log"))  # type: ignore[arg-type]
     for number in range(500):
         host.perform(Compute(0, 64 * number, 64 * number + 64, 0, number > 0, number < 499), 0.0)
     host.attach(Payload("gradient", R0, 0, 1, 0))
@@ -304,7 +304,7 @@ def test_many_batches_behind_a_push_take_few_bytes(tmp_path: Path) -> None:
 
 def test_a_shards_schedule_says_what_it_applied_delivered_and_saved(tmp_path: Path) -> None:
     still = Still()
-    host = RecordedShard(still, Log(tmp_path / "log"), 4)  # type: ignore[arg-type]
+    host = RecordedShard(still, ScheduleWriter(tmp_path / "log"), 4)  # type: ignore[arg-type]
     one = Apply((Term(R0, 1, 1.0, 70_000),), 1 / 3, 70_000, 1 / 7)
     round_ = Apply((Term(R0, 0, 0.4, 3), Term(R1_AGAIN, 1, 0.6, 2)), 1.0, 3, 0.55)
     at_own_rates = Apply((Term(R0, 0, 1.0, 4),), 1.0, 4, 1.0, (0.25, None, 0.3))
@@ -317,11 +317,11 @@ def test_a_shards_schedule_says_what_it_applied_delivered_and_saved(tmp_path: Pa
         expected += [Applied(update, fingerprint() & SEEN), Delivered(R1_AGAIN, 1)]
     host.perform(WriteSnapshot(2, 71), 0.0)
     host.perform(End("finished"), 0.0)
-    assert list(records(tmp_path / "log", 4)) == [*expected, Saved(2, 71), Ended()]
+    assert list(records(tmp_path / "log", 4)) == [*expected, Saved(2, 71), ProcessEnded()]
 
 
 def test_a_shard_writes_when_it_would_wait_and_has_some_or_has_not_for_a_while(tmp_path: Path) -> None:
-    host = RecordedShard(Still(), Log(tmp_path / "log"), 4)  # type: ignore[arg-type]
+    host = RecordedShard(Still(), ScheduleWriter(tmp_path / "log"), 4)  # type: ignore[arg-type]
 
     def written(now: float) -> int:
         host.perform(Apply((Term(R0, 0, 1.0, 1),), 1.0, 1), now)
@@ -337,7 +337,7 @@ def test_a_shard_writes_when_it_would_wait_and_has_some_or_has_not_for_a_while(t
 
 def test_a_fingerprint_is_taken_before_the_next_update_changes_the_weights(tmp_path: Path) -> None:
     still = Still()
-    host = RecordedShard(still, Log(tmp_path / "log"), 4)  # type: ignore[arg-type]
+    host = RecordedShard(still, ScheduleWriter(tmp_path / "log"), 4)  # type: ignore[arg-type]
     wanted, fingerprint = [], Fingerprint(still.store.weights)
     still.perform = lambda effect, now: still.store.weights.add_(1)  # type: ignore[method-assign,assignment,return-value]
     for _ in range(5):
@@ -389,7 +389,7 @@ def test_one_over_n_is_written_as_n() -> None:
     ],
 )
 def test_a_record_that_says_nothing_is_damage(raw: list[Any], tmp_path: Path) -> None:
-    log = Log(tmp_path / "log")
+    log = ScheduleWriter(tmp_path / "log")
     log.add([schedule.USED, 1])
     log.add(raw)
     found, damage = up_to_the_damage(records(tmp_path / "log", 4, examples=90))

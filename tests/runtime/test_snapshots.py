@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import squall
 from squall.errors import SnapshotMismatch
-from squall.record import KEEP
+from squall.record.rows import KEEP
 from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime import rates

@@ -11,29 +11,29 @@ from types import SimpleNamespace
 
 import pytest
 
-from squall.record import Extra, Progress, Staleness
+from squall.record.rows import ExtraRow, ProgressRow, StalenessRow
+from squall.record.writer import Record
 from squall.report import Reader
 from squall.runtime import thinning
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.thinning import FRESH_S, Thinning
-from squall.writer import Record
 
 HOUR_S, EVERY_S = 3600.0, 0.5
 REPORTS = round(HOUR_S / EVERY_S)
 MOMENTS = 256  # fewer than there are, so that an hour shows what a week does
 
 
-def reports(number: int) -> list[Progress | Extra | Staleness]:
+def reports(number: int) -> list[ProgressRow | ExtraRow | StalenessRow]:
     time_s, replica = number * EVERY_S, number % 2
     loss = math.nan if number % 50 == 0 else math.exp(-time_s / HOUR_S)
     return [
-        Progress(time_s, replica, 64, 2, loss, 0.25, 0.125, 400, 800),
-        Extra(time_s, replica, 64, "accuracy", 1 - math.exp(-time_s / HOUR_S)),
-        Staleness(time_s, replica, number % 3, 2),
+        ProgressRow(time_s, replica, 64, 2, loss, 0.25, 0.125, 400, 800),
+        ExtraRow(time_s, replica, 64, "accuracy", 1 - math.exp(-time_s / HOUR_S)),
+        StalenessRow(time_s, replica, number % 3, 2),
     ]
 
 
-def examples_by(rows: list[Progress], time_s: float) -> int:
+def examples_by(rows: list[ProgressRow], time_s: float) -> int:
     return sum(row.examples for row in rows if row.time_s <= time_s)
 
 
@@ -56,11 +56,11 @@ def test_an_hour_of_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             if number % 2:
                 record.commit(time_s)
                 ageing.look(time_s)
-                fresh, place = reader.since(Progress, place)
+                fresh, place = reader.since(ProgressRow, place)
                 seen += sum(row.examples for row in fresh)
         record.commit(1e9, force=True)
         assert seen == 64 * REPORTS, "who watches reads each report once"
-        rows = reader.rows(Progress)
+        rows = reader.rows(ProgressRow)
         assert examples_by(rows, math.inf) == 64 * REPORTS
         assert len(rows) < REPORTS / 3
         old = [row.time_s for row in rows if row.time_s < HOUR_S - 3 * FRESH_S and row.replica == 0]
@@ -68,15 +68,15 @@ def test_an_hour_of_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert gap <= HOUR_S / MOMENTS + 2 * EVERY_S, "a curve is drawn as before"
         for time_s in (1000.0, 2000.0, 3000.0):
             assert abs(examples_by(rows, time_s) - 64 * time_s / EVERY_S) <= 64 * HOUR_S / MOMENTS / EVERY_S + 128
-        assert len(reader.rows(Staleness)) < 2 * 3 * (10 + 4 * FRESH_S / EVERY_S)
+        assert len(reader.rows(StalenessRow)) < 2 * 3 * (10 + 4 * FRESH_S / EVERY_S)
         assert Counter({row.staleness: row.count for row in reader.staleness() if row.replica}) == Counter(
             dict.fromkeys(range(3), 2 * REPORTS // 6)
         )
-        assert sum(row.examples for row in reader.rows(Extra)) == 64 * REPORTS
+        assert sum(row.examples for row in reader.rows(ExtraRow)) == 64 * REPORTS
         for back_s in reversed(asked[-2:]):
             record.rewind(back_s, 0, 0, [])
-            assert examples_by(reader.rows(Progress), math.inf) == 64 * (back_s / EVERY_S + 1)
-            assert sum(row.count for row in reader.rows(Staleness)) == 2 * (back_s / EVERY_S + 1)
+            assert examples_by(reader.rows(ProgressRow), math.inf) == 64 * (back_s / EVERY_S + 1)
+            assert sum(row.count for row in reader.rows(StalenessRow)) == 2 * (back_s / EVERY_S + 1)
 
 
 def test_a_run_that_has_gone_on_may_go_back_to_the_same_snapshots(
@@ -96,7 +96,7 @@ def test_a_run_that_has_gone_on_may_go_back_to_the_same_snapshots(
                 ageing = Thinning(record, asked[2] + 1, Snapshots(tmp_path))
         record.commit(1e9, force=True)
         ageing.look(3000 * EVERY_S)
-        assert len(reader.rows(Progress)) < 1500
+        assert len(reader.rows(ProgressRow)) < 1500
         for back_s in (asked[2], asked[1]):
             record.rewind(back_s, 0, 0, [])
-            assert examples_by(reader.rows(Progress), math.inf) == 64 * (back_s / EVERY_S + 1)
+            assert examples_by(reader.rows(ProgressRow), math.inf) == 64 * (back_s / EVERY_S + 1)

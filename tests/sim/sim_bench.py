@@ -14,8 +14,8 @@ from squall.protocol.effects import End
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.exchanges import Cadence, Exchanges
 from squall.protocol.leases import Leases, Limits
-from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
+from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import WorkReported
 from squall.protocol.policy import Policy
@@ -26,7 +26,7 @@ from squall.runtime.wire import Network
 from squall.runtime.world import World
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.memory import Batch
-from squall.sim.proof.phantoms import Phantom, Stage
+from squall.sim.proof.phantoms import Phantom, PhantomStage
 from squall.strategies import Recipe
 from squall.strategies.work import Loop, Update
 
@@ -40,7 +40,7 @@ def mean_of_three(replicas: int, shards: int) -> Recipe:
     return Recipe(replicas=replicas, shards=shards, work=work)
 
 
-class Bench(Stage):
+class Bench(PhantomStage):
     """A run of a recipe; `go` runs it to its end, with actions before given events, and audits all of it."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Bench(Stage):
         self.batch_size, self.seed = batch_size, seed
         self.limits = limits or Limits(epochs=2)
         self.leases = Leases(examples, batch_size, self.limits)
-        self.coordinator = LeaseCoordinator(
+        self.coordinator = LoopCoordinator(
             Policy(recipe.replicas, recipe.shards, **policy), recipe.loop.exchanges, self.leases
         )
         self.auditor = Auditor(recipe, examples, batch_size, self.limits)

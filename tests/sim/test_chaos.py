@@ -23,7 +23,7 @@ from squall.runtime.wire import Network
 from squall.sim.proof import soak
 from squall.sim.proof.broken import INVARIANTS, Broken
 from squall.sim.proof.chaos import STRATEGIES, chaos
-from squall.sim.proof.faults import Cut, FaultyWire, Kill, Part, Weather
+from squall.sim.proof.faults import Cut, FaultyWire, Kill, Role, Weather
 from squall.sim.proof.soak import flags, report, shrink, story, verdict
 from squall.sim.proof.trial import Sight, Trial
 from squall.strategies import STRATEGIES as ALL
@@ -53,7 +53,7 @@ def test_they_are_of_every_strategy_and_every_fault(found: list[soak.Verdict]) -
     happened = Counter[str]()
     for each in found:
         happened.update(each.faults)
-    assert set(happened) == {"Weather", "Cut", "Pause", "Kill", "Skew", "Spoil", "FullDisk", "Stop"}
+    assert set(happened) == {"Weather", "Cut", "Pause", "Kill", "Skew", "Spoil", "FullDisk", "UserStop"}
     assert min(happened.values()) > WORLDS // 20
     killed = {fault.part.role for each in found for fault in each.chaos.faults if isinstance(fault, Kill)}
     assert killed == {"coordinator", "shard", "replica", "evaluator"}
@@ -93,8 +93,8 @@ def test_processes_find_what_one_finds(found: list[soak.Verdict]) -> None:
 # ---------------------------------------------------------------- lives
 
 
-@pytest.mark.parametrize("part", [Part("coordinator"), Part("shard", 1)])
-def test_without_a_shard_or_the_coordinator_the_run_resumes_from_its_last_snapshot(part: Part) -> None:
+@pytest.mark.parametrize("part", [Role("coordinator"), Role("shard", 1)])
+def test_without_a_shard_or_the_coordinator_the_run_resumes_from_its_last_snapshot(part: Role) -> None:
     world = dataclasses.replace(QUIET, snapshot_every_s=0.01, epochs=3, faults=(Kill(120, part),))
     sights: list[Sight] = []
     trial = Trial(world, sights.append).go()
@@ -105,7 +105,7 @@ def test_without_a_shard_or_the_coordinator_the_run_resumes_from_its_last_snapsh
 
 
 def test_a_replica_that_dies_is_replaced_in_the_same_life() -> None:
-    trial = Trial(dataclasses.replace(QUIET, faults=(Kill(60, Part("replica", 1), 0.05),))).go()
+    trial = Trial(dataclasses.replace(QUIET, faults=(Kill(60, Role("replica", 1), 0.05),))).go()
     assert trial.lives == 1
     assert Node("replica", 1, 1) in trial.world.places
 
@@ -124,7 +124,7 @@ MESSAGE = Send(SHARD, StopMessage())
 
 def test_a_cut_severs_one_pair_for_a_while() -> None:
     wire, chance = FaultyWire(Network(latency_s=0.5)), random.Random(0)
-    wire.begin(Cut(0, 2.0, Part("replica", 0), Part("shard", 1), both_ways=False), now=10.0)
+    wire.begin(Cut(0, 2.0, Role("replica", 0), Role("shard", 1), both_ways=False), now=10.0)
     assert list(wire.arrivals(REPLICA, MESSAGE, 11.0, chance)) == []
     assert list(wire.arrivals(SHARD, Send(REPLICA, StopMessage()), 11.0, chance)) == [11.5]
     assert list(wire.arrivals(REPLICA, Send(Node("shard", 0), StopMessage()), 11.0, chance)) == [11.5]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from squall.errors import ClusterError
 from squall.sim.cluster.jitter import Constant, Jitter, LogNormal, Pareto, Trace
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import ROLES, Failure, Link, Machine, Overhead, Preemption
+from squall.sim.cluster.parts import ROLES, FailureLaw, Link, Machine, Overhead, Preemption
 from squall.sim.cluster.tables import Document
 from squall.sim.cluster.units import BANDWIDTH, TIME, parse, write_bandwidth, write_time
 
@@ -79,7 +79,7 @@ def test_a_file_is_read_in_seconds_and_bytes(tmp_path: Path) -> None:
     assert load(EXAMPLE, tmp_path) == Cluster(
         machines=(worker, server),
         between=Link(latency_s=100e-6, jitter_s=20e-6, bandwidth=125e6, loss=0.001),
-        failures={"replica": Failure(every_s=21600, repair_s=120)},
+        failures={"replica": FailureLaw(every_s=21600, repair_s=120)},
         preemptions=(Preemption(at_s=1800, machine="worker", count=2, for_s=600, every_s=3600),),
     )
 
@@ -304,7 +304,7 @@ def machines(draw: st.DrawFn, name: str, first: bool) -> Machine:
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
     kinds = tuple(draw(machines(f"kind-{i}", i == 0)) for i in range(draw(st.integers(1, 3))))
-    failure = st.builds(Failure, every_s=seconds, repair_s=seconds | st.just(0.0))
+    failure = st.builds(FailureLaw, every_s=seconds, repair_s=seconds | st.just(0.0))
     preemption = st.builds(
         Preemption, at_s=seconds | st.just(0.0), machine=st.just("kind-0"), count=st.integers(1, kinds[0].count),
         for_s=seconds, every_s=st.none(),

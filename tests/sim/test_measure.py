@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import squall
 from squall.cli import main
 from squall.errors import TaskError
-from squall.launchers.line import Line
+from squall.launchers.control_pipe import ControlPipe
 from squall.sim.cluster import measure as measuring
 from squall.sim.cluster import quiet
 from squall.sim.cluster.forks import answer, forked
@@ -211,13 +211,13 @@ def test_what_another_program_takes_of_the_core_is_not_in_the_time_and_is_seen()
     """Both on one core: each has half of it, and what one computes takes twice as long by the clock."""
     core = min(os.sched_getaffinity(0))
 
-    def spin(line: Line) -> None:
+    def spin(line: ControlPipe) -> None:
         os.sched_setaffinity(0, {core})
         line.say(there=True)
         while True:
             pass
 
-    def compute(line: Line) -> None:
+    def compute(line: ControlPipe) -> None:
         os.sched_setaffinity(0, {core})
         watch, begun, had = Stopwatch(1), time.perf_counter(), time.process_time()
         line.say(there=True)

@@ -19,7 +19,7 @@ from squall.cli import main
 from squall.plan import Settings
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import Failure, Machine, Overhead
+from squall.sim.cluster.parts import FailureLaw, Machine, Overhead
 from squall.sim.cluster.simulate import simulate
 from squall.sim.planning import planner
 from squall.sim.planning.candidates import Candidate
@@ -84,7 +84,7 @@ def test_one_process_is_in_every_ranking_as_fast_as_it_was_measured() -> None:
     assert alone.speed.bytes_per_second == 0
     assert "Stay with one process: single_process trains 80,000 examples/s, more than any with" in reason(ranking)
     assert "1 alone" in text(ranking)
-    failing = Cluster(machines=(machine,), failures={"replica": Failure(every_s=60, repair_s=30)})
+    failing = Cluster(machines=(machine,), failures={"replica": FailureLaw(every_s=60, repair_s=30)})
     (entry,) = [e for e in plan_cluster(TASK, failing, strategies=BOTH).entries if e.candidate.alone]
     assert entry.survival.left == pytest.approx(0.5), "it is gone for half a minute, and loses as much each time"
 
@@ -104,7 +104,7 @@ def test_long_inner_loops_are_as_fast_in_short() -> None:
 def test_charged_failures_agree_with_simulated_ones(strategy: squall.Strategy) -> None:
     calm = Cluster(machines=(Machine(name="m", count=5, step_s=1.0),))
     failing = dataclasses.replace(
-        calm, failures={"replica": Failure(every_s=120, repair_s=20), "shard": Failure(every_s=400, repair_s=20)}
+        calm, failures={"replica": FailureLaw(every_s=120, repair_s=20), "shard": FailureLaw(every_s=400, repair_s=20)}
     )
     speed = speed_of(Candidate("", strategy), TASK(), calm, 0)
     forecast = simulate(TASK, strategy, failing, gradients="none", steps=12_000)

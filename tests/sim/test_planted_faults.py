@@ -20,24 +20,24 @@ from squall.protocol.effects import Apply, Effect, Payload, PublishSnapshot, Sen
 from squall.protocol.events import Event, LoopLeft, MessageArrived, SnapshotWritten
 from squall.protocol.frames import Frame
 from squall.protocol.leases import Leases, Limits
-from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
+from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Cover, Evaluated, Exchange, Exchanged, ViewSeen, covered
 from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.protocol.replica import Replica
+from squall.protocol.report_sums import PushedWork
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.messages import Calculation
 from squall.protocol.sandblaster.portions import Portions
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
-from squall.protocol.side_work import Snapshots
-from squall.protocol.tally import Work
-from squall.sim.proof.cast import Saved
+from squall.protocol.side_work import SnapshotRounds
 from squall.sim.proof.chaos import Chaos, chaos
-from squall.sim.proof.faults import Kill, Part, Weather
+from squall.sim.proof.faults import Kill, Role, Weather
+from squall.sim.proof.lives import SavedSnapshot
 from squall.sim.proof.memory import Memory, Written
 from squall.sim.proof.phantoms import ShardPhantom
 from squall.sim.proof.positions import restored
@@ -213,7 +213,7 @@ def leases_forgotten(original: Any, leases: Leases, ended: Any) -> None:
     pass
 
 
-def leases_back_at_once(original: Any, coordinator: LeaseCoordinator, node: Node, effects: list[Effect]) -> Any:
+def leases_back_at_once(original: Any, coordinator: LoopCoordinator, node: Node, effects: list[Effect]) -> Any:
     if node in coordinator.members.live:
         for ended in coordinator.leases.give_back(node):
             coordinator._close(ended, effects)
@@ -228,7 +228,7 @@ def welcome_at_once(original: Any, members: Membership) -> list[tuple[Node, int]
     return ready
 
 
-def rows_behind_the_snapshot(original: Any, coordinator: LeaseCoordinator, event: Event, now: float) -> list[Effect]:
+def rows_behind_the_snapshot(original: Any, coordinator: LoopCoordinator, event: Event, now: float) -> list[Effect]:
     """What ended is told when the next snapshot is there."""
     effects: list[Effect] = original(coordinator, event, now)
     put_off = coordinator.__dict__.setdefault("put_off", [])
@@ -270,7 +270,7 @@ def last_of_all(original: Any, coordinator: Coordinator, node: Node, text: str, 
     original(coordinator, node, text, *given)
 
 
-def all_awaited(original: Any, coordinator: LeaseCoordinator) -> bool:
+def all_awaited(original: Any, coordinator: LoopCoordinator) -> bool:
     given_up, coordinator._replacing.given_up = coordinator._replacing.given_up, {}
     may: bool = original(coordinator)
     coordinator._replacing.given_up = given_up
@@ -288,7 +288,7 @@ def twice_told(original: Any, leases: Leases, lease: int, upto: int, holder: Nod
     return original(leases, lease, upto + leases.batch_size, holder)
 
 
-def one_checksum_for_all(original: Any, snapshots: Snapshots, shard: Node, message: Any, *given: Any) -> bool:
+def one_checksum_for_all(original: Any, snapshots: SnapshotRounds, shard: Node, message: Any, *given: Any) -> bool:
     first = next(iter((snapshots._answers or {}).values()), message)
     told: bool = original(snapshots, shard, msgspec.structs.replace(message, checksum=first.checksum), *given)
     return told
@@ -315,8 +315,8 @@ def older_weights_will_do(original: Any, replica: Replica, *given: Any) -> None:
     original(replica, *given)
 
 
-def rates_of_the_first_batch(original: Any, work: Work, *batch: Any) -> Work:
-    more: Work = original(work, *batch)
+def rates_of_the_first_batch(original: Any, work: PushedWork, *batch: Any) -> PushedWork:
+    more: PushedWork = original(work, *batch)
     return msgspec.structs.replace(more, factors=work.factors) if work.batches else more
 
 
@@ -371,7 +371,7 @@ def every_evaluation_counted(original: Any, shard: BatchShard, message: Calculat
     shard.examples = message.examples
 
 
-def what_was_left_out_counted(original: Any, snapshots: Snapshots, shard: Node, message: Any, *given: Any) -> bool:
+def what_was_left_out_counted(original: Any, snapshots: SnapshotRounds, shard: Node, message: Any, *given: Any) -> bool:
     """With what the ledger calls trained."""
     examples = snapshots._ledger["trained"]
     told: bool = original(snapshots, shard, msgspec.structs.replace(message, examples=examples), *given)
@@ -381,7 +381,7 @@ def what_was_left_out_counted(original: Any, snapshots: Snapshots, shard: Node, 
 def on_from_the_ledger(patch: pytest.MonkeyPatch) -> None:
     """A resumed run's shards count on from what its data position calls trained."""
     derived = property(lambda saved: restored(saved.manifest, 1, Limits()).trained)
-    patch.setattr(Saved, "examples", derived)
+    patch.setattr(SavedSnapshot, "examples", derived)
 
 
 def counted_when_written(original: Any, shard: BatchShard, event: Event, now: float) -> list[Effect]:
@@ -435,7 +435,7 @@ PLANTED: dict[str, Planted] = {
         wrapped(Replica, "_on_answered", older_weights_will_do), 300, "I3", of="averaging"),
     "a lease is forgotten on death": Planted(wrapped(Leases, "_return", leases_forgotten), 20, "I1"),
     "leases are dealt again before the shards' view": Planted(
-        wrapped(LeaseCoordinator, "_depart", leases_back_at_once), 20, "I4"),
+        wrapped(LoopCoordinator, "_depart", leases_back_at_once), 20, "I4"),
     "a slot is used again before the shards' view": Planted(
         wrapped(Membership, "take_joined", welcome_at_once), 200, "I5"),
     "a snapshot's ledger is taken after the shards": Planted(
@@ -445,9 +445,9 @@ PLANTED: dict[str, Planted] = {
     "a snapshot does not know of what the departed had trained": Planted(
         wrapped(Shard, "_on_view", departed_unknown), 50, "I4"),
     "a snapshot is there before the rows of what it holds": Planted(
-        wrapped(LeaseCoordinator, "on", rows_behind_the_snapshot), 20, "I4"),
+        wrapped(LoopCoordinator, "on", rows_behind_the_snapshot), 20, "I4"),
     "a manifest names another file's checksum": Planted(
-        wrapped(Snapshots, "answered", one_checksum_for_all), 20, "I1"),
+        wrapped(SnapshotRounds, "answered", one_checksum_for_all), 20, "I1"),
     "a stop waits for shards for as long as they take": Planted(
         wrapped(Coordinator, "_set_deadline", patient_with_shards), 100, "I8"),
     "a stop waits for replicas for as long as they take": Planted(
@@ -455,7 +455,7 @@ PLANTED: dict[str, Planted] = {
     "a slot that is given up is the end of the run": Planted(
         wrapped(Coordinator, "_give_slot_up", last_of_all), 100, "I5"),
     "the first round waits for a slot that is given up": Planted(
-        wrapped(LeaseCoordinator, "_may_grant", all_awaited), 200, "I5", of="synchronous"),
+        wrapped(LoopCoordinator, "_may_grant", all_awaited), 200, "I5", of="synchronous"),
     "an evaluator that keeps dying is the end of the run": Planted(
         wrapped(Coordinator, "_replace", evaluators_are_needed), 100, "I5"),
     "a batch more than reported counts as trained": Planted(wrapped(Leases, "done", twice_told), 20, "I1"),
@@ -466,7 +466,7 @@ PLANTED: dict[str, Planted] = {
         wrapped(Replica, "on", told_after_one_shard), 20, "I1"),
     "a shard forgets the learning rates that loops set": Planted(wrapped(Shard, "on", rates_forgotten), 40, "I6"),
     "a push has the learning rates of its first batch": Planted(
-        wrapped(Work, "and_batch", rates_of_the_first_batch), 40, "I6", of="downpour, push 4"),
+        wrapped(PushedWork, "and_batch", rates_of_the_first_batch), 40, "I6", of="downpour, push 4"),
     "an evaluation is labelled with the examples of another moment": Planted(
         wrapped(Coordinator, "_on_evaluated", labelled_by_the_ledger), 20, "I7"),
     "a script's values are labelled with batches that are not in its weights": Planted(
@@ -474,7 +474,7 @@ PLANTED: dict[str, Planted] = {
     "L-BFGS weights are labelled with what was evaluated after them": Planted(
         wrapped(BatchShard, "_on_calculation", every_evaluation_counted), 30, "I7", of="sandblaster"),
     "a snapshot is labelled with what the ledger calls trained": Planted(
-        wrapped(Snapshots, "answered", what_was_left_out_counted), 20, "I7"),
+        wrapped(SnapshotRounds, "answered", what_was_left_out_counted), 20, "I7"),
     "a resumed run counts what was left out as trained": Planted(on_from_the_ledger, 50, "I7", of="downpour"),
     "an L-BFGS snapshot is labelled with what was accepted while it was written": Planted(
         wrapped(BatchShard, "on", counted_when_written), 200, "I7", of="sandblaster"),
@@ -535,7 +535,7 @@ FOUND: dict[str, tuple[Chaos, Patch, str]] = {
         PLANTED["a snapshot does not know of what the departed had trained"].plant, "I4"),
     "what a dead evaluator had asked for was written over its successor's weights": (
         dataclasses.replace(
-            chaos(2235), faults=(STORM, Kill(35, Part("evaluator")), Kill(79, Part("evaluator"))), epochs=1, examples=8,
+            chaos(2235), faults=(STORM, Kill(35, Role("evaluator")), Kill(79, Role("evaluator"))), epochs=1, examples=8,
             evaluate=True, evaluate_every_s=0.01, notice_s=0.0, scripted=False, keeps=False),
         dead_evaluators_served, "I6"),
 }  # fmt: skip

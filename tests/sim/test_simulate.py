@@ -25,7 +25,7 @@ from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import LogNormal, Pareto
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import Failure, Link, Machine, Preemption
+from squall.sim.cluster.parts import FailureLaw, Link, Machine, Preemption
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.simulate import simulate
 from tests import deep
@@ -150,7 +150,7 @@ def test_replicas_are_spread_over_cores_and_shards_over_what_is_left() -> None:
 
 
 def test_lost_replicas_are_replaced_and_all_is_trained() -> None:
-    cluster = dataclasses.replace(workers(4), failures={"replica": Failure(every_s=3.0, repair_s=0.5)})
+    cluster = dataclasses.replace(workers(4), failures={"replica": FailureLaw(every_s=3.0, repair_s=0.5)})
     found = hollow(squall.Downpour(replicas=4), cluster, epochs=10)
     assert found.status == "finished"
     assert found.examples == 8000
@@ -161,7 +161,7 @@ def test_lost_replicas_are_replaced_and_all_is_trained() -> None:
 
 
 def test_a_lost_shard_costs_what_was_trained_since_the_last_snapshot() -> None:
-    cluster = dataclasses.replace(workers(2), failures={"shard": Failure(every_s=4.0, repair_s=1.0)})
+    cluster = dataclasses.replace(workers(2), failures={"shard": FailureLaw(every_s=4.0, repair_s=1.0)})
     found = hollow(squall.Downpour(replicas=2), cluster, epochs=10, settings=Settings(snapshot_every_s=0.5))
     assert found.status == "finished"
     assert found.examples == 8000
@@ -173,7 +173,7 @@ def test_a_lost_shard_costs_what_was_trained_since_the_last_snapshot() -> None:
 
 @pytest.mark.parametrize("gradients", ["real", "none"])
 def test_the_time_given_is_what_passes_restarts_included(gradients: str, tmp_path: Path) -> None:
-    cluster = dataclasses.replace(workers(2), failures={"shard": Failure(every_s=1.0, repair_s=0.2)})
+    cluster = dataclasses.replace(workers(2), failures={"shard": FailureLaw(every_s=1.0, repair_s=0.2)})
     settings = Settings(snapshot_every_s=0.25, seconds=6.0)
     found = simulate(
         untested, squall.Downpour(replicas=2), cluster, gradients=gradients, settings=settings, run_dir=tmp_path / "run"
@@ -183,7 +183,7 @@ def test_the_time_given_is_what_passes_restarts_included(gradients: str, tmp_pat
 
 
 def test_the_coordinator_may_be_lost_as_well() -> None:
-    cluster = dataclasses.replace(workers(2), failures={"coordinator": Failure(every_s=3.0, repair_s=0.2)})
+    cluster = dataclasses.replace(workers(2), failures={"coordinator": FailureLaw(every_s=3.0, repair_s=0.2)})
     found = hollow(squall.Downpour(replicas=2), cluster, epochs=5, settings=Settings(snapshot_every_s=0.5))
     assert (found.status, found.examples) == ("finished", 4000)
     assert found.restarts > 0
@@ -201,7 +201,7 @@ def test_a_restart_brings_nobody_back_whose_machine_is_gone() -> None:
     """Three of four workers are gone for good; that a shard is lost as well makes nothing faster."""
     gone = Preemption(at_s=0.5, machine="worker", count=3, for_s=1e6)
     lonely = dataclasses.replace(workers(4), preemptions=(gone,))
-    crashing = dataclasses.replace(lonely, failures={"shard": Failure(every_s=5.0, repair_s=0.1)})
+    crashing = dataclasses.replace(lonely, failures={"shard": FailureLaw(every_s=5.0, repair_s=0.1)})
     settings = Settings(snapshot_every_s=0.5, seconds=20.0)
     calm, lost = (hollow(squall.Downpour(replicas=4), cluster, epochs=None, settings=settings)
                   for cluster in (lonely, crashing))  # fmt: skip
@@ -227,7 +227,7 @@ def test_of_two_absences_the_longer_counts() -> None:
 
 
 def test_a_run_that_never_gets_to_a_snapshot_is_given_up() -> None:
-    cluster = dataclasses.replace(workers(2), failures={"shard": Failure(every_s=0.5, repair_s=0.1)})
+    cluster = dataclasses.replace(workers(2), failures={"shard": FailureLaw(every_s=0.5, repair_s=0.1)})
     found = hollow(squall.Downpour(replicas=2), cluster, epochs=200, settings=Settings(snapshot_every_s=60))
     assert found.status == "failed"
     assert "take more" in found.reason
@@ -293,7 +293,7 @@ def test_real_gradients_give_accuracy_over_virtual_time_and_a_run(tmp_path: Path
 
 
 def test_a_lost_shard_of_real_numbers_goes_on_from_the_snapshot(tmp_path: Path) -> None:
-    cluster = dataclasses.replace(workers(2), failures={"shard": Failure(every_s=1.0, repair_s=0.1)})
+    cluster = dataclasses.replace(workers(2), failures={"shard": FailureLaw(every_s=1.0, repair_s=0.1)})
     found = simulate(
         blobs, squall.Downpour(replicas=2), cluster, epochs=2, run_dir=tmp_path / "run",
         settings=Settings(snapshot_every_s=0.2),
@@ -311,7 +311,7 @@ def test_a_simulated_run_with_preempted_replicas_is_replayed(loss: float, tmp_pa
     """With and without links, which change who performs what in which order."""
     cluster = workers(4, jitter=LogNormal(0.3))
     cluster = dataclasses.replace(
-        cluster, between=Link(latency_s=0.002, loss=loss), failures={"replica": Failure(every_s=2.0, repair_s=0.1)}
+        cluster, between=Link(latency_s=0.002, loss=loss), failures={"replica": FailureLaw(every_s=2.0, repair_s=0.1)}
     )
     strategy = squall.Downpour(replicas=4, shards=2, overlap=True, push_every=2)
     found = simulate(blobs, strategy, cluster, epochs=4, run_dir=tmp_path / "run")
@@ -345,7 +345,7 @@ def test_what_the_task_raises_passes_through_and_the_record_says_so(tmp_path: Pa
 
 
 def test_a_run_that_crashes_before_its_first_snapshot_ends_in_time_as_well() -> None:
-    cluster = dataclasses.replace(workers(2), failures={"shard": Failure(every_s=0.5, repair_s=0.1)})
+    cluster = dataclasses.replace(workers(2), failures={"shard": FailureLaw(every_s=0.5, repair_s=0.1)})
     found = hollow(
         squall.Downpour(replicas=2), cluster, epochs=None, settings=Settings(snapshot_every_s=50, seconds=4.0)
     )
@@ -375,7 +375,7 @@ print(forecast_of(5))
 def forecast_of(seed: int) -> str:
     cluster = dataclasses.replace(
         workers(4, jitter=Pareto(2.0)), between=Link(latency_s=1e-3, jitter_s=1e-3, loss=0.01),
-        failures={"replica": Failure(every_s=2.0, repair_s=0.1)},
+        failures={"replica": FailureLaw(every_s=2.0, repair_s=0.1)},
     )  # fmt: skip
     found = hollow(squall.Downpour(replicas=4, shards=2), cluster, seed=seed)
     return json.dumps(dataclasses.replace(found, wall_s=0.0).to_json_dict(), sort_keys=True)

@@ -28,7 +28,7 @@ from squall.report import Reader
 from squall.run import Run
 from squall.runtime.optimizers import in_words
 from squall.strategies import STRATEGIES, Strategy
-from squall.task_file import load_task
+from squall.usercode.task_file import load_task
 from squall.vector import Layout
 from tests import deep
 from tests.strategies.references import averaged, block_descent, elastic, local_training, outer
@@ -233,7 +233,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import squall
-from squall.task_file import load_task
+from squall.usercode.task_file import load_task
 from squall.optim import Proximal
 from squall.run import Run
 from tests.tasks import INLINE, regression

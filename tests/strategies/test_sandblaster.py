@@ -27,7 +27,7 @@ from squall.protocol.events import StopRequested
 from squall.protocol.frames import encode
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.sandblaster.messages import Calculation, Portion
-from squall.record import Event, Metric, Progress
+from squall.record.rows import EventRow, MetricRow, ProgressRow
 from squall.report import Reader
 from squall.run import Run, TaskFunction
 from squall.runtime.job import private_job
@@ -215,18 +215,18 @@ def test_armijo_and_batches_learn_as_well(inline: Fit) -> None:
 
 def test_steps_are_iterations_and_every_one_is_recorded(inline: Fit) -> None:
     run = inline(digits(), squall.Sandblaster(batch="full"), steps=7)
-    losses = [row.value for row in records(run, Metric) if row.name == "objective"]
+    losses = [row.value for row in records(run, MetricRow) if row.name == "objective"]
     assert len(losses) == 7
     assert losses == sorted(losses, reverse=True)
     assert run.summary().updates == 7
-    assert "7 iterations are done" in [event.text for event in records(run, Event)]
+    assert "7 iterations are done" in [event.text for event in records(run, EventRow)]
 
 
 def test_a_run_that_is_done_has_nothing_to_go_on_with(inline: Fit) -> None:
     run = inline(digits(), squall.Sandblaster(batch="full"), steps=3)
     again = squall.resume(run.directory)
     assert again.summary().updates == 3
-    assert len([row for row in records(again, Metric) if row.name == "objective"]) == 3
+    assert len([row for row in records(again, MetricRow) if row.name == "objective"]) == 3
 
 
 def test_sampled_batches_end_after_an_epoch_where_nothing_else_is_said(inline: Fit) -> None:
@@ -289,7 +289,7 @@ def test_a_small_training_set_is_one_batch_and_every_replica_gets_a_portion(
 ) -> None:
     run = inline(regression(), squall.Sandblaster(**settings), steps=3)
     reader = Reader(run.directory / "run.sqlite")
-    assert {row.replica for row in reader.rows(Progress)} == set(range(settings.get("replicas", 2)))
+    assert {row.replica for row in reader.rows(ProgressRow)} == set(range(settings.get("replicas", 2)))
     assert reader.state()["batch"] == "90"
     reader.close()
 
@@ -495,7 +495,7 @@ def test_a_run_stopped_anywhere_goes_on_from_its_last_iteration(tmp_path: Path, 
     number = Snapshots(tmp_path).numbers()[-1]
     before = first.machine.state.iteration
     reader = Reader(tmp_path / "run.sqlite")
-    recorded = [row.updates for row in reader.rows(Metric) if row.name == "objective"]
+    recorded = [row.updates for row in reader.rows(MetricRow) if row.name == "objective"]
     reader.close()
     assert recorded == list(range(1, before + 1))
     again = World(tmp_path, breast_cancer(), strategy, network=LATENCY, snapshot=number)

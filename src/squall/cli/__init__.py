@@ -87,9 +87,9 @@ def _start_early(arguments: Sequence[str]) -> LocalRun | None:
 
 def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     """The exit status, and what belongs on stdout."""
-    from squall.blame import as_json, failure
     from squall.errors import SquallError
-    from squall.record import RecordError
+    from squall.record.rows import RecordError
+    from squall.usercode.blame import as_json, failure
 
     try:
         done: tuple[int, str] = options.run(options, local, commanded_at)

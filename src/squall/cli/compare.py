@@ -38,7 +38,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 def _compare(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
     from squall.cli.strategies import named_strategies, settings_of
     from squall.compare import compare
-    from squall.task_file import load_task
+    from squall.usercode.task_file import load_task
 
     loaded = load_task(options.file)
     limited = any(x is not None for x in (options.epochs, options.steps, options.until, options.seconds))

@@ -45,7 +45,7 @@ def simulate_file(options: argparse.Namespace) -> tuple[int, str]:
     from squall.plan import Settings
     from squall.sim.cluster.model import Cluster
     from squall.sim.cluster.simulate import simulate
-    from squall.task_file import load_task
+    from squall.usercode.task_file import load_task
 
     cluster = Cluster.load(options.cluster)
     loaded = load_task(options.file)

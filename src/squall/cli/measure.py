@@ -50,7 +50,7 @@ def _measure(options: argparse.Namespace, local: object, commanded_at: float) ->
 
     torch.set_num_threads(1)  # a thread pool would not survive the forks
     from squall.sim.cluster.measure import measure, write
-    from squall.task_file import load_task
+    from squall.usercode.task_file import load_task
 
     loaded = load_task(options.file)
     strategy = loaded.strategies[0] if loaded.strategies else None

@@ -15,7 +15,7 @@ from squall.cli.output import check_output, out_path
 if TYPE_CHECKING:
     from squall.sim.planning.ranking import Ranking
     from squall.strategies import Strategy
-    from squall.task_file import Loaded
+    from squall.usercode.task_file import Loaded
 
 _ABOUT = (
     "Simulate strategies with many settings and numbers of processes on a modelled cluster, and rank them: by useful"
@@ -53,7 +53,7 @@ def _plan(options: argparse.Namespace, local: object, commanded_at: float) -> tu
     from squall.sim.cluster.model import Cluster
     from squall.sim.planning.page import text, write_picture
     from squall.sim.planning.planner import plan_cluster
-    from squall.task_file import load_task
+    from squall.usercode.task_file import load_task
 
     if not Path(options.cluster).is_file():
         raise ValueError(f"--cluster {options.cluster} is no file: write one with `squall measure {options.file}`")

@@ -37,9 +37,9 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 
 
 def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from squall.rereading import code_again, resumed_code
     from squall.script import resumed_script, run_script
     from squall.train import Launch
+    from squall.usercode.rereading import code_again, resumed_code
 
     path = Path(options.run_dir)
     old = code_again(path, options.task, options.as_it_was)

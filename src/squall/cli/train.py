@@ -37,8 +37,8 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
     from squall.cli.strategies import build_strategy, settings_of
     from squall.plan import make_plan
     from squall.run import Code
-    from squall.task_file import load_task
     from squall.train import Launch
+    from squall.usercode.task_file import load_task
 
     loaded = load_task(options.file)
     strategy = build_strategy(options, loaded.strategies)

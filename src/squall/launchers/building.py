@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from squall.blame import encode
 from squall.errors import TaskError
 from squall.runtime.arena import Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
-from squall.sources import Sources, show
 from squall.task import Task
+from squall.usercode.blame import encode
+from squall.usercode.sources import Sources, show
 from squall.vector import Layout
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from squall.evaluation_callback import EvaluationCallback
 from squall.protocol.effects import Compute, End
 from squall.protocol.events import Event, StopRequested
 from squall.protocol.link import Linked
@@ -18,7 +19,6 @@ from squall.runtime.machines import nodes
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.recording import recorded
 from squall.runtime.world import World
-from squall.watch import Watch
 
 STEP_S = 0.01  # virtual seconds that every gradient takes
 
@@ -26,8 +26,8 @@ STEP_S = 0.01  # virtual seconds that every gradient takes
 class LoneChannel:
     """The coordinator's line where there are no processes: nobody dies, and the end is kept for the caller."""
 
-    def __init__(self, watch: Watch | None = None) -> None:
-        self._watch = watch or Watch()
+    def __init__(self, watch: EvaluationCallback | None = None) -> None:
+        self._watch = watch or EvaluationCallback()
         self.ended = End("failed", "the world stood still")
         self.interrupts: list[int] = []  # signals caught
         self._told = False
@@ -55,7 +55,7 @@ class InlineRun:
     """
 
     def __init__(
-        self, job: Job, step_s: Callable[[Node], float] | None = None, watch: Watch | None = None
+        self, job: Job, step_s: Callable[[Node], float] | None = None, watch: EvaluationCallback | None = None
     ) -> None:  # fmt: skip
         self._job = job
         self._step_s = step_s

@@ -19,16 +19,16 @@ from typing import Any
 
 import cloudpickle
 
-from squall.blame import decode
 from squall.errors import ProcessLost, SquallError, TaskError
+from squall.evaluation_callback import EvaluationCallback
+from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.environment import environment
-from squall.launchers.line import Line
 from squall.protocol.effects import End
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.record import RecordError
+from squall.record.rows import RecordError
 from squall.runtime.processes import ending, standing_still
-from squall.shipping import ship
-from squall.watch import Watch
+from squall.usercode.blame import decode
+from squall.usercode.shipping import ship
 
 ANSWER_WITHIN_S = 2.0  # the nursery, to a stop
 INSISTED_S = 1.0  # what is asked twice to stop may take
@@ -46,7 +46,7 @@ class LocalRun:
         self._environment = dict(os.environ)
         with theirs, held:
             self._process = start_nursery(theirs.fileno(), held.fileno())
-        self._line = Line(Connection(mine.detach()))
+        self._line = ControlPipe(Connection(mine.detach()))
         self._launched = False
         self._listening = False  # the nursery: until then it runs the user's code
         self._stops = 0  # asked for
@@ -69,7 +69,7 @@ class LocalRun:
         self._line.say(kind="launch", directory=str(directory.resolve()), snapshot=snapshot)
         self._line.hand(lock)
 
-    def attend(self, timeout_s: float, watch: Watch) -> None:
+    def attend(self, timeout_s: float, watch: EvaluationCallback) -> None:
         """Wait for the nursery to say something. Raises what ended the run, if that was an error."""
         if self.ended is not None:
             return
@@ -167,4 +167,4 @@ def start_nursery(line: int, life: int) -> subprocess.Popen[bytes]:
 
 
 # Leaves without waiting for threads that the task may have started.
-_ENTRY = "import os, sys; from squall.launchers.serve import main; main(int(sys.argv[1])); os._exit(0)"
+_ENTRY = "import os, sys; from squall.launchers.nursery_main import main; main(int(sys.argv[1])); os._exit(0)"

@@ -26,14 +26,14 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from squall.blame import encode, note
-from squall.launchers.line import Line
-from squall.launchers.roles import run_role
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.role_processes import run_role
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
 from squall.runtime.processes import die_with_parent, ending, outlive_parent
+from squall.usercode.blame import encode, note
 
 GRACE_S = 1.0  # for processes to end after the coordinator has
 STOPPED_GRACE_S = 0.5  # the same, when somebody waits for the end
@@ -52,7 +52,7 @@ class Child:
 class Nursery:
     """Forks, watches and reaps. One instance per process, used by `main` alone."""
 
-    def __init__(self, launcher: Line, job: Job, sockets: Path) -> None:
+    def __init__(self, launcher: ControlPipe, job: Job, sockets: Path) -> None:
         self._launcher = launcher
         self._job = job
         self._sockets = sockets
@@ -62,7 +62,7 @@ class Nursery:
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         self._deadline: float | None = None  # when what is left then is killed
         mine, theirs = Pipe()
-        self._coordinator = Line(mine)
+        self._coordinator = ControlPipe(mine)
         self._theirs: Connection | None = theirs
 
     def run(self) -> None:
@@ -230,7 +230,7 @@ class Nursery:
         line = None
         if node == COORDINATOR:
             assert self._theirs is not None
-            line = Line(self._theirs)
+            line = ControlPipe(self._theirs)
         run_role(self._job, node, self._sockets, line)
 
 
@@ -238,7 +238,7 @@ def explain(code: int) -> str:
     return "raised an exception" if code == RAISED else ending(code)
 
 
-def hear_launch(launcher: Line) -> dict[str, Any] | None:
+def hear_launch(launcher: ControlPipe) -> dict[str, Any] | None:
     """What to launch; None when there is nothing to be launched."""
     order = launcher.hear()
     if order is None or order["kind"] != "launch":

@@ -11,16 +11,14 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from squall.blame import note, note_batch
 from squall.errors import Interrupted, NotFinite, SquallError
-from squall.joined import Steps
-from squall.launchers.line import Line
-from squall.launchers.roles import name_process, transport_of
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.role_processes import name_process, transport_of
 from squall.protocol.effects import Compute, Effect, UseWeights
 from squall.protocol.events import BatchOver, BatchSkipped, Event, LoopLeft, ValuesLogged
 from squall.protocol.messages import Factors
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.record import RecordError
+from squall.record.rows import RecordError
 from squall.runtime.driver import Driver
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
@@ -28,14 +26,16 @@ from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.recording import RecordedReplica, recorded
 from squall.runtime.snapshot import Snapshots
-from squall.side import Side
+from squall.session.joined import Steps
+from squall.session.side import Side
 from squall.task import Batch, Task
+from squall.usercode.blame import note, note_batch
 
 
 class _ScriptHost(ReplicaHost):
     """A replica's host that leaves the computing to the script, and hears how the run ends."""
 
-    def __init__(self, job: Job, slot: int, line: Line) -> None:
+    def __init__(self, job: Job, slot: int, line: ControlPipe) -> None:
         super().__init__(job, slot)
         self._line = line
         self.wanted: Compute | None = None
@@ -58,10 +58,10 @@ class _ScriptHost(ReplicaHost):
         self.over = self._line.hear() or {"status": "failed", "reason": "the nursery is gone"}
 
 
-class Replica(Side):
+class ReplicaSide(Side):
     """What stands behind the session of one replica."""
 
-    def __init__(self, job: Job, node: Node, sockets: Path, line: Line) -> None:
+    def __init__(self, job: Job, node: Node, sockets: Path, line: ControlPipe) -> None:
         self.rank = node.index
         self.replicas = job.recipe.replicas
         self.several_steps = job.recipe.work.several_steps

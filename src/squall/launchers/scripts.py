@@ -25,12 +25,10 @@ from typing import Any
 import msgspec
 from torch import nn
 
-from squall.blame import encode
 from squall.errors import SnapshotMismatch, TaskError
-from squall.joined import Counted, joined_task
 from squall.launchers.building import build_job, warn_of_threads
-from squall.launchers.joining import Over, chosen, run_file
-from squall.launchers.line import Line
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.late_rows import add_end, add_values
 from squall.launchers.nursery import (
     DONE,
     GRACE_S,
@@ -40,22 +38,24 @@ from squall.launchers.nursery import (
     explain,
     hear_launch,
 )
-from squall.launchers.reopening import add_end, add_values
-from squall.launchers.script_replica import Replica
+from squall.launchers.script_replica import ReplicaSide
+from squall.launchers.script_start import Over, chosen, run_file
 from squall.protocol.nodes import Node
-from squall.record import RecordError
+from squall.record.rows import RecordError
 from squall.runtime import attempts
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
 from squall.runtime.optimizers import check_optimizers, state_name
-from squall.side import Side
+from squall.session.joined import Counted, joined_task
+from squall.session.side import Side
 from squall.task import OptimizerFactory
+from squall.usercode.blame import encode
 
 
 class _Forked(BaseException):
     """In a replica that was just forked: unwinds the nursery's frames, back into the script's `join`."""
 
-    def __init__(self, node: Node, line: Line) -> None:
+    def __init__(self, node: Node, line: ControlPipe) -> None:
         self.node = node
         self.line = line
 
@@ -63,9 +63,9 @@ class _Forked(BaseException):
 class ScriptNursery(Nursery):
     """A nursery whose replicas are scripts."""
 
-    def __init__(self, launcher: Line, job: Job, sockets: Path) -> None:
+    def __init__(self, launcher: ControlPipe, job: Job, sockets: Path) -> None:
         super().__init__(launcher, job, sockets)
-        self._scripts: dict[Connection, Line] = {}
+        self._scripts: dict[Connection, ControlPipe] = {}
         self._trained_on: dict[str, Any] | None = None  # what the scripts said
         self._unfinished: dict[int, str] = {}  # replica -> how its last process was lost
 
@@ -192,21 +192,21 @@ class ScriptNursery(Nursery):
             theirs.close()
             self._look_after(node, pid)
             self._unfinished.pop(node.index, None)
-            self._scripts[mine] = Line(mine)
+            self._scripts[mine] = ControlPipe(mine)
             return
         self._detach(parent)
         mine.close()
         for other in self._scripts:
             other.close()
-        raise _Forked(node, Line(theirs))
+        raise _Forked(node, ControlPipe(theirs))
 
 
-def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None:
+def serve_script(launcher: ControlPipe, message: dict[str, Any], sockets: Path) -> None:
     """Run the script; returns in the nursery only, when everything is over."""
     order = hear_launch(launcher)
     if order is None:
         return
-    joined: list[Replica] = []
+    joined: list[ReplicaSide] = []
     forked_as: list[Node] = []
 
     def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
@@ -224,7 +224,7 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
             ScriptNursery(launcher, job, sockets).run()
         except _Forked as forked:
             forked_as.append(forked.node)
-            joined.append(replica := Replica(job, forked.node, sockets, forked.line))
+            joined.append(replica := ReplicaSide(job, forked.node, sockets, forked.line))
             sys.unraisablehook = partial(_unraisable, replica)
             return replica
         raise Over
@@ -248,7 +248,7 @@ def serve_script(launcher: Line, message: dict[str, Any], sockets: Path) -> None
     _leave(DONE)
 
 
-def _end_training(replica: Replica, path: Path) -> None:
+def _end_training(replica: ReplicaSide, path: Path) -> None:
     """The script is at its end, and may still hold batches, as frameworks' own cycles do."""
     if replica.status == "running" and replica.rank == 0:
         sys.stderr.write(
@@ -258,7 +258,7 @@ def _end_training(replica: Replica, path: Path) -> None:
     replica.leave()
 
 
-def _leave_quietly(replica: Replica, error: BaseException) -> None:
+def _leave_quietly(replica: ReplicaSide, error: BaseException) -> None:
     """Leave, if it is not the script that has failed: the launching process says what happened to the run."""
     over = replica.status not in ("running", "finished")
     if over and error is not replica.ended_with and not isinstance(error, SystemExit | KeyboardInterrupt):
@@ -271,7 +271,7 @@ def _story(error: BaseException) -> str:
     return str(error) if isinstance(error, _Unfinished | SnapshotMismatch) else encode(error)
 
 
-def _unraisable(replica: Replica, found: sys.UnraisableHookArgs) -> None:
+def _unraisable(replica: ReplicaSide, found: sys.UnraisableHookArgs) -> None:
     """A `break` lets go of the batches where Python ignores exceptions; code behind the loop does not run even so.
 
     Nor does it after an interrupt that came there.
@@ -285,7 +285,7 @@ class _Unfinished(Exception):
     """The script ended and has not trained."""
 
 
-def _check_training(joined: list[Replica], path: Path) -> None:
+def _check_training(joined: list[ReplicaSide], path: Path) -> None:
     if not joined:
         raise _Unfinished(f"{path} ended without calling squall.join(model): call it before the training loop")
     if not joined[0].began:

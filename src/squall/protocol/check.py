@@ -10,8 +10,8 @@ from squall.protocol.closing import Phase
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases
-from squall.protocol.leasing import LeaseCoordinator
 from squall.protocol.link import Linked
+from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.machine import Machine
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
@@ -33,7 +33,7 @@ def check(machine: Machine | Leases) -> None:
             _raise_for(machine, _leases(machine))
         case Coordinator():
             _raise_for(machine, _coordinator(machine))
-            if isinstance(machine, LeaseCoordinator):
+            if isinstance(machine, LoopCoordinator):
                 check(machine.leases)
                 _raise_for(machine, _lease_coordinator(machine))
             elif isinstance(machine, BatchCoordinator) and machine.portions is not None:
@@ -90,7 +90,7 @@ def _coordinator(coordinator: Coordinator) -> Iterator[Claim]:
     yield shown or min(members._seen) < members.number, "a view that is due is shown"
 
 
-def _lease_coordinator(coordinator: LeaseCoordinator) -> Iterator[Claim]:
+def _lease_coordinator(coordinator: LoopCoordinator) -> Iterator[Claim]:
     members = coordinator.members
     yield all(node in members.live for node in coordinator._requests), "requests come from live replicas"
     holders = [held.holder for held in coordinator.leases.held.values()]

@@ -20,7 +20,7 @@ from squall.protocol.messages import Evaluated, SnapshotTaken, Stop
 from squall.protocol.nodes import Node
 from squall.protocol.policy import Policy
 from squall.protocol.replacing import Replacing
-from squall.protocol.side_work import Evaluations, Snapshots
+from squall.protocol.side_work import Evaluations, SnapshotRounds
 
 STOP_WITHIN_S = 1.0  # after a user's stop, replicas that are still computing are not waited for
 
@@ -45,7 +45,7 @@ class Closing(ABC):
         self._failure = "failed"  # the status of a run that ends with an error
         self._shards = [Node("shard", i) for i in range(policy.shards)]
         self._evaluations = Evaluations(Node("evaluator", policy.replicas), Best(policy.goal, policy.until))
-        self._snapshots = Snapshots(self._shards, snapshots)
+        self._snapshots = SnapshotRounds(self._shards, snapshots)
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._replacing = Replacing()
         self._begun = False  # a replica was welcomed

@@ -22,9 +22,9 @@ from squall.protocol.events import (
     ValuesLogged,
 )
 from squall.protocol.exchanges import Exchanges
-from squall.protocol.flight import Flight
 from squall.protocol.frames import Message
-from squall.protocol.hand import Batch, Hand
+from squall.protocol.held_work import Batch, HeldWork
+from squall.protocol.in_flight import ExchangeInFlight
 from squall.protocol.messages import (
     Cover,
     Dropped,
@@ -42,8 +42,8 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.nodes import COORDINATOR, Node, shard_nodes
+from squall.protocol.report_sums import NO_WORK, ReportSums
 from squall.protocol.reports import Reports
-from squall.protocol.tally import NO_WORK, Tally
 
 
 class Replica:
@@ -65,7 +65,7 @@ class Replica:
         self._in_rounds, self._awaited = exchanges.in_rounds, exchanges.awaited
         self.pid = pid
         self.clock: int | None = None  # exchanges done or under way; None before Welcome
-        self._hand = Hand(batch_size)
+        self._hand = HeldWork(batch_size)
         self._batch: Batch | None = None  # under computation
         self._stepped = False  # it was pushed, and may be stepped again
         self._retried = False  # it was not finite once
@@ -76,7 +76,7 @@ class Replica:
         self._since_push = 0  # batches in the gradient buffer
         self._since_fetch = 0
         self._gathered = NO_WORK  # behind the gradient buffer
-        self._flight = Flight()  # the exchange under way
+        self._flight = ExchangeInFlight()  # the exchange under way
         self._reports = Reports()
         self._gradient = 0  # buffer that gradients go to
         self._active = 0  # weights buffer that is computed on
@@ -134,7 +134,7 @@ class Replica:
             case Welcome(clock):
                 self.clock = clock
                 self._exchange(now, effects, push=False, fetch=True)  # the first weights
-                self._reports.tally = Tally()  # what every newcomer needs is not what the algorithm moves
+                self._reports.tally = ReportSums()  # what every newcomer needs is not what the algorithm moves
             case SkipNoted():
                 self._on_skipped(now, effects)
             case Stop():
@@ -334,7 +334,7 @@ class Replica:
             effects.append(UseWeights(self._active))
         if answers.first < self.clock:  # shards have let it in at different clocks: some of the weights are older
             self._exchange(now, effects, push=False, fetch=True)
-            reports.tally = Tally()
+            reports.tally = ReportSums()
             return
         if answers.dropped:
             leases = [cover.lease for cover in flight.work.covers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from squall.protocol.messages import Cover, Left, Progress, covered
-from squall.protocol.tally import Tally, Work
+from squall.protocol.report_sums import PushedWork, ReportSums
 
 REPORT_EVERY_S = 0.25
 REPORT_LEASES = 16  # unreported ones at most; shards remember more (`shard.LEASES_KEPT`)
@@ -16,11 +16,11 @@ class Reports:
 
     def __init__(self) -> None:
         self.covers: tuple[Cover, ...] = ()  # applied by all shards, and not told yet
-        self.tally = Tally()
+        self.tally = ReportSums()
         self._at = 0.0
         self._from = math.inf  # clock of a push with the last of an epoch: the report behind it does not wait
 
-    def applied(self, work: Work) -> None:
+    def applied(self, work: PushedWork) -> None:
         """By all shards."""
         self.covers = covered(self.covers, work.covers)
         self.tally.add(work)

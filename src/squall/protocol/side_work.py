@@ -56,7 +56,7 @@ class Evaluations:
         return self.best.judge(message.values, kept=not message.error)
 
 
-class Snapshots:
+class SnapshotRounds:
     """Asks every shard for its part; when all are on disk the snapshot is published with the ledger of the asking.
 
     The ledger is taken before the shards are asked, so everything that it calls trained is in their files; what was

@@ -1,4 +1,4 @@
-"""Where each node of a replay begins that begins at a snapshot, in the midst of a run. See `runtime.cuts`."""
+"""Where each node of a replay begins that begins at a snapshot, in the midst of a run. See `runtime.replay_starts`."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 
 from squall.protocol.effects import UseWeights
 from squall.protocol.nodes import Node
-from squall.replaying.sides import ReplicaSide, ShardSide
-from squall.runtime.cuts import cuts_at, fetches_before, read_push
+from squall.replaying.recorded_nodes import RecordedReplica, RecordedShard
 from squall.runtime.job import Job
-from squall.runtime.records import Computed, Part, Pushed
+from squall.runtime.records import Computed, NextFile, Pushed
+from squall.runtime.replay_starts import cuts_at, fetches_before, read_push
 from squall.runtime.schedule import Damaged
 
 
 def begun_at(
-    snapshot: int, attempt: Path, job: Job, updates: int, replicas: dict[Node, ReplicaSide]
-) -> list[ShardSide]:  # fmt: skip
+    snapshot: int, attempt: Path, job: Job, updates: int, replicas: dict[Node, RecordedReplica]
+) -> list[RecordedShard]:  # fmt: skip
     """The shards as they were at a snapshot, with every replica at its cut.
 
     Replicas that have left nothing but pushes are added. Raises `Damaged` where the replay cannot begin there.
     """
     cuts = cuts_at(attempt, snapshot, job.recipe.shards)
-    shards = [ShardSide(attempt, job, index, updates, snapshot) for index in range(job.recipe.shards)]
+    shards = [RecordedShard(attempt, job, index, updates, snapshot) for index in range(job.recipe.shards)]
     for shard, cut in zip(shards, cuts):
         if shard.broken:
             raise Damaged(shard.damage)
         shard.take_up(cut)
     for node in sorted({node for shard in shards for node in shard.clocks} - replicas.keys()):
-        replicas[node] = ReplicaSide(node, (), job)
+        replicas[node] = RecordedReplica(node, (), job)
     for replica in replicas.values():
         _skip(replica, fetches_before(cuts, replica.node))
         if replica.broken:
@@ -38,7 +38,7 @@ def begun_at(
     return shards
 
 
-def _skip(replica: ReplicaSide, fetches: int) -> None:
+def _skip(replica: RecordedReplica, fetches: int) -> None:
     """Go to the replica's cut: to that fetch."""
     replica.begin_before(fetches)
     held, records = 0, replica.whole()
@@ -46,7 +46,7 @@ def _skip(replica: ReplicaSide, fetches: int) -> None:
         if isinstance(record, UseWeights) and replica.used == fetches:
             break
         match record:
-            case Part(before, used):
+            case NextFile(before, used):
                 replica.clock, replica.used = before, used
                 if used > fetches:
                     raise Damaged(f"{replica.paths[0]} begins behind it")
@@ -67,7 +67,7 @@ def _skip(replica: ReplicaSide, fetches: int) -> None:
         pass
 
 
-def _check_pushes(shards: Iterable[ShardSide], replicas: Iterable[ReplicaSide]) -> None:
+def _check_pushes(shards: Iterable[RecordedShard], replicas: Iterable[RecordedReplica]) -> None:
     """Raises `Damaged` for one that is not there as it was."""
     for shard in shards:
         for replica in replicas:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from torch import nn
 
+from squall.replaying.findings import Difference
 from squall.replaying.nonfinite import NonFiniteBatch
-from squall.replaying.witness import Difference
 
 
 @dataclass

@@ -15,21 +15,22 @@ from squall.errors import SnapshotMismatch
 from squall.launchers.environment import is_script
 from squall.plan import Plan
 from squall.protocol.nodes import Node
-from squall.replaying.performance import Replay
+from squall.replaying.findings import Observer
+from squall.replaying.replay import Replay
 from squall.replaying.replayed import Replayed
-from squall.replaying.scripts import Stage, Strayed, on_stage
-from squall.replaying.witness import Observer
+from squall.replaying.scripts import ScriptStage, Strayed, on_stage
 from squall.run import Code, ScriptCode, load_code, load_sources
-from squall.runtime import attempts, cuts
+from squall.runtime import attempts
+from squall.runtime import replay_starts as cuts
 from squall.runtime.attempts import Start, surroundings
 from squall.runtime.backward import resolve_device
 from squall.runtime.job import Job, private_job
 from squall.runtime.schedule import Damaged
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots, put_together
-from squall.sources import changes
 from squall.strategies import Strategy
 from squall.task import Task
+from squall.usercode.sources import changes
 from squall.vector import Layout
 
 
@@ -161,7 +162,7 @@ class _Rerun:
 
     def _perform(
         self, path: Path, start: Start, later: list[Start], plan: Plan, snapshot: int | None, strategy: Strategy,
-        task: Task, stage: Stage | None = None,
+        task: Task, stage: ScriptStage | None = None,
     ) -> None:  # fmt: skip
         layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
         newest = math.inf if path == self._attempts[-1] else attempts.kept_upto(later)

@@ -21,7 +21,7 @@ from squall.runtime.compute import Gradients
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.local import LocalTraining
-from squall.side import Side
+from squall.session.side import Side
 from squall.task import Batch, Task
 
 
@@ -33,7 +33,7 @@ class Began(NamedTuple):
     workers: int
 
 
-class Ended(NamedTuple):
+class LoopEnded(NamedTuple):
     """A script wants no more batches."""
 
     how: str
@@ -45,7 +45,7 @@ class Examine(NamedTuple):
     batch: Compute
 
 
-class Replica(Side):
+class ReplaySide(Side):
     """What stands behind the session of a replica's process."""
 
     replayed = True
@@ -145,7 +145,7 @@ class Replica(Side):
 
     def end(self, how: str) -> NoReturn:
         with contextlib.suppress(OSError):  # the replay wants no more either
-            self._say(Ended(how))
+            self._say(LoopEnded(how))
         os._exit(0)
 
     def _say(self, answer: object) -> None:

@@ -30,18 +30,18 @@ import torch
 from setproctitle import setproctitle
 from torch import nn
 
-from squall.joined import Counted, joined_task
-from squall.launchers.joining import Over, chosen, run_file
+from squall.launchers.script_start import Over, chosen, run_file
 from squall.protocol.effects import Compute, Effect, End
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import NonFiniteBatch
-from squall.replaying.script_replica import Began, Ended, Examine, Replica
+from squall.replaying.script_replica import Began, Examine, LoopEnded, ReplaySide
 from squall.run import ScriptCode
 from squall.runtime.driver import QuietHost
 from squall.runtime.job import Job
 from squall.runtime.processes import die_with_parent
-from squall.side import Side
+from squall.session.joined import Counted, joined_task
+from squall.session.side import Side
 from squall.strategies import Strategy
 from squall.task import OptimizerFactory, Task
 
@@ -50,7 +50,7 @@ class Strayed(Exception):
     """A script does not do again what it did in its run. The message names the replica, and says what it did."""
 
 
-class _Forked(BaseException):
+class _ReplayForked(BaseException):
     """In a process that was just forked: unwinds the replay's frames, back into the script's `join`."""
 
 
@@ -109,19 +109,19 @@ class ScriptHost(QuietHost):
         except (EOFError, ConnectionResetError):
             self.close()
             raise Strayed(f"the process of {self._node} was lost") from None
-        if isinstance(answer, Ended):
+        if isinstance(answer, LoopEnded):
             self.close()
             raise Strayed(f"the script does not do what it did in {self._node}: {answer.how}")
         return answer
 
 
-class Stage:
+class ScriptStage:
     """Where a script is performed: it has joined, and its replicas are forked one after the other."""
 
     def __init__(self) -> None:
         self._hosts: dict[Node, ScriptHost] = {}
         self._chance = random.getstate(), np.random.get_state(), torch.get_rng_state()  # where the script has joined
-        self.replica: Replica | None = None  # set in a replica's process
+        self.replica: ReplaySide | None = None  # set in a replica's process
 
     def host(self, job: Job, node: Node) -> ScriptHost:
         """The replica's, forked when it is first asked for. Raises `_Forked` in the new process."""
@@ -161,27 +161,27 @@ class Stage:
             random.setstate(self._chance[0])
             np.random.set_state(self._chance[1])
             torch.set_rng_state(self._chance[2])
-            self.replica = Replica(job, node, theirs)
+            self.replica = ReplaySide(job, node, theirs)
         except BaseException:  # this process never returns into the replay's own code
             traceback.print_exc()
             os._exit(1)
-        raise _Forked
+        raise _ReplayForked
 
 
-def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, Stage], None]) -> None:
+def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, ScriptStage], None]) -> None:
     """Run a script until it joins, and `perform` there. What it prints goes to standard error.
 
     Raises `ValueError` if the script does not come to join, and whatever `perform` raises.
     """
     known = set(sys.modules)
-    stages: list[Stage] = []  # one, when the script has joined
+    stages: list[ScriptStage] = []  # one, when the script has joined
     failures: list[BaseException] = []
 
     def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
-        stages.append(stage := Stage())
+        stages.append(stage := ScriptStage())
         try:
             perform(chosen(code["strategy"], optimizer, code["optimizer_chosen"]), joined_task(model, options), stage)
-        except _Forked:
+        except _ReplayForked:
             assert stage.replica is not None
             return stage.replica
         except BaseException as error:  # the user's code has nothing to do with it

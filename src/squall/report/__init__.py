@@ -3,7 +3,7 @@
 from squall.report.columns import History, history
 from squall.report.coverage import Audit, audit
 from squall.report.html import prepare_report, write_report
-from squall.report.progress import Progress
+from squall.report.progress import ProgressViewer
 from squall.report.reader import Reader
 from squall.report.summary import Summary, summarize
 from squall.report.viewers import Viewer, Viewers
@@ -11,7 +11,7 @@ from squall.report.viewers import Viewer, Viewers
 __all__ = [
     "Audit",
     "History",
-    "Progress",
+    "ProgressViewer",
     "Reader",
     "Summary",
     "Viewer",

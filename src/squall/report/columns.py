@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from squall.record import Metric, Progress
+from squall.record.rows import MetricRow, ProgressRow
 from squall.report.reader import Reader
 
 Columns = dict[str, list[Any]]  # name -> values, one for each row
@@ -24,13 +24,13 @@ class History(NamedTuple):
 
 def history(reader: Reader) -> History:
     """Of an unfinished run, what it has done so far."""
-    names = [field.name for field in fields(Progress)]
-    rows = reader.rows(Progress)
+    names = [field.name for field in fields(ProgressRow)]
+    rows = reader.rows(ProgressRow)
     progress = {name: [getattr(row, name) for row in rows] for name in names}
-    return History(_evaluations(reader.rows(Metric)), progress)
+    return History(_evaluations(reader.rows(MetricRow)), progress)
 
 
-def _evaluations(metrics: list[Metric]) -> Columns:
+def _evaluations(metrics: list[MetricRow]) -> Columns:
     found: dict[tuple[float, int, int, int], dict[str, float]] = {}
     for metric in metrics:
         label = (metric.time_s, metric.epoch, metric.examples, metric.updates)

@@ -19,7 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from squall.record import Metric
+from squall.record.rows import MetricRow
 from squall.report.figures import Chart, Points, bars_chart, lines_chart
 from squall.report.html import page_of
 from squall.report.reader import Reader
@@ -36,7 +36,7 @@ UNREACHED = "not reached"
 
 
 @dataclass(frozen=True)
-class Trial:
+class ComparedRun:
     """One run of one strategy."""
 
     name: str
@@ -54,11 +54,11 @@ class Trial:
         return plan
 
     @cached_property
-    def metrics(self) -> list[Metric]:
+    def metrics(self) -> list[MetricRow]:
         with closing(Reader(self.directory / "run.sqlite")) as reader:
-            return list(reader.rows(Metric))
+            return list(reader.rows(MetricRow))
 
-    def first(self, target: tuple[str, float]) -> Metric | None:
+    def first(self, target: tuple[str, float]) -> MetricRow | None:
         """The first result that meets a target."""
         name, value = target
         sign = -1 if name in LOSSES else 1
@@ -70,7 +70,7 @@ class Comparison:
     """What came out of several runs that had the same cores. Figures of a strategy are medians over its seeds."""
 
     def __init__(
-        self, directory: Path, trials: Sequence[Trial], target: tuple[str, float] | None, cores: int
+        self, directory: Path, trials: Sequence[ComparedRun], target: tuple[str, float] | None, cores: int
     ) -> None:  # fmt: skip
         self.directory = directory
         self.trials = list(trials)
@@ -89,7 +89,7 @@ class Comparison:
     def names(self) -> list[str]:
         return list(dict.fromkeys(trial.name for trial in self.trials))
 
-    def of(self, name: str) -> list[Trial]:
+    def of(self, name: str) -> list[ComparedRun]:
         return [trial for trial in self.trials if trial.name == name]
 
     # ------------------------------------------------------------ numbers
@@ -235,7 +235,7 @@ class Comparison:
         FigureCanvasAgg(figure).print_png(self.picture)  # type: ignore[no-untyped-call]
 
 
-def _points(trial: Trial, metric: str, place: Callable[[Metric], float]) -> Points:
+def _points(trial: ComparedRun, metric: str, place: Callable[[MetricRow], float]) -> Points:
     return [(float(place(m)), m.value) for m in trial.metrics if m.name == metric and math.isfinite(m.value)]
 
 
@@ -243,6 +243,6 @@ def _metric(name: str) -> Callable[[Summary], float | None]:
     return lambda summary: summary.metrics.get(name)
 
 
-def _median(trials: Sequence[Trial], figure: Callable[[Summary], float | None]) -> float | None:
+def _median(trials: Sequence[ComparedRun], figure: Callable[[Summary], float | None]) -> float | None:
     values = [value for trial in trials if (value := figure(trial.summary)) is not None and math.isfinite(value)]
     return statistics.median(values) if values else None

@@ -18,7 +18,7 @@ SHOWN = 6  # ranges named in one sentence
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TrainedRange:
     """Positions ``[start, stop)`` of an epoch's order, each trained `times` times."""
 
     start: int
@@ -44,8 +44,8 @@ class EpochAudit:
     epoch: int
     last: int
     owed: int
-    spans: tuple[Span, ...]
-    skipped: tuple[Span, ...] = ()
+    spans: tuple[TrainedRange, ...]
+    skipped: tuple[TrainedRange, ...] = ()
     noun: str = "example"
 
     def __len__(self) -> int:
@@ -61,19 +61,19 @@ class EpochAudit:
         return self.owed >= self.examples or not self._never
 
     @property
-    def missed(self) -> tuple[Span, ...]:
+    def missed(self) -> tuple[TrainedRange, ...]:
         """Never trained, and should have been."""
-        return tuple(Span(s.start, min(s.stop, self.owed), 0) for s in self._never if s.start < self.owed)
+        return tuple(TrainedRange(s.start, min(s.stop, self.owed), 0) for s in self._never if s.start < self.owed)
 
     @property
-    def _never(self) -> tuple[Span, ...]:
+    def _never(self) -> tuple[TrainedRange, ...]:
         """And not left out."""
         out = [(span.start, span.stop) for span in self.skipped]
         known = [(span.start, span.stop) for span in self.spans if span.times]
         return tuple(span for span in spans_of([*out, *known], self.examples) if span.times == 0)
 
     @property
-    def repeated(self) -> tuple[Span, ...]:
+    def repeated(self) -> tuple[TrainedRange, ...]:
         return tuple(span for span in self.spans if span.times > 1)
 
     @property
@@ -177,9 +177,9 @@ def audit(reader: Reader) -> Audit:
     elif state.get("ended") == "steps" and dealt:
         owed = divmod(dealt, size)
     found = []
-    skips: dict[int, list[Span]] = {}
+    skips: dict[int, list[TrainedRange]] = {}
     for start, stop in reader.skipped(size):
-        skips.setdefault(start // size, []).append(Span(start % size, start % size + stop - start, 0))
+        skips.setdefault(start // size, []).append(TrainedRange(start % size, start % size + stop - start, 0))
     for first, last, spans in _by_epoch(coverage(reader.trained(size)), size, dealt) if size else ():
         if any(span.times for span in spans) or first in skips:
             due = size if first < owed[0] else owed[1] if first == owed[0] else 0
@@ -199,21 +199,21 @@ def _batches(reader: Reader, batch: int, strategy: str) -> str:
     )
 
 
-def coverage(ranges: Iterable[tuple[int, int]]) -> Iterator[Span]:
+def coverage(ranges: Iterable[tuple[int, int]]) -> Iterator[TrainedRange]:
     """How often each position lies in one of the half-open `ranges`, which come by their start; from 0 to the last."""
     stops: list[int] = []  # of the ranges that are open here
-    before = Span(0, 0, 0)
+    before = TrainedRange(0, 0, 0)
 
-    def upto(stop: int) -> Iterator[Span]:
+    def upto(stop: int) -> Iterator[TrainedRange]:
         nonlocal before
         if before.times == len(stops):
-            before = Span(before.start, stop, before.times)
+            before = TrainedRange(before.start, stop, before.times)
         elif stop > before.stop:
             if len(before):
                 yield before
-            before = Span(before.stop, stop, len(stops))
+            before = TrainedRange(before.stop, stop, len(stops))
 
-    def closed(position: float) -> Iterator[Span]:
+    def closed(position: float) -> Iterator[TrainedRange]:
         while stops and stops[0] <= position:
             yield from upto(stops[0])
             heappop(stops)
@@ -227,34 +227,36 @@ def coverage(ranges: Iterable[tuple[int, int]]) -> Iterator[Span]:
         yield before
 
 
-def spans_of(ranges: Iterable[tuple[int, int]], size: int) -> tuple[Span, ...]:
+def spans_of(ranges: Iterable[tuple[int, int]], size: int) -> tuple[TrainedRange, ...]:
     """How often each position of ``[0, size)`` lies in one of the half-open `ranges`."""
     return tuple(_padded(coverage(sorted(r for r in ranges if r[0] < r[1])), size))
 
 
-def _padded(spans: Iterable[Span], end: int) -> Iterator[Span]:
+def _padded(spans: Iterable[TrainedRange], end: int) -> Iterator[TrainedRange]:
     """With what is missing up to there."""
     stop = 0
     for span in spans:
         yield span
         stop = span.stop
     if stop < end:
-        yield Span(stop, end, 0)
+        yield TrainedRange(stop, end, 0)
 
 
-def _by_epoch(spans: Iterable[Span], size: int, dealt: int) -> Iterator[tuple[int, int, tuple[Span, ...]]]:
+def _by_epoch(
+    spans: Iterable[TrainedRange], size: int, dealt: int
+) -> Iterator[tuple[int, int, tuple[TrainedRange, ...]]]:
     """First epoch, last, and their spans: cut at the ends of epochs, of which those within one span come together."""
-    cut: list[Span] = []  # of the epoch that is not over
+    cut: list[TrainedRange] = []  # of the epoch that is not over
     for span in _padded(spans, dealt + -dealt % size):
         start = span.start
         while start < span.stop:
             epoch, position = divmod(start, size)
             if not position and (whole := (span.stop - start) // size):
-                yield epoch, epoch + whole - 1, (Span(0, size, span.times),)
+                yield epoch, epoch + whole - 1, (TrainedRange(0, size, span.times),)
                 start += whole * size
                 continue
             stop = min(span.stop, (epoch + 1) * size)
-            cut.append(Span(position, stop - epoch * size, span.times))
+            cut.append(TrainedRange(position, stop - epoch * size, span.times))
             start = stop
             if stop == (epoch + 1) * size:
                 yield epoch, epoch, tuple(cut)
@@ -284,10 +286,10 @@ def _name(first: int, last: int) -> str:
     return f"Epoch {first}" if first == last else f"Epochs {first} to {last}"
 
 
-def _total(spans: tuple[Span, ...]) -> int:
+def _total(spans: tuple[TrainedRange, ...]) -> int:
     return sum(map(len, spans))
 
 
-def _places(spans: tuple[Span, ...]) -> str:
+def _places(spans: tuple[TrainedRange, ...]) -> str:
     more = f" and {plural(len(spans) - SHOWN, 'more range')}" if len(spans) > SHOWN else ""
     return ", ".join(map(str, spans[:SHOWN])) + more

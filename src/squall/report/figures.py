@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squall.record import Metric, Progress
+from squall.record.rows import MetricRow, ProgressRow
 from squall.report.reader import Reader
 from squall.report.svg import GRID, INK, SERIES, engineering, name_lines, new_figure, scale, style, to_svg
 from squall.report.words import plural
@@ -29,8 +29,8 @@ class Chart:
 
 def charts(reader: Reader) -> list[Chart]:
     """Every chart of a run, in reading order."""
-    results: dict[str, list[Metric]] = defaultdict(list)
-    for metric in reader.rows(Metric):
+    results: dict[str, list[MetricRow]] = defaultdict(list)
+    for metric in reader.rows(MetricRow):
         results[metric.name].append(metric)
     duration_s = max((work.time_s for work in reader.progress()), default=0.0)
     duration_s = max([duration_s, *(metric.time_s for metrics in results.values() for metric in metrics)])
@@ -47,9 +47,9 @@ def charts(reader: Reader) -> list[Chart]:
     return [*found, throughput_chart(reader, duration_s), staleness_chart(reader)]
 
 
-def loss_chart(reader: Reader, validation: list[Metric], duration_s: float) -> Chart:
+def loss_chart(reader: Reader, validation: list[MetricRow], duration_s: float) -> Chart:
     """Training loss, a mean over all replicas in each of many moments, and the validation losses."""
-    moments: dict[int, list[Progress]] = defaultdict(list)
+    moments: dict[int, list[ProgressRow]] = defaultdict(list)
     width = duration_s / (5 * BINS) or 1.0
     for work in reader.progress(width):
         if math.isfinite(work.loss) and work.examples:

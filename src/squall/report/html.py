@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from squall.record import Event, Member, RecordError
+from squall.record.rows import EventRow, MemberRow, RecordError
 from squall.report.coverage import audit
 from squall.report.figures import Chart, charts
 from squall.report.reader import Reader
@@ -145,8 +145,8 @@ def _charts(found: Iterable[Chart]) -> str:
 
 def _timeline(reader: Reader) -> str:
     """Events and members, by time."""
-    entries = [(event.time_s, event.kind, event.text) for event in reader.rows(Event)]
-    for member in reader.rows(Member):
+    entries = [(event.time_s, event.kind, event.text) for event in reader.rows(EventRow)]
+    for member in reader.rows(MemberRow):
         why = f": {member.why}" if member.why else ""
         process = f", process {member.pid}" if member.pid else ""  # known of those that join
         entries.append((member.time_s, member.change, f"{member.node}{process}{why}"))

@@ -9,16 +9,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from squall.record import Event, Row
+from squall.record.rows import EventRow, Row
 from squall.report.silence import Silence
-from squall.report.tally import ReplicaTally, Tally, loss, staleness, waiting
+from squall.report.totals import ReplicaTally, Totals, loss, staleness, waiting
 from squall.report.words import clock, loss_text, number, percent, plural, rate_text
 
 SHOWN = 12  # replicas with a line of their own
 TROUBLE = {"lost": "yellow", "warning": "yellow", "nonfinite": "yellow", "diverged": "red", "error": "red"}
 
 
-class Progress:
+class ProgressViewer:
     """The viewer of a terminal or a log.
 
     With a terminal a picture is redrawn in place. Without one a plain line is printed every `interval_s`
@@ -34,7 +34,7 @@ class Progress:
         # Results may be piped from standard output, so progress keeps to the other one.
         self._console = console or Console(stderr=True)
         self._interval_s = interval_s
-        self._tally = Tally()
+        self._tally = Totals()
         self._live: Live | None = None
         self._printed = -math.inf  # the `now` of the last line
         self._line = ""  # the last
@@ -49,7 +49,7 @@ class Progress:
             self._redraw()
             return
         for row in rows:
-            if isinstance(row, Event) and row.kind != "snapshot":  # regular, and of no interest in a log
+            if isinstance(row, EventRow) and row.kind != "snapshot":  # regular, and of no interest in a log
                 self._print(_event(row).plain)
         if self._tally.replicas and now - self._printed >= self._interval_s:
             self._printed, self._line = now, self._sentence()
@@ -76,7 +76,7 @@ class Progress:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
-def sentence(tally: Tally) -> str:
+def sentence(tally: Totals) -> str:
     """The state of a run in one line."""
     replicas = tally.replicas.values()
     name, done, total = tally.limit()
@@ -92,7 +92,7 @@ def sentence(tally: Tally) -> str:
     return "  ".join(parts)
 
 
-def picture(tally: Tally) -> RenderableType:
+def picture(tally: Totals) -> RenderableType:
     """The state of a run in a few lines, for a terminal at least 80 columns wide."""
     if not tally.replicas:
         return Group(_heading(tally), Text("waiting for the first step", "dim"), *_last_events(tally))
@@ -104,7 +104,7 @@ def picture(tally: Tally) -> RenderableType:
     return Group(*parts, *_last_events(tally))
 
 
-def _heading(tally: Tally) -> Text:
+def _heading(tally: Totals) -> Text:
     state = tally.state
     heading = Text(state.get("strategy", "training"), "bold", no_wrap=True, overflow="ellipsis")
     for noun in ("replica", "shard"):
@@ -113,7 +113,7 @@ def _heading(tally: Tally) -> Text:
     return heading.append(f"  {state.get('status', '')}", "not bold dim")
 
 
-def _bar(tally: Tally) -> Table:
+def _bar(tally: Totals) -> Table:
     name, done, total = tally.limit()
     known = total > 0
     # Its own clock would be read otherwise, and would go on pulsing while training hangs.
@@ -131,7 +131,7 @@ def _bar(tally: Tally) -> Table:
     return line
 
 
-def _replicas(tally: Tally) -> Table:
+def _replicas(tally: Totals) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for name in ("replica", "examples/s", "loss", "staleness", "max", "waiting", "share"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -147,7 +147,7 @@ def _replicas(tally: Tally) -> Table:
     return table
 
 
-def _cells(tally: Tally, name: str, replicas: list[ReplicaTally]) -> list[str]:
+def _cells(tally: Totals, name: str, replicas: list[ReplicaTally]) -> list[str]:
     mean = staleness(replicas)
     most = max((r.staleness_max for r in replicas if r.staleness_max is not None), default=None)
     spent = waiting(replicas)
@@ -162,11 +162,11 @@ def _cells(tally: Tally, name: str, replicas: list[ReplicaTally]) -> list[str]:
     ]
 
 
-def _last_events(tally: Tally) -> list[Text]:
+def _last_events(tally: Totals) -> list[Text]:
     return [_event(event) for event in tally.events]
 
 
-def _event(event: Event) -> Text:
+def _event(event: EventRow) -> Text:
     # Texts such as "replica 1 lost: ..." name their kind already.
     text = event.text if event.kind in event.text else f"{event.kind} {event.text}"
     return Text.assemble((f"{clock(event.time_s)}  ", "dim"), (text.rstrip(), TROUBLE.get(event.kind, "")))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from squall.record import Metric, Progress, RecordError, Row, Staleness, record_error
+from squall.record.rows import MetricRow, ProgressRow, RecordError, Row, StalenessRow, record_error, table_name
 
 R = TypeVar("R", bound=Row)
 
@@ -34,7 +34,7 @@ class Reader:
 
     def since(self, table: type[R], rowid: int = 0) -> tuple[list[R], int]:
         """Rows written after `rowid`, oldest first, and the rowid to ask with next time."""
-        name = table.__name__.lower()
+        name = table_name(table)
         found = self._query(f"SELECT rowid, * FROM {name} WHERE rowid > ? ORDER BY rowid", rowid)
         if not found:  # a run that goes on from a snapshot forgets rows, and gives their rowids again
             newest = self._query(f"SELECT coalesce(max(rowid), 0) FROM {name}")  # none before it is made
@@ -88,13 +88,13 @@ class Reader:
         """What is known about the whole run, by key."""
         return dict(self._query("SELECT key, value FROM state"))
 
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, MetricRow]:
         """The last result of every metric, by name."""
         last = "SELECT MAX(rowid) FROM metric GROUP BY name"
         found = self._query(f"SELECT * FROM metric WHERE rowid IN ({last}) ORDER BY rowid")
-        return {metric.name: metric for metric in (_row(Metric, values) for values in found)}
+        return {metric.name: metric for metric in (_row(MetricRow, values) for values in found)}
 
-    def progress(self, bin_s: float = math.inf) -> list[Progress]:
+    def progress(self, bin_s: float = math.inf) -> list[ProgressRow]:
         """Each replica's work, added up within bins of `bin_s` seconds (by default: over the whole run).
 
         `time_s` is that of the last report in the bin; `loss` the mean per example where it was a number.
@@ -106,7 +106,7 @@ class Reader:
                FROM progress GROUP BY CAST(time_s / ? AS INTEGER), replica ORDER BY 1, 2""",
             bin_s,
         )
-        return [_row(Progress, values) for values in found]
+        return [_row(ProgressRow, values) for values in found]
 
     def extras(self, bin_s: float = math.inf) -> dict[str, list[tuple[float, float]]]:
         """What losses returned beside themselves: name -> (time_s, mean of all replicas), by bins."""
@@ -120,13 +120,13 @@ class Reader:
             curves.setdefault(name, []).append((time_s, math.nan if value is None else value))
         return curves
 
-    def staleness(self) -> list[Staleness]:
+    def staleness(self) -> list[StalenessRow]:
         """Each replica's pushes by staleness, over the whole run."""
         found = self._query(
             """SELECT MAX(time_s), replica, staleness, SUM(count)
                FROM staleness GROUP BY replica, staleness ORDER BY replica, staleness"""
         )
-        return [_row(Staleness, values) for values in found]
+        return [_row(StalenessRow, values) for values in found]
 
     def _query(self, sql: str, *values: float) -> list[tuple[Any, ...]]:
         try:

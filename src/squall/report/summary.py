@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from squall.protocol.best import better
-from squall.record import Metric
+from squall.record.rows import MetricRow
 from squall.report.reader import Reader
 from squall.report.words import clock, number, percent, size, two_columns
 
@@ -115,7 +115,7 @@ def summarize(reader: Reader) -> Summary:
 
 def _best(reader: Reader, name: str) -> dict[str, float]:
     found: float | None = None
-    for metric in reader.rows(Metric) if name else []:
+    for metric in reader.rows(MetricRow) if name else []:
         if metric.name == name and better(name, metric.value, found):
             found = metric.value
     return {} if found is None else {name: found}

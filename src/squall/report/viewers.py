@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
-from squall.record import Lease, RecordError, Row, State
+from squall.record.rows import LeaseRow, RecordError, Row, StateRow
 from squall.report.reader import Reader
 
 LOOK_EVERY_S = 0.25  # quick enough to look alive, and a few small queries four times a second are cheap
 # Leases change until the run ends; what is new of the state is found by its values.
-_FOLLOWED: list[Any] = [table for table in get_args(Row) if table not in (Lease, State)]
+_FOLLOWED: list[Any] = [table for table in get_args(Row) if table not in (LeaseRow, StateRow)]
 
 
 class Viewer(Protocol):
@@ -65,7 +65,7 @@ class Viewers:
 
     def _news(self, reader: Reader) -> list[Row]:
         state = reader.state()
-        rows: list[Row] = [State(*fact) for fact in state.items() if fact not in self._state.items()]
+        rows: list[Row] = [StateRow(*fact) for fact in state.items() if fact not in self._state.items()]
         self._state = state
         for table in _FOLLOWED:
             found, self._seen[table] = reader.since(table, self._seen[table])

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from squall.blame import note_batch
 from squall.protocol.effects import Compute
-from squall.runtime.batches import Batches, to_device
+from squall.runtime.batches import TrainingBatches, to_device
 from squall.runtime.seeds import mix, seed_everything
 from squall.task import Batch, Task, loss_and_extras
+from squall.usercode.blame import note_batch
 from squall.vector import Layout, count_in, put_count
 
 
@@ -79,7 +79,7 @@ class Backward:
         self.layout = layout
         self.device = device
         self.on_vector = ModelOnVector(task.model, layout, weights, device)
-        self.batches = Batches(task, seed)
+        self.batches = TrainingBatches(task, seed)
         self._seed = seed
         self._counted: list[Tensor] = []  # counters, as they were before the batch
         self._at: Compute  # the batch loaded last

@@ -12,11 +12,11 @@ import torch
 from setproctitle import getproctitle, setproctitle
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from squall.blame import note_batch
-from squall.joined import Steps
 from squall.runtime.processes import die_with_parent
 from squall.runtime.seeds import chance_kept, epoch_order, listed, mix, seed_everything
+from squall.session.joined import Steps
 from squall.task import Batch, Task
+from squall.usercode.blame import note_batch
 
 
 class Key(NamedTuple):
@@ -57,7 +57,7 @@ class _Tensors:
         return [tensor[indices] for tensor in self.tensors]
 
 
-class Batches:
+class TrainingBatches:
     """The training batches of one process.
 
     `expect` announces what will be loaded, so that the loader's worker processes work ahead; where there are none,

@@ -22,7 +22,7 @@ NAME = "best.safetensors"
 
 
 @dataclass(frozen=True)
-class Kept:
+class BestWeights:
     """What was evaluated, and with which result."""
 
     metric: str
@@ -52,7 +52,7 @@ def keep(directory: Path, effect: KeepWeights, weights: Tensor, layout: Layout) 
     return WeightsKept()
 
 
-def kept(directory: Path) -> Kept | None:
+def kept(directory: Path) -> BestWeights | None:
     """None where nothing is. Raises `SnapshotMismatch` for a file that is damaged."""
     found = _read(directory / NAME)
     return found[0] if found is not None else None
@@ -71,14 +71,16 @@ def weights(directory: Path, layout: Layout) -> Tensor | None:
     return vector
 
 
-def _read(path: Path) -> tuple[Kept, Tensor, str] | None:
+def _read(path: Path) -> tuple[BestWeights, Tensor, str] | None:
     if not path.exists():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             about, vector = file.metadata(), file.get_tensor("weights")
         layout = msgspec.json.decode(about["layout"], type=Layout)
-        found = Kept(about["metric"], float(about["value"]), int(about["updates"]), int(about["examples"]), layout)
+        found = BestWeights(
+            about["metric"], float(about["value"]), int(about["updates"]), int(about["examples"]), layout
+        )
         return found, vector, about["checksum"]
     except (OSError, SafetensorError, KeyError, ValueError, msgspec.DecodeError) as error:
         raise SnapshotMismatch(f"{path} cannot be read ({error}): remove it") from error

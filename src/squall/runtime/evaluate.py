@@ -7,10 +7,10 @@ import contextlib
 import torch
 from torch import nn
 
-from squall.blame import note
 from squall.metrics import begin
 from squall.runtime.batches import to_device, validation_batches
 from squall.task import Task, loss_and_extras
+from squall.usercode.blame import note
 
 
 def evaluate(task: Task, model: nn.Module, device: torch.device, *, loss: bool = True) -> dict[str, float]:

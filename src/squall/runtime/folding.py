@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from squall.record import SEVERAL, Lease
-from squall.writer import Record
+from squall.record.rows import SEVERAL, LeaseRow
+from squall.record.writer import Record
 
 
 class Folding:
@@ -20,7 +20,7 @@ class Folding:
         self._examples = examples  # in an epoch
         self._eras: dict[int, _Pieces] = {0: _Pieces()}  # snapshot -> what ended behind its asking; 0: the beginning
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: LeaseRow) -> None:
         if lease.trained_stop < lease.stop:
             self._record.add(lease)  # what was given back is told as it was
         else:
@@ -40,7 +40,7 @@ class Folding:
             else:
                 into = pieces
 
-    def _put(self, pieces: _Pieces, lease: Lease) -> None:
+    def _put(self, pieces: _Pieces, lease: LeaseRow) -> None:
         start = lease.epoch * self._examples + lease.start
         stop = lease.epoch * self._examples + lease.stop
         if start in pieces.by_start or stop in pieces.by_stop:  # trained twice: both are told
@@ -55,13 +55,13 @@ class Folding:
         pieces.by_start[start] = pieces.by_stop[stop] = lease
         self._record.add(lease)
 
-    def _joined(self, first: Lease, second: Lease) -> Lease:
+    def _joined(self, first: LeaseRow, second: LeaseRow) -> LeaseRow:
         """Under the number of the first: any of theirs serves to find the row when the record goes back."""
         self._record.remove(second)
         one = (first.replica, first.incarnation) == (second.replica, second.incarnation)
         replica, incarnation = (first.replica, first.incarnation) if one else (SEVERAL, 0)
         stop = first.stop + second.stop - second.start
-        return Lease(
+        return LeaseRow(
             first.lease, first.epoch, first.start, stop, replica, incarnation,
             min(first.granted_s, second.granted_s), max(first.ended_s, second.ended_s), stop,
         )  # fmt: skip
@@ -71,5 +71,5 @@ class _Pieces:
     """What ended between two askings: disjoint ranges, none of which follows on another."""
 
     def __init__(self) -> None:
-        self.by_start: dict[int, Lease] = {}
-        self.by_stop: dict[int, Lease] = {}
+        self.by_start: dict[int, LeaseRow] = {}
+        self.by_stop: dict[int, LeaseRow] = {}

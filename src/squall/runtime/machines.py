@@ -6,11 +6,11 @@ import msgspec
 from msgspec import UNSET
 
 from squall.protocol.leases import Leases
-from squall.protocol.leasing import LeaseCoordinator
+from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.nodes import COORDINATOR, Node, replica_node, shard_nodes
 from squall.protocol.policy import Policy
-from squall.protocol.sandblaster.coordinator import BatchCoordinator, Batches
-from squall.protocol.sandblaster.method import State
+from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchOrder
+from squall.protocol.sandblaster.method import MethodState
 from squall.protocol.sandblaster.portions import Balance
 from squall.runtime import best
 from squall.runtime.job import Job
@@ -26,9 +26,9 @@ def nodes(job: Job) -> list[Node]:
     return [COORDINATOR, *shards, *evaluators, *replicas]
 
 
-def lease_coordinator(job: Job) -> LeaseCoordinator:
+def lease_coordinator(job: Job) -> LoopCoordinator:
     number = job.restored.manifest.number if job.restored is not None else 0
-    return LeaseCoordinator(_policy(job), job.recipe.loop.exchanges, _leases(job), number)
+    return LoopCoordinator(_policy(job), job.recipe.loop.exchanges, _leases(job), number)
 
 
 def _leases(job: Job) -> Leases:
@@ -45,12 +45,12 @@ def batch_coordinator(job: Job) -> BatchCoordinator:
     assert isinstance(method, BatchMethod)
     size = method.size(job.task.batch_size, examples, job.recipe.replicas)
     balance = Balance(size, method.push_every, method.backup)
-    batches = Batches(examples, method.batch(examples) if method.examples is not None else None)
+    batches = BatchOrder(examples, method.batch(examples) if method.examples is not None else None)
     arguments = (_policy(job), method.rules, balance, batches, job.plan.limits())
     if job.restored is None:
         return BatchCoordinator(*arguments)
     manifest = job.restored.manifest
-    state = msgspec.convert(manifest.ledger["method"], State)
+    state = msgspec.convert(manifest.ledger["method"], MethodState)
     return BatchCoordinator(*arguments, state, _trained(job, manifest), manifest.number)
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from squall.blame import note
 from squall.task import Task
+from squall.usercode.blame import note
 
 EVERY = 1 << 16  # steps from one line to the next: they take a second
 NAME = "rates.jsonl"

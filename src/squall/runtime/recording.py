@@ -20,11 +20,11 @@ from squall.protocol.effects import (
 )
 from squall.protocol.events import Event, GradientComputed, SnapshotWritten
 from squall.protocol.nodes import Node
-from squall.runtime.cutting import ReplicaParts, ShardCuts
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job
-from squall.runtime.records import SEEN, Fingerprint, Steps, short
+from squall.runtime.records import SEEN, ClockSteps, Fingerprint, short
+from squall.runtime.replay_keeping import ReplicaParts, ShardCuts
 from squall.runtime.schedule import (
     ADDED,
     APPLIED,
@@ -39,7 +39,7 @@ from squall.runtime.schedule import (
     SAVED,
     SKIPPED,
     USED,
-    Log,
+    ScheduleWriter,
 )
 from squall.runtime.store import Store
 from squall.runtime.vectors import VectorHost
@@ -52,7 +52,7 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     """The host, with its schedule kept, where the run keeps one."""
     if job.schedule is None:
         return host
-    log, last = Log(job.schedule / str(node), _may_take(job, node)), job.plan.last_snapshots
+    log, last = ScheduleWriter(job.schedule / str(node), _may_take(job, node)), job.plan.last_snapshots
     if node.role == "replica":
         return RecordedReplica(host, log, ReplicaParts(job, node) if last else None)
     assert isinstance(host, ShardHost | VectorHost)
@@ -77,14 +77,14 @@ class RecordedShard(HostAround):
     """
 
     def __init__(
-        self, host: ShardHost | VectorHost, log: Log, replicas: int, cuts: ShardCuts | None = None
+        self, host: ShardHost | VectorHost, log: ScheduleWriter, replicas: int, cuts: ShardCuts | None = None
     ) -> None:  # fmt: skip
         super().__init__(host)
         self._log = log
         self._cuts = cuts
         self._replicas = replicas
         self._fingerprint = Fingerprint(host.store.weights)
-        self._clocks = Steps()
+        self._clocks = ClockSteps()
         self._done: list[Apply | Payload] = []  # updates made and weights sent, not written yet
         self._seen: list[int] = []  # the fingerprints behind those updates
         self._unseen = False  # the last one's is not taken yet
@@ -111,7 +111,7 @@ class RecordedShard(HostAround):
             path = self._cuts.begin(event, effect.version)
             if path is not None:
                 self._log.close()
-                self._log, self._clocks = Log(path), Steps()
+                self._log, self._clocks = ScheduleWriter(path), ClockSteps()
         return event
 
     def attach(self, payload: Payload) -> None:
@@ -170,7 +170,7 @@ class RecordedShard(HostAround):
 class RecordedReplica(HostAround):
     """What a replica did is written before it pushes: without a push it has changed nothing that lasts."""
 
-    def __init__(self, host: Host, log: Log, parts: ReplicaParts | None = None) -> None:
+    def __init__(self, host: Host, log: ScheduleWriter, parts: ReplicaParts | None = None) -> None:
         super().__init__(host)
         self._log = log
         self._parts = parts
@@ -209,7 +209,7 @@ class RecordedReplica(HostAround):
             self._write()
             if self._parts is not None and self._log.long:
                 self._log.close()
-                self._log = Log(self._parts.next(self._fetches))
+                self._log = ScheduleWriter(self._parts.next(self._fetches))
                 self._log.add([PART, self._clock, self._fetches])
                 self._bits = self._epoch = self._length = self._stop = -1
 

@@ -76,7 +76,7 @@ class Delivered(msgspec.Struct, frozen=True):
     buffer: int
 
 
-class Calculated(msgspec.Struct, frozen=True):
+class VectorsCalculated(msgspec.Struct, frozen=True):
     """A shard's vectors were combined and multiplied, and the fingerprint of its weights behind that."""
 
     calculation: Calculation
@@ -104,18 +104,30 @@ class Pushed(msgspec.Struct, frozen=True):
     prepared: bool  # what an optimizer of the replica's own has done was first brought into it
 
 
-class Part(msgspec.Struct, frozen=True):
+class NextFile(msgspec.Struct, frozen=True):
     """A replica's schedule goes on in another file; nothing is in its gradient buffer."""
 
     clock: int  # of its last push
     fetches: int  # taken into use
 
 
-class Ended(msgspec.Struct, frozen=True):
+class ProcessEnded(msgspec.Struct, frozen=True):
     """The process ended in good order."""
 
 
-Record = Applied | Delivered | Saved | Computed | Pushed | UseWeights | Ended | Calculated | AddPortions | Keep | Part
+Record = (
+    Applied
+    | Delivered
+    | Saved
+    | Computed
+    | Pushed
+    | UseWeights
+    | ProcessEnded
+    | VectorsCalculated
+    | AddPortions
+    | Keep
+    | NextFile
+)
 
 
 class Fingerprint:
@@ -166,7 +178,7 @@ def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[R
 
     `examples` is how many an epoch has: a record of batches beyond them is damage, and not a loop for hours.
     """
-    batches, clocks = _Batches(examples), Steps()
+    batches, clocks = _Batches(examples), ClockSteps()
     for number, raw in enumerate(read(path)):
         entries = iter(raw)
         try:
@@ -182,7 +194,7 @@ def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[R
             raise Damaged(f"{path} is damaged at record {number}: {raw!r} says nothing") from error
 
 
-def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: Steps) -> Record:
+def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: ClockSteps) -> Record:
     """One that is no batch, taken from the entries behind its tag."""
     if tag == APPLIED:
         return _applied(entries, replicas, clocks)
@@ -195,12 +207,12 @@ def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: Steps) -> R
     if tag == USED:
         return UseWeights(next(entries))
     if tag == ENDED:
-        return Ended()
+        return ProcessEnded()
     if tag == PART:
-        return Part(clocks.clock(0, next(entries)), next(entries))
+        return NextFile(clocks.clock(0, next(entries)), next(entries))
     if tag == CALCULATED:
         fingerprint, calculation = islice(entries, 2)
-        return Calculated(msgspec.convert(calculation, Calculation), fingerprint)
+        return VectorsCalculated(msgspec.convert(calculation, Calculation), fingerprint)
     if tag == ADDED:
         who, buffer, steps = islice(entries, 3)
         return AddPortions(_node(who, replicas), buffer, clocks.clock(who, steps))
@@ -209,7 +221,7 @@ def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: Steps) -> R
     raise ValueError(f"unknown tag {tag}")
 
 
-def _applied(entries: Iterator[Any], replicas: int, clocks: Steps) -> Applied:
+def _applied(entries: Iterator[Any], replicas: int, clocks: ClockSteps) -> Applied:
     fingerprint, share, rate, count = islice(entries, 4)
     if count < 1:
         raise ValueError(f"an update of {count} terms")
@@ -228,7 +240,7 @@ def _node(who: int, replicas: int) -> Node:
     return Node("replica", slot, incarnation)
 
 
-class Steps:
+class ClockSteps:
     """Clocks as steps from one to the next of the same replica, and back."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@
                replica-1.1    of the process that replaced it
                packed-...     what a long file has had before, compressed
 
-(`runtime.cuts` has what is there beside where a run keeps the end of its schedule alone.)
+(`runtime.replay_starts` has what is there beside where a run keeps the end of its schedule alone.)
 
 A file is `MAGIC`, four bytes that say how many pieces of it are packed, then records: one byte of length (0: the end;
 255: four bytes of length follow behind the checksum), two bytes of a checksum that runs on over all records, and a
@@ -53,7 +53,7 @@ class Damaged(Exception):
     """A schedule cannot be read on. The message names the file and the record."""
 
 
-class Log:
+class ScheduleWriter:
     """The schedule of one node, being written. It ends when the disk is full, or when it has `at_most` bytes.
 
     It does so with a warning, and training goes on; what is there is replayed. A mapping holds a descriptor of its own,

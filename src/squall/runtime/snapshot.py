@@ -30,7 +30,7 @@ from torch import Tensor
 
 from squall.errors import SnapshotMismatch
 from squall.protocol.events import SnapshotWritten
-from squall.record import KEEP
+from squall.record.rows import KEEP
 from squall.vector import Layout
 
 NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK)  # what file systems say that have none, or no more
@@ -82,7 +82,7 @@ class DamagedSnapshot(SnapshotMismatch):
     """A file of a snapshot is missing, or holds something else than was written."""
 
 
-class Part(Protocol):
+class ShardPart(Protocol):
     """What a shard holds: elements [start, stop) of the vector, and of whatever else has one value for each."""
 
     start: int
@@ -109,7 +109,7 @@ class Snapshots:
     def __init__(self, run_directory: Path) -> None:
         self.directory = run_directory / "snapshots"
 
-    def write_shard(self, number: int, shard: int, shards: int, store: Part) -> SnapshotWritten:
+    def write_shard(self, number: int, shard: int, shards: int, store: ShardPart) -> SnapshotWritten:
         """Bring one shard's file onto the disk; the reason if that fails (a full disk must not end a training)."""
         path = self.part(number, shard, shards)
         range_ = {"start": str(store.start), "stop": str(store.stop)}

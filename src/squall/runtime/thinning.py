@@ -9,9 +9,9 @@ import math
 from contextlib import suppress
 
 from squall.errors import SnapshotMismatch
-from squall.record import KEEP, Extra, Progress, Staleness
+from squall.record.rows import KEEP, ExtraRow, ProgressRow, StalenessRow
+from squall.record.writer import Record
 from squall.runtime.snapshot import Snapshots
-from squall.writer import Record
 
 FRESH_S = 60.0  # of training time: who watches a run sees these as they came
 MOMENTS = 4096  # a row is of the run's last 4096th when it is thinned: of 2.5 minutes after a week
@@ -44,7 +44,7 @@ class Thinning:
             return
         asked = [*self._kept, *([self._asked_s] if self._asked_s is not None else [])]
         for stop in [*(time_s for time_s in asked if time_s < upto), upto]:
-            for table in (Progress, Extra, Staleness):
+            for table in (ProgressRow, ExtraRow, StalenessRow):
                 self._record.thin(table, stop, stop / MOMENTS)
-        self._record.thin(Staleness, min(asked, default=upto), math.inf, again=True)  # nobody asks when
+        self._record.thin(StalenessRow, min(asked, default=upto), math.inf, again=True)  # nobody asks when
         self._thinned_s = upto

@@ -15,7 +15,6 @@ from heapq import heappop, heappush, heapreplace
 from itertools import repeat
 from typing import Any
 
-from squall.blame import note
 from squall.protocol.effects import Effect, End, Forget, Send, StartMember, Transmit
 from squall.protocol.events import Event, FrameArrived, MemberLost, MessageArrived, Started, TimePassed
 from squall.protocol.frames import Frame, Message
@@ -23,8 +22,9 @@ from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.driver import Host
-from squall.runtime.places import Absence, Clock, Entry, Line, Parcel, ParcelArrived, Place
 from squall.runtime.wire import Network, Wire
+from squall.runtime.world_nodes import Absence, Clock, Entry, Line, Parcel, ParcelArrived, WorldNode
+from squall.usercode.blame import note
 
 Price = Callable[[Node, Any, float], float]  # seconds that an effect takes which a node begins at a time
 
@@ -60,7 +60,7 @@ class World:
     ) -> None:  # fmt: skip
         self.now = now
         self.ended = False  # the coordinator has, or somebody who watches wants no more
-        self.places: dict[Node, Place] = {}
+        self.places: dict[Node, WorldNode] = {}
         self.trace: Callable[[float, Node, Event | Effect], None] | None = None
         self._arrivals = (network or Network()).arrivals
         self._chance = random.Random(seed)
@@ -76,7 +76,7 @@ class World:
         self._count = 0
 
     def add(self, node: Node, linked: Linked | Machine, host: Host) -> None:
-        self.places[node] = Place(node, linked, host, self._clock(node))
+        self.places[node] = WorldNode(node, linked, host, self._clock(node))
         self.post(node, _STARTED)
 
     def bring(self, node: Node) -> None:
@@ -91,7 +91,7 @@ class World:
     def post(self, node: Node, event: Event, after_s: float = 0.0) -> None:
         self._put(self.now + after_s, self.places.get(node) or Absence(node), event)
 
-    def _put(self, at: float, place: Place | Absence, event: Event, first: bool = False) -> None:
+    def _put(self, at: float, place: WorldNode | Absence, event: Event, first: bool = False) -> None:
         self._count += 1
         heappush(self._queue, (at, -self._count if first else self._count, place, None, event))
 
@@ -164,7 +164,7 @@ class World:
                 event = ParcelArrived(sender, what.frame, what.payload, what.numbers)
             else:
                 event = MessageArrived(sender, what)
-        if type(to) is Place and to.there:
+        if type(to) is WorldNode and to.there:
             place = to
         elif to.node in self.places:  # it has come since
             place = self.places[to.node]
@@ -203,7 +203,7 @@ class World:
         if due is not None:
             self._wake(place, due)
 
-    def _turn(self, at: float, place: Place, event: Event) -> Event | None:
+    def _turn(self, at: float, place: WorldNode, event: Event) -> Event | None:
         """What a node handles now that is or was busy, or was to be woken; None: nothing yet."""
         busy = self.now < place.busy_until
         match event:
@@ -238,14 +238,14 @@ class World:
             self._call(place)
         return None
 
-    def _call(self, place: Place) -> None:
+    def _call(self, place: WorldNode) -> None:
         place.called = True
         self._put(max(self.now, place.busy_until), place, _FREE)
 
-    def _reads(self, place: Place) -> float:
+    def _reads(self, place: WorldNode) -> float:
         return self.now if place.clock is None else place.clock.reads(self.now)
 
-    def _carry(self, place: Place, effect: Send | Transmit) -> None:
+    def _carry(self, place: WorldNode, effect: Send | Transmit) -> None:
         sent: Message | Frame | Parcel
         if type(effect) is Send:
             sent, again = effect.message, False
@@ -277,7 +277,7 @@ class World:
             if len(line) == 1:
                 heappush(self._fronts, line[0])
 
-    def _perform(self, place: Place, effect: Effect) -> None:
+    def _perform(self, place: WorldNode, effect: Effect) -> None:
         price = self._prices.get(type(effect))
         if price is not None:  # first: a host may want to know it
             begins = place.busy_until if place.busy_until > self.now else self.now
@@ -293,7 +293,7 @@ class World:
         if answer is not None:
             self._put(max(self.now, place.busy_until), place, answer)
 
-    def _change(self, place: Place, effect: Effect) -> None:
+    def _change(self, place: WorldNode, effect: Effect) -> None:
         """An effect on who there is."""
         match effect:
             case End():
@@ -309,7 +309,7 @@ class World:
                     place.forgotten = {}
                 place.forgotten[gone] = None
 
-    def _wake(self, place: Place, due: float) -> None:
+    def _wake(self, place: WorldNode, due: float) -> None:
         if place.clock is not None:
             due = place.clock.when(due)
         due = max(due, self.now, place.busy_until)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from squall.protocol.sandblaster.line_search import SEARCHES
-from squall.protocol.sandblaster.method import Rules
+from squall.protocol.sandblaster.method import MethodSettings
 from squall.strategies.base import Recipe, Strategy
 from squall.strategies.work import BatchMethod
 
@@ -62,7 +62,7 @@ class Sandblaster(Strategy):
 
     def recipe(self) -> Recipe:
         self._check()
-        rules = Rules(
+        rules = MethodSettings(
             self.history, self.line_search, self.tolerance_gradient, self.tolerance_change, self.batch != "full"
         )
         work = BatchMethod(

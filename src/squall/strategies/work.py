@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from squall.protocol.exchanges import Exchanges
-from squall.protocol.sandblaster.method import Rules as MethodRules
+from squall.protocol.sandblaster.method import MethodSettings as MethodRules
 from squall.task import OptimizerFactory
 
 

@@ -10,13 +10,13 @@ from scipy import optimize
 
 from squall.protocol.sandblaster.method import (
     Calculate,
-    Ended,
-    Evaluate,
+    EvaluateTrial,
     Failed,
     Iterated,
+    MethodSettings,
+    MethodState,
+    Outcome,
     Proceed,
-    Rules,
-    State,
     minimize,
 )
 
@@ -44,7 +44,7 @@ class Vectors:
                         self.pairs.append(float(self.vectors[done.target] @ self.vectors["s" + done.target[1:]]))
                 products = [float(self.vectors[row] @ self.vectors[column]) for row in rows for column in columns]
                 return (*products, *(float(np.abs(self.vectors[name]).max()) for name in largest))
-            case Evaluate(_, combine):
+            case EvaluateTrial(_, combine):
                 self._combine(combine)
                 loss, self.vectors["sum"] = self.function(self.vectors["trial"])
                 return (loss,)
@@ -61,8 +61,8 @@ class Vectors:
         for target, terms in ((c.target, c.terms) for c in combine):
             self.vectors[target] = sum(value * self.vectors[name] for name, value in terms)
 
-    def run(self, rules: Rules, state: State | None = None) -> Ended:
-        method = minimize(state or State(), rules)
+    def run(self, rules: MethodSettings, state: MethodState | None = None) -> Outcome:
+        method = minimize(state or MethodState(), rules)
         answer = None
         while True:
             try:
@@ -72,7 +72,7 @@ class Vectors:
 
     @property
     def evaluations(self) -> int:
-        return sum(isinstance(request, Evaluate) for request in self.requests)
+        return sum(isinstance(request, EvaluateTrial) for request in self.requests)
 
 
 def rosenbrock(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -98,7 +98,7 @@ CASES: dict[str, tuple[Function, np.ndarray]] = {
     "logistic": (logistic, np.zeros(20)),
     "saddle": (saddle, np.linspace(0.1, 1.0, 8)),
 }
-EXACT = Rules(tolerance_gradient=1e-8, tolerance_change=0.0)
+EXACT = MethodSettings(tolerance_gradient=1e-8, tolerance_change=0.0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,7 +108,7 @@ def test_it_ends_where_scipy_ends_and_takes_no_longer(name: str, history: int) -
     options = {"maxcor": history, "gtol": 1e-8, "ftol": 0.0, "maxiter": 1000, "maxfun": 10000}
     theirs = optimize.minimize(function, start, jac=True, method="L-BFGS-B", options=options)
     ours = Vectors(function, start)
-    ended = ours.run(Rules(history=history, tolerance_gradient=1e-8, tolerance_change=0.0))
+    ended = ours.run(MethodSettings(history=history, tolerance_gradient=1e-8, tolerance_change=0.0))
     assert "largest component" in ended.reason
     assert function(ours.vectors["weights"])[0] == pytest.approx(theirs.fun, rel=1e-6, abs=1e-12)
     assert ours.evaluations <= 1.5 * theirs.nfev
@@ -118,8 +118,8 @@ def test_it_ends_where_scipy_ends_and_takes_no_longer(name: str, history: int) -
 def test_the_rounds_of_an_iteration_do_not_grow_with_the_history(history: int) -> None:
     ours = Vectors(*CASES["rosenbrock"])
     ours.at_most = 30
-    ours.run(Rules(history=history, tolerance_change=0.0))
-    rounds = sum(isinstance(request, Calculate | Evaluate) for request in ours.requests)
+    ours.run(MethodSettings(history=history, tolerance_change=0.0))
+    rounds = sum(isinstance(request, Calculate | EvaluateTrial) for request in ours.requests)
     first = 2  # evaluation and products at the start
     assert rounds == first + 30 + 2 * (ours.evaluations - 1)
 
@@ -127,7 +127,7 @@ def test_the_rounds_of_an_iteration_do_not_grow_with_the_history(history: int) -
 def test_the_loss_falls_with_every_iteration() -> None:
     for kind in ("strong_wolfe", "armijo"):
         ours = Vectors(*CASES["rosenbrock"])
-        ours.run(Rules(line_search=kind, tolerance_change=0.0))
+        ours.run(MethodSettings(line_search=kind, tolerance_change=0.0))
         assert ours.losses == sorted(ours.losses, reverse=True)
         assert ours.losses[-1] < 1e-9
 
@@ -135,7 +135,7 @@ def test_the_loss_falls_with_every_iteration() -> None:
 def test_damping_keeps_the_history_positive_definite() -> None:
     for kind in ("strong_wolfe", "armijo"):
         ours = Vectors(*CASES["saddle"])
-        ended = ours.run(Rules(line_search=kind, tolerance_gradient=1e-8, tolerance_change=0.0))
+        ended = ours.run(MethodSettings(line_search=kind, tolerance_gradient=1e-8, tolerance_change=0.0))
         assert not ended.failed
         assert ours.pairs
         assert min(ours.pairs) > 0
@@ -145,7 +145,7 @@ def test_it_goes_on_from_its_state_on_the_same_way() -> None:
     whole = Vectors(*CASES["rosenbrock"])
     whole.run(EXACT)
     function, start = CASES["rosenbrock"]
-    half, state = Vectors(function, start), State()
+    half, state = Vectors(function, start), MethodState()
     half.at_most = 12
     assert half.run(EXACT, state).reason == "a limit is reached"
     rest = Vectors(function, start)
@@ -194,16 +194,16 @@ def test_gradients_beyond_float32_end_the_run_without_a_crash(scale: float) -> N
                 return tuple(float(np.float32(value)) for value in super().answer(request))
 
     ours = Coarse(lambda x: (float(scale * (x @ x)), 2 * scale * x), np.ones(3))
-    ended = ours.run(Rules(tolerance_gradient=0.0, tolerance_change=0.0))
+    ended = ours.run(MethodSettings(tolerance_gradient=0.0, tolerance_change=0.0))
     assert "no step was found in iteration 1" in ended.reason
 
 
 def test_a_sampled_state_goes_on_with_the_whole_set() -> None:
     """Its loss is not kept, because it is of a batch that does not come again; its history is."""
     function, start = CASES["logistic"]
-    sampled, state = Vectors(function, start), State()
+    sampled, state = Vectors(function, start), MethodState()
     sampled.at_most = 8
-    sampled.run(Rules(sampled=True, tolerance_gradient=0.0), state)
+    sampled.run(MethodSettings(sampled=True, tolerance_gradient=0.0), state)
     assert state.slots
     state.loss = None
     whole = Vectors(function, start)
@@ -225,7 +225,7 @@ def test_both_ends_of_a_pair_are_of_the_same_batch() -> None:
 
     class Sampled(Vectors):
         def answer(self, request: object) -> tuple[float, ...]:
-            if isinstance(request, Evaluate):
+            if isinstance(request, EvaluateTrial):
                 batches.append(request.batch)
                 scale = scales[request.batch]
                 self.function = lambda x: (float(x @ (scale * x)) / 2, scale * x)
@@ -233,7 +233,7 @@ def test_both_ends_of_a_pair_are_of_the_same_batch() -> None:
 
     ours = Sampled(rosenbrock, np.full(6, 3.0))
     ours.at_most = 40
-    ours.run(Rules(sampled=True, tolerance_gradient=1e-6))
+    ours.run(MethodSettings(sampled=True, tolerance_gradient=1e-6))
     assert batches == sorted(batches)
     assert len(set(batches)) == len(ours.losses) + (len(set(batches)) > len(ours.losses))
     assert min(ours.pairs) > 0

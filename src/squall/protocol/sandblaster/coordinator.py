@@ -31,20 +31,20 @@ from squall.protocol.sandblaster.messages import (
 )
 from squall.protocol.sandblaster.method import (
     Calculate,
-    Ended,
-    Evaluate,
+    EvaluateTrial,
     Failed,
     Iterated,
+    MethodSettings,
+    MethodState,
+    Outcome,
     Proceed,
     Request,
-    Rules,
-    State,
     minimize,
 )
 from squall.protocol.sandblaster.portions import Balance, Portions
 
 
-class Batches:
+class BatchOrder:
     """Which examples each iteration is on. Numbers past an epoch's last whole batch are of the next epoch."""
 
     def __init__(self, examples: int, batch: int | None) -> None:
@@ -60,15 +60,15 @@ class Batches:
 
 class BatchCoordinator(Coordinator):
     def __init__(
-        self, policy: Policy, rules: Rules, balance: Balance, batches: Batches, limits: Limits,
-        state: State | None = None, trained: int = 0, snapshots: int = 0,
+        self, policy: Policy, rules: MethodSettings, balance: Balance, batches: BatchOrder, limits: Limits,
+        state: MethodState | None = None, trained: int = 0, snapshots: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(policy, snapshots)
         self.rules = rules
         self.balance = balance
         self.batches = batches
         self.limits = limits
-        self.state = state or State()
+        self.state = state or MethodState()
         self.portions: Portions | None = None  # of the evaluation under way, once it is open
         self.evaluation = 0  # its number; never used again
         self._trained = trained
@@ -166,7 +166,7 @@ class BatchCoordinator(Coordinator):
                 case Calculate(combine, rows, columns, largest):
                     self._calculate(combine, rows, columns, largest, None, effects)
                     return
-                case Evaluate():
+                case EvaluateTrial():
                     self._evaluate(effects)
                     return
                 case Proceed():
@@ -178,7 +178,7 @@ class BatchCoordinator(Coordinator):
                     effects.append(Remark("warning", text))
                     answer = ()
 
-    def _method_ended(self, ended: Ended, now: float, effects: list[Effect]) -> None:
+    def _method_ended(self, ended: Outcome, now: float, effects: list[Effect]) -> None:
         self._ended = self._ended or (Cause.METHOD, ended.reason)
         if ended.failed:
             self._failure, self.error = "nonfinite", f"{ended.reason}: NaN or Inf in {self._nonfinite}"
@@ -197,7 +197,7 @@ class BatchCoordinator(Coordinator):
 
     def _evaluate(self, effects: list[Effect]) -> None:
         """Have the shards open a new evaluation; portions are given when all have."""
-        assert isinstance(self._request, Evaluate)
+        assert isinstance(self._request, EvaluateTrial)
         self.portions = None
         self._taken.clear()
         self._unpushed.clear()
@@ -212,7 +212,7 @@ class BatchCoordinator(Coordinator):
         self._answers[shard] = values
         if len(self._answers) < len(self._shards):
             return
-        if isinstance(self._request, Evaluate):
+        if isinstance(self._request, EvaluateTrial):
             self.portions = Portions(self.batches.range(self._request.batch), self.balance, self._took_s)
             self._proceed(now, effects)
             return

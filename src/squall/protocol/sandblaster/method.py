@@ -22,7 +22,7 @@ DAMPED_BELOW = 0.2  # share of the curvature that the last direction assumed (Po
 FAILURES_AT_MOST = 3  # line searches in a row, on other batches
 
 
-class Rules(msgspec.Struct, frozen=True):
+class MethodSettings(msgspec.Struct, frozen=True):
     """The settings of the method."""
 
     history: int = 10
@@ -37,7 +37,7 @@ class Rules(msgspec.Struct, frozen=True):
         return self.sampled or self.line_search != "strong_wolfe"
 
 
-class State(msgspec.Struct):
+class MethodState(msgspec.Struct):
     """Where the method is; with the vectors `weights`, `gradient` and the pairs this is all of it."""
 
     iteration: int = 0
@@ -57,7 +57,7 @@ class Calculate(NamedTuple):
     largest: tuple[str, ...] = ()
 
 
-class Evaluate(NamedTuple):
+class EvaluateTrial(NamedTuple):
     """Have the loss and gradient of a batch computed at `trial`, after combining; answered by [loss]."""
 
     batch: int
@@ -80,15 +80,15 @@ class Failed(NamedTuple):
     text: str
 
 
-class Ended(NamedTuple):
+class Outcome(NamedTuple):
     """What `minimize` returns."""
 
     reason: str
     failed: bool = False
 
 
-Request = Calculate | Evaluate | Proceed | Iterated | Failed
-Method = Generator[Request, Sequence[float], Ended]
+Request = Calculate | EvaluateTrial | Proceed | Iterated | Failed
+Method = Generator[Request, Sequence[float], Outcome]
 
 
 class _Moved(NamedTuple):
@@ -96,7 +96,7 @@ class _Moved(NamedTuple):
     largest: float  # component of the gradient
 
 
-def minimize(state: State, rules: Rules) -> Method:
+def minimize(state: MethodState, rules: MethodSettings) -> Method:
     """Run until a tolerance or a limit is reached, or until line searches find nothing.
 
     `state` is kept up to date so that it fits the shards' vectors whenever a request has been sent.
@@ -107,28 +107,28 @@ def minimize(state: State, rules: Rules) -> Method:
         largest = yield from dots.form(Calculate(rows=names, columns=names, largest=("gradient",)))
     while (yield Proceed())[0]:
         if state.loss is None or rules.sampled:
-            (loss,) = yield Evaluate(state.iteration, (Combine("trial", (("weights", 1.0),)),))
+            (loss,) = yield EvaluateTrial(state.iteration, (Combine("trial", (("weights", 1.0),)),))
             if not math.isfinite(loss):
-                return Ended(f"no finite loss and gradient where iteration {state.iteration + 1} begins", failed=True)
+                return Outcome(f"no finite loss and gradient where iteration {state.iteration + 1} begins", failed=True)
             state.loss = loss
             taken = (Combine("gradient", (("sum", 1.0),)),)
             largest = yield from dots.form(Calculate(taken, ("gradient",), _basis(state), ("gradient",)))
         if largest <= rules.tolerance_gradient:
-            return Ended(f"the gradient's largest component is {largest:.2g}")
+            return Outcome(f"the gradient's largest component is {largest:.2g}")
         moved = yield from _iterate(state, rules, dots)
         if moved is not None:
             failures, largest = 0, moved.largest
             if not rules.sampled and moved.change <= rules.tolerance_change:
-                return Ended(f"the loss falls by {moved.change:.2g} of itself in an iteration")
+                return Outcome(f"the loss falls by {moved.change:.2g} of itself in an iteration")
             continue
         failures += 1
         text = f"no step was found in iteration {state.iteration + 1}"
         yield Failed(f"{text}: the history is cleared" if state.slots else text)
         if not state.slots and (failures >= FAILURES_AT_MOST or not rules.sampled):
-            return Ended(f"{text}, nor without a history" if failures > 1 else text)
+            return Outcome(f"{text}, nor without a history" if failures > 1 else text)
         state.slots = []
         state.iteration += rules.sampled  # another batch
-    return Ended("a limit is reached")
+    return Outcome("a limit is reached")
 
 
 class _Dots:
@@ -153,7 +153,9 @@ class _Dots:
         return 0 < self(s, y) < math.inf and 0 < self(y, y) < math.inf
 
 
-def _iterate(state: State, rules: Rules, dots: _Dots) -> Generator[Request, Sequence[float], _Moved | None]:
+def _iterate(
+    state: MethodState, rules: MethodSettings, dots: _Dots
+) -> Generator[Request, Sequence[float], _Moved | None]:
     """One iteration; None if the line search found no step."""
     assert state.loss is not None
     terms, slope = _direction(state, dots)
@@ -169,7 +171,7 @@ def _iterate(state: State, rules: Rules, dots: _Dots) -> Generator[Request, Sequ
     try:
         while True:
             move = Combine("trial", (("weights", 1.0), ("direction", step)))
-            (loss,) = yield Evaluate(state.iteration, (*combine, move))
+            (loss,) = yield EvaluateTrial(state.iteration, (*combine, move))
             combine, slope_there = (), math.inf
             if math.isfinite(loss):
                 (slope_there,) = yield Calculate(rows=("sum",), columns=("direction",))
@@ -187,7 +189,7 @@ def _iterate(state: State, rules: Rules, dots: _Dots) -> Generator[Request, Sequ
 
 
 def _accept(
-    state: State, rules: Rules, dots: _Dots, step: float, pair: tuple[tuple[str, float], ...] | None
+    state: MethodState, rules: MethodSettings, dots: _Dots, step: float, pair: tuple[tuple[str, float], ...] | None
 ) -> Generator[Request, Sequence[float], float]:
     """Take the step: weights, gradient and history move. Returns the gradient's largest component.
 
@@ -226,11 +228,11 @@ def _pair(step: float, slope: float, slope_there: float, damped: bool) -> tuple[
     return (("sum", theta), ("gradient", -theta - (1 - theta) * step))
 
 
-def _basis(state: State) -> tuple[str, ...]:
+def _basis(state: MethodState) -> tuple[str, ...]:
     return (*(f"{kind}{slot}" for slot in state.slots for kind in "sy"), "gradient")
 
 
-def _direction(state: State, dots: _Dots) -> tuple[dict[str, float], float]:
+def _direction(state: MethodState, dots: _Dots) -> tuple[dict[str, float], float]:
     """-H x gradient by the two-loop recursion on coefficients alone, and its slope."""
     pairs = [(f"s{slot}", f"y{slot}") for slot in state.slots]
     terms = {**{name: 0.0 for pair in pairs for name in pair}, "gradient": -1.0}

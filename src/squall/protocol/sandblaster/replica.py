@@ -9,9 +9,9 @@ from squall.protocol.events import Event, GradientComputed, MessageArrived, Star
 from squall.protocol.frames import Message
 from squall.protocol.messages import Exchange, Exchanged, Join, Left, Progress, Stop, Welcome
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.report_sums import ReportSums
 from squall.protocol.reports import REPORT_EVERY_S
 from squall.protocol.sandblaster.messages import Portion, PortionRequest, PortionsTaken, PushPortions
-from squall.protocol.tally import Tally
 
 BUFFER = 0
 NOWHERE = -1  # buffer of a gradient that is to stay where autograd made it
@@ -35,7 +35,7 @@ class BatchReplica:
         self._pushes = 0
         self._stopping = False
         self._ended = False
-        self._tally = Tally()
+        self._tally = ReportSums()
         self._report_at = 0.0
 
     @property

@@ -18,7 +18,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from squall.launchers.roles import SPIN_S
+from squall.launchers.role_processes import SPIN_S
 from squall.protocol.effects import (
     AddPortions,
     Apply,
@@ -39,7 +39,7 @@ from squall.protocol.notes import LeaseEnded
 from squall.runtime.world import Price
 from squall.sim.cluster.cores import Prolong
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.placement import Place, Placement
+from squall.sim.cluster.placement import Placement, UsedMachine
 from squall.strategies import Recipe
 
 UPDATE_SHARE = 3 / 5  # of a shard's work on an exchange: read gradient and weights, write weights; the rest copies
@@ -156,7 +156,7 @@ class Costs:
     def _snapshot(self, node: Node, effect: WriteSnapshot, begins: float) -> float:
         return 4 * STATE * self._workload.elements[node.index] / DISK
 
-    def _step_s(self, place: Place) -> float:
+    def _step_s(self, place: UsedMachine) -> float:
         found = self._steps.get(id(place.kind))
         if found is None:
             found = self._steps[id(place.kind)] = self._cluster.step_s(place.kind, self._workload.step_s)
@@ -169,7 +169,7 @@ class Costs:
         self.busy_s += seconds
         return seconds
 
-    def _roomy(self, place: Place) -> bool:
+    def _roomy(self, place: UsedMachine) -> bool:
         """A shard looks out for the next push where replicas leave it a core of its own."""
         there = [role for role, _ in self.placement.on(place) if role in ("replica", "shard")]
         return len(there) <= place.kind.cores

@@ -16,7 +16,7 @@ from squall.sim.cluster.parts import (
     MEMORY,
     ROLES,
     WITHIN,
-    Failure,
+    FailureLaw,
     Link,
     Machine,
     Overhead,
@@ -185,9 +185,9 @@ def _link(table: Table, default: Link) -> Link:
     )
 
 
-def _failure(table: Table) -> Failure:
+def _failure(table: Table) -> FailureLaw:
     table.expect(("every", "repair"), required=["every", "repair"])
-    return Failure(every_s=table.quantity("every", TIME), repair_s=table.quantity("repair", TIME, zero=True))
+    return FailureLaw(every_s=table.quantity("every", TIME), repair_s=table.quantity("repair", TIME, zero=True))
 
 
 def _preemption(table: Table, machines: tuple[Machine, ...]) -> Preemption:

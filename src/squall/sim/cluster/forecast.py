@@ -94,7 +94,7 @@ class Sums:
     end: End | None = None
 
 
-class Watch(QuietHost):
+class NotesWatch(QuietHost):
     """The coordinator's host, or what stands before it: hears all that the coordinator notes."""
 
     def __init__(self, sums: Sums, host: Host | None = None) -> None:

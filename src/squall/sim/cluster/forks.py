@@ -11,19 +11,19 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any
 
-from squall.blame import encode
 from squall.errors import ProcessLost, TaskError
-from squall.launchers.line import Line
+from squall.launchers.control_pipe import ControlPipe
 from squall.runtime.processes import die_with_parent
+from squall.usercode.blame import encode
 
-Work = Callable[[Line], None]
+ForkedWork = Callable[[ControlPipe], None]
 
 
 @contextmanager
-def forked(works: Sequence[Work]) -> Iterator[list[Line]]:
+def forked(works: Sequence[ForkedWork]) -> Iterator[list[ControlPipe]]:
     """A process for each; the lines to them. When the block is left, however, they are gone."""
     children: list[int] = []
-    lines: list[Line] = []
+    lines: list[ControlPipe] = []
     try:
         for work in works:
             sys.stdout.flush()
@@ -34,9 +34,9 @@ def forked(works: Sequence[Work]) -> Iterator[list[Line]]:
                 parent = os.getpid()
                 child = os.fork()
                 if child == 0:
-                    _become(work, Line(theirs), parent, held)
+                    _become(work, ControlPipe(theirs), parent, held)
                 children.append(child)
-                lines.append(Line(mine))
+                lines.append(ControlPipe(mine))
                 theirs.close()
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, held)
@@ -50,7 +50,7 @@ def forked(works: Sequence[Work]) -> Iterator[list[Line]]:
             line.connection.close()
 
 
-def _become(work: Work, line: Line, parent: int, mask: set[int]) -> None:
+def _become(work: ForkedWork, line: ControlPipe, parent: int, mask: set[int]) -> None:
     """Never returns into the parent's own code."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and ends its children
@@ -65,7 +65,7 @@ def _become(work: Work, line: Line, parent: int, mask: set[int]) -> None:
         os._exit(0)
 
 
-def answer(*lines: Line) -> dict[str, Any]:
+def answer(*lines: ControlPipe) -> dict[str, Any]:
     """What the first of the processes says that says something.
 
     Raises `TaskError` with its traceback, or `ProcessLost` if it is gone.

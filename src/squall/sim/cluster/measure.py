@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from squall.launchers.line import Line
+from squall.launchers.control_pipe import ControlPipe
 from squall.run import TaskFunction
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.optimizers import check_optimizers
@@ -175,7 +175,7 @@ def memory_bandwidth() -> float:
     return 2 * size / statistics.median(times)
 
 
-def _copies(size: int, line: Line) -> None:
+def _copies(size: int, line: ControlPipe) -> None:
     torch.set_num_threads(1)
     source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
     times = []

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from squall.launchers.line import Line
-from squall.launchers.roles import SPIN_S, run_role
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.role_processes import SPIN_S, run_role
 from squall.plan import Settings, make_plan
 from squall.protocol.effects import Compute, Effect
 from squall.protocol.events import Event, GradientComputed
@@ -77,9 +77,9 @@ def _job(elements: int, optimizer: OptimizerFactory, directory: Path) -> Job:
     )  # fmt: skip
 
 
-def _serve(job: Job, node: Node, line: Line) -> None:
+def _serve(job: Job, node: Node, line: ControlPipe) -> None:
     mine, theirs = Pipe()  # where a run's coordinator hears its nursery: `theirs` stays open, and says nothing
-    run_role(job, node, job.directory, Line(mine) if node == COORDINATOR else None)
+    run_role(job, node, job.directory, ControlPipe(mine) if node == COORDINATOR else None)
     theirs.close()
 
 
@@ -101,7 +101,7 @@ class _ReadyGradient(QuietHost):
         return GradientComputed(0.0, True, 0.0)
 
 
-def _replica(job: Job, line: Line) -> None:
+def _replica(job: Job, line: ControlPipe) -> None:
     torch.set_num_threads(1)
     transport = HostTransport(REPLICA, job.directory, peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
     chunks = Chunks(line)

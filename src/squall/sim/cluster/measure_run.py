@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.inline import LoneChannel
-from squall.launchers.line import Line
-from squall.launchers.roles import SPIN_S, make_host
+from squall.launchers.role_processes import SPIN_S, make_host
 from squall.plan import Settings, make_plan
 from squall.protocol.effects import Apply, Compute, Effect, Expect
 from squall.protocol.events import Event
@@ -36,7 +36,7 @@ from squall.runtime.job import Job, arena_shape, private_job
 from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.sequential import Sequential
-from squall.sim.cluster.forks import Work, answer, forked
+from squall.sim.cluster.forks import ForkedWork, answer, forked
 from squall.sim.cluster.parts import Overhead
 from squall.sim.cluster.quiet import Chunks, Enough, Moment, Stopwatch, Timed, Turn, core_s, moment
 from squall.strategies import Downpour, SingleProcess, Strategy, Synchronous
@@ -126,7 +126,7 @@ def _run(job: Job, spin_s: float) -> Iterator[Timed]:
     with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
         arena = Arena.create(arena_shape(job.layout, job.recipe), Path(folder))
         job = attempts.begin(dataclasses.replace(job, arena=arena, directory=Path(folder)))
-        works: list[Work] = [
+        works: list[ForkedWork] = [
             partial(_serve, job, COORDINATOR, served, 0.0), partial(_serve, job, SHARD, served, spin_s),
             partial(_replica, job),
         ]  # fmt: skip
@@ -151,7 +151,7 @@ def _run(job: Job, spin_s: float) -> Iterator[Timed]:
             yield timed
 
 
-def _serve(job: Job, node: Node, served: Tensor, spin_s: float, line: Line) -> None:
+def _serve(job: Job, node: Node, served: Tensor, spin_s: float, line: ControlPipe) -> None:
     torch.set_num_threads(1)
     line.say(pid=os.getpid())
     mine, theirs = Pipe()  # where a run's coordinator hears its nursery: `theirs` stays open, and says nothing
@@ -159,12 +159,12 @@ def _serve(job: Job, node: Node, served: Tensor, spin_s: float, line: Line) -> N
     transport = _Awaited(
         HostTransport(node, job.directory, serve=True, peers=peers, wake_on=mine.fileno(), spin_s=spin_s)
     )
-    host = make_host(job, node, Line(mine))
+    host = make_host(job, node, ControlPipe(mine))
     Driver(machine(job, node), transport, host if node == COORDINATOR else _MeteredShard(host, served, transport)).run()
     theirs.close()
 
 
-def _replica(job: Job, line: Line) -> None:
+def _replica(job: Job, line: ControlPipe) -> None:
     torch.set_num_threads(job.plan.threads)
     keep_freed_memory()
     transport = _Awaited(HostTransport(REPLICA, job.directory, peers=[COORDINATOR, SHARD], spin_s=SPIN_S))
@@ -247,7 +247,7 @@ class _MeteredReplica(_Metered):
 # ---------------------------------------------------------------- one process
 
 
-def _alone(job: Job, folder: str, line: Line) -> None:
+def _alone(job: Job, folder: str, line: ControlPipe) -> None:
     torch.set_num_threads(job.plan.threads)
     chunks, watch, batches, loss = Chunks(line), Stopwatch(job.plan.threads), 0, job.task.loss
 

@@ -11,10 +11,10 @@ from functools import partial
 
 import torch
 
-from squall.launchers.line import Line
+from squall.launchers.control_pipe import ControlPipe
 from squall.protocol.effects import Compute
 from squall.runtime.arena import Arena, Shape
-from squall.runtime.batches import Batches, Key
+from squall.runtime.batches import Key, TrainingBatches
 from squall.runtime.compute import Gradients
 from squall.runtime.job import initial_vector
 from squall.runtime.processes import keep_freed_memory
@@ -38,11 +38,11 @@ def stepping(task: Task, layout: Layout, threads: int, counts: Sequence[int]) ->
         yield [partial(_at_once, lines[:count]) for count in counts]
 
 
-def _at_once(lines: Sequence[Line], seconds: float) -> Moment:
+def _at_once(lines: Sequence[ControlPipe], seconds: float) -> Moment:
     return moment(lines, LONGER * seconds)
 
 
-def _steps(task: Task, layout: Layout, threads: int, line: Line) -> None:
+def _steps(task: Task, layout: Layout, threads: int, line: ControlPipe) -> None:
     """In a process like a replica's: gradients of batch after batch, as a run computes them."""
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -70,7 +70,7 @@ def _steps(task: Task, layout: Layout, threads: int, line: Line) -> None:
         line.say(times=times)
 
 
-def _announced(task: Task, batches: Batches) -> Iterator[Compute]:
+def _announced(task: Task, batches: TrainingBatches) -> Iterator[Compute]:
     """Batches some time before they are needed told to the loader, as a replica tells those of a lease."""
     ahead: deque[Compute] = deque()
     for effect in _epochs(task):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from squall.sim.cluster.file import read_parts
-from squall.sim.cluster.parts import BETWEEN, WITHIN, Failure, Link, Machine, Preemption
+from squall.sim.cluster.parts import BETWEEN, WITHIN, FailureLaw, Link, Machine, Preemption
 from squall.sim.cluster.text import cluster_text
 
 
@@ -18,7 +18,7 @@ class Cluster:
     machines: tuple[Machine, ...]
     between: Link = BETWEEN  # two machines
     within: Link = WITHIN  # one machine; exchanges aside, whose time the machine knows
-    failures: Mapping[str, Failure] = field(default_factory=dict)
+    failures: Mapping[str, FailureLaw] = field(default_factory=dict)
     preemptions: tuple[Preemption, ...] = ()
 
     @classmethod

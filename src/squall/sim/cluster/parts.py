@@ -119,7 +119,7 @@ BETWEEN, WITHIN = Link(latency_s=100e-6), Link(latency_s=50e-6)  # where a file 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class FailureLaw:
     """Of one process of a role."""
 
     every_s: float  # mean of an exponential law

@@ -11,7 +11,7 @@ from squall.sim.cluster.parts import Machine
 from squall.strategies import Recipe
 
 
-class Place:
+class UsedMachine:
     """One machine: what runs on it, and until when its interface is taken."""
 
     __slots__ = ("away_until", "cores", "interface", "kind", "number", "receives_until", "sends_until")
@@ -32,9 +32,9 @@ class Placement:
     """
 
     def __init__(self, cluster: Cluster, recipe: Recipe) -> None:
-        self.places = [Place(kind, number) for kind in cluster.machines for number in range(kind.count)]
-        self._of: dict[tuple[str, int], Place] = {}
-        self.seats: dict[Node, Place] = {}  # of all that were asked for: a faster way to the same
+        self.places = [UsedMachine(kind, number) for kind in cluster.machines for number in range(kind.count)]
+        self._of: dict[tuple[str, int], UsedMachine] = {}
+        self.seats: dict[Node, UsedMachine] = {}  # of all that were asked for: a faster way to the same
         crowd = [0.0] * len(self.places)  # processes a core
         for role, count in (("replica", recipe.replicas), ("shard", recipe.shards)):
             self._spread(role, range(count), crowd)
@@ -53,7 +53,7 @@ class Placement:
                 crowd[i] += 1 / place.kind.cores
             heapq.heapreplace(able, (crowd[i], i))
 
-    def of(self, node: Node) -> Place:
+    def of(self, node: Node) -> UsedMachine:
         place = self.seats.get(node)
         if place is None:
             place = self.seats[node] = self._of[node.role, node.index]
@@ -64,6 +64,6 @@ class Placement:
         for place in self.places:
             place.cores.clear()
 
-    def on(self, place: Place) -> list[tuple[str, int]]:
+    def on(self, place: UsedMachine) -> list[tuple[str, int]]:
         """(role, index) of what is there."""
         return [key for key, where in self._of.items() if where is place]

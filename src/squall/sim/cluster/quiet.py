@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from squall.launchers.line import Line
+from squall.launchers.control_pipe import ControlPipe
 from squall.sim.cluster.forks import answer
 
 CALM = 0.05  # share of the cores that others may take in a moment that counts in any case
@@ -35,7 +35,7 @@ class Moment(NamedTuple):
 Timed = Callable[[float], Moment]  # measures for about so many seconds
 
 
-def moment(lines: Sequence[Line], seconds: float, beside: Sequence[Line] = ()) -> Moment:
+def moment(lines: Sequence[ControlPipe], seconds: float, beside: Sequence[ControlPipe] = ()) -> Moment:
     """Let processes measure at once for about so long; those `beside` may only fail. Raises as `answer` does."""
     before, began = _others_s(), time.monotonic()
     for line in lines:
@@ -118,7 +118,7 @@ class Enough(Exception):
 class Chunks:
     """Of a process that measures: when the time of a moment is over it says what came out, and is told of the next."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: ControlPipe) -> None:
         self._line = line
         self._until = 0.0
 

@@ -19,7 +19,7 @@ from squall.runtime.world import World
 from squall.sim.cluster.costs import Costs
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import Preemption
-from squall.sim.cluster.placement import Place
+from squall.sim.cluster.placement import UsedMachine
 
 NOTICED_AFTER_S = 1.0  # until the coordinator knows that a process on another machine is gone
 WATCHED_EVENTS = 1000
@@ -151,7 +151,7 @@ class Rehearsal:
         every_s = self._cluster.preemptions[number].every_s
         self._preempts_s[number] += math.inf if every_s is None else every_s
 
-    def _take(self, preemption: Preemption, at: float) -> list[Place]:
+    def _take(self, preemption: Preemption, at: float) -> list[UsedMachine]:
         able = [place for place in self._costs.placement.places if place.kind.name == preemption.machine]
         taken = sorted(self._chance.sample(able, preemption.count), key=lambda place: place.number)
         for place in taken:

@@ -41,11 +41,11 @@ from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
 from squall.sim.cluster.costs import Costs, Workload
-from squall.sim.cluster.forecast import Forecast, Sums, Watch
-from squall.sim.cluster.hollow import Hollow, Timed
+from squall.sim.cluster.forecast import Forecast, NotesWatch, Sums
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.rehearsal import Member, Rehearsal
+from squall.sim.cluster.without_numbers import HostWithoutNumbers, Timed
 from squall.strategies import SingleProcess, Strategy
 from squall.strategies.work import Loop
 from squall.task import Task, check_task
@@ -145,7 +145,7 @@ class _Simulation:
         self._linked = any(link.loss for link in (cluster.between, cluster.within))
         self._channel = LoneChannel()
         self._newest = self._fruitless = 0  # snapshot, and restarts since it was written
-        self._hollow: Hollow | None = None
+        self._hollow: HostWithoutNumbers | None = None
         self._coordinator: Coordinator | None = None  # of the newest start
         self._recorder: CoordinatorHost | None = None  # alike, of real gradients
 
@@ -154,7 +154,7 @@ class _Simulation:
         job, recipe = self._job, self._recipe
         placement = Placement(self._cluster, recipe)
         costs = Costs(self._cluster, recipe, self._workload(), placement, random.Random(job.plan.seed), job.plan.slow)
-        self._hollow = Hollow(costs)
+        self._hollow = HostWithoutNumbers(costs)
         with _calm(job, self._channel) if self._real else _no_collections():
             members = partial(self._members, costs)
             rehearsal = Rehearsal(members, nodes(job), self._cluster, costs, job.plan.seed, self._hopeful)
@@ -228,7 +228,7 @@ class _Simulation:
     def _host(self, job: Job, node: Node, costs: Costs) -> Host:
         if node == COORDINATOR:
             self._recorder = CoordinatorHost(job, self._channel) if self._real else None
-            return Watch(self._sums, self._recorder)
+            return NotesWatch(self._sums, self._recorder)
         if not self._real:
             assert self._hollow is not None
             return self._hollow

@@ -18,7 +18,7 @@ from squall.protocol.nodes import Node
 from squall.protocol.notes import WorkReported
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.messages import Calculation, PortionsTaken, PushPortions
-from squall.sim.proof.batch_phantoms import WIDTH, BatchStage, Kept, entry_of, example
+from squall.sim.proof.batch_phantoms import WIDTH, BatchStage, KeptPortion, entry_of, example
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.memory import File, folded_with
 from squall.strategies.base import Recipe
@@ -54,7 +54,7 @@ class BatchAuditor:
         self.stage, self.coordinator = stage, coordinator
         self._begun = coordinator.trained
         self._logs = [_Log(files[shard].fold if files else 0, self._examples_saved) for shard in shards]
-        self._pushes: dict[Node, tuple[PushPortions, tuple[Kept, ...]]] = {}  # the last one
+        self._pushes: dict[Node, tuple[PushPortions, tuple[KeptPortion, ...]]] = {}  # the last one
         self._answered: dict[Node, dict[int, tuple[int, int]]] = {}  # fold, examples of each shard's last answer
 
     def watch(self, now: float, node: Node, what: object) -> None:

@@ -14,7 +14,7 @@ from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.messages import Calculation
 from squall.sim.proof.memory import File, Gradient, Memory, Written, folded_with
-from squall.sim.proof.phantoms import Phantom, Stage
+from squall.sim.proof.phantoms import Phantom, PhantomStage
 from squall.strategies.base import Recipe
 
 WIDTH = 2  # elements of a shard
@@ -22,7 +22,7 @@ WIDTH = 2  # elements of a shard
 Vector = tuple[float, ...]
 
 
-class Kept(NamedTuple):
+class KeptPortion(NamedTuple):
     """A portion's gradient in a gradient buffer."""
 
     gradient: Gradient  # its basis: the calculations that each shard had carried out
@@ -45,7 +45,7 @@ class BatchMemory(Memory):
         super().__init__(recipe)
         slots = range(recipe.replicas + 1)
         self.trial: dict[int, list[Vector]] = {slot: [(0.0,) * WIDTH] * recipe.shards for slot in slots}
-        self.kept: dict[int, list[Kept]] = {slot: [] for slot in slots}
+        self.kept: dict[int, list[KeptPortion]] = {slot: [] for slot in slots}
 
     def read(self, payload: Payload) -> object:
         if payload.kind == "gradient":
@@ -60,7 +60,7 @@ class BatchMemory(Memory):
             super().write(payload, written)
 
 
-class BatchStage(Stage):
+class BatchStage(PhantomStage):
     """Of a run of Sandblaster."""
 
     memories: dict[Node, BatchMemory]  # type: ignore[assignment]
@@ -96,7 +96,7 @@ class PortionPhantom(Phantom):
                 return self._compute(epoch, start, stop)
             case effects.Keep(_, weight, accumulate):
                 gradient, vector = self._last
-                kept = Kept(gradient, weight, tuple(weight * value for value in vector))
+                kept = KeptPortion(gradient, weight, tuple(weight * value for value in vector))
                 before = self.memory.kept[self.node.index] if accumulate else ()
                 self.memory.kept[self.node.index] = [*before, kept]
         return None
@@ -150,7 +150,7 @@ class VectorPhantom(Phantom):
                 return events.SnapshotWritten(number, self.stage.disk(number), file.checksum)
         return None
 
-    def _add(self, portions: list[Kept]) -> None:
+    def _add(self, portions: list[KeptPortion]) -> None:
         first = WIDTH * self.node.index
         for kept in portions:
             self.vectors["sum"] = tuple(
@@ -174,6 +174,6 @@ class VectorPhantom(Phantom):
         return (*dots, *(max(map(abs, self.vectors[name])) for name in asked.largest))
 
 
-def entry_of(portions: Sequence[Kept]) -> tuple[float, ...]:
+def entry_of(portions: Sequence[KeptPortion]) -> tuple[float, ...]:
     """What stands for a push in a fold."""
     return tuple(value for kept in portions for value in (kept.gradient.number, kept.weight))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from squall.runtime.wire import Network
-from squall.sim.proof.faults import Cut, Fault, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
+from squall.sim.proof.faults import Cut, Fault, FullDisk, Kill, Pause, Role, Skew, Spoil, UserStop, Weather
 from squall.strategies import (
     AsynchronousSGD,
     Averaging,
@@ -142,7 +142,7 @@ def chaos(seed: int) -> Chaos:
 
 
 def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> tuple[Fault, ...]:
-    parts = [Part("coordinator"), *_others(replicas, shards)]
+    parts = [Role("coordinator"), *_others(replicas, shards)]
     found: list[Fault] = []
     count = chance.randint(0, FAULTS_AT_MOST)
     while len(found) < count:
@@ -153,17 +153,17 @@ def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> t
     return tuple(sorted(found, key=lambda fault: fault.at))
 
 
-def _others(replicas: int, shards: int) -> list[Part]:
+def _others(replicas: int, shards: int) -> list[Role]:
     """Than the coordinator."""
     return [
-        *(Part("shard", i) for i in range(shards)), *(Part("replica", i) for i in range(replicas)), Part("evaluator"),
+        *(Role("shard", i) for i in range(shards)), *(Role("replica", i) for i in range(replicas)), Role("evaluator"),
     ]  # fmt: skip
 
 
-def _hung(seed: int, faults: tuple[Fault, ...], others: list[Part]) -> tuple[Fault, ...]:
+def _hung(seed: int, faults: tuple[Fault, ...], others: list[Role]) -> tuple[Fault, ...]:
     """Who stands still when the user stops the run does so for longer than a user waits."""
     chance = random.Random(f"{seed} hung")  # of its own: all else of a seed's world stays as it was
-    stops = [fault.at for fault in faults if isinstance(fault, Stop) and chance.random() < HUNG]
+    stops = [fault.at for fault in faults if isinstance(fault, UserStop) and chance.random() < HUNG]
     pauses = [Pause(max(0, at - chance.randint(0, 10)), 30.0, chance.choice(others)) for at in stops]
     return tuple(sorted((*faults, *pauses), key=lambda fault: fault.at))
 
@@ -180,7 +180,7 @@ def _doomed(world: Chaos) -> Chaos:
     return dataclasses.replace(world, faults=tuple(faults), paces=paces)
 
 
-def _death_in(fault: Fault, chance: random.Random, parts: list[Part]) -> list[Fault]:
+def _death_in(fault: Fault, chance: random.Random, parts: list[Role]) -> list[Fault]:
     """Who dies while its messages are late or cut off, or while it stands still, leaves things half done."""
     match fault:
         case Cut(_, _, sender, receiver):
@@ -188,13 +188,13 @@ def _death_in(fault: Fault, chance: random.Random, parts: list[Part]) -> list[Fa
         case Pause(_, _, part):
             ends = [part]
         case Weather():
-            ends = [chance.choice(parts), Part("evaluator")]
+            ends = [chance.choice(parts), Role("evaluator")]
         case _:
             return []
     return [Kill(fault.at + chance.randint(1, 40), part) for part in ends if part.role in MORTAL]
 
 
-def _fault(chance: random.Random, events: int, parts: list[Part]) -> Fault:
+def _fault(chance: random.Random, events: int, parts: list[Role]) -> Fault:
     at = chance.randrange(events)
     mortal = [part for part in parts if part.role in MORTAL]
     match chance.randrange(14):
@@ -214,7 +214,7 @@ def _fault(chance: random.Random, events: int, parts: list[Part]) -> Fault:
             return Skew(chance.choice(parts), chance.choice((0.5, 0.9, 1.1, 2.0)), chance.uniform(0.0, 1000.0))
         case 11 | 12:
             return chance.choice((Spoil(at), Spoil(at), FullDisk(at)))
-    return Stop(at)
+    return UserStop(at)
 
 
 def smaller(world: Chaos) -> list[Chaos]:

@@ -15,14 +15,14 @@ from squall.runtime.wire import Network
 
 
 @dataclass(frozen=True)
-class Part:
+class Role:
     """A role's process, whatever its incarnation. There is one coordinator and one evaluator."""
 
     role: str
     index: int = 0
 
     @classmethod
-    def of(cls, node: Node) -> Part:
+    def of(cls, node: Node) -> Role:
         return cls(node.role, 0 if node.role == "evaluator" else node.index)
 
     def __str__(self) -> str:
@@ -52,8 +52,8 @@ class Cut:
 
     at: int
     seconds: float
-    sender: Part
-    receiver: Part
+    sender: Role
+    receiver: Role
     both_ways: bool
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Pause:
 
     at: int
     seconds: float
-    part: Part
+    part: Role
 
     def __str__(self) -> str:
         return f"{self.part} stands still for {self.seconds:.2f} s"
@@ -78,7 +78,7 @@ class Kill:
     """The process is gone. A replica or evaluator is replaced; without a shard or the coordinator the run resumes."""
 
     at: int
-    part: Part
+    part: Role
     seconds: float = 0.0  # that its replacement takes to start
     again: int = 0  # replacements that die as soon as they start
 
@@ -90,7 +90,7 @@ class Kill:
 class Skew:
     """The process's clock is wrong from the beginning: offset + rate x the world's."""
 
-    part: Part
+    part: Role
     rate: float
     offset_s: float
     at: int = 0
@@ -123,7 +123,7 @@ class FullDisk:
 
 
 @dataclass(frozen=True)
-class Stop:
+class UserStop:
     """The user stops the run, and resumes it when it has ended."""
 
     at: int
@@ -133,7 +133,7 @@ class Stop:
         return "the user stops the run, and resumes it"
 
 
-Fault = Weather | Cut | Pause | Kill | Skew | Spoil | FullDisk | Stop
+Fault = Weather | Cut | Pause | Kill | Skew | Spoil | FullDisk | UserStop
 
 
 class FaultyWire:
@@ -165,5 +165,5 @@ class FaultyWire:
 
 
 def _severs(cut: Cut, sender: Node, receiver: Node) -> bool:
-    ends = (Part.of(sender), Part.of(receiver))
+    ends = (Role.of(sender), Role.of(receiver))
     return ends == (cut.sender, cut.receiver) or (cut.both_ways and ends == (cut.receiver, cut.sender))

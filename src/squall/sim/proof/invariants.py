@@ -17,10 +17,10 @@ from squall.protocol.nodes import Node
 from squall.protocol.notes import BatchLeftOut, LeaseEnded, WorkReported
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.labels import Labels
-from squall.sim.proof.logs import Log, Push
+from squall.sim.proof.logs import SentPush, ShardLog
 from squall.sim.proof.loops import mean_rates
 from squall.sim.proof.memory import Batch, File, Gradient, Written, folded
-from squall.sim.proof.phantoms import Stage
+from squall.sim.proof.phantoms import PhantomStage
 from squall.sim.proof.positions import restored, trained
 from squall.sim.proof.rows import Rows
 from squall.strategies.base import Recipe
@@ -40,19 +40,19 @@ class Auditor:
         self._examples_saved = 0  # in the newest snapshot, by the shard that has fewest
 
     def begin(
-        self, stage: Stage, version: int = 0, files: Sequence[File] = (), left: Leases | None = None
+        self, stage: PhantomStage, version: int = 0, files: Sequence[File] = (), left: Leases | None = None
     ) -> None:  # fmt: skip
         """A life begins, from the files of a snapshot where there is one; `left` is its data position."""
         shards = range(self.recipe.shards)
         self.stage = stage
         self._rows.begin()
-        self._logs = [Log(Written(version, files[shard].fold if files else 0)) for shard in shards]
+        self._logs = [ShardLog(Written(version, files[shard].fold if files else 0)) for shard in shards]
         self._applied: list[dict[Batch, list[int]]] = [{} for _ in shards]  # computations, by shard
         self._further: list[dict[Batch, list[int]]] = [{} for _ in shards]  # alike: further steps on a batch
         self._shards_with: Counter[int] = Counter()  # of a computation
         self._whole: Counter[Batch] = Counter()  # computations that all shards have
-        self._pushes: dict[tuple[int, int], Push] = {}  # by slot and buffer
-        self._under_way: dict[Node, Push | None] = {}  # of replicas: the last push sent
+        self._pushes: dict[tuple[int, int], SentPush] = {}  # by slot and buffer
+        self._under_way: dict[Node, SentPush | None] = {}  # of replicas: the last push sent
         self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
         self._labels = Labels(self.recipe.shards, version, self._examples_saved, self.recipe.work.local is not None)
         for shard, file in enumerate(files):
@@ -101,7 +101,7 @@ class Auditor:
         known = self._pushes.get(key)
         if known is None or known.node != node or known.exchange.clock != exchange.clock:  # to the first shard
             gradients = tuple(self.stage.memories[node].gradients[key]) if exchange.batches else ()
-            known = self._pushes[key] = Push(node, exchange, gradients)
+            known = self._pushes[key] = SentPush(node, exchange, gradients)
         self._under_way[node] = known
 
     def _on_apply(self, shard: int, apply: Apply) -> None:
@@ -157,7 +157,7 @@ class Auditor:
 
     # ------------------------------------------------------------ one update
 
-    def _check_once(self, shard: int, push: Push) -> None:
+    def _check_once(self, shard: int, push: SentPush) -> None:
         if shard in push.staleness:
             raise Broken("I2", f"shard {shard} applies clock {push.exchange.clock} of {push.node} twice")
         for gradient in push.gradients:
@@ -182,7 +182,7 @@ class Auditor:
         if self._whole[batch] > 1:
             raise Broken("I4", f"all shards have {_text(batch)} twice")
 
-    def _check_staleness(self, shard: int, push: Push, apply: Apply) -> None:
+    def _check_staleness(self, shard: int, push: SentPush, apply: Apply) -> None:
         log = self._logs[shard]
         basis = min((gradient.basis[shard] for gradient in push.gradients), default=log.version)
         staleness = push.staleness[shard] = log.version - basis
@@ -199,7 +199,7 @@ class Auditor:
             if count > (own if node == push.node else others):
                 raise Broken("I3", f"shard {shard} applies a push of {push.node} after {count} newer ones of {node}")
 
-    def _check_weights(self, shard: int, apply: Apply, pushes: list[Push]) -> None:
+    def _check_weights(self, shard: int, apply: Apply, pushes: list[SentPush]) -> None:
         if self.recipe.loop.exchanges.rules.gather == "each":
             right = [1.0]
         else:

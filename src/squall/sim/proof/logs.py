@@ -7,7 +7,7 @@ from squall.protocol.nodes import Node
 from squall.sim.proof.memory import Gradient, Written
 
 
-class Push:
+class SentPush:
     """A push as it was sent."""
 
     def __init__(self, node: Node, exchange: Exchange, gradients: tuple[Gradient, ...]) -> None:
@@ -17,7 +17,7 @@ class Push:
         self.staleness: dict[int, int] = {}  # shard -> with which it was applied there
 
 
-class Log:
+class ShardLog:
     """What one shard has applied in this life."""
 
     def __init__(self, written: Written) -> None:

@@ -30,7 +30,7 @@ class Gradient(NamedTuple):
         return self.epoch, self.start, self.stop
 
 
-class Applied(NamedTuple):
+class AppliedBuffer(NamedTuple):
     """One pushed buffer in one update of one shard."""
 
     gradients: tuple[Gradient, ...]
@@ -49,7 +49,7 @@ class File(NamedTuple):
     """A shard's part of a snapshot."""
 
     fold: int
-    applied: tuple[Applied, ...] = ()
+    applied: tuple[AppliedBuffer, ...] = ()
     vectors: Mapping[str, tuple[float, ...]] = {}  # of Sandblaster's
 
     @property

@@ -22,14 +22,14 @@ from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
 from squall.runtime.driver import QuietHost
 from squall.runtime.world import Price
-from squall.sim.proof.memory import Applied, Batch, File, Gradient, Memory, Written, folded
+from squall.sim.proof.memory import AppliedBuffer, Batch, File, Gradient, Memory, Written, folded
 from squall.strategies.base import Recipe
 
 COMPUTE_S = 0.01
 N = TypeVar("N", bound=Note)
 
 
-class Stage:
+class PhantomStage:
     """What the phantoms of a run share, or may share: memory, and what the coordinator's host was told."""
 
     def __init__(self, recipe: Recipe, now: Callable[[], float], first: int = 0) -> None:
@@ -96,7 +96,7 @@ class Stage:
 
 
 class Phantom(QuietHost):
-    def __init__(self, stage: Stage, node: Node) -> None:
+    def __init__(self, stage: PhantomStage, node: Node) -> None:
         self.stage, self.node = stage, node
         self.memory = stage.memory(node)
 
@@ -162,7 +162,7 @@ class ReplicaPhantom(Phantom):
 
 
 class ShardPhantom(Phantom):
-    def __init__(self, stage: Stage, node: Node, version: int, file: File | None) -> None:
+    def __init__(self, stage: PhantomStage, node: Node, version: int, file: File | None) -> None:
         super().__init__(stage, node)
         self.applied = list(file.applied) if file is not None else []
         self.version, self.fold = version, file.fold if file is not None else 0
@@ -179,7 +179,7 @@ class ShardPhantom(Phantom):
                 found = [(tuple(self.memory.gradients[term.slot, term.buffer]), term.weight) for term in terms]
                 for gradients, weight in found:
                     oldest = min((gradient.basis[self.node.index] for gradient in gradients), default=self.version)
-                    self.applied.append(Applied(gradients, self.version - oldest, weight))
+                    self.applied.append(AppliedBuffer(gradients, self.version - oldest, weight))
                 self.fold = folded(self.fold, found)
                 self.version += 1
             case effects.WriteSnapshot(number):

@@ -19,12 +19,24 @@ from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.protocol.replacing import LOST_IN_A_ROW
-from squall.runtime.places import Clock
 from squall.runtime.world import World
+from squall.runtime.world_nodes import Clock
 from squall.sim.proof.broken import Broken
-from squall.sim.proof.cast import BatchCast, Cast, LeaseCast
 from squall.sim.proof.chaos import MORTAL, Chaos
-from squall.sim.proof.faults import Cut, Fault, FaultyWire, FullDisk, Kill, Part, Pause, Skew, Spoil, Stop, Weather
+from squall.sim.proof.faults import (
+    Cut,
+    Fault,
+    FaultyWire,
+    FullDisk,
+    Kill,
+    Pause,
+    Role,
+    Skew,
+    Spoil,
+    UserStop,
+    Weather,
+)
+from squall.sim.proof.lives import BatchLife, Life, LoopLife
 from squall.sim.proof.memory import Batch
 from squall.sim.proof.phantoms import Phantom
 from squall.strategies.work import Loop
@@ -49,10 +61,10 @@ class Trial:
         self.events = 0
         self.lives = 0
         self.happened = Counter("Skew" for fault in chaos.faults if isinstance(fault, Skew))  # faults, by kind
-        self.cast: Cast = LeaseCast(chaos) if isinstance(chaos.recipe.work, Loop) else BatchCast(chaos)
+        self.cast: Life = LoopLife(chaos) if isinstance(chaos.recipe.work, Loop) else BatchLife(chaos)
         self._watch = watch
         self._clocks = {f.part: Clock(f.rate, f.offset_s) for f in chaos.faults if isinstance(f, Skew)}
-        rate = self._clocks.get(Part.of(COORDINATOR), Clock()).rate
+        rate = self._clocks.get(Role.of(COORDINATOR), Clock()).rate
         self._stop_within_s = (STOP_WITHIN_S + SAVE_WITHIN_S) / rate + 0.1
         self._to_come = deque(fault for fault in chaos.faults if not isinstance(fault, Skew))
         self._lived_s = 0.0  # in earlier lives
@@ -79,7 +91,7 @@ class Trial:
         self._wire = FaultyWire(chaos.network)
         self.world = World(
             network=self._wire, seed=chaos.seed + self.lives, prices=stage.prices, spawn=self._replace,
-            notice_s=chaos.notice_s, clock=lambda node: self._clocks.get(Part.of(node)),
+            notice_s=chaos.notice_s, clock=lambda node: self._clocks.get(Role.of(node)),
         )  # fmt: skip
         self.world.trace = self._trace
         stage.compute_s = lambda node: chaos.paces[node.index]
@@ -87,9 +99,9 @@ class Trial:
         if chaos.scripted:
             stage.breaks = self._breaks
         self._spoilt = self._full = 0  # computations and files to come that fail
-        self._slow_starts: dict[Part, float] = {}
-        self._doomed = Counter[Part]()  # replacements to come that die
-        self._deaths = Counter[Part]()
+        self._slow_starts: dict[Role, float] = {}
+        self._doomed = Counter[Role]()  # replacements to come that die
+        self._deaths = Counter[Role]()
         self._started: list[Node] = []  # replacements, in this event
         self._healed_s = 0.0  # when all faults so far have healed
         self._stopped_at = math.inf  # by the user
@@ -122,7 +134,7 @@ class Trial:
 
     def _meet_started(self) -> None:
         for node in self._started:
-            part = Part.of(node)
+            part = Role.of(node)
             self.world.pause(node, self._slow_starts.get(part, 0.0))
             if self._doomed[part]:
                 self._doomed[part] -= 1
@@ -144,11 +156,11 @@ class Trial:
     def _check_end(self, end: End) -> None:
         """A run may end otherwise than finished for a reason that lies in this life's faults."""
         had = self._excused
-        places = [Part("replica", i) for i in range(self.chaos.replicas)]
+        places = [Role("replica", i) for i in range(self.chaos.replicas)]
         given_up = all(self._deaths[place] >= LOST_IN_A_ROW for place in places)
         excused = {
             "finished": True,
-            "interrupted": had["Stop"] > 0,
+            "interrupted": had["UserStop"] > 0,
             "nonfinite": had["Spoil"] > isinstance(self.chaos.recipe.work, Loop),  # which tries a batch once more
             "failed": had["shard"] > 0 or had["FullDisk"] > 0 or given_up,
         }
@@ -175,7 +187,7 @@ class Trial:
                 self._spoilt += 1
             case FullDisk():
                 self._full += 1
-            case Stop():
+            case UserStop():
                 self.world.post(COORDINATOR, StopRequested("interrupted"))
                 self._stopped_at = min(self._stopped_at, self.world.now)
 
@@ -185,15 +197,15 @@ class Trial:
         self._excused[fault.part.role] += 1
         self._strike(fault.part)
 
-    def _strike(self, part: Part) -> None:
+    def _strike(self, part: Role) -> None:
         self._deaths[part] += 1
         for node in self._nodes(part):
             if part.role in MORTAL:
                 self.cast.stage.in_use.pop(node.index, None)
             self.world.kill(node)
 
-    def _nodes(self, part: Part) -> list[Node]:
-        return [node for node, place in self.world.places.items() if Part.of(node) == part and place.end is None]
+    def _nodes(self, part: Role) -> list[Node]:
+        return [node for node, place in self.world.places.items() if Role.of(node) == part and place.end is None]
 
     def _poison(self, number: int, batch: Batch) -> bool:
         self._spoilt, spoilt = max(0, self._spoilt - 1), self._spoilt

@@ -1,0 +1,115 @@
+"""What each forked process runs, and the line on which the nursery speaks with its neighbours."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+from setproctitle import setproctitle
+
+from squall.launchers.control_pipe import ControlPipe
+from squall.protocol.effects import End
+from squall.protocol.events import Event, MemberLost, StopRequested
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.runtime.driver import Driver, Host
+from squall.runtime.hosts import EvaluatorHost, SlowedHost
+from squall.runtime.job import Job
+from squall.runtime.kinds import kind_of, machine
+from squall.runtime.machines import nodes
+from squall.runtime.processes import keep_freed_memory, never_interrupt
+from squall.runtime.recorder import CoordinatorHost
+from squall.runtime.recording import recorded
+from squall.transports.host import HostTransport
+
+
+class NurseryChannel:
+    """The coordinator's line to the nursery."""
+
+    def __init__(self, line: ControlPipe) -> None:
+        self._line = line
+
+    def start(self, node: Node) -> None:
+        self._line.say(kind="start", node=str(node))
+
+    def end(self, end: End) -> None:
+        self._line.say(kind="end", status=end.status, reason=end.reason)
+
+    def evaluated(self, evaluation: dict[str, float]) -> None:
+        self._line.say(kind="evaluated", evaluation=evaluation)
+
+    def poll(self) -> Event | None:
+        if not self._line.open or not self._line.connection.poll():
+            return None
+        said = self._line.hear()
+        if said is None:
+            return StopRequested("the nursery is gone")
+        if said["kind"] == "lost":
+            return MemberLost(Node.parse(said["node"]), said["why"])
+        return StopRequested(said["why"], said.get("failed", False), said.get("wanted", False))
+
+
+# Being woken from sleep costs more than a whole exchange of a small vector, so the two ends of an exchange look out
+# for the answer, or the next push, for a moment. A replica does so on a core that it would leave idle; a shard only
+# where it does not take the core from a replica that computes.
+SPIN_S = 1000e-6
+
+# A shard that has this many elements takes far longer for an exchange than the kernel for moving it to another core.
+UNHURRIED_ELEMENTS = 1_000_000
+
+# Training goes first. An evaluation that may end it is not kept waiting as long.
+EVALUATOR_NICE, JUDGE_NICE = 10, 5
+
+
+def run_role(job: Job, node: Node, sockets: Path, line: ControlPipe | None) -> None:
+    """Be one of the run's processes until its machine ends."""
+    name_process(node, job)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads({"replica": job.plan.threads, "shard": job.plan.shard_threads}.get(node.role, 1))
+    if node.role == "replica":
+        keep_freed_memory()
+    elif node.role == "shard" and job.layout.length >= UNHURRIED_ELEMENTS * job.recipe.shards:
+        never_interrupt()
+    elif node.role == "evaluator":
+        os.nice(EVALUATOR_NICE if job.plan.until is None and job.plan.patience is None else JUDGE_NICE)
+    transport = transport_of(job, node, sockets, line)
+    try:
+        Driver(machine(job, node), transport, make_host(job, node, line)).run()
+    finally:
+        transport.close()
+
+
+def transport_of(job: Job, node: Node, sockets: Path, line: ControlPipe | None) -> HostTransport:
+    """What `line` says wakes the process as well."""
+    servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
+    peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)
+    return HostTransport(
+        node, sockets, serve=node in servers, peers=peers, spin_s=_spin_s(job, node),
+        wake_on=line.connection.fileno() if line is not None else None,
+    )  # fmt: skip
+
+
+def make_host(job: Job, node: Node, line: ControlPipe | None) -> Host:
+    match node.role:
+        case "coordinator":
+            assert line is not None
+            return CoordinatorHost(job, NurseryChannel(line))
+        case "shard":
+            return recorded(kind_of(job).shard_host(job, node.index), job, node)
+        case "replica":
+            host, ratio = kind_of(job).replica_host(job, node.index), job.slowness(node)
+            return recorded(SlowedHost(host, ratio) if ratio > 1 else host, job, node)
+        case _:
+            return EvaluatorHost(job)
+
+
+def _spin_s(job: Job, node: Node) -> float:
+    wanted = job.recipe.replicas * job.plan.threads + job.recipe.shards
+    roomy = wanted <= len(os.sched_getaffinity(0))
+    return SPIN_S if node.role == "replica" or (node.role == "shard" and roomy) else 0.0
+
+
+def name_process(node: Node, job: Job) -> None:
+    number = f" {node.index}" if node.role in ("replica", "shard") else ""
+    setproctitle(f"squall {node.role}{number} of {job.directory.name}")

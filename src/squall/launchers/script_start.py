@@ -1,0 +1,64 @@
+"""A user's script until it joins: what its run (`launchers.scripts`) and its replay (`replaying.scripts`) share."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+import squall.session.entry
+from squall.runtime.seeds import seed_everything
+from squall.session.side import Side
+from squall.strategies import Strategy
+from squall.task import OptimizerFactory
+from squall.usercode.sources import show
+
+Join = Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], Side]
+
+
+class Over(BaseException):
+    """In the process whose forks are the replicas: all is over, and the script does not go on here."""
+
+
+def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: Join) -> ModuleType:
+    """Run a script as `python path arguments` does, seeded, with `join` behind its `squall.join`.
+
+    `text` is the script's, whatever its file holds by now. Its module is returned, and lives as long as that is kept.
+    """
+    joined = False
+
+    def join_once(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
+        nonlocal joined
+        if joined:
+            raise RuntimeError("squall.join was called before: a script trains one model")
+        joined = True
+        return join(model, optimizer, options)
+
+    before = sys.argv, sys.path, squall.session.entry.launched, sys.modules["__main__"]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = str(path)
+    show({str(path): text})
+    sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *sys.path]
+    squall.session.entry.launched = join_once
+    seed_everything(seed)
+    try:
+        exec(compile(text, str(path), "exec"), main.__dict__)
+    except SystemExit as exit_:
+        if exit_.code not in (None, 0):
+            raise
+    finally:
+        sys.argv, sys.path, squall.session.entry.launched, sys.modules["__main__"] = before
+    return main
+
+
+def chosen(strategy: Strategy, optimizer: OptimizerFactory | None, optimizer_chosen: bool) -> Strategy:
+    """The strategy, with the script's own optimizer unless the command has chosen one."""
+    if optimizer is None or optimizer_chosen:
+        return strategy
+    changed: Strategy = dataclasses.replace(strategy, optimizer=optimizer)  # type: ignore[call-arg]
+    return changed

@@ -1,0 +1,65 @@
+"""The work that a replica has in hand: leases that were granted, and the one that batches are cut from."""
+
+from __future__ import annotations
+
+import msgspec
+
+from squall.protocol.messages import Grant, Lease
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """The part of a lease that one gradient is computed on."""
+
+    lease: int
+    epoch: int
+    start: int
+    stop: int
+
+
+class HeldWork:
+    __slots__ = ("_grants", "_lease", "_next", "asked", "batch_size", "idle", "starved")
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.asked = False  # for the next grant
+        self.idle = False  # the current round has no batch for this replica
+        self.starved = False  # there is no work for now; the next grant will come by itself
+        self._lease: Lease | None = None  # that batches are cut from
+        self._next = 0  # where in it the next one starts
+        self._grants: list[Grant] = []  # rounds granted ahead
+
+    def take(self, grant: Grant, awaited: bool) -> None:
+        """`awaited`: others wait for this replica's exchanges, so a grant without a lease is one, too."""
+        self.starved = grant.lease is None and not awaited
+        if not self.starved:
+            self.asked = False
+            self._grants.append(grant)
+
+    def ready(self, round_open: bool) -> bool:
+        """There is a batch. In an open round no other grant is begun: the next is for the next round."""
+        while self._lease is None and self._grants and not self.idle and not round_open:
+            lease = self._grants.pop(0).lease
+            if lease is None:
+                self.idle = True
+            else:
+                self._lease, self._next = lease, lease.start
+        return self._lease is not None
+
+    @property
+    def runs_out(self) -> bool:
+        """It holds no more than a batch, and nothing is asked for."""
+        last = self._lease is None or self._lease.stop - self._next <= self.batch_size
+        return last and not self._grants and not self.asked
+
+    def cut(self) -> Batch:
+        lease, start = self._lease, self._next
+        assert lease is not None
+        self._next = stop = min(start + self.batch_size, lease.stop)
+        if stop == lease.stop:
+            self._lease = None
+        return Batch(lease.id, lease.epoch, start, stop)
+
+    def drop(self, leases: list[int]) -> None:
+        """These are others' now."""
+        if self._lease is not None and self._lease.id in leases:
+            self._lease = None

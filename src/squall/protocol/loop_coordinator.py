@@ -1,0 +1,138 @@
+"""The coordinator of all algorithms that train batch by batch: it deals leases, and knows what is trained."""
+
+from __future__ import annotations
+
+import math
+
+from squall.protocol.closing import Phase
+from squall.protocol.coordinator import Coordinator
+from squall.protocol.dealing import Dealer
+from squall.protocol.effects import Cause, Effect, Send
+from squall.protocol.exchanges import Exchanges
+from squall.protocol.frames import Message
+from squall.protocol.leases import Leases
+from squall.protocol.membership import Covers, common
+from squall.protocol.messages import Cover, Dropped, Grant, LeaseRequest, Left, Progress, Skip, SkipNoted, Stats
+from squall.protocol.nodes import Node
+from squall.protocol.notes import BatchLeftOut, LeaseEnded
+from squall.protocol.policy import Policy
+
+
+class LoopCoordinator(Coordinator):
+    def __init__(self, policy: Policy, exchanges: Exchanges, leases: Leases, snapshots: int = 0) -> None:
+        super().__init__(policy, snapshots)
+        self.leases = leases
+        self.dealer = Dealer(policy.replicas, exchanges, leases)
+        self._requests: dict[Node, int] = {}  # replica waiting for a grant -> clock asked for
+        self._skips: dict[int, list[tuple[int, int]]] = {}  # lease -> examples left out of it
+        self._starved: dict[Node, None] = {}  # of these, those that know that there is nothing for now
+        self._epochs_seen = leases.epochs_done()
+
+    # ------------------------------------------------------------ what the base asks
+
+    @property
+    def trained(self) -> int:
+        return self.leases.trained
+
+    @property
+    def _entry_clock(self) -> int:
+        return self.dealer.entry_clock
+
+    def _on_work(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
+        match message:
+            case LeaseRequest(clock, step_s):
+                if sender in self.members.live:  # else it was lost while this was on its way
+                    self._requests[sender] = clock
+                    self.dealer.paced(sender, step_s)
+                    self._answer(sender, now, effects)
+            case Progress(covers, stats) | Left(covers, stats):
+                self._on_progress(sender, covers, stats, now, effects)
+            case Skip(lease, _, start, stop):
+                if sender in self.members.live:
+                    self._skips.setdefault(lease, []).append((start, stop))
+                    effects += [BatchLeftOut(sender, message), Send(sender, SkipNoted())]
+            case Dropped(lease):
+                self._close(self.leases.drop(lease, sender), effects)
+                self._proceed(now, effects)
+            case _:
+                raise AssertionError(f"the coordinator does not know {message!r}")
+
+    def _proceed(self, now: float, effects: list[Effect]) -> None:
+        for node in list(self._requests):
+            self._answer(node, now, effects)
+
+    def _answer(self, node: Node, now: float, effects: list[Effect]) -> None:
+        if node not in self.members.live or not self._may_grant():
+            return
+        grant = self.dealer.grant(node, self._requests[node], self.members.live, now)
+        if grant is not None:
+            del self._requests[node]
+            self._starved.pop(node, None)
+            effects.append(Send(node, grant))
+        elif node not in self._starved:
+            self._starved[node] = None
+            effects.append(Send(node, Grant(self._requests[node], None)))
+
+    def _take_back(self, node: Node, applied: list[Covers], effects: list[Effect]) -> None:
+        """What all shards have of it is trained; the rest is dealt again."""
+        known, left_out = self.leases.trained, 0
+        for lease, upto in common(applied, self.policy.shards).items():
+            told = self.leases.held[lease].done if lease in self.leases.held else upto
+            left_out += sum(stop - start for start, stop in self._skips.get(lease, ()) if told <= start < upto)
+            self._close(self.leases.done(lease, upto, node), effects)
+        unreported = self.leases.trained - known - left_out  # it did not live to tell
+        if unreported:
+            self._replacing.fruitful(node)
+            batches = -(-unreported // self.leases.batch_size)
+            self._note_stats(node, Stats(unreported, batches, loss_sum=math.nan), effects)
+        for ended in self.leases.give_back(node):
+            self._close(ended, effects)
+
+    def _forget(self, node: Node) -> None:
+        self._requests.pop(node, None)
+        self._starved.pop(node, None)
+
+    def _over(self) -> tuple[Cause, str] | None:
+        return self.leases.over()
+
+    def _ledger(self) -> dict[str, object]:
+        return self.leases.state()
+
+    def _extended(self, ledger: dict[str, object], progress: dict[str, int]) -> dict[str, object]:
+        return self.leases.extended(ledger, progress)
+
+    # ------------------------------------------------------------ leases
+
+    def _may_grant(self) -> bool:
+        """Rounds begin with all replicas, and never while the members of a round could be in doubt."""
+        if self.phase is not Phase.RUNNING:
+            return False
+        if not self.dealer.in_rounds:
+            return True
+        expected = self.policy.replicas - len(self._replacing.given_up)
+        return self.members.settled and (self.dealer.begun or len(self.members.live) == expected)
+
+    def _on_progress(
+        self, node: Node, covers: tuple[Cover, ...], stats: Stats, now: float, effects: list[Effect]
+    ) -> None:
+        if node not in self.members.live:
+            return  # it was lost meanwhile: the shards say what they have applied of it
+        self._note_stats(node, stats, effects)
+        if covers:
+            self._replacing.fruitful(node)
+        warming = self.dealer.warming_up
+        for cover in covers:
+            self._close(self.leases.done(cover.lease, cover.upto, node), effects)
+        if warming and not self.dealer.warming_up:
+            self._proceed(now, effects)
+        epochs = self.leases.epochs_done()
+        if epochs > self._epochs_seen:
+            self._epochs_seen = epochs
+            if self.policy.evaluate and self._over() is None:
+                self._evaluations.ask(effects)
+        self._look_for_end(now, effects)
+
+    def _close(self, ended: LeaseEnded | None, effects: list[Effect]) -> None:
+        if ended is not None:
+            self._skips.pop(ended.lease.id, None)
+            effects.append(ended)

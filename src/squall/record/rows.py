@@ -1,0 +1,200 @@
+"""The run's one transactional record, ``runs/<name>/run.sqlite``: what is in it.
+
+`squall.record.writer.Record` writes it; `squall.report.Reader` reads it in any other process meanwhile (SQLite's
+write-ahead log: neither waits for the other). One frozen dataclass is one table, its fields are the columns.
+
+``time_s`` is everywhere *training time*: seconds since the first replica was welcomed, and while replicas trained.
+"""
+
+import math
+import sqlite3
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+SEVERAL = -1  # instead of a replica's number
+KEEP = 2  # snapshots of a run that a resume may go back to; older ones are removed
+
+
+class RecordError(RuntimeError):
+    """The record cannot be written or read; the message says why, and what to do."""
+
+
+def table_name(row: type) -> str:
+    """`MetricRow` -> "metric"."""
+    return row.__name__.removesuffix("Row").lower()
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One validation result. Names are ``loss`` and those of `Task.metrics`.
+
+    All but the value is of the moment when the weights that were measured had been fetched.
+    """
+
+    time_s: float
+    epoch: int
+    examples: int  # applied by all shards
+    updates: int  # applied by all shards
+    name: str
+    value: float
+
+    def alike(self) -> str:
+        return self.name
+
+    def merged(self, later: "MetricRow") -> "MetricRow":
+        """A curve with half as many points."""
+        return later
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRow:
+    """What one replica did since its last report; `loss` is the mean training loss per example in it."""
+
+    time_s: float
+    replica: int
+    examples: int
+    batches: int
+    loss: float
+    compute_s: float
+    wait_s: float
+    pushed_bytes: int
+    fetched_bytes: int
+
+    def alike(self) -> int:
+        return self.replica
+
+    def merged(self, later: "ProgressRow") -> "ProgressRow":
+        known = [row for row in (self, later) if row.examples and not math.isnan(row.loss)]
+        examples = sum(row.examples for row in known)
+        sums = ("examples", "batches", "compute_s", "wait_s", "pushed_bytes", "fetched_bytes")
+        return replace(
+            later,
+            loss=sum(row.loss * row.examples for row in known) / examples if known else math.nan,
+            **{name: getattr(self, name) + getattr(later, name) for name in sums},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraRow:
+    """What `Task.loss` returned beside the loss: its mean over the examples of a replica since its last report."""
+
+    time_s: float
+    replica: int
+    examples: int
+    name: str
+    value: float
+
+    def alike(self) -> tuple[int, str]:
+        return self.replica, self.name
+
+    def merged(self, later: "ExtraRow") -> "ExtraRow":
+        examples = self.examples + later.examples
+        mean = (self.value * self.examples + later.value * later.examples) / examples
+        return replace(later, examples=examples, value=mean)
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessRow:
+    """How many of a replica's pushes were applied with this staleness since its last report."""
+
+    time_s: float
+    replica: int
+    staleness: int  # updates
+    count: int  # pushes
+
+    def alike(self) -> tuple[int, int]:
+        return self.replica, self.staleness
+
+    def merged(self, later: "StalenessRow") -> "StalenessRow":
+        return replace(later, count=self.count + later.count)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """A lease that ended: ``[start, trained_stop)`` of the epoch's order was trained, the rest given back.
+
+    Or several that were trained as a whole and follow on each other, under the number of one of them. Then positions
+    may run on into the next epochs: with 100 examples an epoch, 250 is position 50 of the second epoch after `epoch`.
+    """
+
+    lease: int
+    epoch: int
+    start: int
+    stop: int
+    replica: int  # or SEVERAL
+    incarnation: int
+    granted_s: float
+    ended_s: float
+    trained_stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkipRow:
+    """A script left examples ``[start, stop)`` of the epoch's order out.
+
+    It came to that if the lease was trained beyond them; else they were dealt again, in another lease.
+    """
+
+    lease: int
+    epoch: int
+    start: int
+    stop: int
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """A process came or went."""
+
+    node: str
+    pid: int
+    time_s: float
+    change: str  # joined, lost, left
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """What a person would want to be told."""
+
+    time_s: float
+    # started, lost, replaced, snapshot, nonfinite, diverged, warning, reached, stopped, finished, error
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """One fact about the whole run; writing a key again replaces its value."""
+
+    # counted: what leases count, "example" or (of a sampler's order) "position"
+    # epochs, examples_per_epoch, replicas, shards, strategy, status, training_s, updates,
+    # ended: a `protocol.effects.Cause`, once it has; reason: the same in words
+    # diverged: what is wrong with the loss, if something is; first_loss: what it is compared with
+    # snapshot: the newest whose rows are all here; older ones' are, too
+    # keep_best: the metric whose best weights are kept
+    # batch: examples of each evaluation, where the method looks at batches as a whole and deals no leases
+    # first_step_s: seconds from the command to the first training step
+    key: str
+    value: str
+
+
+Row = MetricRow | ProgressRow | ExtraRow | StalenessRow | LeaseRow | SkipRow | MemberRow | EventRow | StateRow
+
+_REMEDY = {
+    sqlite3.SQLITE_BUSY: "another process holds it: is this run already being trained, or open in another program?",
+    sqlite3.SQLITE_FULL: "free some space on its disk, then resume the run",
+    sqlite3.SQLITE_IOERR: "the disk is failing, or a limit on file size was met",
+    sqlite3.SQLITE_READONLY: "give this user the right to write to it and to its folder",
+    sqlite3.SQLITE_CANTOPEN: "check that its folder exists and may be written to",
+    sqlite3.SQLITE_CORRUPT: "it is damaged: restore it from a copy or start a new run",
+    sqlite3.SQLITE_NOTADB: "it is no record of a run: move it away, and a resume begins anew, and audits from there",
+}
+
+
+def record_error(doing: str, path: Path, cause: sqlite3.Error) -> RecordError:
+    """SQLite's complaint as ours: what was being done, to which file, and the remedy where one is known."""
+    # The low byte of an extended result code is the primary one (sqlite.org/rescode.html).
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    remedy = f"; {_REMEDY[code]}" if code in _REMEDY else ""
+    return RecordError(f"cannot {doing} {path}: {cause}{remedy}")

@@ -1,0 +1,199 @@
+"""What a replay is watched for: an update to stop at, the first difference from the run, a batch that made a NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from squall.protocol.effects import Compute
+from squall.protocol.events import BatchSkipped, GradientComputed
+from squall.protocol.nodes import Node
+from squall.replaying.nonfinite import NonFiniteBatch, examine
+from squall.replaying.recorded_nodes import RecordedShard, Replica
+from squall.replaying.replay import Replay
+from squall.replaying.scripts import ScriptHost
+from squall.runtime.records import SEEN, Computed, Saved
+from squall.runtime.sequential import LoneHost
+from squall.runtime.snapshot import Snapshots
+
+
+@dataclass(frozen=True)
+class AppliedPush:
+    """A push in an update, and the examples [start, stop) of an epoch's order behind it."""
+
+    replica: str
+    batches: tuple[tuple[int, int, int], ...]  # epoch, start, stop
+
+    def __str__(self) -> str:
+        shown = [f"examples {start} to {stop} of epoch {epoch}" for epoch, start, stop in self.batches[:4]]
+        more = f" and {len(self.batches) - 4} more batches" if len(self.batches) > 4 else ""
+        return f"{self.replica} ({', '.join(shown)}{more})"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a replay first is not what was recorded.
+
+    Attributes:
+        update: of the shard; the first that differs. Where only a snapshot tells, the last before it.
+        shard: its number; None where a batch differed before it was pushed.
+        pushes: that the update was made of.
+        what: differs.
+    """
+
+    update: int
+    shard: int | None
+    pushes: tuple[AppliedPush, ...]
+    what: str
+
+    def __str__(self) -> str:
+        where = f"update {self.update} of shard {self.shard}" if self.shard is not None else f"update {self.update}"
+        made = f", from {'; '.join(map(str, self.pushes))}" if self.pushes else ""
+        return f"{where}{made}: {self.what}"
+
+
+class Watcher(Protocol):
+    """Sees what the replay does. Whatever returns True ends it."""
+
+    def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
+        """Before the batch is computed."""
+
+    def computed(self, node: Node, batch: Computed, found: GradientComputed | BatchSkipped) -> bool: ...
+
+    def updated(self, shard: RecordedShard, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
+        """After an update was made of these pushes (who, clock), with the fingerprint that it had in the run."""
+
+    def saved(self, shard: RecordedShard, snapshot: Saved) -> bool: ...
+
+
+class Observer:
+    """Watches one attempt.
+
+    `until` stops each shard's weights at that update; `check` compares; `around_nan` stops at such a batch; `keep` are
+    snapshots whose state is wanted, because later attempts go on from it. Snapshots above `newest` are not this
+    attempt's: a later one has given their numbers again.
+    """
+
+    def __init__(
+        self, directory: Path, *, until: int | None, check: bool, around_nan: bool, keep: Set[int],
+        newest: float = math.inf,
+    ) -> None:  # fmt: skip
+        self._snapshots = Snapshots(directory).directory
+        self.until = until
+        self._check, self._around_nan, self._newest = check, around_nan, newest
+        self._last: dict[Node, list[tuple[Node, int]]] = {}  # pushes of each shard's last update
+        self.weights: dict[Node, Tensor] = {}  # of the moment that `until` names
+        self.kept: dict[int, dict[Node, dict[str, Tensor]]] = {number: {} for number in keep}  # state of the shards
+        self.saved_at: dict[int, dict[Node, int]] = {number: {} for number in keep}  # their versions
+        self.compared: list[int] = []  # snapshots
+        self.fingerprints = 0  # compared
+        self.difference: Difference | None = None
+        self.nan: NonFiniteBatch | None = None
+        self.replay: Replay  # set before that begins
+
+    @property
+    def found(self) -> bool:
+        """What the replay was to look for."""
+        return self.difference is not None or self.nan is not None
+
+    @property
+    def reached(self) -> bool:
+        """The moment that `until` names."""
+        return self.until is not None and len(self.weights) == len(self.replay.shards)
+
+    @property
+    def over(self) -> bool:
+        """All that was asked for is there."""
+        kept = self.kept and all(len(states) == len(self.replay.shards) for states in self.kept.values())
+        return self.found or self.reached or (bool(kept) and not (self._check or self._around_nan))
+
+    def begin(self) -> bool:
+        for shard in self.replay.shards:
+            self._look(shard)
+        return self.over
+
+    def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
+        if self._around_nan and not (batch.finite or batch.skipped):
+            self.nan = _examined(node, batch.batch, host)
+        return self.over
+
+    def computed(self, node: Node, batch: Computed, found: GradientComputed | BatchSkipped) -> bool:
+        words = {True: "finite", False: "not finite"}
+        was = "left out" if batch.skipped else words[batch.finite]
+        now = "left out" if isinstance(found, BatchSkipped) else words[found.finite]
+        if now != was:
+            what = f"the gradient was {was} in the run, and is {now} here"
+            update = max(shard.version for shard in self.replay.shards)
+            self.difference = Difference(update, None, (_push(node, [batch.batch]),), what)
+        return self.over
+
+    def updated(self, shard: RecordedShard, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
+        self._last[shard.node] = pushes
+        if self._check:
+            self.fingerprints += 1
+            if shard.fingerprint() & SEEN != fingerprint:
+                self._differs(shard, "the weights behind it are others")
+        self._look(shard)
+        return self.over
+
+    def saved(self, shard: RecordedShard, snapshot: Saved) -> bool:
+        if snapshot.number in self.kept:
+            self.saved_at[snapshot.number][shard.node] = snapshot.version
+            state = {name: value.clone() for name, value in shard.host.store.state().items()}
+            self.kept[snapshot.number][shard.node] = state
+        path = self._snapshots / f"{snapshot.number:06d}"
+        path /= f"shard-{shard.node.index}-of-{len(self.replay.shards)}.safetensors"
+        if self._check and snapshot.number <= self._newest and path.exists():
+            if snapshot.number not in self.compared:
+                self.compared.append(snapshot.number)
+            if what := different(path, shard.host.store.state()):
+                self._differs(shard, f"snapshot {snapshot.number} holds something else: {what}")
+        return self.over
+
+    def _look(self, shard: RecordedShard) -> None:
+        if shard.version == self.until:
+            self.weights[shard.node] = shard.host.store.weights.clone()
+
+    def _differs(self, shard: RecordedShard, what: str) -> None:
+        last, replicas = self._last.get(shard.node, []), self.replay.replicas
+        pushes = [_push(node, replicas[node].behind.get(clock, [])) for node, clock in last]
+        self.difference = Difference(shard.version, shard.node.index, tuple(pushes), what)
+
+
+def _push(node: Node, batches: list[Compute]) -> AppliedPush:
+    return AppliedPush(str(node), tuple((batch.epoch, batch.start, batch.stop) for batch in batches))
+
+
+def _examined(node: Node, effect: Compute, host: Replica) -> NonFiniteBatch:
+    if isinstance(host, ScriptHost):
+        return host.examine(effect)
+    if isinstance(host, LoneHost):
+        host.training.use(0)
+    return examine(node, effect, host.training.backward)
+
+
+def different(path: Path, state: Mapping[str, Tensor]) -> str:
+    """What in a shard's file of a snapshot are other bits than here; nothing if none are."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            if names != set(state):
+                return f"{', '.join(sorted(names ^ set(state)))} on one side alone"
+            for name, mine in state.items():
+                theirs = file.get_tensor(name)
+                if theirs.dtype != mine.dtype or theirs.shape != mine.shape:
+                    return f"{name} is {list(theirs.shape)} there, {list(mine.shape)} here"
+                a, b = (tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in (mine, theirs))
+                if not torch.equal(a, b):
+                    count = int((a != b).view(-1, mine.element_size()).any(1).sum())
+                    return f"{name} in {count} of {mine.numel()} elements"
+    except (OSError, SafetensorError) as error:
+        return f"{path} cannot be read ({error})"
+    return ""

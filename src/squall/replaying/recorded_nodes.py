@@ -1,0 +1,208 @@
+"""The nodes of a replay: their records, and how far each has come."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from squall.protocol.effects import AddPortions, Compute, Term, UseWeights
+from squall.protocol.nodes import Node
+from squall.replaying.scripts import ScriptHost
+from squall.runtime.hosts import ReplicaHost
+from squall.runtime.job import Job
+from squall.runtime.kinds import kind_of
+from squall.runtime.portions import PortionHost
+from squall.runtime.records import (
+    Applied,
+    Delivered,
+    Fingerprint,
+    NextFile,
+    ProcessEnded,
+    Pushed,
+    Record,
+    Saved,
+    records,
+)
+from squall.runtime.replay_starts import ShardCut, home, kept_push, kept_state, put_back, shard_logs
+from squall.runtime.schedule import Damaged
+from squall.runtime.sequential import LoneHost
+from squall.runtime.store import Store
+
+Replica = ReplicaHost | PortionHost | LoneHost | ScriptHost
+
+
+class RecordedNode:
+    """A node: its records, and how far it has come.
+
+    Its file is opened when the first record is asked for, and is not open any more behind the last: a run may have had
+    thousands of processes, of which few lived at once.
+    """
+
+    def __init__(self, node: Node, paths: Sequence[Path], job: Job) -> None:
+        self.node = node
+        self.paths = paths  # one, or its parts
+        self.damage = ""  # why the records end where they do, if they should not
+        self.broken = False  # a part is missing, or does not go on with the next
+        self.ended = False  # the process ended in good order
+        self._job = job
+        self._records: Iterator[Record] | None = None
+        self._record: Record | None = None
+
+    @property
+    def record(self) -> Record | None:
+        """The next one; None: there are no more."""
+        if self._records is None:
+            self._records = self.all()
+            self._record = next(self._records, None)
+        return self._record
+
+    @property
+    def path(self) -> Path:
+        """The last, or only part."""
+        return self.paths[-1]
+
+    def whole(self) -> Iterator[Record]:
+        """All good records that there are."""
+        last: Record | None = None
+        for path in self.paths:
+            if path != self.paths[0] and not (self.ended and self._leads_to(path, last)):
+                self._break(f"{path} does not begin where what went before it ends")
+                return
+            self.ended = False
+            try:
+                for record in records(path, self._job.recipe.replicas, self._job.task.examples):
+                    if isinstance(record, ProcessEnded):
+                        self.ended = True
+                    else:
+                        last = record
+                        yield record
+            except Damaged as damaged:
+                self.damage, self.broken = str(damaged), path != self.path
+                return
+            except OSError as error:
+                self._break(f"{path} cannot be read: {error.strerror}")
+                return
+
+    def _leads_to(self, path: Path, last: Record | None) -> bool:
+        """This part is the next one behind that record."""
+        return True
+
+    def _break(self, why: str) -> None:
+        self.damage, self.broken = why, True
+
+    def all(self) -> Iterator[Record]:
+        """Those that are to be performed."""
+        return self.whole()
+
+    def advance(self) -> None:
+        assert self._records is not None
+        self._record = next(self._records, None)
+
+
+class RecordedReplica(RecordedNode):
+    def __init__(self, node: Node, paths: Sequence[Path], job: Job) -> None:
+        super().__init__(node, paths, job)
+        self.skipped = 0  # records before those that are performed
+        self.begins = 0  # the fetch that it begins with
+        self.given = -math.inf  # clock up to which its pushes are not computed: shards have kept them
+        self.host: Replica | None = None  # None: not begun, or over
+        self.begun = False
+        self.clock = 0  # of its last push
+        self.pushed: dict[int, int] = {}  # gradient buffer -> clock of the last push from it
+        self.used = 0  # fetches taken into use
+        self.batches: list[Compute] = []  # since the last push
+        self.behind: dict[int, list[Compute]] = {}  # clock -> batches of a push that a shard may still apply
+
+    def all(self) -> Iterator[Record]:
+        return (record for record in islice(self.whole(), self.skipped, None) if not isinstance(record, NextFile))
+
+    def whole(self) -> Iterator[Record]:
+        """All good records that there are, as long as each part begins where the one before has come to."""
+        clock = used = 0
+        begun = False
+        for record in super().whole():
+            match record:
+                case NextFile(before, fetches):
+                    if begun and (before, fetches) != (clock, used):
+                        self._break(f"a part of {self.path.with_name(str(self.node))} is missing before push {before}")
+                        return
+                    clock, used = before, fetches
+                case Pushed():
+                    clock = record.clock
+                case UseWeights():
+                    used += 1
+            begun = True
+            yield record
+
+    def begin_before(self, fetches: int) -> None:
+        """Leave out the parts that end before this fetch."""
+        for number, path in reversed(list(enumerate(self.paths))):
+            with suppress(Damaged, OSError):
+                first = next(records(path, self._job.recipe.replicas, self._job.task.examples), None)
+                if isinstance(first, NextFile) and first.fetches <= fetches:
+                    self.paths = self.paths[number:]
+                    return
+
+
+class RecordedShard(RecordedNode):
+    """`updates` are those before this attempt; `snapshot` is what it begins at, None: where the attempt does."""
+
+    def __init__(self, attempt: Path, job: Job, index: int, updates: int, snapshot: int | None = None) -> None:
+        node = Node("shard", index)
+        self._attempt, self._snapshot = attempt, snapshot
+        super().__init__(node, shard_logs(attempt, node, snapshot), job)
+        self.host = host = kind_of(job).shard_host(job, index)
+        self.version = updates
+        self.fingerprint = Fingerprint(host.store.weights)
+        self.clocks: dict[Node, array[int]] = {}  # of the pushes of each replica that it applies
+        self.deliveries: dict[Node, int] = {}  # to each replica, in all
+        self.applied: dict[Node, int] = {}  # of those, so far
+        self.delivered: dict[Node, int] = {}
+        self.added: list[tuple[Node, int]] = []  # pushes in the sum since the last calculation
+        for record in self.all():
+            if isinstance(record, Applied):
+                for term in record.update.terms:
+                    self.clocks.setdefault(term.owner, array("q")).append(term.clock)
+            elif isinstance(record, AddPortions):
+                self.clocks.setdefault(record.owner, array("q")).append(record.clock)
+            elif isinstance(record, Delivered):
+                self.deliveries[record.to] = self.deliveries.get(record.to, 0) + 1
+
+    def _leads_to(self, path: Path, last: Record | None) -> bool:
+        return isinstance(last, Saved) and path.parent == home(self._attempt, last.number)
+
+    def take_up(self, cut: ShardCut) -> None:
+        """Be where the shard was at that snapshot."""
+        store, number = self.host.store, self._snapshot
+        assert isinstance(store, Store)
+        assert number is not None
+        store.take_up(kept_state(self._attempt, number, self.node, cut), cut.version)
+        self.fingerprint = Fingerprint(store.weights, cut.version - self.version)
+        self.version = cut.version
+        for name, count in cut.fetches.items():
+            node = Node.parse(name)
+            self.delivered[node] = count
+            self.deliveries[node] = self.deliveries.get(node, 0) + count
+
+    def kept(self, owner: Node, clock: int) -> Path:
+        """Where a push is from before the owner's cut."""
+        assert self._snapshot is not None
+        return kept_push(self._attempt, self._snapshot, self.node, owner, clock)
+
+    def put_back(self, term: Term) -> None:
+        """What the replay does not compute."""
+        assert isinstance(self.host.store, Store)
+        put_back(self.kept(term.owner, term.clock), term, self.host.store)
+
+    def done_with(self, node: Node) -> bool:
+        pushes = len(self.clocks.get(node, ()))
+        return self.applied.get(node, 0) == pushes and self.delivered.get(node, 0) == self.deliveries.get(node, 0)
+
+    def has_yet_to_apply(self, node: Node, clock: int) -> bool:
+        """A push of this clock or an older one."""
+        clocks, done = self.clocks.get(node), self.applied.get(node, 0)
+        return clocks is not None and done < len(clocks) and clocks[done] <= clock

@@ -1,0 +1,100 @@
+"""Where nodes are in a world: what it knows of each, and of what is on its way to them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any, NamedTuple
+
+from squall.protocol.effects import End, Payload
+from squall.protocol.events import Event, FrameArrived
+from squall.protocol.frames import Frame
+from squall.protocol.link import Linked
+from squall.protocol.machine import Machine
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.runtime.driver import Host, QuietHost
+
+HUBS = ("coordinator", "shard")  # whom all the others speak to
+
+
+class Clock(NamedTuple):
+    """A node's own clock: offset + rate x the world's time."""
+
+    rate: float = 1.0
+    offset_s: float = 0.0
+
+    def reads(self, now: float) -> float:
+        return now * self.rate + self.offset_s
+
+    def when(self, reading: float) -> float:
+        """The first moment of the world's time at which it reads this, or a hair more."""
+        at = (reading - self.offset_s) / self.rate
+        while self.reads(at) < reading:
+            at = math.nextafter(at, math.inf)
+        return at
+
+
+class Parcel(NamedTuple):
+    """A frame with the numbers of its payload, between hosts that share no memory."""
+
+    frame: Frame
+    payload: Payload
+    numbers: object
+
+
+class ParcelArrived(FrameArrived, frozen=True, gc=False):
+    """Its numbers go to their place when the node looks at the frame."""
+
+    payload: Payload
+    numbers: object
+
+
+class WorldNode:
+    """A node in the world."""
+
+    __slots__ = (
+        "attach", "busy_until", "called", "clock", "coming", "end", "forgotten", "going", "host", "inbox", "linked",
+        "node", "outgoing", "poll", "there", "woken_at",
+    )  # fmt: skip
+
+    def __init__(self, node: Node, linked: Linked | Machine, host: Host, clock: Clock | None) -> None:
+        self.node = node
+        self.there = True  # it was added, and not killed
+        self.linked = linked  # or a machine alone
+        self.forgotten: dict[Node, None] | None = None  # by a machine alone: whom it does not hear any more
+        self.host = host
+        # None: it has nothing to do, and is not asked to for every message.
+        self.attach = host.attach if getattr(type(host), "attach", None) is not QuietHost.attach else None
+        self.outgoing = host.outgoing if getattr(type(host), "outgoing", None) is not QuietHost.outgoing else None
+        self.clock = clock  # None: the world's own
+        self.busy_until = 0.0
+        self.poll = host.poll if node == COORDINATOR else None  # others hear nothing from outside
+        self.coming: Line | None = None  # on its way to this node, in the order of arrival
+        self.going: Line | None = None  # alike, from this node
+        if node.role in HUBS:
+            self.coming, self.going = deque(), deque()
+        self.inbox: deque[Event] | None = None  # what came while it was busy
+        self.called = False  # a `_Free` is in the queue: as long as something is in the inbox
+        self.woken_at = math.inf  # the earliest `TimePassed` in the queue
+        self.end: End | None = None
+
+    @property
+    def over(self) -> bool:
+        """The process is gone: its machine has ended and its peers know all that it had to say."""
+        return self.end is not None and not (isinstance(self.linked, Linked) and self.linked.unacknowledged)
+
+
+class Absence:
+    """Stands in the queue for a node that was not there when something was put there for it."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+
+# When, a number that breaks ties, to whom, and an event; or from whom, and what comes. It is made an event on arrival:
+# tens of thousands of messages are on their way, and each object of theirs is one to be fetched from afar.
+Entry = tuple[float, int, WorldNode | Absence, Node | None, Any]
+# What hubs hear and say mostly arrives in the order in which it was sent. That waits in lines; an entry names its line.
+Line = deque[tuple[float, int, WorldNode | Absence, Node | None, Any, "Line"]]

@@ -1,0 +1,269 @@
+"""What an ordinary PyTorch loop has of a training: its batches, its step, and what it measures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Sampler
+
+from squall.metrics import Metric
+from squall.protocol.effects import Compute
+from squall.runtime.evaluate import evaluate
+from squall.session.batches import Batches
+from squall.session.joined import Steps, no_loss
+from squall.session.optimizer import Groups, SessionOptimizer
+from squall.session.side import Side
+from squall.task import Batch, Task, check_data
+
+
+class Session:
+    """One script's part in a training. `join` makes it."""
+
+    def __init__(
+        self, model: nn.Module, side: Side, options: dict[str, Any], groups: Sequence[Groups] = ()
+    ) -> None:  # fmt: skip
+        """`groups`: those that each optimizer shows; none: all parameters in one."""
+        self._model = model
+        self._side = side
+        self._options = options
+        self._groups = list(groups) or [[{"params": list(model.parameters())}]]
+        self._coming: Compute | None = None  # is next, and not handed out
+        self._current: Compute | None = None  # handed out, and not stepped
+        self._lost = False  # its gradients were cleared
+        self._stepped = False  # by one of several optimizers
+        self._again = False  # that was not finite: the batch will come again
+        self._started = 0.0
+        self._begun = False
+        self._over = False  # no more batches are taken
+        self._numbered = False  # a loop of steps is under way
+
+    @property
+    def rank(self) -> int:
+        """Number of this replica, from 0."""
+        return self._side.rank
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are."""
+        return self._side.replicas
+
+    @property
+    def is_leader(self) -> bool:
+        """True in one replica: the one to print, draw and save."""
+        return self.rank == 0
+
+    @property
+    def status(self) -> str:
+        """How the training ended: "finished", "interrupted", "nonfinite" or "failed"; until then "running"."""
+        return self._side.status
+
+    @property
+    def replayed(self) -> bool:
+        """True in a replay, which runs the script again up to the end of its loop: a time not to write files."""
+        return self._side.replayed
+
+    def batches(
+        self, dataset: Dataset[Any], batch_size: int = 64, epochs: int = 1, *, shuffle: bool = True,
+        sampler: Sampler[int] | Sequence[int] | None = None, **loader: Any,
+    ) -> Batches:  # fmt: skip
+        """This replica's share of the batches, as they are dealt: every example once an epoch, by all together.
+
+        Call `loss.backward()` and `step(loss)` for each. When the loop is over, the model holds the final weights. To
+        break out of it ends the training for all replicas; `Batches` says what a loop that is not yours has to do.
+
+        A training that does not end well ends the loop with what `squall.fit` raises, so that code behind the loop does
+        not run. Who catches it finds the end in `status`, and after an interrupt the snapshot's weights in the model.
+
+        Args:
+            dataset: a map-style dataset, the same in every replica.
+            batch_size: examples in one gradient.
+            epochs: passes over the dataset, by all replicas together.
+            shuffle: a new random order every epoch.
+            sampler: as of `squall.Task`: the order instead.
+            loader: further arguments for `torch.utils.data.DataLoader`.
+
+        Raises:
+            RuntimeError: it is called a second time, or a batch was not stepped.
+            ValueError: an argument is out of range, or the dataset is empty or not map-style.
+            Interrupted: in the loop: Ctrl-C or SIGTERM; a `KeyboardInterrupt`.
+            NotFinite: in the loop: a batch of any replica gave NaN or Inf twice.
+            SquallError: in the loop: another replica's script raised, or a process was lost that is needed.
+        """
+        return self._begin(dataset, batch_size, epochs, shuffle=shuffle, sampler=sampler, loader=loader)
+
+    def steps(self, count: int, examples: int = 1) -> Batches:
+        """Numbers of steps, 0 to `count` - 1, for a loop that makes its batches itself: each once, by all together.
+
+        Before each step torch, NumPy and `random` are seeded by its number, so a loop that draws its batch is replayed.
+        In such a loop `evaluate` and `log` are for whoever has the step, and not for the leader.
+
+        Args:
+            count: steps, of all replicas together.
+            examples: in a step; the record counts them.
+
+        Raises:
+            RuntimeError: as `batches`.
+            ValueError: an argument is below 1.
+        """
+        for name, value in (("count", count), ("examples", examples)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}: it must be at least 1")
+        return self._begin(Steps(count * examples, examples), examples, 1, shuffle=False, loader={})
+
+    def _begin(self, dataset: Dataset[Any], batch_size: int, epochs: int, **order: Any) -> Batches:
+        if self._begun:
+            raise RuntimeError("session.batches was called before: give all epochs to one call, batches(..., epochs=3)")
+        if epochs < 1:
+            raise ValueError(f"epochs is {epochs}: it must be at least 1")
+        task = Task(model=self._model, loss=no_loss, train=dataset, batch_size=batch_size, **order, **self._options)
+        check_data(task)
+        self._begun = True
+        self._numbered = isinstance(dataset, Steps)
+        self._side.begin(task, epochs)
+        return Batches(self, -(-task.examples // batch_size), epochs)
+
+    def _next(self) -> Compute | None:
+        """The batch that comes next, for which this waits; None when the training is over. It is not handed out yet.
+
+        For `Batches`, as the next two.
+        """
+        self._end_steps()
+        if self._current is not None and self._lost:
+            self.skip()
+        if self._current is not None:
+            raise RuntimeError(
+                "a batch was not stepped: call session.step(loss) after loss.backward(), or session.skip() to leave it"
+                " out; to step once for several, take a larger batch_size and cut the batch in the loop. A framework"
+                " must neither take batches ahead nor accumulate gradients (the strategy's push_every does)"
+            )
+        if self._coming is None and not self._over:
+            self._coming = self._side.next()
+        return self._coming
+
+    def _take(self) -> Batch:
+        """Load what is coming."""
+        assert self._coming is not None
+        self._current, self._coming, self._started = self._coming, None, time.perf_counter()
+        self._lost = self._stepped = self._again = False
+        return self._side.load(self._current)
+
+    def _end_steps(self) -> None:
+        """One of several optimizers has stepped on the batch, and none does any more."""
+        if self._current is not None and (self._stepped or self._again):
+            if not self._again:
+                self._side.done(self._current)
+            self._current = None
+
+    def _leave(self) -> None:
+        """Take no more batches."""
+        if not self._over:
+            self._end_steps()
+            self._over, self._numbered = True, False
+            self._current = self._coming = None
+            self._side.leave()
+
+    @property
+    def _speaks(self) -> bool:
+        """What this replica measures is kept."""
+        return self.is_leader or self._numbered
+
+    def step(self, loss: Tensor | float | None = None) -> None:
+        """Push the gradients of the last batch, and fetch newer weights, as the strategy wants it.
+
+        Args:
+            loss: of the batch, for the record; a mean over its examples. None: the record has no loss for it.
+
+        Raises:
+            RuntimeError: there is no batch to step, or its loss was not propagated back.
+            ValueError: the loop has set something else than a learning rate on `optimizer`.
+        """
+        self._step(self.optimizer, loss)
+
+    def _step(self, optimizer: SessionOptimizer, loss: Tensor | float | None) -> None:
+        """A batch is over with its step, unless there are several optimizers: then when the loop wants another one."""
+        if self._current is None:
+            raise RuntimeError("session.step has no batch: take one from session.batches first, and step it once")
+        factors = optimizer.factors()
+        value = float(loss.detach()) if isinstance(loss, Tensor) else loss
+        if len(self._groups) == 1:
+            effect, self._current = self._current, None
+            self._side.accept(effect, value, self._started, factors)
+        elif not self._again:
+            self._stepped = True
+            self._again = not self._side.accept(self._current, value, self._started, factors, over=False)
+
+    def _gradients_cleared(self, lost: bool) -> None:
+        """`lost`: there were some. Before the first backward pass there are none, and behind the step nobody cares."""
+        self._lost |= lost and self._current is not None
+
+    def skip(self) -> None:
+        """Leave out the last batch, a bad one: it is not trained, and the audit says so.
+
+        Raises:
+            RuntimeError: there is no batch to leave out.
+        """
+        if self._current is None:
+            raise RuntimeError("session.skip has no batch: it takes the place of session.step, once for a batch")
+        effect, self._current = self._current, None
+        self._side.skip(effect)
+
+    def evaluate(
+        self, dataset: Dataset[Any], metrics: Mapping[str, Metric], *, batch_size: int = 64, **loader: Any
+    ) -> dict[str, float]:
+        """Means of metrics over a dataset, on this replica's weights; they go into the record.
+
+        The leader does it; in a loop over `steps` whoever has the step. In a loop they are of the weights of that
+        moment, behind it of the final ones.
+
+        Args:
+            dataset: a map-style dataset.
+            metrics: as of `squall.Task`: functions of a batch, or what is fed the whole dataset and then tells.
+            batch_size: batches are of four times this size.
+
+        Returns:
+            name -> value; in the other replicas an empty dict, at once.
+        """
+        if not self._speaks:
+            return {}
+        task = Task(
+            model=self._model, loss=no_loss, train=dataset, validate=dataset, batch_size=batch_size, metrics=metrics,
+            loader=loader,
+        )  # fmt: skip
+        values = evaluate(task, self._model, next(self._model.parameters()).device, loss=False)
+        self.log(**values)
+        return values
+
+    def log(self, **values: float) -> None:
+        """Put numbers into the run's record, where the report draws them over time.
+
+        Only the leader's are kept; in a loop over `steps` everybody's.
+        """
+        if self._speaks:
+            self._side.log({name: float(value) for name, value in values.items()})
+
+    @property
+    def optimizer(self) -> SessionOptimizer:
+        """An optimizer whose `step` is this session's, with the param groups of the one that was given to `join`.
+
+        A loop, or a scheduler, may set their learning rates. It counts this replica's own steps, of which there are
+        fewer than updates; the numbers of `steps` are those of all replicas together.
+        """
+        if len(self.optimizers) > 1:
+            raise RuntimeError("the session has several optimizers: step those of session.optimizers")
+        return self.optimizers[0]
+
+    @cached_property
+    def optimizers(self) -> tuple[SessionOptimizer, ...]:
+        """One for each that was given to `join`. A step of one leaves the groups and the state of the others alone.
+
+        Each step is an exchange, and a batch may have several. It counts as trained with the first one.
+        """
+        counts = [len(groups) for groups in self._groups]
+        return tuple(
+            SessionOptimizer(self, groups, (sum(counts[:number]), sum(counts[number + 1 :])))
+            for number, groups in enumerate(self._groups)
+        )
