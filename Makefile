@@ -4,12 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test deep check soak chaos bench docs clean
+.PHONY: train test promises deep check soak chaos bench docs clean
 
 train: $(READY)  ## train the digits example: 2 replicas, 1 shard, in separate processes
 	$(BIN)/squall train examples/digits.py
 
-test: check  ## lint, types, and every promise of the README: 5 minutes
+test: $(READY)  ## lint, types, and every promise of the README: 5 minutes
+	@$(MAKE) --no-print-directory -j2 check promises
+
+promises: $(READY)  ## every promise of the README alone
 	$(BIN)/python -m pytest
 
 deep: $(READY)  ## sweeps, random worlds and random faults, with the day's seeds: half an hour

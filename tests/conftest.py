@@ -12,8 +12,9 @@ from squall.run import Run, TaskFunction
 from tests import deep, warm
 from tests.tasks import INLINE
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no mistake of the code
-hypothesis.settings.load_profile("untimed")
+# No deadlines: a busy machine is no mistake of the code.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("deep", deadline=None, max_examples=200)
 
 # A shell ignores Ctrl-C in what it runs in the background, and the processes that tests interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     deep.wanted = config.getoption("deep")
+    hypothesis.settings.load_profile("deep" if deep.wanted else "quick")
 
 
 def pytest_report_header() -> str:

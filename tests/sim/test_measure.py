@@ -65,12 +65,14 @@ def task():
 
 
 SMALL = (100, 2000), 1 << 20  # elements of vectors, and what is copied
+SMALL_MOMENT_S = 0.02
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "SIZES", SMALL[0])
     monkeypatch.setattr(measuring, "COPIED_BYTES", SMALL[1])
+    monkeypatch.setattr(quiet, "MOMENT_S", SMALL_MOMENT_S)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
 
 
@@ -299,15 +301,15 @@ def _in_a_session(*squall: Any) -> None:
     be_squall(*squall)
 
 
-def _in_a_session_with_small_vectors(*squall: Any) -> None:
-    measuring.SIZES, measuring.COPIED_BYTES = SMALL
+def _in_a_session_in_small(*squall: Any) -> None:
+    (measuring.SIZES, measuring.COPIED_BYTES), quiet.MOMENT_S = SMALL, SMALL_MOMENT_S
     _in_a_session(*squall)
 
 
 def _command(folder: Path, temporary: Path, *arguments: str, stand_still: str = "") -> Warm:
     (folder / "measured.py").write_text(FILE)
     environment = {**os.environ, "TMPDIR": str(temporary), "STAND_STILL": stand_still}
-    be = _in_a_session if deep.wanted else _in_a_session_with_small_vectors
+    be = _in_a_session if deep.wanted else _in_a_session_in_small
     return Warm(["measure", "measured.py", *arguments], cwd=folder, env=environment, be=be)
 
 
