@@ -1,35 +1,200 @@
-"""A `cluster.toml`, read with a complaint for whatever is wrong in it; `text` writes one.
+"""A `cluster.toml`: read with a complaint for whatever is wrong in it, and written.
 
 docs/cluster.md describes the format for its users.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from squall.sim.cluster.jitter import Constant, Jitter, LogNormal, Pareto, Trace, read_trace
-from squall.sim.cluster.parts import (
-    BETWEEN,
-    INTERFACE,
-    MEMORY,
-    ROLES,
-    WITHIN,
-    FailureLaw,
-    Link,
-    Machine,
-    Overhead,
-    Preemption,
-)
+from squall.sim.cluster.parts import BETWEEN, ROLES, WITHIN, FailureLaw, Machine, Overhead, Preemption
 from squall.sim.cluster.tables import Document, Table
-from squall.sim.cluster.units import BANDWIDTH, TIME
+from squall.sim.cluster.units import BANDWIDTH, TIME, write_bandwidth, write_time
 
-LAWS = {"constant": (), "log-normal": ("sigma",), "pareto": ("alpha",), "trace": ("file",)}  # with what they need
-OVERHEADS = ("batch", "exchange", "serve", "lease", "wake", "cold")
+if TYPE_CHECKING:
+    from squall.sim.cluster.model import Cluster
+
 MOST_MACHINES, MOST_CORES, MOST_ELEMENTS, MOST_SLOWDOWN = 10**6, 4096, 10**12, 10**6
 
-# ---------------------------------------------------------------- reading
+
+class Value(NamedTuple):
+    """How the value of a key is read and written."""
+
+    read: Callable[[Table, str], Any]
+    write: Callable[[Any], str]
+    suffix: str = ""  # of the part's field, whose name is otherwise the key
+
+
+Values = Mapping[str, Value]  # the keys of a table, in the order in which they are read and written
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # TOML's basic strings, but for the character 127
+
+
+def _time_text(seconds: float) -> str:
+    return _quoted(write_time(seconds))
+
+
+def _rate(bits: bool) -> Value:
+    return Value(partial(Table.quantity, units=BANDWIDTH), lambda rate: _quoted(write_bandwidth(rate, bits)))
+
+
+def _number(within: Callable[[float], bool], what: str, example: str) -> Value:
+    return Value(partial(Table.number, within=within, what=what, example=example), repr)
+
+
+def _whole(most: int) -> Value:
+    return Value(partial(Table.whole, most=most), str)
+
+
+_TIME = Value(partial(Table.quantity, units=TIME), _time_text, "_s")
+_TIME_FROM_0 = Value(partial(Table.quantity, units=TIME, zero=True), _time_text, "_s")
+_WORD = Value(Table.word, _quoted)
+
+
+def _fields(table: Table, values: Values, required: Iterable[str] = ()) -> dict[str, Any]:
+    """A part's fields, as far as the table has them."""
+    table.expect(values, required)
+    return {key + value.suffix: value.read(table, key) for key, value in values.items() if key in table.values}
+
+
+def _written(part: object, values: Values) -> dict[str, str]:
+    """The lines of a part: key -> value, without what says nothing."""
+    found = {key: getattr(part, key + value.suffix) for key, value in values.items()}
+    silent = (None, (), math.inf, ROLES, Overhead())
+    return {key: values[key].write(value) for key, value in found.items() if value not in silent}
+
+
+def _inline(lines: Mapping[str, str]) -> str:
+    return f"{{ {', '.join(f'{key} = {value}' for key, value in lines.items())} }}"
+
+
+# ---------------------------------------------------------------- the values of a machine
+
+
+def _name(table: Table, key: str) -> str:
+    name = table.word(key)
+    if not re.fullmatch(r"[\w.-]{1,100}", name):
+        table.refuse(key, f'name = "{name[:40]}" has other characters', "use letters, digits, '.', '_' and '-'")
+    return name
+
+
+_LAWS: dict[str, tuple[type[Jitter], Values]] = {
+    "constant": (Constant, {}),
+    "log-normal": (LogNormal, {"sigma": _number(lambda x: 0 < x < 10, "a number above 0 and below 10", "0.2")}),
+    "pareto": (Pareto, {"alpha": _number(lambda x: 1 < x < 1e6, "a number above 1 and below 1e+06", "2.5")}),
+    "trace": (Trace, {"file": _WORD}),
+}
+
+
+def _jitter(table: Table, key: str) -> Jitter:
+    table = table.table(key)
+    if not table.values:
+        return Constant()
+    if "law" not in table.values:
+        table.refuse(None, "jitter has no law", 'write for example jitter = { law = "log-normal", sigma = 0.2 }')
+    law, values = _LAWS[table.word("law", tuple(_LAWS))]
+    table.expect(("law", *values), required=values)
+    return _trace(table) if law is Trace else law(**{key: value.read(table, key) for key, value in values.items()})
+
+
+def _trace(table: Table) -> Trace:
+    try:
+        return read_trace(table.word("file"), table.folder)
+    except ValueError as error:
+        what, _, remedy = str(error).rpartition(": ")
+        if not what:
+            raise
+        table.refuse("file", what, remedy)
+
+
+def _jitter_text(jitter: Jitter) -> str:
+    name, values = next((name, values) for name, (law, values) in _LAWS.items() if type(jitter) is law)
+    return _inline({"law": _quoted(name)} | _written(jitter, values))
+
+
+def _slowdown(table: Table, key: str) -> tuple[float, ...]:
+    cores = table.values.get("cores", 1)  # which was read before
+    example = f"[{', '.join(f'{1 + k / 10:g}' for k in range(min(cores, 4)))}{', ...' if cores > 4 else ''}]"
+    values = table.items(key, example)
+    if len(values) != cores:
+        what = f"slowdown has {len(values)} factors for {cores} cores"
+        table.refuse(key, what, f"give one for each number of computations at once, such as {example}")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < MOST_SLOWDOWN:
+            table.refuse(key, f"the factor {value!r} is impossible", f"factors are 1 or more, such as {example}")
+    if values[0] != 1:
+        table.refuse(key, f"the first factor is {values[0]:g}", "it is 1, of a computation that runs alone")
+    return tuple(float(value) for value in values)
+
+
+def _exchange(table: Table, key: str) -> tuple[tuple[int, float], ...]:
+    example = '[[1000, "58 us"], [1000000, "0.39 ms"]]'
+    points: list[tuple[int, float]] = []
+    for entry in table.items(key, example):
+        match entry:
+            case [int(elements), time] if elements is not True and 1 <= elements <= MOST_ELEMENTS:
+                if points and elements <= points[-1][0]:
+                    table.refuse(key, f"{elements} elements come after {points[-1][0]}", "sort the sizes, each once")
+                points.append((elements, table.to_quantity(key, time, TIME, example=example)))
+            case _:
+                table.refuse(key, f"{entry!r} is no pair of elements and time", f"write exchange = {example}")
+    return tuple(points)
+
+
+_OVERHEADS = dict.fromkeys(("batch", "exchange", "serve", "lease", "wake", "cold"), _TIME_FROM_0)
+
+
+def _overhead(table: Table, key: str) -> Overhead:
+    return Overhead(**_fields(table.table(key), _OVERHEADS))
+
+
+def _roles(table: Table, key: str) -> tuple[str, ...]:
+    example = '["shard", "coordinator"]'
+    for role in (values := table.items(key, example)):
+        if role not in ROLES:
+            table.refuse(key, f"there is no role {role!r}", f"use some of {', '.join(ROLES)}")
+    if len(set(values)) < len(values):
+        table.refuse(key, "a role is named twice", f"write for example roles = {example}")
+    return tuple(values)
+
+
+# ---------------------------------------------------------------- the tables
+
+_MACHINE: Values = {
+    "name": Value(_name, _quoted),
+    "count": _whole(MOST_MACHINES),
+    "cores": _whole(MOST_CORES),
+    "step": _TIME,
+    "speed": _number(lambda x: 0 < x < 1e6, "a number above 0 and below 1e+06", "0.5"),
+    "jitter": Value(_jitter, _jitter_text),
+    "slowdown": Value(_slowdown, lambda factors: f"[{', '.join(map(repr, factors))}]"),
+    "exchange": Value(_exchange, lambda points: f"[{', '.join(f'[{n}, {_time_text(s)}]' for n, s in points)}]"),
+    "single": _TIME,
+    "overhead": Value(_overhead, lambda overhead: _inline(_written(overhead, _OVERHEADS))),
+    "memory": _rate(bits=False),
+    "interface": _rate(bits=True),
+    "roles": Value(_roles, lambda roles: f"[{', '.join(map(_quoted, roles))}]"),
+}
+_LINK: Values = {
+    "latency": _TIME_FROM_0,
+    "jitter": _TIME_FROM_0,
+    "bandwidth": _rate(bits=True),
+    "loss": _number(lambda x: 0 <= x < 1, "a chance from 0 to below 1", "0.001"),
+}
+_FAILURE: Values = {"every": _TIME, "repair": _TIME_FROM_0}
+_PREEMPTION: Values = {
+    "at": _TIME_FROM_0, "machine": _WORD, "count": _whole(MOST_MACHINES), "for": _TIME, "every": _TIME,
+}  # fmt: skip
 
 
 def read_parts(path: Path) -> dict[str, Any]:
@@ -40,172 +205,32 @@ def read_parts(path: Path) -> dict[str, Any]:
     if not root.values.get("machines"):
         document.refuse((), "there are no machines", "begin with [[machines]] and a name")
     tables = root.tables("machines")
-    machines = tuple(_machine(table, path.parent) for table in tables)
+    machines = tuple(Machine(**_fields(table, _MACHINE, ["name"])) for table in tables)
     _check_together(tables, machines)
     links, failures = root.table("links"), root.table("failures")
     links.expect(("between", "within"))
     failures.expect(ROLES)
     return {
         "machines": machines,
-        "between": _link(links.table("between"), BETWEEN),
-        "within": _link(links.table("within"), WITHIN),
-        "failures": {role: _failure(failures.table(role)) for role in failures.values},
+        "between": dataclasses.replace(BETWEEN, **_fields(links.table("between"), _LINK)),
+        "within": dataclasses.replace(WITHIN, **_fields(links.table("within"), _LINK)),
+        "failures": {role: FailureLaw(**_fields(failures.table(role), _FAILURE, _FAILURE)) for role in failures.values},
         "preemptions": tuple(_preemption(table, machines) for table in root.tables("preemptions")),
     }
 
 
-def _machine(table: Table, folder: Path) -> Machine:
-    table.expect(
-        (
-            "name",
-            "count",
-            "cores",
-            "step",
-            "speed",
-            "jitter",
-            "single",
-            "slowdown",
-            "exchange",
-            "overhead",
-            "memory",
-            "interface",
-            "roles",
-        ),
-        required=["name"],
-    )
-    name = table.word("name")
-    if not re.fullmatch(r"[\w.-]{1,100}", name):
-        table.refuse("name", f'name = "{name[:40]}" has other characters', "use letters, digits, '.', '_' and '-'")
-    if {"step", "speed"} <= set(table.values):
-        table.refuse("speed", "step and speed are both given", "leave one out: speed is a ratio to the first machine's")
-    cores = table.whole("cores", 1, MOST_CORES)
-    return Machine(
-        name=name,
-        count=table.whole("count", 1, MOST_MACHINES),
-        cores=cores,
-        step_s=table.quantity("step", TIME) if "step" in table.values else None,
-        speed=table.number("speed", 1.0, above=0, below=1e6, example="0.5"),
-        jitter=_jitter(table.table("jitter"), folder),
-        slowdown=_slowdown(table, cores),
-        exchange=_exchange(table),
-        single_s=table.quantity("single", TIME) if "single" in table.values else None,
-        overhead=_overhead(table.table("overhead")),
-        memory=table.quantity("memory", BANDWIDTH, MEMORY),
-        interface=table.quantity("interface", BANDWIDTH, INTERFACE),
-        roles=_roles(table),
-    )
-
-
-def _jitter(table: Table, folder: Path) -> Jitter:
-    if not table.values:
-        return Constant()
-    if "law" not in table.values:
-        table.refuse(None, "jitter has no law", 'write for example jitter = { law = "log-normal", sigma = 0.2 }')
-    law = table.word("law", tuple(LAWS))
-    table.expect(("law", *LAWS[law]), required=LAWS[law])
-    match law:
-        case "log-normal":
-            return LogNormal(table.number("sigma", 0.0, above=0, below=10, example="0.2"))
-        case "pareto":
-            return Pareto(table.number("alpha", 0.0, above=1, below=1e6, example="2.5"))
-        case "trace":
-            return _trace(table, folder)
-        case _:
-            return Constant()
-
-
-def _trace(table: Table, folder: Path) -> Trace:
-    try:
-        return read_trace(table.word("file"), folder)
-    except ValueError as error:
-        what, _, remedy = str(error).rpartition(": ")
-        if not what:
-            raise
-        table.refuse("file", what, remedy)
-
-
-def _slowdown(table: Table, cores: int) -> tuple[float, ...]:
-    example = f"[{', '.join(f'{1 + k / 10:g}' for k in range(min(cores, 4)))}{', ...' if cores > 4 else ''}]"
-    values = table.items("slowdown", example)
-    if not values:
-        return ()
-    if len(values) != cores:
-        what = f"slowdown has {len(values)} factors for {cores} cores"
-        table.refuse("slowdown", what, f"give one for each number of computations at once, such as {example}")
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < MOST_SLOWDOWN:
-            table.refuse("slowdown", f"the factor {value!r} is impossible", f"factors are 1 or more, such as {example}")
-    if values[0] != 1:
-        table.refuse("slowdown", f"the first factor is {values[0]:g}", "it is 1, of a computation that runs alone")
-    return tuple(float(value) for value in values)
-
-
-def _exchange(table: Table) -> tuple[tuple[int, float], ...]:
-    example = '[[1000, "58 us"], [1000000, "0.39 ms"]]'
-    points: list[tuple[int, float]] = []
-    for entry in table.items("exchange", example):
-        if (
-            not isinstance(entry, list)
-            or len(entry) != 2
-            or type(entry[0]) is not int
-            or not 1 <= entry[0] <= MOST_ELEMENTS
-        ):
-            table.refuse("exchange", f"{entry!r} is no pair of elements and time", f"write exchange = {example}")
-        if points and entry[0] <= points[-1][0]:
-            table.refuse("exchange", f"{entry[0]} elements come after {points[-1][0]}", "sort the sizes, each once")
-        points.append((entry[0], table.to_quantity("exchange", entry[1], TIME, example=example)))
-    return tuple(points)
-
-
-def _overhead(table: Table) -> Overhead:
-    table.expect(OVERHEADS)
-    return Overhead(**{f"{key}_s": table.quantity(key, TIME, 0.0, zero=True) for key in OVERHEADS})
-
-
-def _roles(table: Table) -> tuple[str, ...]:
-    example = '["shard", "coordinator"]'
-    for role in (values := table.items("roles", example)):
-        if role not in ROLES:
-            table.refuse("roles", f"there is no role {role!r}", f"use some of {', '.join(ROLES)}")
-    if len(set(values)) < len(values):
-        table.refuse("roles", "a role is named twice", f"write for example roles = {example}")
-    return tuple(values) or ROLES
-
-
-def _link(table: Table, default: Link) -> Link:
-    table.expect(("latency", "jitter", "bandwidth", "loss"))
-    loss: Any = table.values.get("loss", 0)
-    if isinstance(loss, bool) or not isinstance(loss, int | float) or not 0 <= loss < 1:
-        table.refuse("loss", f"loss = {loss!r} is not a chance from 0 to below 1", "write for example loss = 0.001")
-    return Link(
-        latency_s=table.quantity("latency", TIME, default.latency_s, zero=True),
-        jitter_s=table.quantity("jitter", TIME, default.jitter_s, zero=True),
-        bandwidth=table.quantity("bandwidth", BANDWIDTH, default.bandwidth),
-        loss=float(loss),
-    )
-
-
-def _failure(table: Table) -> FailureLaw:
-    table.expect(("every", "repair"), required=["every", "repair"])
-    return FailureLaw(every_s=table.quantity("every", TIME), repair_s=table.quantity("repair", TIME, zero=True))
-
-
 def _preemption(table: Table, machines: tuple[Machine, ...]) -> Preemption:
-    table.expect(("at", "machine", "count", "for", "every"), required=["at", "machine", "for"])
-    name = table.word("machine", [machine.name for machine in machines])
-    count = table.whole("count", 1, MOST_MACHINES)
-    there = next(machine.count for machine in machines if machine.name == name)
-    if count > there:
-        table.refuse(
-            "count" if "count" in table.values else None, f"{count} of {there} {name!r} go", f"name at most {there}"
-        )
-    away = table.quantity("for", TIME)
-    every = table.quantity("every", TIME) if "every" in table.values else None
-    if every is not None and every < 1:
+    found = Preemption(**_fields(table, _PREEMPTION, ["at", "machine", "for"]))
+    table.word("machine", [machine.name for machine in machines])
+    there = next(machine.count for machine in machines if machine.name == found.machine)
+    if found.count > there:
+        key = "count" if "count" in table.values else None
+        table.refuse(key, f"{found.count} of {there} {found.machine!r} go", f"name at most {there}")
+    if found.every_s is not None and found.every_s < 1:
         table.refuse("every", "no machine comes and goes so often", "let every be 1 s or more")
-    if every is not None and every < away:
+    if found.every_s is not None and found.every_s < found.for_s:
         table.refuse("every", "the machines go again before they are back", "let every be at least as long as for")
-    return Preemption(at_s=table.quantity("at", TIME, zero=True), machine=name, count=count, for_s=away, every_s=every)
+    return found
 
 
 def _check_together(tables: list[Table], machines: tuple[Machine, ...]) -> None:
@@ -214,6 +239,10 @@ def _check_together(tables: list[Table], machines: tuple[Machine, ...]) -> None:
         if machine.name in names:
             table.refuse("name", f"there are two machines {machine.name!r}", "give each its own name, or raise count")
         names.add(machine.name)
+        if {"step", "speed"} <= set(table.values):
+            table.refuse(
+                "speed", "step and speed are both given", "leave one out: speed is a ratio to the first machine's"
+            )
         if machine.step_s is not None and machines[0].step_s is None:
             what = f"{machine.name!r} has a step time and the first machine, {machines[0].name!r}, has none"
             table.refuse("step", what, "give the first one too, or give all machines a speed")
@@ -221,3 +250,24 @@ def _check_together(tables: list[Table], machines: tuple[Machine, ...]) -> None:
         if not any(role in machine.roles for machine in machines):
             restricted = next(table for table in tables if "roles" in table.values)
             restricted.refuse("roles", f"no machine may hold a {role}", f'add "{role}" to the roles of one')
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """What `read_parts` reads as this cluster again, to the last bit."""
+    tables = [_text("[[machines]]", _machine_lines(machine)) for machine in cluster.machines]
+    tables += [_text("[links.between]", _written(cluster.between, _LINK))]
+    tables += [_text("[links.within]", _written(cluster.within, _LINK))]
+    tables += [_text(f"[failures.{role}]", _written(failure, _FAILURE)) for role, failure in cluster.failures.items()]
+    tables += [_text("[[preemptions]]", _written(preemption, _PREEMPTION)) for preemption in cluster.preemptions]
+    return "\n".join(tables)
+
+
+def _text(header: str, lines: Mapping[str, str]) -> str:
+    return "".join([f"{header}\n", *(f"{key} = {value}\n" for key, value in lines.items())])
+
+
+def _machine_lines(machine: Machine) -> dict[str, str]:
+    lines = _written(machine, _MACHINE)
+    if machine.step_s is not None:
+        del lines["speed"]
+    return lines

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from squall.sim.cluster.file import read_parts
+from squall.sim.cluster.file import cluster_text, read_parts
 from squall.sim.cluster.parts import BETWEEN, WITHIN, FailureLaw, Link, Machine, Preemption
-from squall.sim.cluster.text import cluster_text
 
 
 @dataclass(frozen=True, kw_only=True)

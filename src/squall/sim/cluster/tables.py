@@ -11,13 +11,12 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from squall.errors import ClusterError
-from squall.sim.cluster import units
-from squall.sim.cluster.units import NoUnit, Units
+from squall.sim.cluster.units import NoUnit, Units, parse
 
 MOST_BYTES = 1 << 16  # of a file: some thousand lines
 Place = tuple[str | int, ...]  # such as ("machines", 0, "jitter", "sigma")
@@ -115,12 +114,15 @@ class Table:
         known = list(known)
         for key in self.values:
             if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                remedy = f"did you mean {near[0]!r}?" if near else f"the keys here are {', '.join(known)}"
-                self.refuse(key, f"unknown key {key!r}", remedy)
+                self.refuse(key, f"unknown key {key!r}", _nearest(key, known, "the keys here are"))
         for key in required:
             if key not in self.values:
                 self.refuse(None, f"{self.name} has no {key!r}", f"add {key} = ...")
+
+    @property
+    def folder(self) -> Path:
+        """Of the file."""
+        return self._document.path.parent
 
     @property
     def name(self) -> str:
@@ -148,23 +150,22 @@ class Table:
 
     # ------------------------------------------------------------ values
 
-    def quantity(self, key: str, unit: Units, default: float = math.nan, zero: bool = False) -> float:
+    def quantity(self, key: str, units: Units, zero: bool = False) -> float:
         """A string with a unit, in the base unit; above 0, or from 0 on."""
-        return self.to_quantity(key, self.values[key], unit, zero) if key in self.values else default
+        return self.to_quantity(key, self.values[key], units, zero)
 
-    def to_quantity(self, key: str, value: Any, unit: Units, zero: bool = False, example: str = "") -> float:
+    def to_quantity(self, key: str, value: Any, units: Units, zero: bool = False, example: str = "") -> float:
         """As `quantity`, for a value within the key's; `example` is then of the whole."""
-        written = f"write for example {key} = {example or _shown(unit.example)}"
+        written = f"write for example {key} = {example or _shown(units.example)}"
+        if not isinstance(value, str):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            self.refuse(
+                key, f"{key} = {_shown(value)} {'has no unit' if is_number else f'is not {units.what}'}", written
+            )
         try:
-            if not isinstance(value, str):
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    raise NoUnit
-                self.refuse(key, f"{key} = {_shown(value)} is not {unit.what}", written)
-            found = units.parse(value, unit)
+            found = parse(value, units)
         except NoUnit:
             self.refuse(key, f"{key} = {_shown(value)} has no unit", written)
-        except ClusterError:
-            raise
         except ValueError as error:
             self.refuse(key, f"{key}: {error}", written)
         if not math.isfinite(found) or found < 0 or (found == 0 and not zero):
@@ -172,45 +173,42 @@ class Table:
             self.refuse(key, f"{key} = {_shown(value)} is impossible: it must be {least}", written)
         return found
 
-    def number(self, key: str, default: float, *, above: float, below: float, example: str) -> float:
-        """above < number < below"""
-        if key not in self.values:
-            return default
+    def number(self, key: str, within: Callable[[float], bool], what: str, example: str) -> float:
+        """A number that is `within` its limits, of which `what` tells."""
         value = self.values[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < below:
-            limits = f"above {above:g} and below {below:g}"
-            self.refuse(
-                key, f"{key} = {_shown(value)} is not a number {limits}", f"write for example {key} = {example}"
-            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not within(value):
+            self.refuse(key, f"{key} = {_shown(value)} is not {what}", f"write for example {key} = {example}")
         return float(value)
 
-    def whole(self, key: str, default: int, most: int) -> int:
+    def whole(self, key: str, most: int) -> int:
         """1 to `most`"""
-        value = self.values.get(key, default)
+        value = self.values[key]
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             what = f"{key} = {_shown(value)} is not a whole number from 1 to {most}"
             self.refuse(key, what, f"write for example {key} = 2")
         return value
 
-    def word(self, key: str, known: Sequence[str] = (), default: str = "") -> str:
+    def word(self, key: str, known: Sequence[str] = ()) -> str:
         """A string that is not empty, one of `known` where there are such."""
-        value = self.values.get(key, default)
+        value = self.values[key]
         if not isinstance(value, str) or not value:
-            self.refuse(
-                key, f"{key} = {_shown(value)} is not a name", f'write {key} = "{known[0] if known else "..."}"'
-            )
+            written = f'write {key} = "{known[0] if known else "..."}"'
+            self.refuse(key, f"{key} = {_shown(value)} is not a name", written)
         if known and value not in known:
-            near = difflib.get_close_matches(value, known, 1)
-            remedy = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
-            self.refuse(key, f"{key} = {_shown(value)} is unknown", remedy)
+            self.refuse(key, f"{key} = {_shown(value)} is unknown", _nearest(value, known, "use one of"))
         return value
 
     def items(self, key: str, example: str) -> list[Any]:
-        """A list; empty where the key is not there."""
-        value = self.values.get(key, [])
-        if not isinstance(value, list) or (key in self.values and not value):
+        """A list with something in it."""
+        value = self.values[key]
+        if not isinstance(value, list) or not value:
             self.refuse(key, f"{key} = {_shown(value)} is not a list with something in it", f"write {key} = {example}")
         return value
+
+
+def _nearest(word: str, known: Sequence[str], all_of_them: str) -> str:
+    near = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"{all_of_them} {', '.join(known)}"
 
 
 def _shown(value: Any) -> str:
