@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from squall.record.rows import MetricRow
 from squall.report.figures import Chart, Points, bars_chart, lines_chart
-from squall.report.html import page_of
+from squall.report.html import page_of, table_of, write_whole
 from squall.report.reader import Reader
 from squall.report.summary import Summary, summarize
-from squall.report.words import LOSSES, clock, number, plural, size
+from squall.report.words import LOSSES, clock, number, plain, plural, size
 
 COLUMNS = (
     "strategy", "optimizer", "replicas x threads", "result", "to the target", "examples to it", "examples/s",
@@ -161,10 +158,7 @@ class Comparison:
             table.add_column(column, justify="left" if left else "right", no_wrap=column == "strategy")
         for row in rows:
             table.add_row(*row)
-        text = io.StringIO()
-        Console(file=text, width=140, color_system=None, force_terminal=False, markup=False).print(table)
-        text.write(f"{self.same_cores}\n")
-        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+        return f"{plain(table, width=140)}\n{self.same_cores}"
 
     @property
     def same_cores(self) -> str:
@@ -198,16 +192,12 @@ class Comparison:
     def write(self) -> None:
         """compare.html, self-contained, and compare.png: the first metric over time and over examples."""
         columns, rows = self.cells()
-        head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-        lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-        table = f'<table class="wide"><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+        table = table_of(rows, "wide", columns)
         goal = "" if self.target is None else f"<p>target: {escape(self.target[0])} {self.target[1]:g}</p>"
         seeds = len({trial.seed for trial in self.trials})
         many = f" Medians over {seeds} seeds; every run is drawn." if seeds > 1 else ""
         note = f'<p class="faint">{escape(self.same_cores)}{many}</p>'
-        part = self.page.with_suffix(".html.part")
-        part.write_text(page_of("comparison", self.charts(), goal + table + note), encoding="utf-8")
-        os.replace(part, self.page)
+        write_whole(self.page, page_of("comparison", self.charts(), goal + table + note))
         self._draw()
 
     def _draw(self) -> None:

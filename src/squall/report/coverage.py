@@ -5,10 +5,11 @@ enumerated and no table held, so an epoch of a billion examples costs as much as
 epochs that are alike as much as one.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from squall.report.reader import Reader
@@ -201,30 +202,23 @@ def _batches(reader: Reader, batch: int, strategy: str) -> str:
 
 def coverage(ranges: Iterable[tuple[int, int]]) -> Iterator[TrainedRange]:
     """How often each position lies in one of the half-open `ranges`, which come by their start; from 0 to the last."""
+    start = times = 0
+    for position, edges in groupby(_edges(ranges), key=itemgetter(0)):
+        if change := sum(step for _, step in edges):
+            if position > start:
+                yield TrainedRange(start, position, times)
+            start, times = position, times + change
+
+
+def _edges(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Where ranges begin (1) and end (-1), in order."""
     stops: list[int] = []  # of the ranges that are open here
-    before = TrainedRange(0, 0, 0)
-
-    def upto(stop: int) -> Iterator[TrainedRange]:
-        nonlocal before
-        if before.times == len(stops):
-            before = TrainedRange(before.start, stop, before.times)
-        elif stop > before.stop:
-            if len(before):
-                yield before
-            before = TrainedRange(before.stop, stop, len(stops))
-
-    def closed(position: float) -> Iterator[TrainedRange]:
-        while stops and stops[0] <= position:
-            yield from upto(stops[0])
-            heappop(stops)
-
     for start, stop in ranges:
-        yield from closed(start)
-        yield from upto(start)
+        while stops and stops[0] <= start:
+            yield heappop(stops), -1
+        yield start, 1
         heappush(stops, stop)
-    yield from closed(math.inf)
-    if len(before):
-        yield before
+    yield from ((stop, -1) for stop in sorted(stops))
 
 
 def spans_of(ranges: Iterable[tuple[int, int]], size: int) -> tuple[TrainedRange, ...]:

@@ -14,6 +14,7 @@ from squall.report.words import plural
 BINS = 40  # points of throughput, bars of a histogram
 ROWS = 12  # replicas with a histogram of their own
 COLUMNS = 4  # of a legend
+NO_VALUE = "No finite value was recorded."
 
 Points = list[tuple[float, float]]
 
@@ -38,10 +39,10 @@ def charts(reader: Reader) -> list[Chart]:
     for name, metrics in results.items():
         time = [(metric.time_s, metric.value) for metric in metrics]
         examples = [(float(metric.examples), metric.value) for metric in metrics]
-        found.append(metric_chart(f"{name} over time", time, duration_s))
-        found.append(metric_chart(f"{name} over examples", examples, None))
+        found.append(_lines(f"{name} over time", {"validation": time}, duration_s))
+        found.append(_lines(f"{name} over examples", {"validation": examples}, None))
     for name, curve in reader.extras(duration_s / (5 * BINS) or 1.0).items():
-        found.append(_lines(f"{name} over time", {"training": curve}, duration_s, "No finite value was recorded."))
+        found.append(_lines(f"{name} over time", {"training": curve}, duration_s))
     if not results:
         found.append(Chart("metrics", "", "No metric was recorded: give the task `metrics` and `validate`."))
     return [*found, throughput_chart(reader, duration_s), staleness_chart(reader)]
@@ -60,11 +61,6 @@ def loss_chart(reader: Reader, validation: list[MetricRow], duration_s: float) -
         training.append((rows[-1].time_s, sum(row.loss * row.examples for row in rows) / examples))
     lines = {"training": training, "validation": [(metric.time_s, metric.value) for metric in validation]}
     return _lines("loss over time", lines, duration_s, "No loss was recorded.")
-
-
-def metric_chart(title: str, points: Points, duration_s: float | None) -> Chart:
-    """One metric over time, or over examples when `duration_s` is None."""
-    return _lines(title, {"validation": points}, duration_s, "No finite value was recorded.")
 
 
 def throughput_chart(reader: Reader, duration_s: float) -> Chart:
@@ -111,7 +107,9 @@ def staleness_chart(reader: Reader) -> Chart:
     return Chart(title, to_svg(figure, title), "Height: share of the replica's pushes.")
 
 
-def _lines(title: str, lines: dict[str, Points], duration_s: float | None, missing: str, zero: bool = False) -> Chart:
+def _lines(
+    title: str, lines: dict[str, Points], duration_s: float | None, missing: str = NO_VALUE, zero: bool = False
+) -> Chart:  # fmt: skip
     """A chart of named lines over training time, or over examples when `duration_s` is None."""
     drawn = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in lines.items()}
     drawn = {name: points for name, points in drawn.items() if points}
@@ -144,7 +142,7 @@ def lines_chart(title: str, lines: dict[str, list[Points]], duration_s: float | 
     drawn = {name: [points for points in several if points] for name, several in lines.items()}
     values = [y for several in drawn.values() for points in several for _, y in points]
     if not values:
-        return Chart(title, "", "No finite value was recorded.")
+        return Chart(title, "", NO_VALUE)
     figure = new_figure(3.0, legend=-(-len(drawn) // 2))
     axes = figure.subplots()
     unit_s, label = (1.0, "examples trained") if duration_s is None else _time_unit(duration_s)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from html import escape
 from pathlib import Path
@@ -79,11 +79,15 @@ def write_report(run_dir: str | Path) -> Path:
     except RecordError as error:
         missing.append(f"Nothing of the training is known: {error}.")
     page = folder / "report.html"
-    # Seen whole or not at all: a browser may be reloading it.
-    part = page.with_suffix(".html.part")
-    part.write_text(_page(folder.resolve().name, missing, body + settings), encoding="utf-8")
-    os.replace(part, page)
+    write_whole(page, _page(folder.resolve().name, missing, body + settings))
     return page
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is seen whole or not at all: a browser may be reloading it."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
 
 
 def page_of(title: str, found: Iterable[Chart], top: str) -> str:
@@ -154,7 +158,7 @@ def _timeline(reader: Reader) -> str:
     rows = [(clock(time_s), kind, text) for time_s, kind, text in entries[-TIMELINE:]]
     hidden = len(entries) - len(rows)
     text = f"<p>The first {hidden:,} are left out.</p>" if hidden else ""
-    return f"<h2>What happened</h2>{text}{_table(rows, 'times') if rows else '<p>Nothing was recorded.</p>'}"
+    return f"<h2>What happened</h2>{text}{table_of(rows, 'times') if rows else '<p>Nothing was recorded.</p>'}"
 
 
 def _audit(reader: Reader) -> str:
@@ -176,7 +180,7 @@ def _settings(path: Path) -> tuple[str, list[str]]:
     sections["settings"] = sections.get("settings", {}) | {
         key: value for key, value in content.items() if key not in sections
     }
-    filled = {key.capitalize(): _table(_flat(rows)) for key, rows in sections.items() if rows}
+    filled = {key.capitalize(): table_of(_flat(rows)) for key, rows in sections.items() if rows}
     return "".join(f"<h2>{escape(title)}</h2>{table}" for title, table in filled.items()), missing
 
 
@@ -192,6 +196,8 @@ def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return rows
 
 
-def _table(rows: Iterable[tuple[str, ...]], kind: str = "") -> str:
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    return f'<table class="{kind}">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+def table_of(rows: Iterable[Sequence[str]], kind: str = "", columns: Sequence[str] = ()) -> str:
+    """A table of plain text, with a line of the columns' names where there are such."""
+    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    head = ["".join(f"<th>{escape(column)}</th>" for column in columns)] if columns else []
+    return f'<table class="{kind}">{"".join(f"<tr>{line}</tr>" for line in [*head, *lines])}</table>'

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 LOSSES = ("loss", "objective")  # metrics that are to fall; the second is what Sandblaster minimizes
@@ -29,8 +29,15 @@ def two_columns(lines: Sequence[tuple[str, str]]) -> str:
     table.add_column(overflow="fold")
     for line in lines:
         table.add_row(*line)
+    return plain(table)
+
+
+def plain(*parts: RenderableType, width: int = 80) -> str:
+    """Tables and sentences one below the other, as text without colours."""
     text = io.StringIO()
-    Console(file=text, width=80, color_system=None, force_terminal=False, markup=False).print(table)
+    console = Console(file=text, width=width, color_system=None, force_terminal=False, markup=False)
+    for part in parts:
+        console.print(part)
     return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
 
 

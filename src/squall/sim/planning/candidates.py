@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from squall.report.words import plural
 from squall.sim.cluster.model import Cluster
 from squall.strategies import STRATEGIES, Recipe, Strategy
 
@@ -69,12 +70,7 @@ class Candidate:
     def __str__(self) -> str:
         if self.alone:
             return self.name
-        replicas, shards = self.recipe.replicas, self.recipe.shards
-        return f"{self.name}, {_count(replicas, 'replica')}, {_count(shards, 'shard')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+        return f"{self.name}, {plural(self.recipe.replicas, 'replica')}, {plural(self.recipe.shards, 'shard')}"
 
 
 def default_strategies(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import os
 from collections import defaultdict
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from squall.report.figures import Chart
-from squall.report.html import PALETTE, page_of
+from squall.report.html import PALETTE, page_of, table_of, write_whole
 from squall.report.svg import GRID, INK, SERIES, engineering, new_figure, style, to_svg
-from squall.report.words import clock, percent, rate_text, size
+from squall.report.words import clock, percent, plain, rate_text, size
 from squall.sim.planning.entries import Entry, best_sizes
 from squall.sim.planning.ranking import Ranking
 from squall.sim.planning.reasons import reason
@@ -69,17 +66,14 @@ def text(ranking: Ranking, width: int = 80) -> str:
         )  # fmt: skip
     for row in rows(ranking):
         table.add_row(*row)
-    output = io.StringIO()
-    console = Console(file=output, width=width, color_system=None, force_terminal=False, markup=False)
-    console.print(table)
-    console.print(reason(ranking), highlight=False)
+    below = [reason(ranking)]
     hidden = len(ranking.entries) - len(rows(ranking))
     if hidden:
         others = "other setting was" if hidden == 1 else "other settings were"
-        console.print(f"{hidden:,} {others} simulated for speed; --json has all.")
+        below.append(f"{hidden:,} {others} simulated for speed; --json has all.")
     if ranking.interrupted:
-        console.print("Interrupted: this is what was known by then.")
-    return "\n".join(line.rstrip() for line in output.getvalue().strip("\n").splitlines())
+        below.append("Interrupted: this is what was known by then.")
+    return plain(table, *below, width=width)
 
 
 # ---------------------------------------------------------------- the picture
@@ -88,22 +82,12 @@ def text(ranking: Ranking, width: int = 80) -> str:
 def write_picture(ranking: Ranking, path: Path) -> Path:
     """The picture, and next to it a page with the picture and the table; returns the page. Neither needs a network."""
     charts = [bars(ranking), speeds(ranking)]
-    _replace(path, _standalone(charts))
+    write_whole(path, _standalone(charts))
     page = path.with_suffix(".html")
-    head = "".join(f"<th>{escape(column.replace('- ', ''))}</th>" for column in columns(ranking)[1:])
-    lines = (
-        "".join(f"<td>{escape(cell)}</td>" for cell in (f"{place}. {name}", *cells))
-        for place, name, *cells in rows(ranking)
-    )
-    table = f'<table class="wide"><tr>{head}</tr>{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
-    _replace(page, page_of("plan", charts, f"<p>{escape(reason(ranking))}</p>{table}"))
+    names = [column.replace("- ", "") for column in columns(ranking)[1:]]
+    table = table_of([(f"{place}. {name}", *cells) for place, name, *cells in rows(ranking)], "wide", names)
+    write_whole(page, page_of("plan", charts, f"<p>{escape(reason(ranking))}</p>{table}"))
     return page
-
-
-def _replace(path: Path, content: str) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(content, encoding="utf-8")
-    os.replace(part, path)
 
 
 def _standalone(charts: list[Chart]) -> str:
