@@ -23,7 +23,7 @@ import squall
 from benchmarks.peers.common import EXCHANGE_LR, OptimizerName
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.role_processes import SPIN_S, run_role
-from squall.plan import make_plan
+from squall.plan import Aims, make_plan
 from squall.protocol.effects import Compute, Effect
 from squall.protocol.events import Event, GradientComputed
 from squall.protocol.nodes import COORDINATOR, Node
@@ -68,7 +68,7 @@ def _job(elements: int, optimizer: OptimizerName, repeats: int, shard_threads: i
         model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1
     )
     settings = squall.Settings(threads=1, shard_threads=shard_threads, snapshot_every_s=None, progress=False)
-    plan = make_plan(strategy, settings, epochs=1, steps=None, until=None, seed=0, device="cpu")
+    plan = make_plan(strategy, settings, Aims(epochs=1))
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     arena = Arena.create(arena_shape(layout, strategy.recipe()), directory)
     arena.gradient(0, 0).normal_()

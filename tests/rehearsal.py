@@ -11,7 +11,7 @@ from torch import nn
 
 import squall
 from squall.launchers.inline import InlineRun
-from squall.plan import check_together, make_plan
+from squall.plan import Aims, check_together, make_plan
 from squall.run import Code, Run, TaskFunction, write_plan
 from squall.runtime import attempts
 from squall.runtime.job import private_job
@@ -37,7 +37,7 @@ def rehearse(
     settings = squall.Settings(
         launcher="inline", threads=1, progress=False, snapshot_every_s=snapshots_every_s, keep_schedule=keep_schedule
     )
-    plan = make_plan(strategy, settings, epochs=epochs, steps=None, until=None, seed=seed, device="cpu")
+    plan = make_plan(strategy, settings, Aims(epochs=epochs), seed=seed)
     directory.mkdir(exist_ok=True)
     write_plan(directory, Code(task=task, strategy=strategy, settings=settings, plan=plan))
     torch.set_num_threads(1)

@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import squall
-from squall.plan import Plan, Settings, check_together, make_plan, versions
+from squall.plan import Aims, Plan, Settings, check_together, make_plan, versions
 from squall.run import TaskFunction
 from tests.tasks import numbers, regression
 
@@ -20,8 +20,8 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 def plan(strategy: Any = squall.SingleProcess(), settings: Settings | None = None, **limits: Any) -> Plan:  # noqa: B008
-    limits = {"epochs": None, "steps": None, "until": None, "seed": 0, "device": "cpu"} | limits
-    return make_plan(strategy, settings or Settings(), **limits)
+    where = {name: limits.pop(name) for name in ("seed", "device") if name in limits}
+    return make_plan(strategy, settings or Settings(), Aims(**limits), **where)
 
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {

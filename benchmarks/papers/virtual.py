@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import squall
 from benchmarks.workloads import digits_mlp
 from squall.launchers.inline import InlineRun
-from squall.plan import check_together, make_plan
+from squall.plan import Aims, check_together, make_plan
 from squall.protocol.nodes import Node
 from squall.report.comparison import ComparedRun
 from squall.report.summary import Summary
@@ -62,7 +62,7 @@ def train(
 ) -> Outcome:  # fmt: skip
     """Train a task of one metric; a computation takes `step_s(random)` virtual seconds, of a generator of the seed."""
     torch.set_num_threads(1)
-    plan = make_plan(strategy, settings, epochs=epochs, steps=None, until=None, seed=seed, device="cpu")
+    plan = make_plan(strategy, settings, Aims(epochs=epochs), seed=seed)
     seed_everything(seed)
     made = task()
     layout = check_together(plan, strategy, made)

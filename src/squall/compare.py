@@ -6,11 +6,10 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from squall.plan import Plan, Settings, check_together, default_threads, make_plan, timed
+from squall.plan import Aims, Plan, Settings, check_together, default_threads, make_plan, timed
 from squall.report.comparison import ComparedRun, Comparison
 from squall.run import TaskFunction, new_directory
 from squall.runtime.job import private_job
@@ -73,7 +72,7 @@ def compare(
     if seeds < 1:
         raise ValueError(f"seeds is {seeds}: it must be at least 1")
     limited = epochs is not None or steps is not None or settings.seconds is not None
-    limits: dict[str, Any] = {"epochs": epochs, "steps": steps, "until": None if limited else until}
+    aims = Aims(epochs=epochs, steps=steps, until=until)
     folders = {name.translate(_UNSAFE): name for name in strategies}
     if len(folders) < len(strategies):
         raise ValueError("two names of strategies differ only in characters that no file name should have")
@@ -84,7 +83,7 @@ def compare(
     fitted: dict[str, Settings] = {}
     for name, strategy in strategies.items():
         fitted[name] = dataclasses.replace(settings, threads=max(1, cores // strategy.recipe().replicas))
-        plan = make_plan(strategy, fitted[name], epochs=epochs, steps=steps, until=until, seed=seed, device=device)
+        plan = make_plan(strategy, fitted[name], aims, seed=seed, device=device)
         check_optimizers(strategy.recipe())
         layout = check_together(plan, strategy, built)
         if strategy.recipe().alone and cores > 1:
@@ -94,7 +93,10 @@ def compare(
     for number in range(seed, seed + seeds):  # seed by seed: a noisy hour falls on all strategies alike
         for name, strategy in strategies.items():
             path = directory / f"{name.translate(_UNSAFE)}-seed-{number}"
-            run = fit(task, strategy, **limits, seed=number, device=device, run_dir=path, settings=fitted[name])
+            run = fit(
+                task, strategy, epochs=epochs, steps=steps, until=None if limited else until, seed=number,
+                device=device, run_dir=path, settings=fitted[name],
+            )  # fmt: skip
             trials.append(ComparedRun(name, number, run.directory))
     comparison = Comparison(directory, trials, plan.until, cores)
     comparison.write()

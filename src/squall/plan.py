@@ -91,6 +91,17 @@ def timed(settings: Settings | None, seconds: float | None) -> Settings:
     return settings if seconds is None else dataclasses.replace(settings, seconds=seconds)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Aims:
+    """How much a run trains at most, and the metric that it is judged by; each as of `fit`."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    until: str | None = None
+    keep_best: str | None = None
+    patience: int | None = None
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a run that is not code. `str(plan)` is what a person reads."""
 
@@ -122,6 +133,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return Goal(metric, self.keep_best is not None, self.patience)
 
     @property
+    def aims(self) -> Aims:
+        until = None if self.until is None else f"{self.until[0]}={self.until[1]}"
+        return Aims(
+            epochs=self.epochs, steps=self.steps, until=until, keep_best=self.keep_best, patience=self.patience
+        )  # fmt: skip
+
+    @property
     def last_snapshots(self) -> int:
         return last_snapshots(self.keep_schedule)
 
@@ -147,14 +165,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    strategy: Strategy, settings: Settings, *, epochs: int | None, steps: int | None, until: str | None, seed: int,
-    device: str, keep_best: str | None = None, patience: int | None = None,
+    strategy: Strategy, settings: Settings, aims: Aims = Aims(), *, seed: int = 0, device: str = "cpu"
 ) -> Plan:  # fmt: skip
     """All checks that need no task. Raises `ValueError` with the remedy."""
     if not isinstance(strategy, Strategy):
         raise ValueError(f"strategy must be one of {_names()}, such as squall.Downpour(replicas=2): got {strategy!r}")
     recipe = strategy.recipe()
-    for name, value in (("epochs", epochs), ("steps", steps), ("patience", patience)):
+    for name in ("epochs", "steps", "patience"):
+        value = getattr(aims, name)
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise ValueError(f"{name} is {value!r}: it must be at least 1, and whole")
     if settings.shard_threads > 1 and not (isinstance(recipe.work, Loop) and recipe.work.update.elementwise):
@@ -167,19 +185,15 @@ def make_plan(
             f"keep_schedule is {settings.keep_schedule!r} with {type(strategy).__name__}, where"
             f" {recipe.why_from_the_start}: its replay begins where the run did: give gigabytes, or None for all"
         )
-    target = parse_until(until) if until is not None else None
-    limits = (epochs, steps, settings.seconds, target, patience)
-    if all(limit is None for limit in limits) and not recipe.work.converges:
-        epochs = 1
+    target = parse_until(aims.until) if aims.until is not None else None
+    if settings.seconds is None and dataclasses.replace(aims, keep_best=None) == Aims() and not recipe.work.converges:
+        aims = dataclasses.replace(aims, epochs=1)
     resolve_device(device)
     return Plan(
-        strategy=strategy_name(strategy), strategy_fields=describe(strategy),
-        replicas=recipe.replicas, shards=recipe.shards, epochs=epochs, steps=steps, seconds=settings.seconds,
-        until=target, seed=seed, device=device, threads=settings.threads or default_threads(recipe.replicas),
-        launcher=settings.launcher, evaluate_every_s=settings.evaluate_every_s,
-        snapshot_every_s=settings.snapshot_every_s, progress=settings.progress, slow=settings.slow,
-        shard_threads=settings.shard_threads, keep_schedule=settings.keep_schedule, optimizer=in_words(recipe),
-        keep_best=keep_best, patience=patience,
+        strategy=strategy_name(strategy), strategy_fields=describe(strategy), replicas=recipe.replicas,
+        shards=recipe.shards, seed=seed, device=device, optimizer=in_words(recipe),
+        **{**vars(settings), "threads": settings.threads or default_threads(recipe.replicas)},
+        **{**vars(aims), "until": target},
     )  # fmt: skip
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,8 @@ from squall.attending import attend, finish, mended, raise_for
 from squall.evaluation_callback import EvaluationCallback, OnEvaluation
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
-from squall.plan import Settings, check_together, make_plan, timed
-from squall.run import Code, Run, TaskFunction, new_directory, write_plan
+from squall.plan import Aims, Settings, check_together, make_plan, timed
+from squall.run import Code, Run, ScriptCode, TaskFunction, new_directory, write_plan
 from squall.runtime import attempts, best
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.job import private_job
@@ -75,10 +73,8 @@ def fit(
         Interrupted: Ctrl-C or SIGTERM; there is a snapshot, and nothing is left running.
     """
     settings = timed(settings, seconds)
-    plan = make_plan(
-        strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device=device, keep_best=keep_best,
-        patience=patience,
-    )  # fmt: skip
+    aims = Aims(epochs=epochs, steps=steps, until=until, keep_best=keep_best, patience=patience)
+    plan = make_plan(strategy, settings, aims, seed=seed, device=device)
     code = Code(task=task, strategy=strategy, settings=settings, plan=plan)
     return Launch(code, watch=EvaluationCallback(on_evaluation)).go(run_dir)
 
@@ -116,12 +112,16 @@ def resume(
 
 
 class Launch:
-    """One start of a run. The command line makes it early, so that the nursery imports torch meanwhile."""
+    """One start of a run, of a task or of a script.
+
+    The command line makes it early, so that the nursery imports torch meanwhile.
+    """
 
     def __init__(
-        self, code: Code, local: LocalRun | None = None, commanded_at: float | None = None,
+        self, code: Code | ScriptCode, local: LocalRun | None = None, commanded_at: float | None = None,
         watch: EvaluationCallback | None = None,
     ) -> None:  # fmt: skip
+        """`local` is the nursery, if it was started early; `commanded_at` is in seconds since 1970."""
         self.code = code
         self.plan = code["plan"]
         self._strategy = code["strategy"]
@@ -134,50 +134,62 @@ class Launch:
 
     @chance_kept()
     def go(self, directory: str | Path | None, again: bool = False) -> Run:
+        """Train in `directory` (None: a new one under runs/), or go on `again` with the run that it holds."""
+        code = self.code
         try:
             if self._local is not None:
-                self._local.prepare({"task": self.code["task"], "strategy": self._strategy}, self._message())
-            task, layout = self._checked()
-            shipped = pack(self.code)
+                self._local.prepare(*self._messages())
+            built = None if "script" in code else self._checked(code["task"])  # a script's is checked where it joins
+            shipped = pack(code)
             path = Path(directory) if again and directory is not None else new_directory(directory)
             with hold(path) as lock:
-                snapshot = _last_snapshot(path, task, layout, self._strategy) if again else None
-                if snapshot is not None and self.plan.goal.keep:
-                    best.weights(path, layout)  # raises if they are damaged: nobody could say later what was best
-                if self._local is not None:
-                    del task  # the run's processes share another: they may have the memory of this one
-                    train = partial(attend, self._local, path, snapshot, lock, self.plan.progress, self._watch)
-                else:
-                    train = partial(self._run_here, task, layout, path, snapshot)
-                return self._run(path, shipped, again, train)
+                snapshot = self._last_snapshot(path, built) if again else None
+                run = Run(path, None if "script" in code else code["task"])
+                try:
+                    write_plan(path, code, shipped)
+                    if self._local is None:
+                        assert built is not None
+                        self._run_here(*built, path, snapshot)
+                    else:
+                        del built  # the run's processes share another: they may have the memory of this one
+                        attend(self._local, path, snapshot, lock, self.plan.progress, self._watch)
+                finally:
+                    finish(run, again)
+                return run
         finally:
             if self._local is not None:
                 self._local.close()
 
-    def _run(self, path: Path, shipped: bytes, again: bool, train: Callable[[], None]) -> Run:
-        run = Run(path, self.code["task"])
-        try:
-            write_plan(path, self.code, shipped)
-            train()
-        finally:
-            finish(run, again)
-        return run
+    def _messages(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """For the nursery: what is shipped by value, and the rest."""
+        code = self.code
+        rest = {"plan": self.plan, "commanded_at": self._commanded_at, "shared_memory": str(SHARED_MEMORY)}
+        if "script" in code:
+            own = {name: code[name] for name in ("script", "text", "arguments", "optimizer_chosen")}
+            return {"strategy": self._strategy}, {**rest, **own}
+        sources = Sources.now(code.get("file", ""), code.get("shipped"))
+        return {"task": code["task"], "strategy": self._strategy}, {**rest, "sources": sources}
 
-    def _checked(self) -> tuple[Task, Layout]:
+    def _checked(self, function: TaskFunction) -> tuple[Task, Layout]:
         check_optimizers(self._strategy.recipe())
         seed_everything(self.plan.seed)
-        task = check_task(self.code["task"]() if callable(self.code["task"]) else _not_a_function(self.code["task"]))
+        if not callable(function):
+            raise ValueError(f"task must be a function without arguments that builds a squall.Task: it is {function!r}")
+        task = check_task(function())
         return task, check_together(self.plan, self._strategy, task)
 
-    # ------------------------------------------------------------ in processes
-
-    def _message(self) -> dict[str, Any]:
-        return {
-            "plan": self.plan, "commanded_at": self._commanded_at, "shared_memory": str(SHARED_MEMORY),
-            "sources": Sources.now(self.code.get("file", ""), self.code.get("shipped")),
-        }  # fmt: skip
-
-    # ------------------------------------------------------------ in this process
+    def _last_snapshot(self, path: Path, built: tuple[Task, Layout] | None) -> int | None:
+        """The snapshot to go on from; None starts from the beginning, because the run died before its first."""
+        snapshots = Snapshots(path)
+        number = snapshots.newest()
+        if number is not None and built is not None:
+            task, layout = built
+            manifest = snapshots.check(number, layout)
+            manifest.check_optimizer(state_name(self._strategy.recipe()))
+            manifest.check_examples(task.examples)
+            if self.plan.goal.keep:
+                best.weights(path, layout)  # raises if they are damaged: nobody could say later what was best
+        return number
 
     def _run_here(self, task: Task, layout: Layout, path: Path, snapshot: int | None) -> None:
         restored = Snapshots(path).restore(snapshot, layout) if snapshot is not None else None
@@ -198,18 +210,3 @@ class Launch:
         finally:
             torch.set_num_threads(threads)
         raise_for(end, path, self._watch)
-
-
-def _not_a_function(task: object) -> Task:
-    raise ValueError(f"task must be a function without arguments that builds a squall.Task: it is {task!r}")
-
-
-def _last_snapshot(path: Path, task: Task, layout: Layout, strategy: Strategy) -> int | None:
-    """The snapshot to go on from; None starts from the beginning, because the run died before its first."""
-    snapshots = Snapshots(path)
-    number = snapshots.newest()
-    if number is not None:
-        manifest = snapshots.check(number, layout)
-        manifest.check_optimizer(state_name(strategy.recipe()))
-        manifest.check_examples(task.examples)
-    return number

@@ -11,7 +11,7 @@ import pytest
 from msgspec import UNSET
 
 import squall
-from squall.plan import make_plan
+from squall.plan import Aims, make_plan
 from squall.protocol import messages
 from squall.protocol.nodes import Node
 from squall.protocol.notes import BatchLeftOut, LeaseEnded, TrainingBegan, WeightsMeasured
@@ -39,7 +39,7 @@ def resumed(run_dir: Path) -> Callable[..., Job]:
         record.add(ProgressRow(0.0, 0, 10, 1, 1.0, 0.0, 0.0, 0, 0))
     strategy, task = squall.Downpour(replicas=1, shards=2), regression(examples=100, batch_size=10)()
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-    plan = make_plan(strategy, INLINE, epochs=2, steps=None, until=None, seed=0, device="cpu")
+    plan = make_plan(strategy, INLINE, Aims(epochs=2))
     ledger = {
         "examples": 100, "cursor": 50, "trained": 20, "next_id": 1, "remaining": [[0, 20, 50]],
         "held": {"0": [0, 0, 20, 50, 0]},

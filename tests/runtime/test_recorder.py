@@ -14,7 +14,7 @@ from msgspec import UNSET
 from torch import Tensor, nn
 
 import squall
-from squall.plan import make_plan
+from squall.plan import Aims, make_plan
 from squall.protocol.effects import End, PublishSnapshot
 from squall.protocol.events import Event
 from squall.protocol.leases import Leases, Limits
@@ -142,7 +142,7 @@ def test_the_last_snapshot_finds_all_that_it_holds_in_the_record(
     """A run that is killed behind it has no other rows of what was not reported: a resume takes it at its word."""
     run_dir.mkdir()
     strategy, task = squall.Downpour(replicas=1), regression(examples=400)()
-    plan = make_plan(strategy, INLINE, epochs=1, steps=None, until=None, seed=0, device="cpu")
+    plan = make_plan(strategy, INLINE, Aims(epochs=1))
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     host = CoordinatorHost(private_job(plan, strategy, task, layout, run_dir, 0.0), Nobody())
     found = []

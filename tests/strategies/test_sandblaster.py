@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import squall
 from squall.launchers.inline import InlineRun
-from squall.plan import check_together, make_plan
+from squall.plan import Aims, check_together, make_plan
 from squall.protocol.check import check
 from squall.protocol.effects import Send, Transmit
 from squall.protocol.events import StopRequested
@@ -321,7 +321,7 @@ class World:
         step_s: Callable[[Node], float] | None = None, network: Network | None = None, seed: int = 0,
         snapshot: int | None = None,
     ) -> None:  # fmt: skip
-        plan = make_plan(strategy, INLINE, epochs=None, steps=steps, until=None, seed=0, device="cpu")
+        plan = make_plan(strategy, INLINE, Aims(steps=steps))
         torch.manual_seed(0)
         built = task()
         layout = check_together(plan, strategy, built)

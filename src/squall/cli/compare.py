@@ -36,17 +36,15 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 
 
 def _compare(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
-    from squall.cli.strategies import named_strategies, settings_of
+    from squall.cli.strategies import aims_of, named_strategies, settings_of
     from squall.compare import compare
     from squall.usercode.task_file import load_task
 
     loaded = load_task(options.file)
-    limited = any(x is not None for x in (options.epochs, options.steps, options.until, options.seconds))
-    settings = settings_of(options)
     found = compare(
-        loaded.function, named_strategies(options, loaded.strategies),
-        epochs=options.epochs if limited else loaded.epochs, steps=options.steps, until=options.until,
-        seeds=options.seeds, seed=options.seed, device=options.device, run_dir=options.run_dir, settings=settings,
+        loaded.function, named_strategies(options, loaded.strategies), **aims_of(options, loaded.epochs),
+        seeds=options.seeds, seed=options.seed, device=options.device, run_dir=options.run_dir,
+        settings=settings_of(options),
     )  # fmt: skip
     if options.json:
         return 0, json.dumps(found.to_json_dict()) + "\n"

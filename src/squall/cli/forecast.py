@@ -41,23 +41,17 @@ def simulate_file(options: argparse.Namespace) -> tuple[int, str]:
         raise ValueError("name the file whose task is to be simulated: squall simulate FILE --cluster cluster.toml")
     if options.cluster is None:
         raise ValueError(f"name the cluster: --cluster cluster.toml; `squall measure {options.file}` writes one")
-    from squall.cli.strategies import build_strategy
-    from squall.plan import Settings
+    from squall.cli.strategies import aims_of, build_strategy, settings_of
     from squall.sim.cluster.model import Cluster
     from squall.sim.cluster.simulate import simulate
     from squall.usercode.task_file import load_task
 
     cluster = Cluster.load(options.cluster)
     loaded = load_task(options.file)
-    limited = any(x is not None for x in (options.epochs, options.steps, options.until, options.seconds))
-    settings = Settings(
-        seconds=options.seconds, evaluate_every_s=options.evaluate_every_s, snapshot_every_s=options.snapshot_every_s,
-        slow=options.slow,
-    )  # fmt: skip
     found = simulate(
         loaded.function, build_strategy(options, loaded.strategies), cluster, gradients=options.gradients,
-        epochs=options.epochs if limited else loaded.epochs, steps=options.steps, until=options.until,
-        seed=options.seed, run_dir=options.run_dir, settings=settings, watch=_shown(options.json),
+        **aims_of(options, loaded.epochs), seed=options.seed, run_dir=options.run_dir, settings=settings_of(options),
+        watch=_shown(options.json),
     )  # fmt: skip
     status = {"finished": 0, "interrupted": 130}.get(found.status, 1)
     if options.json:

@@ -37,7 +37,6 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 
 
 def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from squall.script import resumed_script, run_script
     from squall.train import Launch
     from squall.usercode.rereading import code_again, resumed_code
 
@@ -46,16 +45,15 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
     changes = {n: getattr(options, n) for n in ("replicas", "shards") if getattr(options, n) is not None}
     limits = {n: getattr(options, n) for n in LIMITS if getattr(options, n) is not None}
     strategy = _changed(old["strategy"], changes)
-    if "script" in old:
+    scripted = "script" in old
+    if scripted:
         if {"epochs", "steps"} & set(limits):
             raise ValueError("how much a script trains it says itself, to session.batches: leave --epochs, --steps out")
         if options.keep_best is not None:
             raise ValueError(f"leave --keep-best out: {SAVES_ITSELF}")
-        script = resumed_script(old, strategy, options.until, options.patience)
-        run = run_script(script, path, local=local, commanded_at=commanded_at, again=True)
-    else:
-        code = resumed_code(old, strategy, None, **limits)
-        run = Launch(code, local, commanded_at).go(path, again=True)
+    code = resumed_code(old, strategy, None, **limits)
+    run = Launch(code, local, commanded_at).go(path, again=True)
+    if not scripted:
         sys.stderr.write(_of_before(run, code["plan"], limits))
     return summarized(run, options.json)
 

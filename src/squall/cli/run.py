@@ -51,15 +51,24 @@ def before_script(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from squall.cli.strategies import build_strategy, settings_of
-    from squall.script import run_script, script_code
+    from squall.cli.strategies import aims_of, build_strategy, settings_of
+    from squall.plan import Aims
+    from squall.run import ScriptCode
+    from squall.script import script_plan
+    from squall.train import Launch
+    from squall.usercode.sources import read
 
-    if options.keep_best is not None:
-        raise ValueError(f"--keep-best {options.keep_best} is for `squall train`: {SAVES_ITSELF}")
+    aims = Aims(**aims_of(options))
+    if aims.keep_best is not None:
+        raise ValueError(f"--keep-best {aims.keep_best} is for `squall train`: {SAVES_ITSELF}")
     chosen = any(getattr(options, name) is not None for name in ("optimizer", "lr", "momentum", "weight_decay"))
-    code = script_code(
-        Path(options.script), options.arguments, build_strategy(options, ()), settings_of(options),
-        optimizer_chosen=chosen, seed=options.seed, device=options.device, until=options.until,
-        patience=options.patience,
+    strategy, settings = build_strategy(options, ()), settings_of(options)
+    text = read(options.script)
+    if text is None:
+        raise ValueError(f"{options.script} is no file: give the Python script that calls squall.join")
+    code = ScriptCode(
+        script=Path(options.script).resolve(), text=text, arguments=options.arguments, strategy=strategy,
+        settings=settings, plan=script_plan(strategy, settings, aims, seed=options.seed, device=options.device),
+        optimizer_chosen=chosen,
     )  # fmt: skip
-    return summarized(run_script(code, options.run_dir, local=local, commanded_at=commanded_at), as_json=False)
+    return summarized(Launch(code, local, commanded_at).go(options.run_dir), as_json=False)

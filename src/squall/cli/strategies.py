@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from squall.plan import Settings
+from squall.plan import Aims, Settings
 from squall.strategies import STRATEGIES, Strategy
 from squall.task import OptimizerFactory
 
@@ -214,14 +214,16 @@ def _check_taken(kind: Any, given: dict[str, float]) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    return Settings(
-        launcher=options.launcher,
-        threads=options.threads,
-        shard_threads=options.shard_threads,
-        seconds=options.seconds,
-        evaluate_every_s=options.evaluate_every_s,
-        snapshot_every_s=options.snapshot_every_s,
-        keep_schedule=options.keep_schedule,
-        progress=not (options.quiet or options.json),
-        slow=options.slow,
-    )
+    """Settings that a command has no flag for are the usual ones."""
+    given = {
+        field.name: getattr(options, field.name) for field in dataclasses.fields(Settings) if field.name in options
+    }
+    return Settings(**given, progress=not (options.json or getattr(options, "quiet", False)))
+
+
+def aims_of(options: argparse.Namespace, epochs: int | None = None) -> dict[str, Any]:
+    """The flags that are fields of `Aims`; the file's `epochs` where none of them, nor --seconds, ends the run."""
+    aims = {field.name: getattr(options, field.name) for field in dataclasses.fields(Aims) if field.name in options}
+    if options.seconds is None and not any(value is not None for name, value in aims.items() if name != "keep_best"):
+        aims["epochs"] = epochs
+    return aims

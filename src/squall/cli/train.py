@@ -34,8 +34,8 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 
 
 def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    from squall.cli.strategies import build_strategy, settings_of
-    from squall.plan import make_plan
+    from squall.cli.strategies import aims_of, build_strategy, settings_of
+    from squall.plan import Aims, make_plan
     from squall.run import Code
     from squall.train import Launch
     from squall.usercode.task_file import load_task
@@ -43,12 +43,7 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
     loaded = load_task(options.file)
     strategy = build_strategy(options, loaded.strategies)
     settings = settings_of(options)
-    limits = (options.epochs, options.steps, options.until, options.seconds, options.patience)
-    limited = any(limit is not None for limit in limits)
-    plan = make_plan(
-        strategy, settings, epochs=options.epochs if limited else loaded.epochs, steps=options.steps,
-        until=options.until, seed=options.seed, device=options.device, keep_best=options.keep_best,
-        patience=options.patience,
-    )  # fmt: skip
+    aims = Aims(**aims_of(options, loaded.epochs))
+    plan = make_plan(strategy, settings, aims, seed=options.seed, device=options.device)
     code = Code(task=loaded.function, strategy=strategy, settings=settings, plan=plan, file=loaded.file)
     return summarized(Launch(code, local, commanded_at).go(options.run_dir), options.json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ from squall.launchers.environment import is_script
 from squall.plan import SIMULATED, Settings, make_plan
 from squall.report import Reader
 from squall.run import Code, ScriptCode, TaskFunction, load_code, load_sources
+from squall.script import script_plan
 from squall.strategies import Strategy
 from squall.usercode.sources import changes, read
 from squall.usercode.task_file import load_task
@@ -69,16 +71,16 @@ def _task_again(directory: Path, task: TaskFunction | str | None) -> Code:
     return code
 
 
-def resumed_code(code: Code, strategy: Strategy | None, settings: Settings | None, **limits: Any) -> Code:
+def resumed_code(
+    code: Code | ScriptCode, strategy: Strategy | None, settings: Settings | None, **aims: Any
+) -> Code | ScriptCode:  # fmt: skip
     """What `resume` will run: the run's own code, with what is to be different put in."""
     old = code["plan"]
     if old.launcher == SIMULATED:
         raise ValueError("this is a simulated run, on a cluster that is not here: simulate it anew, with other limits")
-    until = f"{old.until[0]}={old.until[1]}" if old.until is not None else None
-    limits = {
-        "epochs": old.epochs, "steps": old.steps, "until": until, "keep_best": old.keep_best,
-        "patience": old.patience, **limits,
-    }  # fmt: skip
-    strategy, settings = strategy or code["strategy"], settings or code["settings"]
-    plan = make_plan(strategy, settings, **limits, seed=old.seed, device=old.device)
-    return {**code, "strategy": strategy, "settings": settings, "plan": plan}
+    changed = code.copy()
+    changed["strategy"] = strategy or code["strategy"]
+    changed["settings"] = settings or code["settings"]
+    make, wanted = script_plan if "script" in code else make_plan, dataclasses.replace(old.aims, **aims)
+    changed["plan"] = make(changed["strategy"], changed["settings"], wanted, seed=old.seed, device=old.device)
+    return changed

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.role_processes import SPIN_S, run_role
-from squall.plan import Settings, make_plan
+from squall.plan import Aims, Settings, make_plan
 from squall.protocol.effects import Compute, Effect
 from squall.protocol.events import Event, GradientComputed
 from squall.protocol.nodes import COORDINATOR, Node
@@ -67,7 +67,7 @@ def _job(elements: int, optimizer: OptimizerFactory, directory: Path) -> Job:
         model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1
     )  # fmt: skip
     settings = Settings(threads=1, snapshot_every_s=None, progress=False)
-    plan = make_plan(strategy, settings, epochs=ENDLESS, steps=None, until=None, seed=0, device="cpu")
+    plan = make_plan(strategy, settings, Aims(epochs=ENDLESS))
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     arena = Arena.create(arena_shape(layout, strategy.recipe()), directory)
     arena.gradient(0, 0).normal_()

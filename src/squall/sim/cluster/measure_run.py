@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.inline import LoneChannel
 from squall.launchers.role_processes import SPIN_S, make_host
-from squall.plan import Settings, make_plan
+from squall.plan import Aims, Settings, make_plan
 from squall.protocol.effects import Apply, Compute, Effect, Expect
 from squall.protocol.events import Event
 from squall.protocol.nodes import COORDINATOR, Node
@@ -109,7 +109,7 @@ def single(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int
 def _job(task: Task, layout: Layout, strategy: Strategy, threads: int) -> Job:
     """Without a directory yet, and without evaluations."""
     settings = Settings(threads=threads, snapshot_every_s=None, progress=False)
-    plan = make_plan(strategy, settings, epochs=ENDLESS, steps=None, until=None, seed=0, device="cpu")
+    plan = make_plan(strategy, settings, Aims(epochs=ENDLESS))
     return private_job(plan, strategy, dataclasses.replace(task, validate=None), layout, Path(), time.time())
 
 

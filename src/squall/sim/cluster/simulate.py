@@ -19,7 +19,7 @@ import torch
 
 from squall.attending import finish
 from squall.launchers.inline import LoneChannel, own_host
-from squall.plan import SIMULATED, Plan, Settings, check_together, make_plan, strategy_name
+from squall.plan import SIMULATED, Aims, Plan, Settings, check_together, make_plan, strategy_name
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import Compute, End, UseWeights
 from squall.protocol.events import GradientComputed
@@ -107,8 +107,8 @@ def simulate(
     if not real and not isinstance(strategy.recipe().work, Loop):
         raise ValueError(f"{type(strategy).__name__} decides by what it computes: use gradients='real'")
     settings = dataclasses.replace(settings or Settings(), launcher="inline", progress=False)
-    plan = make_plan(strategy, settings, epochs=epochs, steps=steps, until=until, seed=seed, device="cpu",
-                     keep_best=keep_best, patience=patience)  # fmt: skip
+    aims = Aims(epochs=epochs, steps=steps, until=until, keep_best=keep_best, patience=patience)
+    plan = make_plan(strategy, settings, aims, seed=seed)
     check_optimizers(strategy.recipe())
     seed_everything(seed)
     built = check_task(task())

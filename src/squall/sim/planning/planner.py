@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from squall.plan import Settings, check_together, make_plan
+from squall.plan import Aims, Settings, check_together, make_plan
 from squall.report.words import clock, rate_text
 from squall.run import TaskFunction, new_directory
 from squall.runtime.job import private_job
@@ -114,9 +114,7 @@ def _check(
     target = None
     for candidate in {candidate.name: candidate for candidate in candidates}.values():
         settings = Settings(launcher="inline", seconds=seconds)
-        plan = make_plan(
-            candidate.strategy, settings, epochs=None, steps=None, until=until, seed=seed, device="cpu"
-        )  # fmt: skip
+        plan = make_plan(candidate.strategy, settings, Aims(until=until), seed=seed)
         check_optimizers(candidate.recipe)
         check_together(plan, candidate.strategy, task)
         target = plan.until
@@ -128,7 +126,7 @@ def _timed(cluster: Cluster, task: Task, candidate: Candidate, seed: int) -> Clu
     if cluster.measured:
         return cluster
     settings = Settings(launcher="inline", threads=1)
-    plan = make_plan(candidate.strategy, settings, epochs=None, steps=None, until=None, seed=seed, device="cpu")
+    plan = make_plan(candidate.strategy, settings, seed=seed)
     layout = check_together(plan, candidate.strategy, task)
     own_s = own_step_s(private_job(plan, candidate.strategy, task, layout, Path(), time.time()))
     machines = (dataclasses.replace(kind, step_s=cluster.step_s(kind, own_s)) for kind in cluster.machines)
