@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import squall
-from squall.run import Run, TaskFunction
+from squall.run import Run
+from squall.task import TaskFunction
 from tests import deep, warm
 from tests.tasks import INLINE
 

@@ -12,12 +12,14 @@ from torch import nn
 import squall
 from squall.launchers.inline import InlineRun
 from squall.plan import Aims, check_together, make_plan
-from squall.run import Code, Run, TaskFunction, write_plan
+from squall.run import Run
 from squall.runtime import attempts
 from squall.runtime.job import private_job
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.wire import Network
+from squall.task import TaskFunction
+from squall.usercode.kept import Code, write_plan
 from tests.tasks import Noisy, regression
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import squall
-from squall.run import Run, TaskFunction
+from squall.run import Run
 from squall.runtime.seeds import epoch_order
 from squall.runtime.snapshot import Restored, Snapshots
+from squall.task import TaskFunction
 from squall.vector import Layout
 
 INLINE = squall.Settings(launcher="inline", threads=1, progress=False)

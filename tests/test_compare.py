@@ -14,7 +14,7 @@ import torch
 import squall
 from squall.cli import main
 from squall.compare import compare
-from squall.run import TaskFunction
+from squall.task import TaskFunction
 from tests.tasks import INLINE, mean_square, numbers, regression
 
 SGD = partial(torch.optim.SGD, lr=0.05)

@@ -17,7 +17,8 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
 import squall
-from squall.run import Run, TaskFunction
+from squall.run import Run
+from squall.task import TaskFunction
 from tests import deep
 from tests.tasks import LOCAL, Noisy, assert_same, by_hand, difference, plain, regression, snapshot
 

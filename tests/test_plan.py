@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import squall
 from squall.plan import Aims, Plan, Settings, check_together, make_plan, versions
-from squall.run import TaskFunction
+from squall.task import TaskFunction
 from tests.tasks import numbers, regression
 
 SGD = partial(torch.optim.SGD, lr=0.1)

@@ -15,9 +15,10 @@ from squall.launchers.local import LocalRun
 from squall.protocol.effects import End
 from squall.record.writer import settle
 from squall.report import ProgressViewer, Viewer, Viewers, prepare_report
-from squall.run import Run, load_sources
+from squall.run import Run
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.snapshot import Snapshots
+from squall.usercode.kept import load_sources
 
 POLL_S = 0.1
 PREPARE_REPORT_AFTER_S = 5.0  # in a short run it would only take time from the training

@@ -11,13 +11,13 @@ import msgspec
 
 from squall.plan import Aims, Plan, Settings, check_together, default_threads, make_plan, timed
 from squall.report.comparison import ComparedRun, Comparison
-from squall.run import TaskFunction, new_directory
+from squall.run import new_directory
 from squall.runtime.job import private_job
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.simulate import own_step_s
 from squall.strategies import Strategy
-from squall.task import Task, check_task
+from squall.task import Task, TaskFunction, check_task
 from squall.train import fit
 from squall.vector import Layout
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -17,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from squall.metrics import Metric, check_metrics
-from squall.runtime.seeds import listed
+from squall.runtime.seeds import chance_kept, listed
 
 Batch = Any  # whatever the dataset's collated items are
 OptimizerFactory = Callable[..., Optimizer]  # called with a list of param groups, as `torch.optim.SGD` is
@@ -87,6 +85,7 @@ class Task:
         return groups
 
 
+TaskFunction = Callable[[], Task]
 OWN_LOADER_ARGUMENTS = ("batch_size", "shuffle", "sampler", "batch_sampler")
 
 
@@ -235,9 +234,9 @@ def _untouched(model: nn.Module) -> Iterator[None]:
     tensors = [*model.parameters(), *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
     modes = [(module, module.training, dict(module._buffers)) for module in model.modules()]
-    chance = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
-        yield
+        with chance_kept(gpus_too=False):
+            yield
     finally:
         with torch.no_grad():
             for tensor, value in zip(tensors, values):
@@ -245,6 +244,3 @@ def _untouched(model: nn.Module) -> Iterator[None]:
         for module, mode, buffers in modes:
             module.training = mode
             module._buffers.update(buffers)
-        torch.set_rng_state(chance[0])
-        np.random.set_state(chance[1])
-        random.setstate(chance[2])

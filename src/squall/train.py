@@ -13,7 +13,7 @@ from squall.evaluation_callback import EvaluationCallback, OnEvaluation
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
 from squall.plan import Aims, Settings, check_together, make_plan, timed
-from squall.run import Code, Run, ScriptCode, TaskFunction, new_directory, write_plan
+from squall.run import Run, new_directory
 from squall.runtime import attempts, best
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.job import private_job
@@ -23,9 +23,9 @@ from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
 from squall.strategies import Strategy
-from squall.task import Task, check_task
+from squall.task import Task, TaskFunction, check_task
+from squall.usercode.kept import Code, ScriptCode, pack, write_plan
 from squall.usercode.rereading import code_again, resumed_code
-from squall.usercode.shipping import pack
 from squall.usercode.sources import Sources
 from squall.vector import Layout
 

@@ -21,10 +21,11 @@ from torch.utils.data import TensorDataset
 
 import squall
 from squall.cli import main
-from squall.run import Run, load_code, write_plan
+from squall.run import Run
 from squall.runtime import recording
 from squall.runtime.schedule import BEGIN, COMPUTED, FORMAT, HEAD, ScheduleWriter
 from squall.runtime.seeds import epoch_order
+from squall.usercode.kept import load_code, write_plan
 from tests.rehearsal import NOISY, assert_replays, normalized, rehearse, same
 from tests.tasks import INLINE, Noisy, mean_square, numbers, regression
 

@@ -17,7 +17,6 @@ import squall
 from squall.protocol.effects import Term
 from squall.protocol.messages import Factors
 from squall.protocol.nodes import Node
-from squall.run import TaskFunction
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.job import initial_vector
 from squall.runtime.optimizers import build_optimizer
@@ -25,6 +24,7 @@ from squall.runtime.snapshot import Manifest, Restored, Snapshots
 from squall.runtime.store import Store
 from squall.strategies import Recipe
 from squall.strategies.work import Loop, Update
+from squall.task import TaskFunction
 from squall.vector import Layout
 from tests.tasks import regression
 

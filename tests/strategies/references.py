@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from squall.run import TaskFunction
 from squall.runtime.seeds import epoch_order
 from squall.runtime.store import turn
+from squall.task import TaskFunction
 from squall.vector import Layout
 
 # own weights, the shards', share of a whole push -> both, afterwards

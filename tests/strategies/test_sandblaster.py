@@ -29,10 +29,11 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.sandblaster.messages import Calculation, Portion
 from squall.record.rows import EventRow, MetricRow, ProgressRow
 from squall.report import Reader
-from squall.run import Run, TaskFunction
+from squall.run import Run
 from squall.runtime.job import private_job
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.wire import Network
+from squall.task import TaskFunction
 from tests import deep
 from tests.tasks import INLINE, mean_square, numbers, regression
 

@@ -12,7 +12,8 @@ import pytest
 
 import squall
 from squall.cli import main
-from squall.run import Run, load_code
+from squall.run import Run
+from squall.usercode.kept import load_code
 from tests import deep
 from tests.tasks import numbers, regression
 from tests.warm import squall as squall_process

@@ -19,7 +19,6 @@ from squall.replaying.findings import Observer
 from squall.replaying.replay import Replay
 from squall.replaying.replayed import Replayed
 from squall.replaying.scripts import ScriptStage, Strayed, on_stage
-from squall.run import Code, ScriptCode, load_code, load_sources
 from squall.runtime import attempts
 from squall.runtime import replay_starts as cuts
 from squall.runtime.attempts import Start, surroundings
@@ -30,6 +29,7 @@ from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots, put_together
 from squall.strategies import Strategy
 from squall.task import Task
+from squall.usercode.kept import Code, ScriptCode, load_code, load_sources
 from squall.usercode.sources import changes
 from squall.vector import Layout
 

@@ -36,7 +36,6 @@ from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import NonFiniteBatch
 from squall.replaying.script_replica import Began, Examine, LoopEnded, ReplaySide
-from squall.run import ScriptCode
 from squall.runtime.driver import QuietHost
 from squall.runtime.job import Job
 from squall.runtime.processes import die_with_parent
@@ -44,6 +43,7 @@ from squall.session.joined import Counted, joined_task
 from squall.session.side import Side
 from squall.strategies import Strategy
 from squall.task import OptimizerFactory, Task
+from squall.usercode.kept import ScriptCode
 
 
 class Strayed(Exception):

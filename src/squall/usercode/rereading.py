@@ -11,9 +11,10 @@ from typing import Any, cast
 from squall.launchers.environment import is_script
 from squall.plan import SIMULATED, Settings, make_plan
 from squall.report import Reader
-from squall.run import Code, ScriptCode, TaskFunction, load_code, load_sources
 from squall.script import script_plan
 from squall.strategies import Strategy
+from squall.task import TaskFunction
+from squall.usercode.kept import Code, ScriptCode, load_code, load_sources
 from squall.usercode.sources import changes, read
 from squall.usercode.task_file import load_task
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from squall.launchers.control_pipe import ControlPipe
-from squall.run import TaskFunction
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.seeds import chance_kept, seed_everything
@@ -32,7 +31,7 @@ from squall.sim.cluster.parts import Machine, Overhead
 from squall.sim.cluster.quiet import BUSY, Turn, calmest, in_turns, others_in, quickest, times_of
 from squall.strategies import Downpour, Strategy
 from squall.strategies.work import Loop
-from squall.task import OptimizerFactory, check_task
+from squall.task import OptimizerFactory, TaskFunction, check_task
 from squall.vector import Layout
 
 SIZES = (1_000, 100_000, 1_000_000, 10_000_000)  # elements of an exchange; and the model's own

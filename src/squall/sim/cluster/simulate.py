@@ -26,7 +26,7 @@ from squall.protocol.events import GradientComputed
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.run import Code, Run, TaskFunction, new_directory, write_plan
+from squall.run import Run, new_directory
 from squall.runtime import attempts
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.driver import Host
@@ -48,7 +48,8 @@ from squall.sim.cluster.rehearsal import Member, Rehearsal
 from squall.sim.cluster.without_numbers import HostWithoutNumbers, Timed
 from squall.strategies import SingleProcess, Strategy
 from squall.strategies.work import Loop
-from squall.task import Task, check_task
+from squall.task import Task, TaskFunction, check_task
+from squall.usercode.kept import Code, write_plan
 from squall.vector import Layout
 
 GRADIENTS = ("real", "none")

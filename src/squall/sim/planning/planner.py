@@ -18,7 +18,7 @@ from pathlib import Path
 
 from squall.plan import Aims, Settings, check_together, make_plan
 from squall.report.words import clock, rate_text
-from squall.run import TaskFunction, new_directory
+from squall.run import new_directory
 from squall.runtime.job import private_job
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.seeds import chance_kept, seed_everything
@@ -33,7 +33,7 @@ from squall.sim.planning.ranking import Ranking, ranked
 from squall.sim.planning.speed import speed_of
 from squall.sim.planning.survival import survival_of
 from squall.strategies import Strategy
-from squall.task import Task, check_task
+from squall.task import Task, TaskFunction, check_task
 
 EPOCHS = 50  # a trial's limit without `seconds`, until a first one has reached the target
 SLOWER = 3.0  # a trial ends when it has taken so many times as long as the best one to the target
