@@ -151,8 +151,8 @@ def mistaken(monkeypatch: pytest.MonkeyPatch) -> soak.Verdict:
     leave = Replica._leave
 
     def without_pushing(replica: Replica, now: float, effects: list[object]) -> None:
-        if not replica._flight.missing:
-            replica._reports.covers += replica._gathered.covers
+        if not replica._exchanges.missing:
+            replica._reports.covers += replica._exchanges.gathered.covers
             leave(replica, effects)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Replica, "_finish", without_pushing)

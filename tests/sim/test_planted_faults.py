@@ -26,9 +26,10 @@ from squall.protocol.membership import Membership
 from squall.protocol.messages import Cover, Evaluated, Exchange, Exchanged, ViewSeen, covered
 from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded
+from squall.protocol.pushed_work import PushedWork
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.protocol.replica import Replica
-from squall.protocol.report_sums import PushedWork
+from squall.protocol.replica_exchanges import ReplicaExchanges
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.messages import Calculation
 from squall.protocol.sandblaster.portions import Portions
@@ -299,19 +300,19 @@ def one_checksum_for_all(original: Any, snapshots: SnapshotRounds, shard: Node, 
 
 def one_buffer(original: Any, replica: Replica, *given: Any, **named: Any) -> None:
     original(replica, *given, **named)
-    replica._gradient = 0
+    replica._exchanges._gradient = 0
 
 
 def rhythm_lost(original: Any, replica: Replica, *given: Any, fetch: bool, **named: Any) -> None:
     original(replica, *given, fetch=fetch, **named)
     if fetch:
-        replica._since_fetch = 0
+        replica._exchanges.since_fetch = 0
 
 
 def older_weights_will_do(original: Any, replica: Replica, *given: Any) -> None:
-    flight = replica._flight
-    newest = max(answer.clock for answer in flight._answers if answer is not None)
-    flight._answers = [answer and msgspec.structs.replace(answer, clock=newest) for answer in flight._answers]
+    exchanges = replica._exchanges
+    newest = max(answer.clock for answer in exchanges._answers if answer is not None)
+    exchanges._answers = [answer and msgspec.structs.replace(answer, clock=newest) for answer in exchanges._answers]
     original(replica, *given)
 
 
@@ -322,8 +323,8 @@ def rates_of_the_first_batch(original: Any, work: PushedWork, *batch: Any) -> Pu
 
 def given_up_as_done(original: Any, replica: Replica, event: Event, now: float) -> list[Effect]:
     if isinstance(event, LoopLeft) and replica._batch is not None:
-        replica._gathered = replica._gathered.and_none_of(Cover(replica._batch.lease, replica._batch.stop))
-        replica._since_push += 1
+        exchanges, cover = replica._exchanges, Cover(replica._batch.lease, replica._batch.stop)
+        exchanges.gather(exchanges.gathered.and_none_of(cover))
     effects: list[Effect] = original(replica, event, now)
     return effects
 
@@ -332,13 +333,13 @@ def skips_kept_secret(original: Any, replica: Replica, effects: list[Effect]) ->
     replica._on_skipped(0.0, effects)
 
 
-def added_to_what_was_pushed(original: Any, replica: Replica, batch: Any) -> Any:
-    return msgspec.structs.replace(original(replica, batch), accumulate=replica._since_push > 0)
+def added_to_what_was_pushed(original: Any, exchanges: ReplicaExchanges, batch: Any) -> Any:
+    return msgspec.structs.replace(original(exchanges, batch), accumulate=exchanges.since_push > 0)
 
 
 def told_after_one_shard(original: Any, replica: Replica, event: Event, now: float) -> list[Effect]:
     told: list[Effect] = []
-    pushed = replica._flight.work.covers
+    pushed = replica._exchanges.pushed.covers
     if (
         isinstance(event, MessageArrived)
         and isinstance(event.message, Exchanged)
@@ -362,7 +363,7 @@ def labelled_by_the_ledger(original: Any, coordinator: Coordinator, message: Eva
 def every_batch_counted(original: Any, replica: Replica, *given: Any) -> None:
     """Also one that moves the shards' weights only."""
     original(replica, *given)
-    replica._held += replica._hand.batch_size
+    replica._exchanges.examples += replica._hand.batch_size
 
 
 def every_evaluation_counted(original: Any, shard: BatchShard, message: Calculation, effects: list[Effect]) -> None:
@@ -481,7 +482,7 @@ PLANTED: dict[str, Planted] = {
     "nobody is told of a batch that a loop leaves out": Planted(wrapped(Replica, "_skip", skips_kept_secret), 40, "I1"),
     "the batch that a loop gives up counts as trained": Planted(wrapped(Replica, "on", given_up_as_done), 100, "I1"),
     "what follows a batch that is left out is added to the last push": Planted(
-        wrapped(Replica, "_compute_effect", added_to_what_was_pushed), 40, "I2", of="downpour, push 4"),
+        wrapped(ReplicaExchanges, "computation", added_to_what_was_pushed), 40, "I2", of="downpour, push 4"),
     "a further step on a batch is acknowledged and not applied": Planted(
         wrapped(Shard, "_apply_each", first_steps_alone), 40, "I1", of="downpour"),
     "a portion counts as often as it is computed": Planted(

@@ -39,7 +39,7 @@ def check(machine: Machine | Leases) -> None:
             elif isinstance(machine, BatchCoordinator) and machine.portions is not None:
                 _raise_for(machine.portions, _portions(machine.portions))
         case Replica():
-            _raise_for(machine, _replica(machine))
+            _raise_for(machine, _replica(machine), machine._exchanges)
         case Shard():
             _raise_for(machine, _shard(machine))
         case Evaluator():
@@ -50,13 +50,14 @@ def check(machine: Machine | Leases) -> None:
             _raise_for(machine, _batch_replica(machine))
 
 
-def _raise_for(subject: object, claims: Iterator[Claim]) -> None:
+def _raise_for(subject: object, claims: Iterator[Claim], *parts: object) -> None:
     broken = [text for holds, text in claims if not holds]
     if broken:
-        name = str(getattr(subject, "node", type(subject).__name__))
-        names = getattr(type(subject), "__slots__", None) or vars(subject)
-        state = "".join(f"\n    {name} = {getattr(subject, name)!r}" for name in names)
-        raise AssertionError(f"{name}: {'; '.join(broken)}{state}")
+        state = ""
+        for each in (subject, *parts):
+            names = getattr(type(each), "__slots__", None) or vars(each)
+            state += "".join(f"\n    {name} = {getattr(each, name)!r}" for name in names)
+        raise AssertionError(f"{getattr(subject, 'node', type(subject).__name__)}: {'; '.join(broken)}{state}")
 
 
 def _leases(leases: Leases) -> Iterator[Claim]:
@@ -98,20 +99,20 @@ def _lease_coordinator(coordinator: LoopCoordinator) -> Iterator[Claim]:
 
 
 def _replica(replica: Replica) -> Iterator[Claim]:
-    flight = replica._flight
-    exchanging = flight.missing > 0
-    yield flight._answers.count(None) == flight.missing, "missing answers are counted"
-    yield replica.clock is not None or (not exchanging and replica._batch is None), "nothing happens before Welcome"
-    yield exchanging or (flight.fetching < 0 and not flight.work.covers), "a push or fetch under way is awaited"
+    exchanges = replica._exchanges
+    exchanging = exchanges.missing > 0
+    yield exchanges._answers.count(None) == exchanges.missing, "missing answers are counted"
+    yield exchanges.clock >= 0 or (not exchanging and replica._batch is None), "nothing happens before Welcome"
+    yield exchanging or (exchanges._fetching < 0 and not exchanges.pushed.covers), "an exchange under way is awaited"
     alone = not replica.cadence.overlap and not replica._retried and not replica._stepped
     yield not (exchanging and replica._batch is not None and alone), "without overlap it computes or exchanges"
     computing = replica._batch is not None and not replica._retried and not replica._stepped
-    yield not computing or flight.fetching != replica._active, "weights that are computed on are not written"
-    yield replica._since_push > 0 or replica._gathered.examples == 0, "examples are behind a gradient"
-    for covers in (replica._gathered.covers, flight.work.covers, replica._reports.covers):
+    yield not computing or exchanges._fetching != exchanges._active, "weights that are computed on are not written"
+    yield exchanges.since_push > 0 or exchanges.gathered.examples == 0, "examples are behind a gradient"
+    for covers in (exchanges.gathered.covers, exchanges.pushed.covers, replica._reports.covers):
         yield len({cover.lease for cover in covers}) == len(covers), "of each lease the newest cover counts"
     buffers = 2 if replica.cadence.overlap else 1
-    yield {replica._gradient, replica._active} <= set(range(buffers)), f"it has {buffers} buffers of each kind"
+    yield {exchanges._gradient, exchanges._active} <= set(range(buffers)), f"it has {buffers} buffers of each kind"
     yield not replica._ended or (replica._batch is None and not exchanging), "it leaves with nothing under way"
 
 

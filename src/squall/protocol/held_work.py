@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from squall.protocol.messages import Grant, Lease
+from squall.protocol.messages import Grant, Lease, LeaseRequest
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
@@ -17,7 +17,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeldWork:
-    __slots__ = ("_grants", "_lease", "_next", "asked", "batch_size", "idle", "starved")
+    __slots__ = ("_grants", "_lease", "_next", "_spent_s", "_steps", "asked", "batch_size", "idle", "starved")
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -27,6 +27,7 @@ class HeldWork:
         self._lease: Lease | None = None  # that batches are cut from
         self._next = 0  # where in it the next one starts
         self._grants: list[Grant] = []  # rounds granted ahead
+        self._steps, self._spent_s = 0, 0.0  # batches since the last request, and how long they took
 
     def take(self, grant: Grant, awaited: bool) -> None:
         """`awaited`: others wait for this replica's exchanges, so a grant without a lease is one, too."""
@@ -45,11 +46,20 @@ class HeldWork:
                 self._lease, self._next = lease, lease.start
         return self._lease is not None
 
-    @property
-    def runs_out(self) -> bool:
-        """It holds no more than a batch, and nothing is asked for."""
+    def request(self, clock: int, ready: bool, round_open: bool) -> LeaseRequest | None:
+        """For the next grant, when no more than a batch is left in hand; `clock` is that of the last exchange."""
         last = self._lease is None or self._lease.stop - self._next <= self.batch_size
-        return last and not self._grants and not self.asked
+        if not last or self._grants or self.asked:
+            return None
+        self.asked = True
+        step_s = self._spent_s / self._steps if self._steps else 0.0
+        self._steps, self._spent_s = 0, 0.0
+        return LeaseRequest(clock + 1 + (ready or self.idle or round_open), step_s)
+
+    def spent(self, seconds: float) -> None:
+        """On a batch, from when it was asked for to its gradient."""
+        self._steps += 1
+        self._spent_s += seconds
 
     def cut(self) -> Batch:
         lease, start = self._lease, self._next

@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections import Counter
 
-from squall.protocol.messages import Cover, Left, Progress, covered
-from squall.protocol.report_sums import PushedWork, ReportSums
+from squall.protocol.messages import Cover, Extras, Left, Progress, Stats, covered
+from squall.protocol.pushed_work import PushedWork, added
 
 REPORT_EVERY_S = 0.25
 REPORT_LEASES = 16  # unreported ones at most; shards remember more (`shard.LEASES_KEPT`)
+
+
+class ReportSums:
+    """Sums for the next report. Thousands are simulated at once, so they are kept small."""
+
+    __slots__ = (
+        "batches", "compute_s", "examples", "exchanges", "extras", "fetches", "loss_sum", "pushes", "staleness",
+        "wait_s",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.examples = self.batches = self.exchanges = self.pushes = self.fetches = 0
+        self.loss_sum = self.compute_s = self.wait_s = 0.0
+        self.staleness = array("i")  # of each push at each shard
+        self.extras: Extras | None = None
+
+    def add(self, work: PushedWork) -> None:
+        self.examples += work.examples
+        self.batches += work.batches if work.examples else 0
+        self.loss_sum += work.loss_sum
+        if work.extras:
+            self.extras = added(self.extras or {}, work.extras)
+
+    def take(self) -> Stats:
+        stats = Stats(
+            self.examples, self.batches, self.loss_sum, self.compute_s, self.wait_s,
+            self.exchanges, self.pushes, self.fetches, dict(Counter(self.staleness)),
+            self.extras or {},
+        )  # fmt: skip
+        self._clear()
+        return stats
 
 
 class Reports:

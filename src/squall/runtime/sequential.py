@@ -26,7 +26,7 @@ from squall.protocol.events import Event, GradientComputed, SnapshotWritten, Sto
 from squall.protocol.messages import Lease, Stats, Weights
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Note, Remark, SnapshotAsked, TrainingBegan, WeightsMeasured, WorkReported
-from squall.protocol.report_sums import added
+from squall.protocol.pushed_work import added
 from squall.runtime.backward import resolve_device
 from squall.runtime.best import keep
 from squall.runtime.compute import Gradients

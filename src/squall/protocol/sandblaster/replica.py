@@ -9,8 +9,7 @@ from squall.protocol.events import Event, GradientComputed, MessageArrived, Star
 from squall.protocol.frames import Message
 from squall.protocol.messages import Exchange, Exchanged, Join, Left, Progress, Stop, Welcome
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.protocol.report_sums import ReportSums
-from squall.protocol.reports import REPORT_EVERY_S
+from squall.protocol.reports import REPORT_EVERY_S, ReportSums
 from squall.protocol.sandblaster.messages import Portion, PortionRequest, PortionsTaken, PushPortions
 
 BUFFER = 0
