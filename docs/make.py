@@ -6,7 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
-from squall.protocol.rules import Rules
+from squall.protocol.exchanges import Rules
 from squall.runtime.optimizers import in_words
 from squall.strategies import STRATEGIES, Strategy
 from squall.strategies.work import BatchMethod, Loop

@@ -5,12 +5,11 @@ from typing import Any
 from squall.protocol.check import check
 from squall.protocol.effects import Effect, Send
 from squall.protocol.events import Event, MessageArrived
-from squall.protocol.exchanges import Cadence, Dealing, Exchanges
+from squall.protocol.exchanges import Cadence, Dealing, Exchanges, Rules
 from squall.protocol.frames import Message
 from squall.protocol.machine import Machine
 from squall.protocol.messages import Cover, Exchange, Exchanged, Member, View
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.protocol.rules import Rules
 from squall.protocol.shard import Shard
 
 R0, R1, R2 = (Node("replica", i) for i in range(3))

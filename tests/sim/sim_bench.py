@@ -12,7 +12,7 @@ from squall.protocol import events, machine
 from squall.protocol.check import check
 from squall.protocol.effects import End
 from squall.protocol.evaluator import Evaluator
-from squall.protocol.exchanges import Cadence, Exchanges
+from squall.protocol.exchanges import Cadence, Exchanges, Rules
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.link import Linked
 from squall.protocol.loop_coordinator import LoopCoordinator
@@ -20,7 +20,6 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import WorkReported
 from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica
-from squall.protocol.rules import Rules
 from squall.protocol.shard import Shard
 from squall.runtime.wire import Network
 from squall.runtime.world import World

@@ -35,7 +35,7 @@ from squall.protocol.sandblaster.messages import Calculation
 from squall.protocol.sandblaster.portions import Portions
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
-from squall.protocol.side_work import SnapshotRounds
+from squall.protocol.snapshot_rounds import SnapshotRounds
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Role, Weather
 from squall.sim.proof.lives import SavedSnapshot

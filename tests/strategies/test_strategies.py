@@ -15,8 +15,7 @@ import torch
 
 import squall
 import squall.strategies
-from squall.protocol.exchanges import Cadence, Dealing, Exchanges
-from squall.protocol.rules import Rules
+from squall.protocol.exchanges import Cadence, Dealing, Exchanges, Rules
 from squall.runtime.optimizers import check_optimizers
 from squall.strategies import STRATEGIES, Downpour, Recipe, SingleProcess, Strategy, Synchronous
 

@@ -15,12 +15,13 @@ from enum import StrEnum
 from squall.protocol import notes
 from squall.protocol.best import Best, Verdict
 from squall.protocol.effects import Cause, Effect, End, Send
+from squall.protocol.evaluations import Evaluations
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Evaluated, SnapshotTaken, Stop
 from squall.protocol.nodes import Node
 from squall.protocol.policy import Policy
 from squall.protocol.replacing import Replacing
-from squall.protocol.side_work import Evaluations, SnapshotRounds
+from squall.protocol.snapshot_rounds import SnapshotRounds
 
 STOP_WITHIN_S = 1.0  # after a user's stop, replicas that are still computing are not waited for
 
@@ -73,7 +74,7 @@ class Closing(ABC):
     # ------------------------------------------------------------ answers of evaluator and shards
 
     def _on_evaluated(self, message: Evaluated, now: float, effects: list[Effect]) -> None:
-        if not self._evaluations.awaits(message):
+        if message.number != self._evaluations.under_way:
             return
         self._replacing.fruitful(self._evaluations.evaluator)
         if self._obey(self._evaluations.answered(message, effects), now, effects):

@@ -1,8 +1,9 @@
 """The coordinator's machine: watches members, has the model evaluated and snapshots taken, and ends the run.
 
-It never touches a parameter. What replicas are given to do is a subclass's: leases of data (`leasing`), or portions of
-a batch (`sandblaster`). Its parts have one subject each: who is alive (`membership`), who is started again
-(`replacing`), evaluations and snapshots (`side_work`), how a run ends (`closing`). This file ties them together.
+It never touches a parameter. What replicas are given to do is a subclass's: leases of data (`loop_coordinator`), or
+portions of a batch (`sandblaster.coordinator`). Its parts have one subject each: who is alive (`membership`), who is
+started again (`replacing`), what is measured (`evaluations`) and saved (`snapshot_rounds`), and how a run ends
+(`closing`). This file ties them together.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ def predecessors(evaluator: Node, known: int) -> list[Effect]:
 class Evaluator:
     """`keep` is the metric whose best weights are kept; "" where none is."""
 
+    wake_at: float | None = None
+
     def __init__(self, node: Node, shards: int, pid: int = 0, keep: str = "") -> None:
         self.node = node
         self._keep = keep
@@ -36,10 +38,6 @@ class Evaluator:
         self._fetched_at = 0.0
         self._best: float | None = None  # of all evaluations before, as the coordinator knows them
         self._values: dict[str, float] = {}
-
-    @property
-    def wake_at(self) -> float | None:
-        return None
 
     def on(self, event: Event, now: float) -> list[Effect]:
         match event:

@@ -7,45 +7,13 @@ from __future__ import annotations
 
 import msgspec
 
-from squall.protocol.messages import (
-    Count,
-    Dropped,
-    Evaluate,
-    Evaluated,
-    Exchange,
-    Exchanged,
-    Grant,
-    Join,
-    LeaseRequest,
-    Left,
-    Logged,
-    NonFinite,
-    Progress,
-    Skip,
-    SkipNoted,
-    SnapshotTaken,
-    Stop,
-    TakeSnapshot,
-    View,
-    ViewSeen,
-    Welcome,
-)
-from squall.protocol.sandblaster.messages import (
-    Calculated,
-    Calculation,
-    Portion,
-    PortionRequest,
-    PortionsTaken,
-    PushPortions,
-)
+from squall.protocol import messages
+from squall.protocol.messages import Count
+from squall.protocol.sandblaster import messages as sandblaster
 
 MAX_FRAME_BYTES = 4 * 1024 * 1024  # a view of 50,000 members fits; anything larger is not ours
 
-Message = (
-    Join | Welcome | LeaseRequest | Grant | Progress | Dropped | Logged | NonFinite | Stop | Left
-    | Skip | SkipNoted | Exchange | Exchanged | View | ViewSeen | TakeSnapshot | SnapshotTaken | Evaluate | Evaluated
-    | Calculation | Calculated | PortionRequest | Portion | PushPortions | PortionsTaken
-)  # fmt: skip
+Message = messages.Message | sandblaster.Message
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):

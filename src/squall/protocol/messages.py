@@ -249,3 +249,9 @@ class Evaluated(Struct, frozen=True, tag="evaluate!", array_like=True, gc=False)
     weights: Weights
     values: dict[str, float]
     error: str = ""  # why the weights could not be kept
+
+
+Message = (
+    Join | Welcome | LeaseRequest | Grant | Progress | Dropped | Logged | NonFinite | Stop | Left
+    | Skip | SkipNoted | Exchange | Exchanged | View | ViewSeen | TakeSnapshot | SnapshotTaken | Evaluate | Evaluated
+)  # fmt: skip

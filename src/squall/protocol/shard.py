@@ -21,6 +21,7 @@ from squall.protocol.clocks import Clocks
 from squall.protocol.effects import Apply, Effect, End, Forget, Payload, Send, Term, WriteSnapshot
 from squall.protocol.evaluator import predecessors
 from squall.protocol.events import Event, MessageArrived, SnapshotWritten, Started, TimePassed
+from squall.protocol.exchanges import Rules, mean_factors
 from squall.protocol.frames import Message
 from squall.protocol.messages import (
     Cover,
@@ -36,7 +37,6 @@ from squall.protocol.messages import (
     covered,
 )
 from squall.protocol.nodes import COORDINATOR, Node, replica_node
-from squall.protocol.rules import Rules, mean_factors
 
 LEASES_KEPT = 64  # of each replica; with `replica.REPORT_LEASES` unreported ones, the coordinator knows of all others
 

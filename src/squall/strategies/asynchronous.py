@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from squall.protocol.exchanges import Cadence, Exchanges
-from squall.protocol.rules import Rules
+from squall.protocol.exchanges import Cadence, Exchanges, Rules
 from squall.strategies.base import Recipe, Strategy, default_optimizer, plain_sgd
 from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory

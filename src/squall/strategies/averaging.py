@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 
-from squall.protocol.exchanges import Cadence, Exchanges
-from squall.protocol.rules import Rules
+from squall.protocol.exchanges import Cadence, Exchanges, Rules
 from squall.strategies.base import Recipe, Strategy, default_optimizer
 from squall.strategies.work import Local, Loop, Update
 from squall.task import OptimizerFactory

@@ -9,8 +9,7 @@ from typing import Literal
 import torch
 
 from squall.optim import DelayedNesterov
-from squall.protocol.exchanges import Cadence, Dealing, Exchanges
-from squall.protocol.rules import Rules
+from squall.protocol.exchanges import Cadence, Dealing, Exchanges, Rules
 from squall.strategies.base import Recipe, Strategy, default_optimizer
 from squall.strategies.work import Local, Loop, Update
 from squall.task import OptimizerFactory

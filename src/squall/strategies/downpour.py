@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from squall.protocol.exchanges import Cadence, Dealing, Exchanges
-from squall.protocol.rules import Rules
+from squall.protocol.exchanges import Cadence, Dealing, Exchanges, Rules
 from squall.strategies.base import Recipe, Strategy, default_optimizer
 from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory

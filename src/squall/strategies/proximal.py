@@ -7,8 +7,7 @@ from functools import partial
 from typing import Literal
 
 from squall.optim import Proximal
-from squall.protocol.exchanges import Exchanges
-from squall.protocol.rules import Rules
+from squall.protocol.exchanges import Exchanges, Rules
 from squall.strategies.base import Recipe, Strategy, plain_sgd
 from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from squall.protocol.exchanges import Exchanges
-from squall.protocol.rules import Rules
+from squall.protocol.exchanges import Exchanges, Rules
 from squall.strategies.base import Recipe, Strategy, default_optimizer
 from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory

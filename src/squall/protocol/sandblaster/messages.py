@@ -74,3 +74,6 @@ class PortionsTaken(Struct, frozen=True, tag="portions!", array_like=True, gc=Fa
 
     evaluation: Count
     portions: tuple[Count, ...]
+
+
+Message = Calculation | Calculated | PortionRequest | Portion | PushPortions | PortionsTaken

@@ -19,6 +19,8 @@ NOWHERE = -1  # buffer of a gradient that is to stay where autograd made it
 class BatchReplica:
     """It fetches (`_fetching`), computes (`_computing`), or waits for the coordinator; pushes go on beside that."""
 
+    wake_at: float | None = None
+
     def __init__(self, node: Node, shards: int, pid: int = 0) -> None:
         self.node = node
         self.shards = [Node("shard", i) for i in range(shards)]
@@ -36,10 +38,6 @@ class BatchReplica:
         self._ended = False
         self._tally = ReportSums()
         self._report_at = 0.0
-
-    @property
-    def wake_at(self) -> float | None:
-        return None
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []

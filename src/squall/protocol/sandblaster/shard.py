@@ -24,6 +24,8 @@ from squall.protocol.sandblaster.messages import Calculated, Calculation, Portio
 
 
 class BatchShard:
+    wake_at: float | None = None
+
     def __init__(self, index: int, version: int = 0, examples: int = 0) -> None:
         self.node = Node("shard", index)
         self.version = version  # steps accepted
@@ -33,10 +35,6 @@ class BatchShard:
         self._evaluator = 0  # incarnation of the newest that was heard of
         self._taken: dict[Node, dict[int, int]] = {}  # live replica -> portion -> evaluation, in the sum
         self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
-
-    @property
-    def wake_at(self) -> float | None:
-        return None
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []

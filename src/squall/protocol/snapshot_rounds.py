@@ -1,59 +1,16 @@
-"""What the coordinator has others do beside training: evaluations and snapshots, one of each at a time."""
+"""The snapshots that the coordinator asks for, one at a time: every shard writes its part."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from squall.protocol.best import Best, Verdict
 from squall.protocol.effects import Effect, PublishSnapshot, Send
-from squall.protocol.messages import Evaluate, Evaluated, Logged, SnapshotTaken, TakeSnapshot
+from squall.protocol.membership import common
+from squall.protocol.messages import SnapshotTaken, TakeSnapshot
 from squall.protocol.nodes import Node
-from squall.protocol.notes import Remark, SnapshotAsked, WeightsMeasured
+from squall.protocol.notes import Remark, SnapshotAsked
 
 Extend = Callable[[dict[str, object], dict[str, int]], dict[str, object]]
-
-
-class Evaluations:
-    """Asks the evaluator; an evaluation wanted while one is under way follows it, on the weights of then."""
-
-    def __init__(self, evaluator: Node, best: Best) -> None:
-        self.evaluator = evaluator
-        self.best = best
-        self.under_way: int | None = None  # its number
-        self.wanted = False
-        self._count = 0
-
-    def ask(self, effects: list[Effect]) -> None:
-        if self.under_way is not None:
-            self.wanted = True
-            return
-        self.wanted = False
-        self.under_way = self._count
-        self._count += 1
-        effects.append(Send(self.evaluator, Evaluate(self.under_way, self.best.value)))
-
-    def logged(self, message: Logged, effects: list[Effect]) -> Verdict:
-        """Results that a user's script has measured itself."""
-        effects.append(WeightsMeasured(message.values, message.weights))
-        return self.best.judge(message.values)
-
-    def replaced(self, evaluator: Node, effects: list[Effect]) -> None:
-        """An evaluator joined. A new one repeats what its predecessor was lost over."""
-        if evaluator == self.evaluator:
-            return  # what was asked of the first before it joined has reached it: links resend
-        self.evaluator = evaluator
-        if self.under_way is not None:
-            effects.append(Send(evaluator, Evaluate(self.under_way, self.best.value)))
-
-    def awaits(self, message: Evaluated) -> bool:
-        return message.number == self.under_way
-
-    def answered(self, message: Evaluated, effects: list[Effect]) -> Verdict:
-        self.under_way = None
-        effects.append(WeightsMeasured(message.values, message.weights))
-        if message.error:
-            effects.append(Remark("error", f"the best weights could not be kept: {message.error}"))
-        return self.best.judge(message.values, kept=not message.error)
 
 
 class SnapshotRounds:
@@ -107,16 +64,10 @@ class SnapshotRounds:
             effects.append(Remark("error", f"snapshot {self.newest} could not be written: {self.failure}"))
         else:
             versions = tuple(answer.version for answer in answers)
-            progress = _common(answers)
+            covers = [{cover.lease: cover.upto for cover in answer.progress} for answer in answers]
+            progress = {str(lease): upto for lease, upto in common(covers, len(covers)).items()}
             ledger = extended(self._ledger, progress)
             examples = tuple(answer.examples for answer in answers)
             checksums = tuple(answer.checksum for answer in answers)
             effects.append(PublishSnapshot(self.newest, ledger, versions, examples, progress, checksums, final))
         return True
-
-
-def _common(answers: list[SnapshotTaken]) -> dict[str, int]:
-    """Lease -> upto that every shard's file holds."""
-    covers = [{cover.lease: cover.upto for cover in answer.progress} for answer in answers]
-    leases = [lease for lease in covers[0] if all(lease in c for c in covers)]
-    return {str(lease): min(c[lease] for c in covers) for lease in leases}

@@ -1,0 +1,49 @@
+"""The evaluations that the coordinator asks for, one at a time."""
+
+from __future__ import annotations
+
+from squall.protocol.best import Best, Verdict
+from squall.protocol.effects import Effect, Send
+from squall.protocol.messages import Evaluate, Evaluated, Logged
+from squall.protocol.nodes import Node
+from squall.protocol.notes import Remark, WeightsMeasured
+
+
+class Evaluations:
+    """Asks the evaluator; an evaluation wanted while one is under way follows it, on the weights of then."""
+
+    def __init__(self, evaluator: Node, best: Best) -> None:
+        self.evaluator = evaluator
+        self.best = best
+        self.under_way: int | None = None  # its number
+        self.wanted = False
+        self._count = 0
+
+    def ask(self, effects: list[Effect]) -> None:
+        if self.under_way is not None:
+            self.wanted = True
+            return
+        self.wanted = False
+        self.under_way = self._count
+        self._count += 1
+        effects.append(Send(self.evaluator, Evaluate(self.under_way, self.best.value)))
+
+    def logged(self, message: Logged, effects: list[Effect]) -> Verdict:
+        """Results that a user's script has measured itself."""
+        effects.append(WeightsMeasured(message.values, message.weights))
+        return self.best.judge(message.values)
+
+    def replaced(self, evaluator: Node, effects: list[Effect]) -> None:
+        """An evaluator joined. A new one repeats what its predecessor was lost over."""
+        if evaluator == self.evaluator:
+            return  # what was asked of the first before it joined has reached it: links resend
+        self.evaluator = evaluator
+        if self.under_way is not None:
+            effects.append(Send(evaluator, Evaluate(self.under_way, self.best.value)))
+
+    def answered(self, message: Evaluated, effects: list[Effect]) -> Verdict:
+        self.under_way = None
+        effects.append(WeightsMeasured(message.values, message.weights))
+        if message.error:
+            effects.append(Remark("error", f"the best weights could not be kept: {message.error}"))
+        return self.best.judge(message.values, kept=not message.error)
