@@ -11,8 +11,8 @@ import pytest
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.late_rows import add_end
-from squall.launchers.script_replica import ReplicaSide
-from squall.launchers.scripts import ScriptNursery
+from squall.launchers.script_nursery import ScriptNursery
+from squall.launchers.script_replica import ReplicaBackend
 from squall.record.rows import EventRow, MetricRow, ProgressRow, RecordError, SkipRow, StateRow
 from squall.record.writer import Record
 from squall.report import Reader
@@ -33,15 +33,15 @@ def logged(job: Any, values: dict[str, float]) -> list[MetricRow]:
     mine, theirs = Pipe()
     nursery = ScriptNursery(ControlPipe(Pipe()[0]), job, job.directory)
     nursery._scripts[mine] = ControlPipe(mine)
-    replica = ReplicaSide.__new__(ReplicaSide)
-    replica._line, replica.began, replica._left = ControlPipe(theirs), True, True
-    hear = replica._line.hear
+    replica = ReplicaBackend.__new__(ReplicaBackend)
+    replica._pipe, replica.began, replica._left = ControlPipe(theirs), True, True
+    hear = replica._pipe.hear
 
     def attended() -> Any:
         nursery._attend(mine)
         return hear()
 
-    replica._line.hear = attended  # type: ignore[method-assign]
+    replica._pipe.hear = attended  # type: ignore[method-assign]
     replica.log(values)
     with closing(Reader(job.directory / "run.sqlite")) as reader:
         return reader.rows(MetricRow)

@@ -20,17 +20,17 @@ import squall
 from squall.protocol.effects import Compute
 from squall.protocol.messages import Factors
 from squall.runtime.seeds import epoch_order
+from squall.session.backend import SessionBackend
 from squall.session.batches import Batches
 from squall.session.optimizer import taken_apart
 from squall.session.session import Session
-from squall.session.side import Side
 from squall.task import Batch, Task
 from tests.tasks import mean_square, numbers, plain
 
 DATA = numbers(90)
 
 
-class Replica(Side):
+class Replica(SessionBackend):
     """Hands out numbers as batches, and notes what the session does."""
 
     rank, replicas = 0, 2
@@ -88,13 +88,13 @@ class Shown:
 
 
 @pytest.fixture
-def side() -> Replica:
+def backend() -> Replica:
     return Replica()
 
 
 @pytest.fixture
-def session(side: Replica) -> Session:
-    return Session(plain(), side, {})
+def session(backend: Replica) -> Session:
+    return Session(plain(), backend, {})
 
 
 # ---------------------------------------------------------------- batches
@@ -109,9 +109,9 @@ def test_the_length_is_what_there_is_to_come_and_that_of_an_epoch_is_its_own(
 
 
 def test_a_loop_that_counts_epochs_gets_what_is_of_one_and_late_batches_of_the_one_before_it() -> None:
-    side = Replica(0)
-    side.work = iter([(0, 0), (0, 1), (1, 2), (0, 3), (1, 4), (3, 5), (3, 6)])
-    session = Session(plain(), side, {})
+    backend = Replica(0)
+    backend.work = iter([(0, 0), (0, 1), (1, 2), (0, 3), (1, 4), (3, 5), (3, 6)])
+    session = Session(plain(), backend, {})
     batches = session.batches(DATA, epochs=4)
     seen: list[list[int]] = [[], [], [], []]
     for epoch in seen:
@@ -119,7 +119,7 @@ def test_a_loop_that_counts_epochs_gets_what_is_of_one_and_late_batches_of_the_o
             epoch.append(batch)
             session.step()
     assert seen == [[0, 1], [2, 3, 4], [5, 6], []]
-    assert side.left == 1
+    assert backend.left == 1
 
 
 def until(number: int, batches: Iterable[Batch], session: Session) -> None:
@@ -134,61 +134,63 @@ def until(number: int, batches: Iterable[Batch], session: Session) -> None:
 
 @pytest.mark.parametrize("hold", [lambda batches: batches, Shown, lambda batches: Shown(Shown(batches))])
 def test_a_loop_that_breaks_has_left_however_it_holds_its_batches(
-    hold: Callable[[Batches], Iterable[Batch]], session: Session, side: Replica
+    hold: Callable[[Batches], Iterable[Batch]], session: Session, backend: Replica
 ) -> None:
     batches = session.batches(DATA)
     held = hold(batches)
     until(2, held, session)
-    assert side.left == 1
+    assert backend.left == 1
     with pytest.raises(RuntimeError, match=r"ended the training: a loop that comes back iterates over batches\.epoch"):
         next(iter(batches))
 
 
 @pytest.mark.parametrize("hold", [iter, enumerate, lambda batches: batches.epoch, lambda batches: Shown(batches.epoch)])
 def test_a_loop_that_may_come_back_goes_on_where_it_stopped(
-    hold: Callable[[Batches], Iterable[Any]], session: Session, side: Replica
+    hold: Callable[[Batches], Iterable[Any]], session: Session, backend: Replica
 ) -> None:
     batches = session.batches(DATA)
     held = hold(batches)
     for _ in range(2):
         for _ in islice(held, 2):
             session.step()
-    assert side.stepped == [0, 1, 2, 3]
-    assert side.left == 0
+    assert backend.stepped == [0, 1, 2, 3]
+    assert backend.left == 0
     batches.close()
-    assert side.left == 1
+    assert backend.left == 1
     assert list(hold(batches)) == []
 
 
 @pytest.mark.parametrize("hold", [lambda batches: batches, Shown])
-def test_an_exception_is_no_break(hold: Callable[[Batches], Iterable[Batch]], session: Session, side: Replica) -> None:
+def test_an_exception_is_no_break(
+    hold: Callable[[Batches], Iterable[Batch]], session: Session, backend: Replica
+) -> None:
     batches = session.batches(DATA)
     with pytest.raises(KeyError):
         until(-2, hold(batches), session)
-    assert side.left == 0
+    assert backend.left == 0
     batches.close()
-    assert side.left == 1
+    assert backend.left == 1
 
 
-def test_a_plain_loop_that_breaks_has_left(session: Session, side: Replica) -> None:
+def test_a_plain_loop_that_breaks_has_left(session: Session, backend: Replica) -> None:
     for _ in session.batches(DATA):
         break
-    assert side.left == 1
+    assert backend.left == 1
     with pytest.raises(RuntimeError, match="has no batch"):
         session.step()
 
 
-def test_a_batch_that_is_not_stepped_is_an_error_in_the_next_iter_too(session: Session, side: Replica) -> None:
+def test_a_batch_that_is_not_stepped_is_an_error_in_the_next_iter_too(session: Session, backend: Replica) -> None:
     batches = session.batches(DATA)
     first = iter(batches)
     next(first)
     for again in (first, iter(batches)):
         with pytest.raises(RuntimeError, match=r"a batch was not stepped: call session\.step\(loss\)"):
             next(again)
-    assert side.left == 0, "an error is no end"
+    assert backend.left == 0, "an error is no end"
 
 
-def test_a_batch_may_be_skipped_in_place_of_its_step(session: Session, side: Replica) -> None:
+def test_a_batch_may_be_skipped_in_place_of_its_step(session: Session, backend: Replica) -> None:
     for batch in session.batches(DATA):
         if batch == 2:
             session.skip()
@@ -196,7 +198,7 @@ def test_a_batch_may_be_skipped_in_place_of_its_step(session: Session, side: Rep
                 session.skip()
         else:
             session.step()
-    assert (side.stepped, side.skipped) == ([0, 1, 3, 4, 5], [2])
+    assert (backend.stepped, backend.skipped) == ([0, 1, 3, 4, 5], [2])
 
 
 @pytest.mark.parametrize(
@@ -250,7 +252,7 @@ def test_alone_an_optimizer_and_its_schedule_are_as_without_squall() -> None:
         session.step()
 
 
-def test_steps_are_numbers_and_chance_is_that_of_each(side: Replica) -> None:
+def test_steps_are_numbers_and_chance_is_that_of_each(backend: Replica) -> None:
     drawn: list[dict[int, float]] = []
     for _ in range(2):
         torch.rand(len(drawn))  # whatever was drawn before
@@ -267,7 +269,7 @@ def test_steps_are_numbers_and_chance_is_that_of_each(side: Replica) -> None:
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0].values())) == 5
     with pytest.raises(ValueError, match="examples is 0: it must be at least 1"):
-        Session(plain(), side, {}).steps(5, examples=0)
+        Session(plain(), backend, {}).steps(5, examples=0)
 
 
 def test_in_a_loop_of_steps_whoever_has_the_step_measures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,12 +296,12 @@ def stepping(session: Session) -> Iterator[None]:
     batches.close()
 
 
-def test_what_a_scheduler_makes_of_the_rate_travels_as_a_factor(session: Session, side: Replica) -> None:
+def test_what_a_scheduler_makes_of_the_rate_travels_as_a_factor(session: Session, backend: Replica) -> None:
     scheduler = LambdaLR(session.optimizer, lambda step: 1 / (1 + step // 2))
     for _ in session.batches(DATA):
         session.optimizer.step()
         scheduler.step()
-    assert side.factors == [(), (), (0.5,), (0.5,), (1 / 3,), (1 / 3,)]
+    assert backend.factors == [(), (), (0.5,), (0.5,), (1 / 3,), (1 / 3,)]
 
 
 @pytest.mark.parametrize(
@@ -370,21 +372,21 @@ def test_an_ordinary_loop_ends_where_it_ends_without_squall() -> None:
 
 
 @pytest.mark.usefixtures("stepping")
-def test_a_closure_is_called_with_gradients_on_and_tells_the_loss(session: Session, side: Replica) -> None:
+def test_a_closure_is_called_with_gradients_on_and_tells_the_loss(session: Session, backend: Replica) -> None:
     def closure() -> torch.Tensor:
         return torch.ones(1, requires_grad=True).sum() * 3
 
     with torch.no_grad():
         loss = session.optimizer.step(closure)
     assert loss.requires_grad
-    assert side.losses == [3.0]
+    assert backend.losses == [3.0]
 
 
-def test_an_optimizer_that_is_saved_and_loaded_still_steps_its_session(session: Session, side: Replica) -> None:
+def test_an_optimizer_that_is_saved_and_loaded_still_steps_its_session(session: Session, backend: Replica) -> None:
     session.optimizer.load_state_dict(session.optimizer.state_dict())  # what accelerate does to move it
     for _ in session.batches(DATA):
         session.optimizer.step()
-    assert side.stepped == [0, 1, 2, 3, 4, 5]
+    assert backend.stepped == [0, 1, 2, 3, 4, 5]
 
 
 def adversaries() -> tuple[nn.Module, nn.Module, list[torch.optim.Optimizer]]:
@@ -421,16 +423,16 @@ def test_a_generator_and_its_critic_are_trained_as_without_squall() -> None:
         session.step()
 
 
-def test_a_batch_of_several_steps_is_over_when_the_next_is_wanted(side: Replica) -> None:
+def test_a_batch_of_several_steps_is_over_when_the_next_is_wanted(backend: Replica) -> None:
     *models, optimizers = adversaries()
-    session = Session(nn.ModuleList(models), side, {}, [each.param_groups for each in optimizers])
-    side.spoil = 3
+    session = Session(nn.ModuleList(models), backend, {}, [each.param_groups for each in optimizers])
+    backend.spoil = 3
     for batch in session.batches(DATA):
         for optimizer in session.optimizers[: 1 + batch % 2]:
             optimizer.step()
-    assert side.stepped == [0, 1, 1, 2, 3, 4, 5, 5], "what was not finite is not stepped any more"
-    assert side.done_with == [0, 1, 2, 4, 5], "and comes again"
-    assert side.factors[:3] == [(1.0, None), (1.0, None), (None, 1.0)]
+    assert backend.stepped == [0, 1, 1, 2, 3, 4, 5, 5], "what was not finite is not stepped any more"
+    assert backend.done_with == [0, 1, 2, 4, 5], "and comes again"
+    assert backend.factors[:3] == [(1.0, None), (1.0, None), (None, 1.0)]
 
 
 @pytest.mark.parametrize(
@@ -452,11 +454,11 @@ def test_optimizers_that_do_not_go_together_are_refused(change: dict[str, Any], 
 
 
 def test_a_strategy_whose_pushes_are_no_updates_cannot_have_several_optimizers(
-    side: Replica, monkeypatch: pytest.MonkeyPatch
+    backend: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator, critic, optimizers = adversaries()
-    side.several_steps = False
-    monkeypatch.setattr("squall.session.entry.launched", lambda *_: side)
+    backend.several_steps = False
+    monkeypatch.setattr("squall.session.entry.launched", lambda *_: backend)
     with pytest.raises(ValueError, match="every push must be an update of its own: use downpour"):
         squall.join([generator, critic], optimizers)
     assert squall.Downpour().recipe().work.several_steps
@@ -464,9 +466,9 @@ def test_a_strategy_whose_pushes_are_no_updates_cannot_have_several_optimizers(
     assert not squall.Averaging().recipe().work.several_steps
 
 
-def test_a_scaler_that_finds_an_overflow_leaves_the_batch_out(side: Replica) -> None:
+def test_a_scaler_that_finds_an_overflow_leaves_the_batch_out(backend: Replica) -> None:
     model = plain()
-    session = Session(model, side, {})
+    session = Session(model, backend, {})
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
     for batch in session.batches(DATA):
         session.optimizer.zero_grad()
@@ -475,7 +477,7 @@ def test_a_scaler_that_finds_an_overflow_leaves_the_batch_out(side: Replica) -> 
         scaler.step(session.optimizer)
         scaler.update()
         session.optimizer.zero_grad()
-    assert (side.stepped, side.skipped) == ([0, 2, 3, 5], [1, 4])
+    assert (backend.stepped, backend.skipped) == ([0, 2, 3, 5], [1, 4])
     assert scaler.get_scale() == 1.0, "halved twice"
 
 

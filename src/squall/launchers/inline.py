@@ -24,7 +24,7 @@ STEP_S = 0.01  # virtual seconds that every gradient takes
 
 
 class LoneChannel:
-    """The coordinator's line where there are no processes: nobody dies, and the end is kept for the caller."""
+    """The coordinator's channel where there are no processes: nobody dies, and the end is kept for the caller."""
 
     def __init__(self, watch: EvaluationCallback | None = None) -> None:
         self._watch = watch or EvaluationCallback()

@@ -46,7 +46,7 @@ class LocalRun:
         self._environment = dict(os.environ)
         with theirs, held:
             self._process = start_nursery(theirs.fileno(), held.fileno())
-        self._line = ControlPipe(Connection(mine.detach()))
+        self._pipe = ControlPipe(Connection(mine.detach()))
         self._launched = False
         self._listening = False  # the nursery: until then it runs the user's code
         self._stops = 0  # asked for
@@ -61,25 +61,25 @@ class LocalRun:
             **message, "environment": changed, "sockets": str(self._sockets), "sys_path": sys.path, "code": ship(code),
             "launcher": os.getpid(),
         }  # fmt: skip
-        self._line.connection.send_bytes(cloudpickle.dumps(blob))
+        self._pipe.connection.send_bytes(cloudpickle.dumps(blob))
 
     def launch(self, directory: Path, snapshot: int | None, lock: int) -> None:
         """Start the run's processes. `lock` is the descriptor of the directory's, which they will hold as well."""
         self._launched = True
-        self._line.say(kind="launch", directory=str(directory.resolve()), snapshot=snapshot)
-        self._line.hand(lock)
+        self._pipe.say(kind="launch", directory=str(directory.resolve()), snapshot=snapshot)
+        self._pipe.hand(lock)
 
     def attend(self, timeout_s: float, watch: EvaluationCallback) -> None:
         """Wait for the nursery to say something. Raises what ended the run, if that was an error."""
         if self.ended is not None:
             return
-        if not self._line.connection.poll(timeout_s):
+        if not self._pipe.connection.poll(timeout_s):
             if time.monotonic() >= self._kill_at:
                 self._kill()
                 silent = f"; the nursery (pid {self._process.pid}) did not answer, and was killed"
                 self.ended = End("interrupted", "interrupted" + (silent if self._stops == 1 else " at once"))
             return
-        said = self._line.hear()
+        said = self._pipe.hear()
         if said is None:
             raise ProcessLost(f"the nursery (pid {self._process.pid}) was lost: {self._nursery_exit()}")
         match said["kind"]:
@@ -92,7 +92,7 @@ class LocalRun:
             case "evaluated":
                 watch.told(said["evaluation"])
                 if watch.why:
-                    self._line.say(kind="leave", why=watch.why, failed=watch.error is not None)
+                    self._pipe.say(kind="leave", why=watch.why, failed=watch.error is not None)
             case "exited":
                 self._exits.append(said)
             case "ended":
@@ -129,21 +129,21 @@ class LocalRun:
             return
         self._stops += 1
         self._kill_at = time.monotonic() + (ANSWER_WITHIN_S if self._stops == 1 else INSISTED_S)
-        self._line.say(kind="stop")
+        self._pipe.say(kind="stop")
 
     def close(self) -> None:
         """Nothing is left running when this returns. May be called again."""
-        if self._line.connection.closed:
+        if self._pipe.connection.closed:
             return
         if not self._launched:
             self._kill()
         elif self.ended is None:
-            self._line.say(kind="kill")
+            self._pipe.say(kind="kill")
         try:
             self._process.wait(LEAVE_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._kill()
-        self._line.connection.close()
+        self._pipe.connection.close()
         self._life.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
 
@@ -158,10 +158,10 @@ class LocalRun:
         return ending(self._process.wait())
 
 
-def start_nursery(line: int, life: int) -> subprocess.Popen[bytes]:
-    """A new process that has these two descriptors, its end of the line and what tells that it lives."""
+def start_nursery(pipe: int, life: int) -> subprocess.Popen[bytes]:
+    """A new process that has these two descriptors: its end of the pipe, and what tells that it lives."""
     return subprocess.Popen(
-        [sys.executable, "-c", _ENTRY, str(line)], pass_fds=[line, life], start_new_session=True,
+        [sys.executable, "-c", _ENTRY, str(pipe)], pass_fds=[pipe, life], start_new_session=True,
         stdin=subprocess.DEVNULL, env=environment(),
     )  # fmt: skip
 

@@ -82,7 +82,7 @@ class Nursery:
         """Until all children are gone."""
         while self._children:
             timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            ready = wait([*self._lines(), *self._children], timeout)
+            ready = wait([*self._pipes(), *self._children], timeout)
             if not ready:
                 self._late()
             for source in ready:
@@ -93,8 +93,8 @@ class Nursery:
         """How the run has ended."""
         return self._end or {"status": "", "reason": ""}
 
-    def _lines(self) -> list[Connection]:
-        return [line.connection for line in (self._launcher, self._coordinator) if line.open]
+    def _pipes(self) -> list[Connection]:
+        return [pipe.connection for pipe in (self._launcher, self._coordinator) if pipe.open]
 
     def _attend(self, source: object) -> None:
         if source is self._launcher.connection:
@@ -227,11 +227,11 @@ class Nursery:
             os.close(handle)
 
     def _become(self, node: Node) -> None:
-        line = None
+        pipe = None
         if node == COORDINATOR:
             assert self._theirs is not None
-            line = ControlPipe(self._theirs)
-        run_role(self._job, node, self._sockets, line)
+            pipe = ControlPipe(self._theirs)
+        run_role(self._job, node, self._sockets, pipe)
 
 
 def explain(code: int) -> str:

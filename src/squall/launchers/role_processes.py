@@ -1,4 +1,4 @@
-"""What each forked process runs, and the line on which the nursery speaks with its neighbours."""
+"""What each forked process runs, and the channel between the coordinator and the nursery."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from squall.transports.host import HostTransport
 
 
 class NurseryChannel:
-    """The coordinator's line to the nursery."""
+    """The coordinator's channel to the nursery."""
 
-    def __init__(self, line: ControlPipe) -> None:
-        self._line = line
+    def __init__(self, pipe: ControlPipe) -> None:
+        self._pipe = pipe
 
     def start(self, node: Node) -> None:
-        self._line.say(kind="start", node=str(node))
+        self._pipe.say(kind="start", node=str(node))
 
     def end(self, end: End) -> None:
-        self._line.say(kind="end", status=end.status, reason=end.reason)
+        self._pipe.say(kind="end", status=end.status, reason=end.reason)
 
     def evaluated(self, evaluation: dict[str, float]) -> None:
-        self._line.say(kind="evaluated", evaluation=evaluation)
+        self._pipe.say(kind="evaluated", evaluation=evaluation)
 
     def poll(self) -> Event | None:
-        if not self._line.open or not self._line.connection.poll():
+        if not self._pipe.open or not self._pipe.connection.poll():
             return None
-        said = self._line.hear()
+        said = self._pipe.hear()
         if said is None:
             return StopRequested("the nursery is gone")
         if said["kind"] == "lost":
@@ -62,7 +62,7 @@ UNHURRIED_ELEMENTS = 1_000_000
 EVALUATOR_NICE, JUDGE_NICE = 10, 5
 
 
-def run_role(job: Job, node: Node, sockets: Path, line: ControlPipe | None) -> None:
+def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> None:
     """Be one of the run's processes until its machine ends."""
     name_process(node, job)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -73,28 +73,28 @@ def run_role(job: Job, node: Node, sockets: Path, line: ControlPipe | None) -> N
         never_interrupt()
     elif node.role == "evaluator":
         os.nice(EVALUATOR_NICE if job.plan.until is None and job.plan.patience is None else JUDGE_NICE)
-    transport = transport_of(job, node, sockets, line)
+    transport = transport_of(job, node, sockets, pipe)
     try:
-        Driver(machine(job, node), transport, make_host(job, node, line)).run()
+        Driver(machine(job, node), transport, make_host(job, node, pipe)).run()
     finally:
         transport.close()
 
 
-def transport_of(job: Job, node: Node, sockets: Path, line: ControlPipe | None) -> HostTransport:
-    """What `line` says wakes the process as well."""
+def transport_of(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> HostTransport:
+    """What the `pipe` says wakes the process as well."""
     servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
     peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)
     return HostTransport(
         node, sockets, serve=node in servers, peers=peers, spin_s=_spin_s(job, node),
-        wake_on=line.connection.fileno() if line is not None else None,
+        wake_on=pipe.connection.fileno() if pipe is not None else None,
     )  # fmt: skip
 
 
-def make_host(job: Job, node: Node, line: ControlPipe | None) -> Host:
+def make_host(job: Job, node: Node, pipe: ControlPipe | None) -> Host:
     match node.role:
         case "coordinator":
-            assert line is not None
-            return CoordinatorHost(job, NurseryChannel(line))
+            assert pipe is not None
+            return CoordinatorHost(job, NurseryChannel(pipe))
         case "shard":
             return recorded(kind_of(job).shard_host(job, node.index), job, node)
         case "replica":

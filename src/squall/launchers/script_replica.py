@@ -26,8 +26,8 @@ from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.recording import RecordedReplica, recorded
 from squall.runtime.snapshot import Snapshots
-from squall.session.joined import Steps
-from squall.session.side import Side
+from squall.session.backend import SessionBackend
+from squall.session.script_task import Steps
 from squall.task import Batch, Task
 from squall.usercode.blame import note, note_batch
 
@@ -35,9 +35,9 @@ from squall.usercode.blame import note, note_batch
 class _ScriptHost(ReplicaHost):
     """A replica's host that leaves the computing to the script, and hears how the run ends."""
 
-    def __init__(self, job: Job, slot: int, line: ControlPipe) -> None:
+    def __init__(self, job: Job, slot: int, pipe: ControlPipe) -> None:
         super().__init__(job, slot)
-        self._line = line
+        self._pipe = pipe
         self.wanted: Compute | None = None
         self.over: dict[str, Any] | None = None
         self.fetched = False  # newer weights, since this was last set
@@ -50,18 +50,18 @@ class _ScriptHost(ReplicaHost):
         return super().perform(effect, now)
 
     def poll(self) -> Event | None:
-        if self.over is None and (not self._line.open or self._line.connection.poll()):
+        if self.over is None and (not self._pipe.open or self._pipe.connection.poll()):
             self.hear()
         return None
 
     def hear(self) -> None:
-        self.over = self._line.hear() or {"status": "failed", "reason": "the nursery is gone"}
+        self.over = self._pipe.hear() or {"status": "failed", "reason": "the nursery is gone"}
 
 
-class ReplicaSide(Side):
+class ReplicaBackend(SessionBackend):
     """What stands behind the session of one replica."""
 
-    def __init__(self, job: Job, node: Node, sockets: Path, line: ControlPipe) -> None:
+    def __init__(self, job: Job, node: Node, sockets: Path, pipe: ControlPipe) -> None:
         self.rank = node.index
         self.replicas = job.recipe.replicas
         self.several_steps = job.recipe.work.several_steps
@@ -71,7 +71,7 @@ class ReplicaSide(Side):
         self._job = job
         self._node = node
         self._sockets = sockets
-        self._line = line
+        self._pipe = pipe
         self._logged: list[Mapping[str, float]] = []  # before there was anybody to tell
         torch.set_num_threads(job.plan.threads)
         keep_freed_memory()
@@ -84,11 +84,11 @@ class ReplicaSide(Side):
         self._on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator ends the training
         steps = task.examples // task.batch_size if isinstance(task.train, Steps) else None
         limits = {"epochs": epochs if steps is None else None, "steps": steps}
-        self._line.say(kind="begin", examples=task.examples, batch_size=task.batch_size, **limits)
+        self._pipe.say(kind="begin", examples=task.examples, batch_size=task.batch_size, **limits)
         self._job = job = dataclasses.replace(self._job, task=task)
         self._await_coordinator()
-        self._host = _ScriptHost(job, self.rank, self._line)
-        self._transport = transport_of(job, self._node, self._sockets, self._line)
+        self._host = _ScriptHost(job, self.rank, self._pipe)
+        self._transport = transport_of(job, self._node, self._sockets, self._pipe)
         self._seen = recorded(self._host, job, self._node)
         self._driver = Driver(machine(job, self._node), self._transport, self._seen)
         self._driver.start()
@@ -98,7 +98,7 @@ class ReplicaSide(Side):
     def _await_coordinator(self) -> None:
         """What is said before it listens would be said again only a second later."""
         while not (self._sockets / str(COORDINATOR)).exists():
-            if self._line.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
+            if self._pipe.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
                 return
 
     def next(self) -> Compute | None:
@@ -160,8 +160,8 @@ class ReplicaSide(Side):
 
     def _log_final(self, values: Mapping[str, float]) -> None:
         """What comes now is of the final weights. It is in the record when this returns; raises `RecordError`."""
-        self._line.say(kind="logged", values={name: repr(value) for name, value in values.items()})  # JSON has no NaN
-        answer = self._line.hear() or {"error": "the nursery is gone"}
+        self._pipe.say(kind="logged", values={name: repr(value) for name, value in values.items()})  # JSON has no NaN
+        answer = self._pipe.hear() or {"error": "the nursery is gone"}
         if answer["error"]:
             raise RecordError(answer["error"])
 
@@ -171,7 +171,7 @@ class ReplicaSide(Side):
             return
         if self._host.over is None and self.next() is None:
             return  # the batch stepped last was the last one that there was
-        self._line.say(kind="leave", why=f"the script of replica {self.rank} took no more batches")
+        self._pipe.say(kind="leave", why=f"the script of replica {self.rank} took no more batches")
         self._host.wanted = None
         self._driver.post(LoopLeft())
         while not self._is_over:

@@ -13,12 +13,12 @@ from torch import nn
 
 import squall.session.entry
 from squall.runtime.seeds import seed_everything
-from squall.session.side import Side
+from squall.session.backend import SessionBackend
 from squall.strategies import Strategy
 from squall.task import OptimizerFactory
 from squall.usercode.sources import show
 
-Join = Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], Side]
+Join = Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], SessionBackend]
 
 
 class Over(BaseException):
@@ -32,7 +32,7 @@ def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: J
     """
     joined = False
 
-    def join_once(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
+    def join_once(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> SessionBackend:
         nonlocal joined
         if joined:
             raise RuntimeError("squall.join was called before: a script trains one model")

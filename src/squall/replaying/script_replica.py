@@ -21,7 +21,7 @@ from squall.runtime.compute import Gradients
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.local import LocalTraining
-from squall.session.side import Side
+from squall.session.backend import SessionBackend
 from squall.task import Batch, Task
 
 
@@ -45,7 +45,7 @@ class Examine(NamedTuple):
     batch: Compute
 
 
-class ReplaySide(Side):
+class ReplayBackend(SessionBackend):
     """What stands behind the session of a replica's process."""
 
     replayed = True

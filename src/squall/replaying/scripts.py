@@ -35,12 +35,12 @@ from squall.protocol.effects import Compute, Effect, End
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import NonFiniteBatch
-from squall.replaying.script_replica import Began, Examine, LoopEnded, ReplaySide
+from squall.replaying.script_replica import Began, Examine, LoopEnded, ReplayBackend
 from squall.runtime.driver import QuietHost
 from squall.runtime.job import Job
 from squall.runtime.processes import die_with_parent
-from squall.session.joined import Counted, joined_task
-from squall.session.side import Side
+from squall.session.backend import SessionBackend
+from squall.session.script_task import Counted, joined_task
 from squall.strategies import Strategy
 from squall.task import OptimizerFactory, Task
 from squall.usercode.kept import ScriptCode
@@ -121,7 +121,7 @@ class ScriptStage:
     def __init__(self) -> None:
         self._hosts: dict[Node, ScriptHost] = {}
         self._chance = random.getstate(), np.random.get_state(), torch.get_rng_state()  # where the script has joined
-        self.replica: ReplaySide | None = None  # set in a replica's process
+        self.replica: ReplayBackend | None = None  # set in a replica's process
 
     def host(self, job: Job, node: Node) -> ScriptHost:
         """The replica's, forked when it is first asked for. Raises `_Forked` in the new process."""
@@ -161,7 +161,7 @@ class ScriptStage:
             random.setstate(self._chance[0])
             np.random.set_state(self._chance[1])
             torch.set_rng_state(self._chance[2])
-            self.replica = ReplaySide(job, node, theirs)
+            self.replica = ReplayBackend(job, node, theirs)
         except BaseException:  # this process never returns into the replay's own code
             traceback.print_exc()
             os._exit(1)
@@ -177,7 +177,7 @@ def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, ScriptStage], 
     stages: list[ScriptStage] = []  # one, when the script has joined
     failures: list[BaseException] = []
 
-    def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> Side:
+    def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> SessionBackend:
         stages.append(stage := ScriptStage())
         try:
             perform(chosen(code["strategy"], optimizer, code["optimizer_chosen"]), joined_task(model, options), stage)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from squall.runtime.processes import die_with_parent
 from squall.runtime.seeds import chance_kept, epoch_order, listed, mix, seed_everything
-from squall.session.joined import Steps
+from squall.session.script_task import Steps
 from squall.task import Batch, Task
 from squall.usercode.blame import note_batch
 

@@ -12,12 +12,12 @@ from squall.protocol.messages import Factors
 from squall.runtime.backward import Backward
 from squall.runtime.job import initial_vector
 from squall.runtime.optimizers import bare_step, build_optimizer, rates_scaled
-from squall.session.side import Side
+from squall.session.backend import SessionBackend
 from squall.task import Batch, OptimizerFactory, Task
 from squall.vector import Layout
 
 
-class AloneSide(Side):
+class AloneBackend(SessionBackend):
     """The script in one process, trained by the optimizer that it names: what `python train.py` does."""
 
     rank = 0

@@ -10,16 +10,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from squall.runtime.optimizers import build_optimizer
-from squall.session.alone import AloneSide
-from squall.session.joined import joined_task
+from squall.session.alone import AloneBackend
+from squall.session.backend import SessionBackend
 from squall.session.optimizer import Groups, taken_apart
+from squall.session.script_task import joined_task
 from squall.session.session import Session
-from squall.session.side import Side
 from squall.strategies.base import default_optimizer
 from squall.task import OptimizerFactory
 
 # What `join` asks under `squall run`: it forks this process into replicas (`launchers.scripts`).
-launched: Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], Side] | None = None
+launched: Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], SessionBackend] | None = None
 
 
 def join(
@@ -67,10 +67,12 @@ def join(
     options = {"groups": groups, "schedule": schedule, "clip_norm": clip_norm}
     if not shown and optimizer is not None:
         shown = [build_optimizer(optimizer, joined_task(model, options).param_groups()).param_groups]
-    side = launched(model, optimizer, options) if launched is not None else AloneSide(optimizer or default_optimizer)
-    if len(shown) > 1 and not side.several_steps:
+    backend = (
+        launched(model, optimizer, options) if launched is not None else AloneBackend(optimizer or default_optimizer)
+    )
+    if len(shown) > 1 and not backend.several_steps:
         raise ValueError(
             "several optimizers step one after the other on a batch, so every push must be an update of its own: use"
             " downpour, bounded_delay or asynchronous_sgd, without --overlap, and push and fetch for every batch"
         )
-    return Session(model, side, options, shown)
+    return Session(model, backend, options, shown)

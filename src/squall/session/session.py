@@ -13,10 +13,10 @@ from torch.utils.data import Dataset, Sampler
 from squall.metrics import Metric
 from squall.protocol.effects import Compute
 from squall.runtime.evaluate import evaluate
+from squall.session.backend import SessionBackend
 from squall.session.batches import Batches
-from squall.session.joined import Steps, no_loss
 from squall.session.optimizer import Groups, SessionOptimizer
-from squall.session.side import Side
+from squall.session.script_task import Steps, no_loss
 from squall.task import Batch, Task, check_data
 
 
@@ -24,11 +24,11 @@ class Session:
     """One script's part in a training. `join` makes it."""
 
     def __init__(
-        self, model: nn.Module, side: Side, options: dict[str, Any], groups: Sequence[Groups] = ()
+        self, model: nn.Module, backend: SessionBackend, options: dict[str, Any], groups: Sequence[Groups] = ()
     ) -> None:  # fmt: skip
         """`groups`: those that each optimizer shows; none: all parameters in one."""
         self._model = model
-        self._side = side
+        self._backend = backend
         self._options = options
         self._groups = list(groups) or [[{"params": list(model.parameters())}]]
         self._coming: Compute | None = None  # is next, and not handed out
@@ -44,12 +44,12 @@ class Session:
     @property
     def rank(self) -> int:
         """Number of this replica, from 0."""
-        return self._side.rank
+        return self._backend.rank
 
     @property
     def replicas(self) -> int:
         """How many replicas there are."""
-        return self._side.replicas
+        return self._backend.replicas
 
     @property
     def is_leader(self) -> bool:
@@ -59,12 +59,12 @@ class Session:
     @property
     def status(self) -> str:
         """How the training ended: "finished", "interrupted", "nonfinite" or "failed"; until then "running"."""
-        return self._side.status
+        return self._backend.status
 
     @property
     def replayed(self) -> bool:
         """True in a replay, which runs the script again up to the end of its loop: a time not to write files."""
-        return self._side.replayed
+        return self._backend.replayed
 
     def batches(
         self, dataset: Dataset[Any], batch_size: int = 64, epochs: int = 1, *, shuffle: bool = True,
@@ -123,7 +123,7 @@ class Session:
         check_data(task)
         self._begun = True
         self._numbered = isinstance(dataset, Steps)
-        self._side.begin(task, epochs)
+        self._backend.begin(task, epochs)
         return Batches(self, -(-task.examples // batch_size), epochs)
 
     def _next(self) -> Compute | None:
@@ -141,7 +141,7 @@ class Session:
                 " must neither take batches ahead nor accumulate gradients (the strategy's push_every does)"
             )
         if self._coming is None and not self._over:
-            self._coming = self._side.next()
+            self._coming = self._backend.next()
         return self._coming
 
     def _take(self) -> Batch:
@@ -149,13 +149,13 @@ class Session:
         assert self._coming is not None
         self._current, self._coming, self._started = self._coming, None, time.perf_counter()
         self._lost = self._stepped = self._again = False
-        return self._side.load(self._current)
+        return self._backend.load(self._current)
 
     def _end_steps(self) -> None:
         """One of several optimizers has stepped on the batch, and none does any more."""
         if self._current is not None and (self._stepped or self._again):
             if not self._again:
-                self._side.done(self._current)
+                self._backend.done(self._current)
             self._current = None
 
     def _leave(self) -> None:
@@ -164,7 +164,7 @@ class Session:
             self._end_steps()
             self._over, self._numbered = True, False
             self._current = self._coming = None
-            self._side.leave()
+            self._backend.leave()
 
     @property
     def _speaks(self) -> bool:
@@ -191,10 +191,10 @@ class Session:
         value = float(loss.detach()) if isinstance(loss, Tensor) else loss
         if len(self._groups) == 1:
             effect, self._current = self._current, None
-            self._side.accept(effect, value, self._started, factors)
+            self._backend.accept(effect, value, self._started, factors)
         elif not self._again:
             self._stepped = True
-            self._again = not self._side.accept(self._current, value, self._started, factors, over=False)
+            self._again = not self._backend.accept(self._current, value, self._started, factors, over=False)
 
     def _gradients_cleared(self, lost: bool) -> None:
         """`lost`: there were some. Before the first backward pass there are none, and behind the step nobody cares."""
@@ -209,7 +209,7 @@ class Session:
         if self._current is None:
             raise RuntimeError("session.skip has no batch: it takes the place of session.step, once for a batch")
         effect, self._current = self._current, None
-        self._side.skip(effect)
+        self._backend.skip(effect)
 
     def evaluate(
         self, dataset: Dataset[Any], metrics: Mapping[str, Metric], *, batch_size: int = 64, **loader: Any
@@ -243,7 +243,7 @@ class Session:
         Only the leader's are kept; in a loop over `steps` everybody's.
         """
         if self._speaks:
-            self._side.log({name: float(value) for name, value in values.items()})
+            self._backend.log({name: float(value) for name, value in values.items()})
 
     @property
     def optimizer(self) -> SessionOptimizer:

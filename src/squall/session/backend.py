@@ -10,7 +10,7 @@ from squall.protocol.messages import Factors
 from squall.task import Batch, Task
 
 
-class Side(Protocol):
+class SessionBackend(Protocol):
     """What stands behind a session: one replica of a run, or the script alone."""
 
     rank: int
