@@ -24,7 +24,7 @@ from benchmarks.squall_exchange import exchange_seconds
 from squall.protocol.effects import Apply, Compute, Effect, Payload, Term, UseWeights
 from squall.protocol.events import Event, GradientComputed
 from squall.protocol.nodes import Node
-from squall.runtime.driver import QuietHost
+from squall.runtime.driver import Host
 from squall.runtime.recording import RecordedReplica, RecordedShard
 from squall.runtime.schedule import ScheduleWriter
 
@@ -33,7 +33,7 @@ EXCHANGES = 3000
 REPLICA = Node("replica", 0)
 
 
-class _Nothing(QuietHost):
+class _Nothing(Host):
     """A host that does nothing at once."""
 
     def __init__(self, weights: torch.Tensor) -> None:

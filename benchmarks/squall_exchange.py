@@ -29,7 +29,7 @@ from squall.protocol.events import Event, GradientComputed
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime import attempts
 from squall.runtime.arena import Arena
-from squall.runtime.driver import Driver, QuietHost
+from squall.runtime.driver import Driver, Host
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.kinds import machine
 from squall.runtime.processes import die_with_parent
@@ -47,7 +47,7 @@ class _Vector(nn.Module):
         self.weights = nn.Parameter(torch.zeros(elements))
 
 
-class _ReadyGradient(QuietHost):
+class _ReadyGradient(Host):
     """A replica's host whose gradient is always there; notes when each exchange began."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from squall.protocol.frames import Frame, encode
 from squall.protocol.link import Linked
 from squall.protocol.messages import Join, Stop
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.runtime.driver import LINGER_S, Driver, QuietHost
+from squall.runtime.driver import LINGER_S, Driver, Host
 
 
 class Wire:
@@ -53,7 +53,7 @@ class Machine:
         return []
 
 
-class Nothing(QuietHost):
+class Nothing(Host):
     def perform(self, effect: Effect, now: float) -> Event | None:
         return None
 

@@ -19,7 +19,7 @@ from squall.protocol.effects import Apply, Compute, End, Payload, PreparePush, T
 from squall.protocol.events import GradientComputed
 from squall.protocol.nodes import Node
 from squall.runtime import schedule
-from squall.runtime.driver import QuietHost
+from squall.runtime.driver import Host
 from squall.runtime.recording import WRITTEN_EVERY_S, WRITTEN_TOGETHER, RecordedReplica, RecordedShard
 from squall.runtime.records import (
     SEEN,
@@ -38,7 +38,7 @@ from squall.runtime.schedule import Damaged, ScheduleWriter, packed, read
 R0, R1_AGAIN = Node("replica", 0), Node("replica", 1, 2)
 
 
-class Still(QuietHost):
+class Still(Host):
     """A host that does nothing; `finite` is what its next gradients are."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from squall.protocol.link import RESEND_AFTER_S, Linked
 from squall.protocol.messages import Join, Stop
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import TrainingOver
-from squall.runtime.driver import QuietHost
+from squall.runtime.driver import Host
 from squall.runtime.wire import Network
 from squall.runtime.world import World
 from squall.sim.proof.phantoms import COMPUTE_S
@@ -52,7 +52,7 @@ class Script:
         return [now for now, event in self.seen if type(event) is kind]
 
 
-class Hands(QuietHost):
+class Hands(Host):
     """A host that answers Compute, and has news from outside once."""
 
     def __init__(self, *news: Event) -> None:

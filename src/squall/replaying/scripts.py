@@ -36,7 +36,7 @@ from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import NonFiniteBatch
 from squall.replaying.script_replica import Began, Examine, LoopEnded, ReplayBackend
-from squall.runtime.driver import QuietHost
+from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from squall.runtime.processes import die_with_parent
 from squall.session.backend import SessionBackend
@@ -54,7 +54,7 @@ class _ReplayForked(BaseException):
     """In a process that was just forked: unwinds the replay's frames, back into the script's `join`."""
 
 
-class ScriptHost(QuietHost):
+class ScriptHost(Host):
     """A replica's host in the replay: what it is to perform, its process performs."""
 
     def __init__(self, node: Node, pid: int, pipe: Connection) -> None:

@@ -27,44 +27,33 @@ class Transport(Protocol):
 
 
 class Host(Protocol):
-    """What a node's effects work on: a replica's model, a shard's store, the coordinator's record."""
+    """What a node's effects work on: a replica's model, a shard's store, the coordinator's record.
+
+    Most hosts need only `perform`: numbers travel without them, nothing comes from outside, and nothing was put off.
+    """
 
     def attach(self, payload: Payload) -> None:
         """Bring a message's numbers to their place, before the message goes out."""
+        return None
 
     def outgoing(self, payload: Payload) -> object | None:
         """What lies at the place, to travel with the message; None where its receiver reads the same memory."""
+        return None
 
     def incoming(self, payload: Payload, numbers: object) -> None:
         """Put what has travelled to its place, unless something later lies there."""
+        raise AssertionError("numbers have travelled within a machine")
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         """Carry out an effect; the event that it leads to, if any."""
 
     def poll(self) -> Event | None:
         """An event from outside the protocol (a process lost, a stop asked for), if there is one."""
-
-    def rest(self) -> None:
-        """The node is about to wait: what is done now keeps nobody waiting."""
-
-
-class QuietHost:
-    """What most hosts are: numbers travel without them, nothing comes from outside, and nothing was put off."""
-
-    def attach(self, payload: Payload) -> None:
-        pass
-
-    def outgoing(self, payload: Payload) -> object | None:
-        return None  # all hosts of a machine share the arena
-
-    def incoming(self, payload: Payload, numbers: object) -> None:
-        raise AssertionError("numbers have travelled within a machine")
-
-    def poll(self) -> Event | None:
         return None
 
     def rest(self) -> None:
-        pass
+        """The node is about to wait: what is done now keeps nobody waiting."""
+        return None
 
 
 class HostAround:

@@ -23,7 +23,7 @@ from squall.runtime.arena import Arena
 from squall.runtime.backward import ModelOnVector, pin
 from squall.runtime.batches import Key
 from squall.runtime.compute import Gradients
-from squall.runtime.driver import HostAround, QuietHost
+from squall.runtime.driver import Host, HostAround
 from squall.runtime.evaluate import evaluate
 from squall.runtime.job import Job
 from squall.runtime.local import LocalTraining
@@ -32,7 +32,7 @@ from squall.runtime.snapshot import Snapshots
 from squall.runtime.store import Store
 
 
-class ReplicaHost(QuietHost):
+class ReplicaHost(Host):
     """A model, its batches, and its slot of the arena."""
 
     def __init__(self, job: Job, slot: int) -> None:
@@ -87,7 +87,7 @@ class SlowedHost(HostAround):
         return event
 
 
-class ShardHost(QuietHost):
+class ShardHost(Host):
     """A store, and where its snapshots go."""
 
     def __init__(self, job: Job, index: int) -> None:
@@ -115,7 +115,7 @@ class ShardHost(QuietHost):
         return None
 
 
-class EvaluatorHost(QuietHost):
+class EvaluatorHost(Host):
     """A model on the evaluator's slot, which lies behind the replicas'."""
 
     def __init__(self, job: Job) -> None:

@@ -19,7 +19,7 @@ from squall.runtime.job import Job
 from squall.runtime.machines import batch_coordinator, begun, lease_coordinator
 from squall.runtime.portions import PortionHost
 from squall.runtime.vectors import VectorHost
-from squall.strategies.work import Alone, BatchMethod, Loop, Work
+from squall.strategies.work import BatchMethod, Loop, Work
 
 
 class Kind(NamedTuple):
@@ -47,10 +47,8 @@ def _batch_replica(job: Job, node: Node) -> BatchReplica:
     return BatchReplica(node, job.recipe.shards, os.getpid())
 
 
-_LOOP = Kind(lease_coordinator, _shard, _replica, ShardHost, ReplicaHost, "weights")
 KINDS: dict[type[Work], Kind] = {
-    Loop: _LOOP,
-    Alone: _LOOP,  # of which it uses the coordinator's ledger and the shard's numbers (`runtime.sequential`)
+    Loop: Kind(lease_coordinator, _shard, _replica, ShardHost, ReplicaHost, "weights"),
     BatchMethod: Kind(batch_coordinator, _batch_shard, _batch_replica, VectorHost, PortionHost, "trial"),
 }
 

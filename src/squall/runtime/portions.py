@@ -12,7 +12,7 @@ from squall.protocol.effects import Compute, Effect, End, Keep, UseWeights
 from squall.protocol.events import Event, GradientComputed
 from squall.runtime.backward import Backward, pin
 from squall.runtime.compute import all_finite
-from squall.runtime.driver import QuietHost
+from squall.runtime.driver import Host
 from squall.runtime.job import Job
 
 
@@ -45,7 +45,7 @@ class PortionGradients:
             torch.cuda.current_stream(self.backward.device).synchronize()
 
 
-class PortionHost(QuietHost):
+class PortionHost(Host):
     """A replica's model, its portions, and its slot of the arena."""
 
     def __init__(self, job: Job, slot: int) -> None:

@@ -31,7 +31,7 @@ from squall.record.rows import (
 )
 from squall.record.writer import Record
 from squall.runtime.divergence import Divergence
-from squall.runtime.driver import QuietHost
+from squall.runtime.driver import Host
 from squall.runtime.folding import Folding
 from squall.runtime.job import Job
 from squall.runtime.left_out import LeftOut
@@ -55,7 +55,7 @@ class Channel(Protocol):
         """Tell the user: time_s, epoch, examples and updates of the weights, and each metric."""
 
 
-class CoordinatorHost(QuietHost):
+class CoordinatorHost(Host):
     """Turns notes into rows. The time axis is training time: it begins when the first replica is welcomed."""
 
     def __init__(self, job: Job, channel: Channel, clock: Callable[[], float] | None = None) -> None:

@@ -20,27 +20,13 @@ from squall.protocol.effects import (
 )
 from squall.protocol.events import Event, GradientComputed, SnapshotWritten
 from squall.protocol.nodes import Node
+from squall.runtime import schedule
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job
 from squall.runtime.records import SEEN, ClockSteps, Fingerprint, short
 from squall.runtime.replay_keeping import ReplicaParts, ShardCuts
-from squall.runtime.schedule import (
-    ADDED,
-    APPLIED,
-    CALCULATED,
-    COMPUTED,
-    CONTINUED,
-    DELIVERED,
-    KEPT,
-    PART,
-    PREPARED,
-    PUSHED,
-    SAVED,
-    SKIPPED,
-    USED,
-    ScheduleWriter,
-)
+from squall.runtime.schedule import ScheduleWriter
 from squall.runtime.store import Store
 from squall.runtime.vectors import VectorHost
 
@@ -140,13 +126,13 @@ class RecordedShard(HostAround):
         for done in self._done:
             if isinstance(done, Apply):
                 clock = done.terms[0].clock
-                record += (APPLIED, next(fingerprints), short(done.share), _rates(done), len(done.terms))
+                record += (schedule.APPLIED, next(fingerprints), short(done.share), _rates(done), len(done.terms))
                 for term in done.terms:
                     who = self._who(term.owner)
                     record += (who, term.buffer, self._clocks.steps(who, term.clock), short(term.weight))
                 record.append(done.clock - clock)
             else:
-                record += (DELIVERED, self._who(done.owner), done.buffer)
+                record += (schedule.DELIVERED, self._who(done.owner), done.buffer)
         self._done.clear()
         self._seen.clear()
         if record:
@@ -155,12 +141,12 @@ class RecordedShard(HostAround):
     def _entry(self, effect: Effect) -> list[object]:
         match effect:
             case CalculateVectors(calculation):
-                return [CALCULATED, self._fingerprint() & SEEN, calculation]
+                return [schedule.CALCULATED, self._fingerprint() & SEEN, calculation]
             case AddPortions(owner, buffer, clock):
                 who = self._who(owner)
-                return [ADDED, who, buffer, self._clocks.steps(who, clock)]
+                return [schedule.ADDED, who, buffer, self._clocks.steps(who, clock)]
             case WriteSnapshot(number, version):
-                return [SAVED, number, version]
+                return [schedule.SAVED, number, version]
         raise AssertionError(effect)
 
     def _who(self, node: Node) -> int:
@@ -178,7 +164,7 @@ class RecordedReplica(HostAround):
         self._count_at = -1  # where in it stands how many batches are alike, if its last entry is of batches
         self._clock = 0  # of the last push; the first is 1
         self._fetches = 0  # taken into use
-        self._push = PUSHED  # the next one's tag
+        self._push = schedule.PUSHED  # the next one's tag
         self._bits = self._epoch = self._length = self._stop = -1  # of the last batch
 
     def perform(self, effect: Effect, now: float) -> Event | None:
@@ -187,14 +173,14 @@ class RecordedReplica(HostAround):
             if event is not None:  # else somebody else computes, and will say so
                 self.computed(effect, type(event) is not GradientComputed or event.finite)
         elif type(effect) is UseWeights:
-            self._record += (USED, effect.buffer)
+            self._record += (schedule.USED, effect.buffer)
             self._count_at = -1
             self._fetches += 1
         elif type(effect) is Keep:
-            self._record += (KEPT, effect.buffer, short(effect.weight), effect.accumulate)
+            self._record += (schedule.KEPT, effect.buffer, short(effect.weight), effect.accumulate)
             self._count_at = -1
         elif type(effect) is PreparePush:
-            self._push = PREPARED
+            self._push = schedule.PREPARED
         elif type(effect) is End:
             self._write()
             self._log.close()
@@ -205,12 +191,12 @@ class RecordedReplica(HostAround):
         if payload.clock != self._clock:
             self._record += (self._push, payload.clock - self._clock, payload.buffer)
             self._clock = payload.clock
-            self._push = PUSHED
+            self._push = schedule.PUSHED
             self._write()
             if self._parts is not None and self._log.long:
                 self._log.close()
                 self._log = ScheduleWriter(self._parts.next(self._fetches))
-                self._log.add([PART, self._clock, self._fetches])
+                self._log.add([schedule.PART, self._clock, self._fetches])
                 self._bits = self._epoch = self._length = self._stop = -1
 
     def _write(self) -> None:
@@ -229,14 +215,14 @@ class RecordedReplica(HostAround):
         count_at = len(record) + 2
         if length != self._length or epoch != self._epoch or skipped < 0:
             self._length, self._epoch = length, epoch
-            record += (COMPUTED, bits, 1, epoch, start, length)
+            record += (schedule.COMPUTED, bits, 1, epoch, start, length)
         elif skipped:
-            record += (SKIPPED, bits, 1, skipped)
+            record += (schedule.SKIPPED, bits, 1, skipped)
         elif bits == self._bits and self._count_at >= 0:
             count_at = self._count_at
             record[count_at] += 1
         else:
-            record += (CONTINUED, bits, 1)
+            record += (schedule.CONTINUED, bits, 1)
         self._stop, self._bits, self._count_at = stop, bits, count_at
         if not finite:
             self._write()

@@ -39,24 +39,8 @@ from torch import Tensor
 from squall.protocol.effects import AddPortions, Apply, Compute, Keep, Term, UseWeights
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.messages import Calculation
-from squall.runtime.schedule import (
-    ADDED,
-    APPLIED,
-    CALCULATED,
-    COMPUTED,
-    CONTINUED,
-    DELIVERED,
-    ENDED,
-    KEPT,
-    PART,
-    PREPARED,
-    PUSHED,
-    SAVED,
-    SKIPPED,
-    USED,
-    Damaged,
-    read,
-)
+from squall.runtime import schedule
+from squall.runtime.schedule import Damaged, read
 
 WHOLE, RUN = 1024, 16  # elements of a fingerprint
 SEEN = 127  # bits of a fingerprint that are kept: one difference in 128 is not seen, but the next one is
@@ -183,7 +167,7 @@ def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[R
         entries = iter(raw)
         try:
             for tag in entries:
-                if tag in (COMPUTED, SKIPPED, CONTINUED):
+                if tag in (schedule.COMPUTED, schedule.SKIPPED, schedule.CONTINUED):
                     yield from batches.next(tag, entries)
                     continue
                 record = _record(tag, entries, replicas, clocks)
@@ -196,27 +180,27 @@ def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[R
 
 def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: ClockSteps) -> Record:
     """One that is no batch, taken from the entries behind its tag."""
-    if tag == APPLIED:
+    if tag == schedule.APPLIED:
         return _applied(entries, replicas, clocks)
-    if tag == DELIVERED:
+    if tag == schedule.DELIVERED:
         return Delivered(_node(next(entries), replicas), next(entries))
-    if tag == SAVED:
+    if tag == schedule.SAVED:
         return Saved(next(entries), next(entries))
-    if tag in (PUSHED, PREPARED):
-        return Pushed(clocks.clock(0, next(entries)), next(entries), tag == PREPARED)
-    if tag == USED:
+    if tag in (schedule.PUSHED, schedule.PREPARED):
+        return Pushed(clocks.clock(0, next(entries)), next(entries), tag == schedule.PREPARED)
+    if tag == schedule.USED:
         return UseWeights(next(entries))
-    if tag == ENDED:
+    if tag == schedule.ENDED:
         return ProcessEnded()
-    if tag == PART:
+    if tag == schedule.PART:
         return NextFile(clocks.clock(0, next(entries)), next(entries))
-    if tag == CALCULATED:
+    if tag == schedule.CALCULATED:
         fingerprint, calculation = islice(entries, 2)
         return VectorsCalculated(msgspec.convert(calculation, Calculation), fingerprint)
-    if tag == ADDED:
+    if tag == schedule.ADDED:
         who, buffer, steps = islice(entries, 3)
         return AddPortions(_node(who, replicas), buffer, clocks.clock(who, steps))
-    if tag == KEPT:
+    if tag == schedule.KEPT:
         return Keep(next(entries), _long(next(entries)), next(entries))
     raise ValueError(f"unknown tag {tag}")
 
@@ -266,9 +250,9 @@ class _Batches:
 
     def next(self, tag: int, entries: Iterator[Any]) -> Iterator[Computed]:
         bits, count = islice(entries, 2)
-        if tag == COMPUTED:
+        if tag == schedule.COMPUTED:
             self._epoch, self._at, self._length = islice(entries, 3)
-        elif tag == SKIPPED:
+        elif tag == schedule.SKIPPED:
             self._at += next(entries)
         if count < 1 or self._length < 1 or self._at < 0 or self._at + count * self._length > self._examples:
             raise ValueError(f"{count} batches of {self._length} examples from {self._at}")

@@ -30,7 +30,7 @@ from squall.protocol.pushed_work import added
 from squall.runtime.backward import resolve_device
 from squall.runtime.best import keep
 from squall.runtime.compute import Gradients
-from squall.runtime.driver import QuietHost
+from squall.runtime.driver import Host
 from squall.runtime.evaluate import evaluate
 from squall.runtime.hosts import ShardHost
 from squall.runtime.interrupts import collected_interrupts
@@ -44,7 +44,7 @@ REPORT_EVERY_S = 0.25
 _REPLICA, _SHARD = Node("replica", 0), Node("shard", 0)
 
 
-class LoneHost(QuietHost):
+class LoneHost(Host):
     """A replica that computes on the very weights of the shard."""
 
     def __init__(self, job: Job, store: Store) -> None:

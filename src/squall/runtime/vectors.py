@@ -11,7 +11,7 @@ from squall.protocol.effects import AddPortions, CalculateVectors, Effect, End, 
 from squall.protocol.events import Event, VectorsCalculated
 from squall.protocol.sandblaster.messages import Calculation, Combine
 from squall.runtime.arena import Arena
-from squall.runtime.driver import QuietHost
+from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Snapshots
 from squall.strategies.work import BatchMethod
@@ -116,7 +116,7 @@ def _largest(vector: Tensor) -> float:
     return max(abs(low.item()), abs(high.item()))
 
 
-class VectorHost(QuietHost):
+class VectorHost(Host):
     """A store of vectors, and where its snapshots go."""
 
     def __init__(self, job: Job, index: int) -> None:

@@ -12,7 +12,7 @@ from squall.protocol.frames import Frame
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.runtime.driver import Host, QuietHost
+from squall.runtime.driver import Host
 
 HUBS = ("coordinator", "shard")  # whom all the others speak to
 
@@ -64,8 +64,8 @@ class WorldNode:
         self.forgotten: dict[Node, None] | None = None  # by a machine alone: whom it does not hear any more
         self.host = host
         # None: it has nothing to do, and is not asked to for every message.
-        self.attach = host.attach if getattr(type(host), "attach", None) is not QuietHost.attach else None
-        self.outgoing = host.outgoing if getattr(type(host), "outgoing", None) is not QuietHost.outgoing else None
+        self.attach = host.attach if getattr(type(host), "attach", None) is not Host.attach else None
+        self.outgoing = host.outgoing if getattr(type(host), "outgoing", None) is not Host.outgoing else None
         self.clock = clock  # None: the world's own
         self.busy_until = 0.0
         self.poll = host.poll if node == COORDINATOR else None  # others hear nothing from outside

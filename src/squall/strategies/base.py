@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from squall.strategies.work import Alone, Loop, Work
+from squall.strategies.work import Loop, Work
 from squall.task import OptimizerFactory
 
 default_optimizer: OptimizerFactory = partial(torch.optim.AdamW, lr=1e-3)
@@ -38,12 +38,13 @@ class Recipe:
         for name in ("replicas", "shards"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        self.work.check(self.replicas, self.shards)
+        if isinstance(self.work, Loop):
+            self.work.check(self.replicas, self.shards)
 
     @property
     def alone(self) -> bool:
         """It runs in the calling process, without shards and protocol."""
-        return isinstance(self.work, Alone)
+        return isinstance(self.work, Loop) and self.work.alone
 
     @property
     def why_from_the_start(self) -> str:

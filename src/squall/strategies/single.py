@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from squall.strategies.base import Recipe, Strategy, default_optimizer
-from squall.strategies.work import Alone, Update
+from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory
 
 
@@ -32,4 +32,4 @@ class SingleProcess(Strategy):
     optimizer: OptimizerFactory = default_optimizer
 
     def recipe(self) -> Recipe:
-        return Recipe(replicas=1, shards=1, work=Alone(update=Update(optimizer=self.optimizer)))
+        return Recipe(replicas=1, shards=1, work=Loop(update=Update(optimizer=self.optimizer), alone=True))

@@ -1,52 +1,20 @@
-"""The kinds of work that a strategy may compile to: the loop, the same alone in one process, L-BFGS on batches.
+"""The two kinds of work that a strategy may compile to: the loop over batches, and L-BFGS on whole batches.
 
-They are a closed set. `runtime.kinds` has the table of the machines and hosts that carry each out.
+Of both may be asked: `every` (batches, or portions of one, between two pushes of a replica), `blocks` (equal parts of
+the vector of which every exchange moves one), `buffers` (of weights, and of gradients, that a replica has in the
+arena), `local`, `converges` (it ends by itself), and `several_steps` (a script's loop may step on a batch several
+times, each time for other groups). `runtime.kinds` has the table of the machines and hosts that carry each out.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from squall.protocol.exchanges import Exchanges
-from squall.protocol.sandblaster.method import MethodSettings as MethodRules
+from squall.protocol.sandblaster.method import MethodSettings
 from squall.task import OptimizerFactory
-
-
-class Work(ABC):
-    """What may be asked of all kinds; the answers here are those of a kind that has nothing of the sort."""
-
-    local: Local | None = None
-
-    @property
-    def converges(self) -> bool:
-        """It ends by itself."""
-        return False
-
-    @property
-    @abstractmethod
-    def every(self) -> int:
-        """Batches, or portions of one, between two pushes of a replica."""
-
-    @property
-    def blocks(self) -> int:
-        """Equal parts of the vector of which every exchange moves one."""
-        return 1
-
-    @property
-    def buffers(self) -> int:
-        """Of weights, and of gradients, that a replica has in the arena."""
-        return 1
-
-    @property
-    def several_steps(self) -> bool:
-        """A script's loop may step on a batch several times, each time for other groups."""
-        return False
-
-    @abstractmethod
-    def check(self, replicas: int, shards: int) -> None:
-        """Raise a `ValueError` with the remedy for settings that cannot be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +56,22 @@ class Local:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loop(Work):
-    """Batch after batch: compute, push, update, fetch. All data-parallel algorithms are settings of it."""
+class Loop:
+    """Batch after batch: compute, push, update, fetch. All data-parallel algorithms are settings of it.
+
+    Attributes:
+        update: what shards do with a push.
+        exchanges: when replicas exchange, and who waits for whom.
+        local: what replicas do in between, where they train on weights of their own.
+        alone: one replica and its shard in the calling process, without a protocol; the numbers are the same.
+    """
+
+    converges: ClassVar[bool] = False
 
     update: Update
     exchanges: Exchanges = field(default_factory=Exchanges)
     local: Local | None = None
+    alone: bool = False
 
     @property
     def tuned(self) -> OptimizerFactory:
@@ -120,6 +98,7 @@ class Loop(Work):
         return rules.gather == "each" and every and not cadence.overlap and self.local is None
 
     def check(self, replicas: int, shards: int) -> None:
+        """Raise a `ValueError` with the remedy for settings that cannot be."""
         cadence, rules, update = self.exchanges.cadence, self.exchanges.rules, self.update
         counts = {"push_every": cadence.push_every, "fetch_every": cadence.fetch_every, "blocks": update.blocks}
         for name, count in counts.items():
@@ -168,12 +147,8 @@ class Loop(Work):
                 raise ValueError("optimizer must be a factory, for example partial(torch.optim.SGD, lr=0.1)")
 
 
-class Alone(Loop):
-    """One replica and its shard in the calling process, without a protocol: the numbers are the same."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class BatchMethod(Work):
+class BatchMethod:
     """A method that looks at a batch as a whole, in place of the loop.
 
     Attributes:
@@ -184,7 +159,12 @@ class BatchMethod(Work):
         backup: late portions are also given to idle replicas.
     """
 
-    rules: MethodRules
+    blocks: ClassVar[int] = 1
+    buffers: ClassVar[int] = 1
+    local: ClassVar[Local | None] = None
+    several_steps: ClassVar[bool] = False
+
+    rules: MethodSettings
     examples: int | None
     portions: int | None
     push_every: int
@@ -207,8 +187,8 @@ class BatchMethod(Work):
         batch = self.batch(examples)
         return min(batch_size, max(1, batch // replicas)) if self.portions is None else -(-batch // self.portions)
 
-    def check(self, replicas: int, shards: int) -> None:
-        pass  # `Sandblaster` has
+
+Work = Loop | BatchMethod
 
 
 def _check_choice(name: str, value: str, values: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from squall.protocol.effects import Effect, End, Payload, PublishSnapshot
 from squall.protocol.events import Event
 from squall.protocol.notes import TargetReached, TrainingBegan, TrainingOver, WeightsMeasured, WorkReported
 from squall.report.words import clock, number, percent, size, two_columns
-from squall.runtime.driver import Host, QuietHost
+from squall.runtime.driver import Host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Sums:
     end: End | None = None
 
 
-class NotesWatch(QuietHost):
+class NotesWatch(Host):
     """The coordinator's host, or what stands before it: hears all that the coordinator notes."""
 
     def __init__(self, sums: Sums, host: Host | None = None) -> None:

@@ -26,7 +26,7 @@ from squall.protocol.effects import Compute, Effect
 from squall.protocol.events import Event, GradientComputed
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.arena import Arena
-from squall.runtime.driver import Driver, QuietHost
+from squall.runtime.driver import Driver, Host
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.kinds import machine
 from squall.sim.cluster.forks import forked
@@ -83,7 +83,7 @@ def _serve(job: Job, node: Node, line: ControlPipe) -> None:
     theirs.close()
 
 
-class _ReadyGradient(QuietHost):
+class _ReadyGradient(Host):
     """A replica's host whose gradient is always there; tells how long exchanges took."""
 
     def __init__(self, chunks: Chunks) -> None:

@@ -6,11 +6,11 @@ import math
 
 from squall.protocol.effects import Compute, Effect, EvaluateModel, WriteSnapshot
 from squall.protocol.events import Event, GradientComputed, ModelEvaluated, SnapshotWritten
-from squall.runtime.driver import Host, HostAround, QuietHost
+from squall.runtime.driver import Host, HostAround
 from squall.sim.cluster.costs import Costs
 
 
-class HostWithoutNumbers(QuietHost):
+class HostWithoutNumbers(Host):
     """A replica, shard or evaluator. All of a run can be one, since it remembers nothing."""
 
     def __init__(self, costs: Costs) -> None:

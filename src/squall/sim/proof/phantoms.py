@@ -20,7 +20,7 @@ from squall.protocol.events import Event
 from squall.protocol.messages import Factors
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
-from squall.runtime.driver import QuietHost
+from squall.runtime.driver import Host
 from squall.runtime.world import Price
 from squall.sim.proof.memory import AppliedBuffer, Batch, File, Gradient, Memory, Written, folded
 from squall.strategies.base import Recipe
@@ -95,7 +95,7 @@ class PhantomStage:
         return EvaluatorPhantom(self, node)
 
 
-class Phantom(QuietHost):
+class Phantom(Host):
     def __init__(self, stage: PhantomStage, node: Node) -> None:
         self.stage, self.node = stage, node
         self.memory = stage.memory(node)
