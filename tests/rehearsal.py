@@ -55,7 +55,7 @@ def rehearse(
     world._arrivals = Network(latency_s=0.001, jitter_s=jitter_s).arrivals
     for events, slot in sorted((kill_at or {}).items()):
         world.run(at_most=events)
-        victim = max(node for node in world.places if node.role == "replica" and node.index == slot)
+        victim = max(node for node in world.processes if node.role == "replica" and node.index == slot)
         world.kill(victim)
     end = run.run()
     assert end.status == "finished", end

@@ -21,7 +21,7 @@ from squall.protocol.notes import WorkReported
 from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica
 from squall.protocol.shard import Shard
-from squall.runtime.wire import Network
+from squall.runtime.wire import Conditions, Network
 from squall.runtime.world import World
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.memory import Batch
@@ -59,7 +59,7 @@ class Bench(PhantomStage):
         self.digest = hashlib.sha256() if keep_trace else None
         self.steps = 0
         self._touched: Node = COORDINATOR
-        self.world = World(network=network, seed=seed, prices=self.prices, spawn=self._member, notice_s=notice_s)
+        self.world = World(Conditions(network, self.prices, notice_s), seed=seed, spawn=self._member)
         self.world.trace = self._trace
         nodes = [COORDINATOR, *(Node("shard", i) for i in range(recipe.shards))]
         nodes += [Node("replica", i) for i in range(recipe.replicas)]
@@ -100,7 +100,7 @@ class Bench(PhantomStage):
                 assert self.world.now < HANG_S, "the run hangs"
                 self.world.step()
                 self.steps += 1
-                place = self.world.places.get(self._touched)
+                place = self.world.processes.get(self._touched)
                 if place is not None:
                     check(place.linked)
         except AssertionError as error:
@@ -110,7 +110,7 @@ class Bench(PhantomStage):
         return self
 
     def kill(self, role: str, index: int) -> None:
-        for node, place in list(self.world.places.items()):
+        for node, place in list(self.world.processes.items()):
             if node.role == role and node.index == index and place.end is None:
                 self.in_use.pop(node.index, None) if role != "shard" else None
                 self.world.kill(node)
@@ -120,7 +120,7 @@ class Bench(PhantomStage):
 
     @property
     def end(self) -> End:
-        end = self.world.places[COORDINATOR].end
+        end = self.world.processes[COORDINATOR].end
         assert end is not None
         return end
 

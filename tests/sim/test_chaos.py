@@ -107,7 +107,7 @@ def test_without_a_shard_or_the_coordinator_the_run_resumes_from_its_last_snapsh
 def test_a_replica_that_dies_is_replaced_in_the_same_life() -> None:
     trial = Trial(dataclasses.replace(QUIET, faults=(Kill(60, Role("replica", 1), 0.05),))).go()
     assert trial.lives == 1
-    assert Node("replica", 1, 1) in trial.world.places
+    assert Node("replica", 1, 1) in trial.world.processes
 
 
 def test_a_run_that_does_not_end_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ def test_a_batch_that_fails_twice_ends_the_run_and_is_named(name: str) -> None:
     assert bench.end.status == "nonfinite"
     assert "examples 4 to 8 of epoch 1" in bench.end.reason
     assert (1, 4, 8) not in bench.whole()
-    assert all(place.over for node, place in bench.world.places.items() if node.role == "replica")
+    assert all(place.over for node, place in bench.world.processes.items() if node.role == "replica")
     bench.expect_nothing_lost()
 
 

@@ -23,7 +23,7 @@ from squall.protocol.messages import Join, Stop
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import TrainingOver
 from squall.runtime.driver import Host
-from squall.runtime.wire import Network
+from squall.runtime.wire import Conditions, Network
 from squall.runtime.world import World
 from squall.sim.proof.phantoms import COMPUTE_S
 from squall.strategies import Downpour, Synchronous
@@ -71,8 +71,8 @@ class Hands(Host):
         return self.news.pop() if self.news else None
 
 
-def pair(sender: Script, receiver: Script, network: Network, seed: int = 0) -> World:
-    world = World(network=network, seed=seed, prices={Compute: lambda node, effect, begins: 2.0})
+def pair(sender: Script, receiver: Script, network: Network, seed: int = 0, notice_s: float = 0.0) -> World:
+    world = World(Conditions(network, {Compute: lambda node, effect, begins: 2.0}, notice_s), seed=seed)
     world.add(COORDINATOR, Linked(receiver), Hands())
     world.add(PEER, Linked(sender), Hands())
     return world
@@ -115,15 +115,14 @@ def test_the_last_words_of_a_process_arrive_though_their_frame_was_lost() -> Non
     world = pair(Script({Started: [Send(COORDINATOR, Join(7)), End("finished")]}), coordinator, Network(0.01))
     carry = world._arrivals
     world._arrivals = lambda *frame: carry(*frame) if lost else lost.append(frame) or ()
-    world.run(until=lambda: world.places[PEER].over)
+    world.run(until=lambda: world.processes[PEER].over)
     assert coordinator.times(MessageArrived) == [pytest.approx(RESEND_AFTER_S + 0.01)]
     assert len(lost) == 1
 
 
 def test_a_killed_process_hears_nothing_more_and_the_coordinator_is_told() -> None:
     replica, coordinator = Script({}, wake_at=1.0), Script({MemberLost: [End("finished")]})
-    world = pair(replica, coordinator, Network())
-    world._notice_s = 0.25
+    world = pair(replica, coordinator, Network(), notice_s=0.25)
     world.run(at_most=2)
     world.kill(PEER, "killed by SIGKILL")
     world.kill(PEER, "a second time is nothing")

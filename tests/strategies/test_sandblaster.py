@@ -32,7 +32,7 @@ from squall.report import Reader
 from squall.run import Run
 from squall.runtime.job import private_job
 from squall.runtime.snapshot import Snapshots
-from squall.runtime.wire import Network
+from squall.runtime.wire import Conditions, Network
 from squall.task import TaskFunction
 from tests import deep
 from tests.tasks import INLINE, mean_square, numbers, regression
@@ -330,9 +330,9 @@ class World:
         job = private_job(plan, strategy, built, layout, directory, time.time(), restored)
         self.run = InlineRun(job, step_s or (lambda node: 0.01))
         self.world = self.run.world
-        self.world._network = network or Network()
+        conditions = Conditions(network or Network(), self.world._conditions.prices, notice_s=0.002)
+        self.world._conditions, self.world._arrivals = conditions, conditions.network.arrivals
         self.world._chance = random.Random(seed)
-        self.world._notice_s = 0.002
         self.world.trace = self._trace
         self.touched = COORDINATOR
         self.sent: Counter[str] = Counter()
@@ -359,7 +359,7 @@ class World:
             assert self.world._queue, "nothing goes on, and the run has not ended"
             self.world.step()
             number += 1
-            place = self.world.places.get(self.touched)
+            place = self.world.processes.get(self.touched)
             if place is not None:
                 check(place.linked)
         assert self.world.ended, "the run hangs"
@@ -376,12 +376,12 @@ class World:
         self.world._arrivals = arrivals
 
     def kill(self, slot: int) -> None:
-        for node in [n for n in self.world.places if n.role == "replica" and n.index == slot]:
+        for node in [n for n in self.world.processes if n.role == "replica" and n.index == slot]:
             self.world.kill(node)
 
     @property
     def machine(self) -> Any:
-        return self.world.places[COORDINATOR].linked.machine
+        return self.world.processes[COORDINATOR].linked.machine
 
     @property
     def weights(self) -> Tensor:
@@ -469,7 +469,7 @@ class Audited(World):
         self.restarts += self.machine.evaluation != before
 
     def _evaluated(self, *arguments: Any) -> None:
-        stores = [self.world.places[Node("shard", index)].host.store for index in range(2)]
+        stores = [self.world.processes[Node("shard", index)].host.store for index in range(2)]
         trial, total = (torch.cat([store._vectors[name] for store in stores]) for name in ("trial", "sum"))
         error = (total - self._gradient(trial)).norm() / (1e-3 + total.norm())
         self.error = max(self.error, error.item())

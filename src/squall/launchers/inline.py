@@ -18,6 +18,7 @@ from squall.runtime.kinds import kind_of, machine
 from squall.runtime.machines import nodes
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.recording import recorded
+from squall.runtime.wire import Conditions
 from squall.runtime.world import World
 
 STEP_S = 0.01  # virtual seconds that every gradient takes
@@ -60,7 +61,7 @@ class InlineRun:
         self._job = job
         self._step_s = step_s
         self.channel = LoneChannel(watch)
-        self.world = World(prices={Compute: self._step}, spawn=self._member, seed=job.plan.seed)
+        self.world = World(Conditions(prices={Compute: self._step}), spawn=self._member, seed=job.plan.seed)
         for node in nodes(job):
             self.world.add(node, *self._member(node))
 
@@ -69,7 +70,7 @@ class InlineRun:
             with collected_interrupts() as self.channel.interrupts:
                 self.world.run()
         except Exception as error:
-            coordinator = self.world.places[COORDINATOR].host
+            coordinator = self.world.processes[COORDINATOR].host
             coordinator.perform(End("failed", f"{type(error).__name__}: {error}"), self.world.now)
             raise
         finally:

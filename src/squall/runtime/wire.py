@@ -1,14 +1,17 @@
-"""The network of a world: when frames arrive, if they do."""
+"""How fast things go in a world: when frames arrive, if they do, and what else takes time."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from squall.protocol.effects import Send, Transmit
+from squall.protocol.effects import Effect, Send, Transmit
 from squall.protocol.nodes import Node
+from squall.runtime.world_nodes import Clock
+
+Price = Callable[[Node, Any, float], float]  # seconds that an effect takes which a node begins at a time
 
 
 class Wire(Protocol):
@@ -33,3 +36,25 @@ class Network:
             return (at,)
         copies = 1 + (chance.random() < self.duplication)
         return [at + chance.random() * self.jitter_s for _ in range(copies) if chance.random() >= self.loss]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What takes how long in a world.
+
+    Attributes:
+        network: when frames arrive.
+        prices: seconds that effects take, by their type. A message has a price only if weights travel along.
+        notice_s: until the coordinator hears that a process died.
+        spawn_s: until a replacement is there.
+        clock: each node's own clock; None: the world's.
+    """
+
+    network: Wire = Network()
+    prices: Mapping[type[Effect], Price] = field(default_factory=dict)
+    notice_s: float = 0.0
+    spawn_s: Callable[[Node], float] = lambda node: 0.0
+    clock: Callable[[Node], Clock | None] = lambda node: None
+
+
+IDEAL = Conditions()  # nothing takes any time

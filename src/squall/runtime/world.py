@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from heapq import heappop, heappush, heapreplace
 from itertools import repeat
-from typing import Any
 
 from squall.protocol.effects import Effect, End, Forget, Send, StartMember, Transmit
 from squall.protocol.events import Event, FrameArrived, MemberLost, MessageArrived, Started, TimePassed
@@ -22,23 +21,14 @@ from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.driver import Host
-from squall.runtime.wire import Network, Wire
-from squall.runtime.world_nodes import Absence, Clock, Entry, Line, Parcel, ParcelArrived, WorldNode
+from squall.runtime.wire import IDEAL, Conditions
+from squall.runtime.world_nodes import Absent, Entry, Free, Parcel, ParcelArrived, Stream, WorldNode
 from squall.usercode.blame import note
 
-Price = Callable[[Node, Any, float], float]  # seconds that an effect takes which a node begins at a time
-
-
-class _Free(Event, frozen=True, gc=False):
-    """A node that was busy can look into its inbox."""
-
-
-_FREE = _Free()
-_STARTED = Started()
-_TIME_PASSED = TimePassed()
+_FREE, _STARTED, _TIME_PASSED = Free(), Started(), TimePassed()
 _ARRIVALS = (FrameArrived, ParcelArrived, MessageArrived)
-_CALLS = (TimePassed, _Free)
-_WORLDLY = (End, StartMember, Forget)
+_CALLS = (TimePassed, Free)
+_MEMBERSHIP = (End, StartMember, Forget)
 
 
 class World:
@@ -52,107 +42,100 @@ class World:
     """
 
     def __init__(
-        self, *, network: Wire | None = None, seed: int = 0,
-        prices: Mapping[type[Effect], Price] | None = None,
-        spawn: Callable[[Node], tuple[Linked | Machine, Host]] | None = None, notice_s: float = 0.0,
-        spawn_s: Callable[[Node], float] = lambda node: 0.0, clock: Callable[[Node], Clock | None] = lambda node: None,
-        now: float = 0.0,
+        self, conditions: Conditions = IDEAL, *, seed: int = 0, now: float = 0.0,
+        spawn: Callable[[Node], tuple[Linked | Machine, Host]] | None = None,
     ) -> None:  # fmt: skip
         self.now = now
         self.ended = False  # the coordinator has, or somebody who watches wants no more
-        self.places: dict[Node, WorldNode] = {}
+        self.processes: dict[Node, WorldNode] = {}
         self.trace: Callable[[float, Node, Event | Effect], None] | None = None
-        self._arrivals = (network or Network()).arrivals
+        self._conditions = conditions
+        self._arrivals, self._prices = conditions.network.arrivals, conditions.prices
+        assert not self._prices.keys() & set(_MEMBERSHIP)
         self._chance = random.Random(seed)
-        self._prices = prices if prices is not None else {}  # a message has one only if weights travel along
-        assert not self._prices.keys() & set(_WORLDLY)
         self._spawn = spawn  # makes the machine and host of a replacement
-        self._spawn_s = spawn_s  # until a replacement is there
-        self._notice_s = notice_s  # until the coordinator hears that a process died
-        self._clock = clock
         self._queue: list[Entry] = []
-        self._fronts: list[tuple[*Entry, Line]] = []  # the first of each line; no queue for ten thousand nodes
+        self._heads: list[tuple[*Entry, Stream]] = []  # the first of each stream; no queue for ten thousand nodes
         self._actions: dict[Node, Callable[[], None]] = {}  # by the made-up node whose turn it will be
         self._count = 0
 
     def add(self, node: Node, linked: Linked | Machine, host: Host) -> None:
-        self.places[node] = WorldNode(node, linked, host, self._clock(node))
+        self.processes[node] = WorldNode(node, linked, host, self._conditions.clock(node))
         self.post(node, _STARTED)
 
     def bring(self, node: Node) -> None:
         """Add a node that the world spawns itself, as soon as it can be there."""
         assert self._spawn is not None
-        after_s = self._spawn_s(node)
+        after_s = self._conditions.spawn_s(node)
         if after_s > 0:  # by then its machine may be gone again, so it asks once more
             self.at(self.now + after_s, lambda: self.bring(node))
         else:
             self.add(node, *self._spawn(node))
 
     def post(self, node: Node, event: Event, after_s: float = 0.0) -> None:
-        self._put(self.now + after_s, self.places.get(node) or Absence(node), event)
+        self._put(self.now + after_s, self.processes.get(node) or Absent(node), event)
 
-    def _put(self, at: float, place: WorldNode | Absence, event: Event, first: bool = False) -> None:
+    def _put(self, at: float, process: WorldNode | Absent, event: Event, first: bool = False) -> None:
         self._count += 1
-        heappush(self._queue, (at, -self._count if first else self._count, place, None, event))
+        heappush(self._queue, (at, -self._count if first else self._count, process, None, event))
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         """Do something to the world at a time of its clock."""
         self._count += 1
         turn = Node("world", self._count)
         self._actions[turn] = action
-        self._put(time_s, Absence(turn), _TIME_PASSED)
+        self._put(time_s, Absent(turn), _TIME_PASSED)
 
     def kill(self, node: Node, why: str = "killed") -> None:
         """The process is gone between two events; the coordinator is told a little later."""
-        place = self.places.pop(node, None)
-        if place is not None:
-            place.there = False
-            if not place.over and node != COORDINATOR:
-                self.post(COORDINATOR, MemberLost(node, why), self._notice_s)
+        process = self.processes.pop(node, None)
+        if process is not None:
+            process.alive = False
+            if not process.over and node != COORDINATOR:
+                self.post(COORDINATOR, MemberLost(node, why), self._conditions.notice_s)
 
     def pause(self, node: Node, seconds: float) -> None:
         """The process does nothing for so long, as if its machine slept; what comes meanwhile waits."""
-        place = self.places.get(node)
-        if place is not None:
-            place.busy_until = max(place.busy_until, self.now) + seconds
+        if node in self.processes:
+            self.prolong(node, max(self.processes[node].busy_until, self.now) + seconds)
 
     def prolong(self, node: Node, until: float) -> None:
         """What the node is doing takes longer than it was thought."""
-        place = self.places.get(node)
-        if place is not None and until > place.busy_until:
-            place.busy_until = until
+        process = self.processes.get(node)
+        if process is not None and until > process.busy_until:
+            process.busy_until = until
 
     def run(self, until: Callable[[], bool] | None = None, at_most: int | None = None) -> None:
         """Go on until the coordinator has ended, `until` holds, or `at_most` events are over."""
         for _ in repeat(None) if at_most is None else repeat(None, at_most):
-            if self.ended or not (self._queue or self._fronts) or (until is not None and until()):
+            if not self.lively or (until is not None and until()):
                 return
             self.step()
 
     def close(self) -> None:
         """The world stands still: end what has not ended. Hosts hold files, and processes that load data."""
         with ExitStack() as stack:  # one that fails does not keep the others from it
-            for node, place in self.places.items():
-                if node != COORDINATOR and place.end is None:
-                    stack.callback(place.host.perform, End("finished"), self.now)
+            for node, process in self.processes.items():
+                if node != COORDINATOR and process.end is None:
+                    stack.callback(process.host.perform, End("finished"), self.now)
 
     @property
     def lively(self) -> bool:
         """Something will happen yet."""
-        return not self.ended and bool(self._queue or self._fronts)
+        return not self.ended and bool(self._queue or self._heads)
 
     def step(self) -> None:
         """Take the next event. Written in one piece: planning a cluster takes millions of these."""
-        fronts, queue = self._fronts, self._queue
-        if not fronts or (queue and queue[0] < fronts[0]):
+        heads, queue = self._heads, self._queue
+        if not heads or (queue and queue[0] < heads[0]):
             at, _, to, sender, what = heappop(queue)
         else:
-            at, _, to, sender, what, line = fronts[0]
-            line.popleft()
-            if line:
-                heapreplace(fronts, line[0])
+            at, _, to, sender, what, stream = heads[0]
+            stream.popleft()
+            if stream:
+                heapreplace(heads, stream[0])
             else:
-                heappop(fronts)
+                heappop(heads)
         if at > self.now:
             self.now = at
         now = self.now
@@ -164,155 +147,153 @@ class World:
                 event = ParcelArrived(sender, what.frame, what.payload, what.numbers)
             else:
                 event = MessageArrived(sender, what)
-        if type(to) is WorldNode and to.there:
-            place = to
-        elif to.node in self.places:  # it has come since
-            place = self.places[to.node]
+        if type(to) is WorldNode and to.alive:
+            process = to
+        elif to.node in self.processes:  # it has come since
+            process = self.processes[to.node]
         else:
             if to.node in self._actions:
                 self._actions.pop(to.node)()
             return
-        if place.end is not None and place.over:
+        if process.end is not None and process.over:
             return
-        if now < place.busy_until or place.called or (sender is None and type(event) in _CALLS):
-            turn = self._turn(at, place, event)
+        if now < process.busy_until or process.free_queued or (sender is None and type(event) in _CALLS):
+            turn = self._turn(at, process, event)
             if turn is None:
                 return
             event = turn
         if type(event) is ParcelArrived:
-            place.host.incoming(event.payload, event.numbers)
+            process.host.incoming(event.payload, event.numbers)
             event = FrameArrived(event.sender, event.frame)
         trace = self.trace
         if trace is not None:
-            trace(now, place.node, event)
-        if place.forgotten is None or type(event) is not MessageArrived or event.sender not in place.forgotten:
-            for effect in place.linked.on(event, now if place.clock is None else place.clock.reads(now)):
+            trace(now, process.node, event)
+        if process.forgotten is None or type(event) is not MessageArrived or event.sender not in process.forgotten:
+            for effect in process.linked.on(event, now if process.clock is None else process.clock.reads(now)):
                 if trace is not None:
-                    trace(now, place.node, effect)
+                    trace(now, process.node, effect)
                 if type(effect) is Send or type(effect) is Transmit:  # most are
-                    self._carry(place, effect)
+                    self._carry(process, effect)
                 else:
-                    self._perform(place, effect)
-        if place.poll is not None and place.end is None:
-            outside = place.poll()
+                    self._perform(process, effect)
+        if process.poll is not None and process.end is None:
+            outside = process.poll()
             if outside is not None:
-                self._put(now, place, outside)
-        if place.inbox is not None and not place.called:
-            self._call(place)
-        due = place.linked.wake_at
+                self._put(now, process, outside)
+        if process.inbox is not None and not process.free_queued:
+            self._queue_free(process)
+        due = process.linked.wake_at
         if due is not None:
-            self._wake(place, due)
+            self._wake(process, due)
 
-    def _turn(self, at: float, place: WorldNode, event: Event) -> Event | None:
+    def _turn(self, at: float, process: WorldNode, event: Event) -> Event | None:
         """What a node handles now that is or was busy, or was to be woken; None: nothing yet."""
-        busy = self.now < place.busy_until
+        busy = self.now < process.busy_until
         match event:
             case TimePassed():
-                if at != place.woken_at:  # an earlier one has taken its place
+                if at != process.woken_at:  # an earlier one has taken its process
                     return None
-                place.woken_at = math.inf
-                due = place.linked.wake_at
-                if due is not None and (due > self._reads(place) or busy):
-                    self._wake(place, due)
+                process.woken_at = math.inf
+                due, clock = process.linked.wake_at, process.clock
+                if due is not None and (busy or due > (self.now if clock is None else clock.reads(self.now))):
+                    self._wake(process, due)
                     return None
                 return event if due is not None else None
-            case _Free():
+            case Free():
                 if busy:  # what has waited once goes before an answer that comes then
-                    self._put(place.busy_until, place, _FREE, first=True)
+                    self._put(process.busy_until, process, _FREE, first=True)
                     return None
-                place.called = False
-                assert place.inbox is not None
-                waited = place.inbox.popleft()
-                if not place.inbox:  # an empty one is half a kilobyte
-                    place.inbox = None
+                process.free_queued = False
+                assert process.inbox is not None
+                waited = process.inbox.popleft()
+                if not process.inbox:  # an empty one is half a kilobyte
+                    process.inbox = None
                 return waited
         if type(event) not in _ARRIVALS:  # the answer to what kept it busy
             if busy:
-                self._put(place.busy_until, place, event)
+                self._put(process.busy_until, process, event)
                 return None
             return event
-        if place.inbox is None:
-            place.inbox = deque()
-        place.inbox.append(event)
-        if not place.called:
-            self._call(place)
+        if process.inbox is None:
+            process.inbox = deque()
+        process.inbox.append(event)
+        if not process.free_queued:
+            self._queue_free(process)
         return None
 
-    def _call(self, place: WorldNode) -> None:
-        place.called = True
-        self._put(max(self.now, place.busy_until), place, _FREE)
+    def _queue_free(self, process: WorldNode) -> None:
+        process.free_queued = True
+        self._put(max(self.now, process.busy_until), process, _FREE)
 
-    def _reads(self, place: WorldNode) -> float:
-        return self.now if place.clock is None else place.clock.reads(self.now)
-
-    def _carry(self, place: WorldNode, effect: Send | Transmit) -> None:
+    def _carry(self, process: WorldNode, effect: Send | Transmit) -> None:
         sent: Message | Frame | Parcel
         if type(effect) is Send:
             sent, again = effect.message, False
         else:
             assert isinstance(effect, Transmit)
             sent, again = effect.frame, effect.again
-        leaves = place.busy_until if place.busy_until > self.now else self.now
+        leaves = process.busy_until if process.busy_until > self.now else self.now
         payload = effect.payload
         if payload is not None and not again:
-            if place.attach is not None:
-                place.attach(payload)
+            if process.attach is not None:
+                process.attach(payload)
             if payload.kind != "gradient":  # which lies where it is read
                 price = self._prices.get(type(effect))
                 if price is not None:
-                    leaves = place.busy_until = leaves + price(place.node, effect, leaves)
-        if payload is not None and place.outgoing is not None:
-            numbers = place.outgoing(payload)
+                    leaves = process.busy_until = leaves + price(process.node, effect, leaves)
+        if payload is not None and process.outgoing is not None:
+            numbers = process.outgoing(payload)
             if numbers is not None:
                 assert isinstance(sent, Frame)
                 sent = Parcel(sent, payload, numbers)
-        to = self.places.get(effect.to)
-        for at in self._arrivals(place.node, effect, leaves, self._chance):
+        to = self.processes.get(effect.to)
+        for at in self._arrivals(process.node, effect, leaves, self._chance):
             self._count += 1
-            line = place.going if to is None or to.coming is None else to.coming
-            if line is None or (line and at < line[-1][0]):
-                heappush(self._queue, (at, self._count, to or Absence(effect.to), place.node, sent))
+            stream = process.going if to is None or to.coming is None else to.coming
+            if stream is None or (stream and at < stream[-1][0]):
+                heappush(self._queue, (at, self._count, to or Absent(effect.to), process.node, sent))
                 continue
-            line.append((at, self._count, to or Absence(effect.to), place.node, sent, line))
-            if len(line) == 1:
-                heappush(self._fronts, line[0])
+            stream.append((at, self._count, to or Absent(effect.to), process.node, sent, stream))
+            if len(stream) == 1:
+                heappush(self._heads, stream[0])
 
-    def _perform(self, place: WorldNode, effect: Effect) -> None:
+    def _perform(self, process: WorldNode, effect: Effect) -> None:
         price = self._prices.get(type(effect))
         if price is not None:  # first: a host may want to know it
-            begins = place.busy_until if place.busy_until > self.now else self.now
-            place.busy_until = begins + price(place.node, effect, begins)
-        elif type(effect) in _WORLDLY:
-            self._change(place, effect)
+            begins = process.busy_until if process.busy_until > self.now else self.now
+            process.busy_until = begins + price(process.node, effect, begins)
+        elif type(effect) in _MEMBERSHIP:
+            self._change(process, effect)
             return
         try:
-            answer = place.host.perform(effect, self.now)
+            answer = process.host.perform(effect, self.now)
         except Exception as error:
-            note(error, f"in {place.node.role} {place.node.index}", role=place.node.role, index=place.node.index)
+            role, index = process.node.role, process.node.index
+            note(error, f"in {role} {index}", role=role, index=index)
             raise
         if answer is not None:
-            self._put(max(self.now, place.busy_until), place, answer)
+            self._put(max(self.now, process.busy_until), process, answer)
 
-    def _change(self, place: WorldNode, effect: Effect) -> None:
+    def _change(self, process: WorldNode, effect: Effect) -> None:
         """An effect on who there is."""
         match effect:
             case End():
-                place.host.perform(effect, self.now)
-                place.end = effect
-                self.ended |= place.node == COORDINATOR
+                process.host.perform(effect, self.now)
+                process.end = effect
+                self.ended |= process.node == COORDINATOR
             case StartMember(newcomer) if self._spawn is not None:
                 self.bring(newcomer)
             case StartMember():
-                place.host.perform(effect, self.now)
-            case Forget(gone) if not isinstance(place.linked, Linked):  # links have done so themselves
-                if place.forgotten is None:
-                    place.forgotten = {}
-                place.forgotten[gone] = None
+                process.host.perform(effect, self.now)
+            case Forget(gone) if not isinstance(process.linked, Linked):  # links have done so themselves
+                if process.forgotten is None:
+                    process.forgotten = {}
+                process.forgotten[gone] = None
 
-    def _wake(self, place: WorldNode, due: float) -> None:
-        if place.clock is not None:
-            due = place.clock.when(due)
-        due = max(due, self.now, place.busy_until)
-        if due < place.woken_at:
-            place.woken_at = due
-            self._put(due, place, _TIME_PASSED)
+    def _wake(self, process: WorldNode, due: float) -> None:
+        if process.clock is not None:
+            due = process.clock.when(due)
+        due = max(due, self.now, process.busy_until)
+        if due < process.woken_at:
+            process.woken_at = due
+            self._put(due, process, _TIME_PASSED)

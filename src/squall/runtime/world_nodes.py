@@ -1,4 +1,4 @@
-"""Where nodes are in a world: what it knows of each, and of what is on its way to them."""
+"""The processes of a world: what it knows of each, and of what is on its way to them."""
 
 from __future__ import annotations
 
@@ -49,17 +49,21 @@ class ParcelArrived(FrameArrived, frozen=True, gc=False):
     numbers: object
 
 
+class Free(Event, frozen=True, gc=False):
+    """A process that was busy can look into its inbox."""
+
+
 class WorldNode:
-    """A node in the world."""
+    """A process in the world: its machine and host, and what it is doing."""
 
     __slots__ = (
-        "attach", "busy_until", "called", "clock", "coming", "end", "forgotten", "going", "host", "inbox", "linked",
-        "node", "outgoing", "poll", "there", "woken_at",
+        "alive", "attach", "busy_until", "clock", "coming", "end", "forgotten", "free_queued", "going", "host", "inbox",
+        "linked", "node", "outgoing", "poll", "woken_at",
     )  # fmt: skip
 
     def __init__(self, node: Node, linked: Linked | Machine, host: Host, clock: Clock | None) -> None:
         self.node = node
-        self.there = True  # it was added, and not killed
+        self.alive = True  # it was added, and not killed
         self.linked = linked  # or a machine alone
         self.forgotten: dict[Node, None] | None = None  # by a machine alone: whom it does not hear any more
         self.host = host
@@ -69,12 +73,12 @@ class WorldNode:
         self.clock = clock  # None: the world's own
         self.busy_until = 0.0
         self.poll = host.poll if node == COORDINATOR else None  # others hear nothing from outside
-        self.coming: Line | None = None  # on its way to this node, in the order of arrival
-        self.going: Line | None = None  # alike, from this node
+        self.coming: Stream | None = None  # on its way to this node, in the order of arrival
+        self.going: Stream | None = None  # alike, from this node
         if node.role in HUBS:
             self.coming, self.going = deque(), deque()
         self.inbox: deque[Event] | None = None  # what came while it was busy
-        self.called = False  # a `_Free` is in the queue: as long as something is in the inbox
+        self.free_queued = False  # a `Free` is in the queue: as long as something is in the inbox
         self.woken_at = math.inf  # the earliest `TimePassed` in the queue
         self.end: End | None = None
 
@@ -84,8 +88,8 @@ class WorldNode:
         return self.end is not None and not (isinstance(self.linked, Linked) and self.linked.unacknowledged)
 
 
-class Absence:
-    """Stands in the queue for a node that was not there when something was put there for it."""
+class Absent:
+    """Stands in the queue for a node that had not come when something was put there for it."""
 
     __slots__ = ("node",)
 
@@ -95,6 +99,7 @@ class Absence:
 
 # When, a number that breaks ties, to whom, and an event; or from whom, and what comes. It is made an event on arrival:
 # tens of thousands of messages are on their way, and each object of theirs is one to be fetched from afar.
-Entry = tuple[float, int, WorldNode | Absence, Node | None, Any]
-# What hubs hear and say mostly arrives in the order in which it was sent. That waits in lines; an entry names its line.
-Line = deque[tuple[float, int, WorldNode | Absence, Node | None, Any, "Line"]]
+Entry = tuple[float, int, WorldNode | Absent, Node | None, Any]
+# What hubs hear and say mostly arrives in the order in which it was sent. That waits in streams, and not
+# in the queue; an entry names its stream.
+Stream = deque[tuple[float, int, WorldNode | Absent, Node | None, Any, "Stream"]]

@@ -36,7 +36,7 @@ from squall.protocol.effects import (
 )
 from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded
-from squall.runtime.world import Price
+from squall.runtime.wire import Price
 from squall.sim.cluster.cores import Prolong
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement, UsedMachine

@@ -15,6 +15,7 @@ from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
 from squall.protocol.nodes import Node
 from squall.runtime.driver import Host
+from squall.runtime.wire import Conditions
 from squall.runtime.world import World
 from squall.sim.cluster.costs import Costs
 from squall.sim.cluster.model import Cluster
@@ -80,10 +81,10 @@ class Rehearsal:
     def _start(self, now: float) -> World:
         self._costs.placement.clear()
         member = self._members(now)
-        world = World(
-            network=self._costs, seed=self._seed, prices=self._costs.prices, spawn=member, now=now,
-            notice_s=NOTICED_AFTER_S, spawn_s=lambda node: max(0.0, self._there_s(node) - world.now),
-        )  # fmt: skip
+        conditions = Conditions(
+            self._costs, self._costs.prices, NOTICED_AFTER_S, lambda node: max(0.0, self._there_s(node) - world.now)
+        )
+        world = World(conditions, seed=self._seed, spawn=member, now=now)
         self._costs.prolong = world.prolong
         for node in self._nodes:
             world.bring(node)
@@ -125,7 +126,7 @@ class Rehearsal:
         self._expect_failure(world, role, index)
 
     def _kill(self, world: World, role: str, index: int, why: str, back_s: float) -> None:
-        for node in [node for node in world.places if (node.role, node.index) == (role, index)]:
+        for node in [node for node in world.processes if (node.role, node.index) == (role, index)]:
             world.kill(node, why)
             self.lost += 1
             self._back_s[role, index] = back_s

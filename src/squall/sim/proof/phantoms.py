@@ -21,7 +21,7 @@ from squall.protocol.messages import Factors
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
 from squall.runtime.driver import Host
-from squall.runtime.world import Price
+from squall.runtime.wire import Price
 from squall.sim.proof.memory import AppliedBuffer, Batch, File, Gradient, Memory, Written, folded
 from squall.strategies.base import Recipe
 

@@ -19,6 +19,7 @@ from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.protocol.replacing import LOST_IN_A_ROW
+from squall.runtime.wire import Conditions
 from squall.runtime.world import World
 from squall.runtime.world_nodes import Clock
 from squall.sim.proof.broken import Broken
@@ -89,10 +90,10 @@ class Trial:
         self.cast.begin(lambda: self.world.now)
         stage = self.cast.stage
         self._wire = FaultyWire(chaos.network)
-        self.world = World(
-            network=self._wire, seed=chaos.seed + self.lives, prices=stage.prices, spawn=self._replace,
-            notice_s=chaos.notice_s, clock=lambda node: self._clocks.get(Role.of(node)),
-        )  # fmt: skip
+        conditions = Conditions(
+            self._wire, stage.prices, chaos.notice_s, clock=lambda node: self._clocks.get(Role.of(node))
+        )
+        self.world = World(conditions, seed=chaos.seed + self.lives, spawn=self._replace)
         self.world.trace = self._trace
         stage.compute_s = lambda node: chaos.paces[node.index]
         stage.poison, stage.disk = self._poison, self._disk
@@ -118,16 +119,16 @@ class Trial:
         while not world.ended:
             while self._to_come and self._to_come[0].at <= self.events:
                 self._cause(self._to_come.popleft())
-                if COORDINATOR not in world.places:
+                if COORDINATOR not in world.processes:
                     return None
             self._check_progress()
             world.step()
             self.events += 1
             self._meet_started()
-            place = world.places.get(self._touched)
+            place = world.processes.get(self._touched)
             if place is not None and self._self_checks:
                 check(place.linked)
-        end = world.places[COORDINATOR].end
+        end = world.processes[COORDINATOR].end
         assert end is not None
         self._check_end(end)
         return end
@@ -143,7 +144,7 @@ class Trial:
 
     def _check_progress(self) -> None:
         world = self.world
-        began = max(self._stopped_at, world.places[COORDINATOR].busy_until)  # one that stands still is killed
+        began = max(self._stopped_at, world.processes[COORDINATOR].busy_until)  # one that stands still is killed
         if world.now > began + self._stop_within_s:
             raise Broken("I8", f"it still goes on {world.now - began:.2f} s after the stop")
         if not world.lively:
@@ -205,7 +206,7 @@ class Trial:
             self.world.kill(node)
 
     def _nodes(self, part: Role) -> list[Node]:
-        return [node for node, place in self.world.places.items() if Role.of(node) == part and place.end is None]
+        return [node for node, place in self.world.processes.items() if Role.of(node) == part and place.end is None]
 
     def _poison(self, number: int, batch: Batch) -> bool:
         self._spoilt, spoilt = max(0, self._spoilt - 1), self._spoilt
