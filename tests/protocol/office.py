@@ -81,7 +81,8 @@ class Office:
             nodes = [Node("replica", m.slot, m.incarnation) for m in view.members]
             gone = [node for node in self._known if node not in nodes]
             self._known = dict.fromkeys(nodes)
-            departed = tuple(Departed(n.index, n.incarnation, self.applied.get(n, ())) for n in gone)
+            applied = {n: {cover.lease: cover.upto for cover in self.applied.get(n, ())} for n in gone}
+            departed = tuple(Departed(n.index, n.incarnation, applied[n]) for n in gone)
             for shard in shards or self.shards:
                 effects += self.tell(shard, ViewSeen(view.number, departed))
         return effects

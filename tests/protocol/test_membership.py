@@ -1,14 +1,14 @@
 """Who is alive: joining and departing wait until every shard has seen the view."""
 
-from squall.protocol.membership import Covers, Membership, common
-from squall.protocol.messages import Cover, Departed, Member, View, ViewSeen
+from squall.protocol.membership import Applied, Membership, common
+from squall.protocol.messages import Departed, Member, View, ViewSeen
 from squall.protocol.nodes import Node
 
 R0, R1, R1_AGAIN = Node("replica", 0), Node("replica", 1), Node("replica", 1, 1)
 
 
 def gone(node: Node, **covers: int) -> Departed:
-    return Departed(node.index, node.incarnation, tuple(Cover(int(k[1:]), v) for k, v in covers.items()))
+    return Departed(node.index, node.incarnation, {int(k[1:]): v for k, v in covers.items()})
 
 
 def joined(shards: int, *nodes: Node) -> Membership:
@@ -32,7 +32,7 @@ def seen_by_all(members: Membership) -> None:
         members.seen(shard, ViewSeen(members.number, ()))
 
 
-def departed(members: Membership) -> list[tuple[Node, Covers]]:
+def departed(members: Membership) -> list[tuple[Node, Applied]]:
     """Who is gone, with what all shards have of it."""
     return [(node, common(applied, members.shards)) for node, applied in members.take_departed()]
 

@@ -406,8 +406,8 @@ def last_is_best(patch: pytest.MonkeyPatch) -> None:
 
 
 def spoilt_sums_used(original: Any, coordinator: BatchCoordinator, node: Node, applied: Any, effects: Any) -> None:
-    if coordinator.portions is not None:
-        coordinator.portions.lose(node)
+    if coordinator.dealer.portions is not None:
+        coordinator.dealer.portions.lose(node)
 
 
 PLANTED: dict[str, Planted] = {

@@ -464,9 +464,9 @@ class Audited(World):
         machine._take_back, machine._evaluated = self._take_back, self._evaluated
 
     def _take_back(self, *arguments: Any) -> None:
-        before = self.machine.evaluation
+        before = self.machine.dealer.evaluation
         self._originals[0](*arguments)
-        self.restarts += self.machine.evaluation != before
+        self.restarts += self.machine.dealer.evaluation != before
 
     def _evaluated(self, *arguments: Any) -> None:
         stores = [self.world.processes[Node("shard", index)].host.store for index in range(2)]

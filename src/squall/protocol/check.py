@@ -36,8 +36,8 @@ def check(machine: Machine | Leases) -> None:
             if isinstance(machine, LoopCoordinator):
                 check(machine.leases)
                 _raise_for(machine, _lease_coordinator(machine))
-            elif isinstance(machine, BatchCoordinator) and machine.portions is not None:
-                _raise_for(machine.portions, _portions(machine.portions))
+            elif isinstance(machine, BatchCoordinator) and machine.dealer.portions is not None:
+                _raise_for(machine.dealer.portions, _portions(machine.dealer.portions))
         case Replica():
             _raise_for(machine, _replica(machine), machine._exchanges)
         case Shard():

@@ -15,7 +15,7 @@ from squall.protocol.closing import Closing, Phase, after
 from squall.protocol.effects import Cause, Effect, Forget, Send, StartMember
 from squall.protocol.events import Event, MemberLost, MessageArrived, Started, StopRequested, TimePassed
 from squall.protocol.frames import Message
-from squall.protocol.membership import Covers
+from squall.protocol.membership import Applied
 from squall.protocol.messages import (
     Evaluated,
     Join,
@@ -56,7 +56,7 @@ class Coordinator(Closing):
         """Members have come or gone: give work to whom it is due."""
 
     @abstractmethod
-    def _take_back(self, node: Node, applied: list[Covers], effects: list[Effect]) -> None:
+    def _take_back(self, node: Node, applied: list[Applied], effects: list[Effect]) -> None:
         """The work of a replica that is gone; `applied` is what each shard says that it has of it."""
 
     @abstractmethod

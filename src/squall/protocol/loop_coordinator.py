@@ -11,7 +11,7 @@ from squall.protocol.effects import Cause, Effect, Send
 from squall.protocol.exchanges import Exchanges
 from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
-from squall.protocol.membership import Covers, common
+from squall.protocol.membership import Applied, common
 from squall.protocol.messages import Cover, Dropped, Grant, LeaseRequest, Left, Progress, Skip, SkipNoted, Stats
 from squall.protocol.nodes import Node
 from squall.protocol.notes import BatchLeftOut, LeaseEnded
@@ -73,7 +73,7 @@ class LoopCoordinator(Coordinator):
             self._starved[node] = None
             effects.append(Send(node, Grant(self._requests[node], None)))
 
-    def _take_back(self, node: Node, applied: list[Covers], effects: list[Effect]) -> None:
+    def _take_back(self, node: Node, applied: list[Applied], effects: list[Effect]) -> None:
         """What all shards have of it is trained; the rest is dealt again."""
         known, left_out = self.leases.trained, 0
         for lease, upto in common(applied, self.policy.shards).items():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from squall.protocol.messages import Member, View, ViewSeen
 from squall.protocol.nodes import Node
 
-Covers = dict[int, int]  # lease -> upto
+Applied = dict[int, int]  # lease -> upto; for Sandblaster portion -> evaluation
 
 
 class Membership:
@@ -25,7 +25,7 @@ class Membership:
         self._joining: dict[Node, int] = {}  # replica -> view that must be seen before it may push
         self._departing: dict[Node, int] = {}  # replica -> view that must be seen before its slot is free
         self._seen = [0] * shards  # newest view that each shard has seen
-        self._applied: dict[Node, list[Covers]] = {}  # departing -> what each shard applied of its leases
+        self._applied: dict[Node, list[Applied]] = {}  # departing -> what each shard applied of its leases
 
     def join(self, node: Node, entry: int) -> None:
         """Its slot must be free."""
@@ -59,8 +59,7 @@ class Membership:
     def seen(self, shard: int, message: ViewSeen) -> None:
         self._seen[shard] = max(self._seen[shard], message.number)
         for gone in message.departed:
-            covers = {cover.lease: cover.upto for cover in gone.covers}
-            self._applied.setdefault(Node("replica", gone.slot, gone.incarnation), []).append(covers)
+            self._applied.setdefault(Node("replica", gone.slot, gone.incarnation), []).append(gone.applied)
 
     @property
     def settled(self) -> bool:
@@ -78,7 +77,7 @@ class Membership:
             del self._joining[node]
         return [(node, self.live[node]) for node in ready]
 
-    def take_departed(self) -> list[tuple[Node, list[Covers]]]:
+    def take_departed(self) -> list[tuple[Node, list[Applied]]]:
         """Replicas of which nothing more can come, with what each shard has applied of their work."""
         ready = _reached(self._departing, min(self._seen))
         for node in ready:
@@ -91,7 +90,7 @@ def _reached(pending: dict[Node, int], seen: int) -> list[Node]:
     return [node for node, number in pending.items() if number <= seen]
 
 
-def common(applied: Sequence[Covers], shards: int) -> Covers:
+def common(applied: Sequence[Applied], shards: int) -> Applied:
     """What every shard has: a batch that only some shards applied must be trained again."""
     if len(applied) < shards:
         return {}

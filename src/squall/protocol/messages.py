@@ -209,7 +209,7 @@ class Departed(Struct, frozen=True, array_like=True, gc=False):
 
     slot: Count
     incarnation: Count
-    covers: tuple[Cover, ...]
+    applied: dict[int, int]  # lease -> upto; for Sandblaster portion -> evaluation
 
 
 class ViewSeen(Struct, frozen=True, tag="view!", array_like=True, gc=False):

@@ -269,7 +269,8 @@ class Shard:
         self._clocks = Clocks(replica.clock for replica in self._replicas.values())
         departed = []
         for node, replica in before.items():
-            departed.append(Departed(node.index, node.incarnation, replica.covers))
+            applied = {cover.lease: cover.upto for cover in replica.covers}
+            departed.append(Departed(node.index, node.incarnation, applied))
             self._gone += replica.covers
             self._drop(node)
             effects.append(Forget(node))

@@ -9,7 +9,7 @@ from squall.protocol.leases import Leases
 from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.nodes import COORDINATOR, Node, replica_node, shard_nodes
 from squall.protocol.policy import Policy
-from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchOrder
+from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchOrder, BatchWork
 from squall.protocol.sandblaster.method import MethodState
 from squall.protocol.sandblaster.portions import Balance
 from squall.runtime import best
@@ -46,12 +46,12 @@ def batch_coordinator(job: Job) -> BatchCoordinator:
     size = method.size(job.task.batch_size, examples, job.recipe.replicas)
     balance = Balance(size, method.push_every, method.backup)
     batches = BatchOrder(examples, method.batch(examples) if method.examples is not None else None)
-    arguments = (_policy(job), method.rules, balance, batches, job.plan.limits())
+    work = BatchWork(method.rules, batches, balance, job.plan.limits())
     if job.restored is None:
-        return BatchCoordinator(*arguments)
+        return BatchCoordinator(_policy(job), work)
     manifest = job.restored.manifest
     state = msgspec.convert(manifest.ledger["method"], MethodState)
-    return BatchCoordinator(*arguments, state, _trained(job, manifest), manifest.number)
+    return BatchCoordinator(_policy(job), work, state, _trained(job, manifest), manifest.number)
 
 
 def _policy(job: Job) -> Policy:

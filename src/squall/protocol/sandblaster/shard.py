@@ -9,7 +9,6 @@ from squall.protocol.evaluator import predecessors
 from squall.protocol.events import Event, MessageArrived, SnapshotWritten, Started, TimePassed, VectorsCalculated
 from squall.protocol.frames import Message
 from squall.protocol.messages import (
-    Cover,
     Departed,
     Exchange,
     Exchanged,
@@ -109,7 +108,6 @@ class BatchShard:
             self._taken[node] = before.pop(node, {})
         departed = []
         for node, taken in before.items():
-            covers = tuple(Cover(portion, evaluation) for portion, evaluation in taken.items())
-            departed.append(Departed(node.index, node.incarnation, covers))
+            departed.append(Departed(node.index, node.incarnation, taken))
             effects.append(Forget(node))
         effects.append(Send(COORDINATOR, ViewSeen(view.number, tuple(departed))))

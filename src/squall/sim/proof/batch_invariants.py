@@ -91,8 +91,8 @@ class BatchAuditor:
                 if weights.examples != examples:
                     raise Broken("I7", f"{node} says {weights.examples} examples of weights with {examples}")
             case PortionsTaken(evaluation, portions) if evaluation == self._logs[node.index].evaluation:
-                ranges = self.coordinator.portions.ranges if self.coordinator.portions is not None else []
-                if self.coordinator.evaluation != evaluation:
+                ranges = self.coordinator.dealer.portions.ranges if self.coordinator.dealer.portions is not None else []
+                if self.coordinator.dealer.evaluation != evaluation:
                     return  # the shard is behind: its sum is not of interest any more
                 for start, stop in ((ranges[p].start, ranges[p].stop) for p in portions if p < len(ranges)):
                     if (start, stop) not in self._logs[node.index].sum:

@@ -20,7 +20,7 @@ from squall.protocol.nodes import Node
 from squall.protocol.notes import WeightsMeasured
 from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica
-from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchOrder
+from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchOrder, BatchWork
 from squall.protocol.sandblaster.method import MethodState
 from squall.protocol.sandblaster.portions import Balance
 from squall.protocol.sandblaster.replica import BatchReplica
@@ -182,10 +182,8 @@ class BatchLife(Life):
         if saved is not None:
             ledger, number = saved.manifest.ledger, saved.manifest.number
             state, trained = msgspec.convert(ledger["method"], MethodState), msgspec.convert(ledger["trained"], int)
-        self._coordinator = BatchCoordinator(
-            self._policy, method.rules, balance, BatchOrder(chaos.examples, method.examples), limits, state, trained,
-            number,
-        )  # fmt: skip
+        work = BatchWork(method.rules, BatchOrder(chaos.examples, method.examples), balance, limits)
+        self._coordinator = BatchCoordinator(self._policy, work, state, trained, number)
         self._auditor.begin(stage, self._coordinator, saved.files if saved is not None else None)
 
     def watch(self, now: float, node: Node, what: object) -> None:
