@@ -3,35 +3,40 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from squall.version import __version__
+from squall.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from squall.errors import Interrupted, NotFinite, PeerFault, ProcessLost, SnapshotMismatch, SquallError, TaskError
-    from squall.plan import Settings
-    from squall.replaying.replayed import Replayed
-    from squall.replaying.run import replay
-    from squall.run import Run
-    from squall.session.batches import Batches
-    from squall.session.entry import join
-    from squall.session.session import Session
-    from squall.sim.cluster.forecast import Forecast
-    from squall.sim.cluster.model import Cluster
-    from squall.sim.cluster.simulate import simulate
-    from squall.strategies import (
-        AsynchronousSGD,
-        Averaging,
-        BoundedDelay,
-        DelayedProximal,
-        DiLoCo,
-        Downpour,
-        ElasticAveraging,
-        Sandblaster,
-        SingleProcess,
-        Strategy,
-        Synchronous,
-    )
-    from squall.task import Task
-    from squall.train import fit, resume
+    from squall.errors import Interrupted as Interrupted
+    from squall.errors import NotFinite as NotFinite
+    from squall.errors import PeerFault as PeerFault
+    from squall.errors import ProcessLost as ProcessLost
+    from squall.errors import SnapshotMismatch as SnapshotMismatch
+    from squall.errors import SquallError as SquallError
+    from squall.errors import TaskError as TaskError
+    from squall.plan import Settings as Settings
+    from squall.replaying.replayed import Replayed as Replayed
+    from squall.replaying.run import replay as replay
+    from squall.run import Run as Run
+    from squall.session.batches import Batches as Batches
+    from squall.session.entry import join as join
+    from squall.session.session import Session as Session
+    from squall.sim.cluster.forecast import Forecast as Forecast
+    from squall.sim.cluster.model import Cluster as Cluster
+    from squall.sim.cluster.simulate import simulate as simulate
+    from squall.strategies import AsynchronousSGD as AsynchronousSGD
+    from squall.strategies import Averaging as Averaging
+    from squall.strategies import BoundedDelay as BoundedDelay
+    from squall.strategies import DelayedProximal as DelayedProximal
+    from squall.strategies import DiLoCo as DiLoCo
+    from squall.strategies import Downpour as Downpour
+    from squall.strategies import ElasticAveraging as ElasticAveraging
+    from squall.strategies import Sandblaster as Sandblaster
+    from squall.strategies import SingleProcess as SingleProcess
+    from squall.strategies import Strategy as Strategy
+    from squall.strategies import Synchronous as Synchronous
+    from squall.task import Task as Task
+    from squall.train import fit as fit
+    from squall.train import resume as resume
 
 _HOMES = {
     "session.batches": ("Batches",),
@@ -63,40 +68,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "AsynchronousSGD",
-    "Averaging",
-    "Batches",
-    "BoundedDelay",
-    "Cluster",
-    "DelayedProximal",
-    "DiLoCo",
-    "Downpour",
-    "ElasticAveraging",
-    "Forecast",
-    "Interrupted",
-    "NotFinite",
-    "PeerFault",
-    "ProcessLost",
-    "Replayed",
-    "Run",
-    "Sandblaster",
-    "Session",
-    "Settings",
-    "SingleProcess",
-    "SnapshotMismatch",
-    "SquallError",
-    "Strategy",
-    "Synchronous",
-    "Task",
-    "TaskError",
-    "__version__",
-    "fit",
-    "join",
-    "replay",
-    "resume",
-    "simulate",
-]
+__all__ = sorted([*_HOME_OF, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -25,14 +25,12 @@ PREPARE_REPORT_AFTER_S = 5.0  # in a short run it would only take time from the 
 
 
 def attend(
-    local: LocalRun, path: Path, snapshot: int | None, lock: int, progress: bool,
-    watch: EvaluationCallback | None = None,
+    local: LocalRun, path: Path, snapshot: int | None, lock: int, progress: bool, watch: EvaluationCallback
 ) -> None:  # fmt: skip
     """Launch the run's processes and stay until they have ended; raises what ended them, if that was not their work.
 
     `snapshot` is that to go on from, `lock` the descriptor of the directory's.
     """
-    watch = watch or EvaluationCallback()
     try:
         local.launch(path, snapshot, lock)
         end = _attend(local, path, viewers(progress, local), watch)

@@ -169,7 +169,8 @@ def make_plan(
 ) -> Plan:  # fmt: skip
     """All checks that need no task. Raises `ValueError` with the remedy."""
     if not isinstance(strategy, Strategy):
-        raise ValueError(f"strategy must be one of {_names()}, such as squall.Downpour(replicas=2): got {strategy!r}")
+        names = ", ".join(kind.__name__ for kind in STRATEGIES.values())
+        raise ValueError(f"strategy must be one of {names}, such as squall.Downpour(replicas=2): got {strategy!r}")
     recipe = strategy.recipe()
     for name in ("epochs", "steps", "patience"):
         value = getattr(aims, name)
@@ -267,16 +268,13 @@ def default_threads(replicas: int) -> int:
 
 
 def strategy_name(strategy: Strategy) -> str:
-    for name, kind in STRATEGIES.items():
-        if type(strategy) is kind:
-            return name
-    return type(strategy).__name__
+    names = {kind: name for name, kind in STRATEGIES.items()}
+    return names.get(type(strategy), type(strategy).__name__)
 
 
 def describe(strategy: Strategy) -> dict[str, Any]:
     """A strategy's settings as plain values."""
-    fields = {f.name: getattr(strategy, f.name) for f in dataclasses.fields(strategy)}
-    return {name: _plain(value) for name, value in fields.items()}
+    return {field.name: _plain(getattr(strategy, field.name)) for field in dataclasses.fields(strategy)}
 
 
 def versions() -> dict[str, str]:
@@ -297,7 +295,3 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, int | float | str | bool):
         return value
     return getattr(value, "__name__", repr(value))
-
-
-def _names() -> str:
-    return ", ".join(kind.__name__ for kind in STRATEGIES.values())

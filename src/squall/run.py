@@ -75,16 +75,13 @@ class Run:
     def _built(self) -> tuple[Task, Layout]:
         plan = msgspec.json.decode((self.directory / "run.json").read_bytes())["plan"]
         seed_everything(plan["seed"])
-        task = self._task_function()()
+        if self._task is None:
+            code = load_code(self.directory)
+            if "script" in code:
+                raise SquallError(f"{self.directory} is a script's run: its model is made by {code['script']}")
+            self._task = code["task"]
+        task = self._task()
         return task, Layout.of(task.model, [group["params"] for group in task.param_groups()])
-
-    def _task_function(self) -> TaskFunction:
-        if self._task is not None:
-            return self._task
-        code = load_code(self.directory)
-        if "script" in code:
-            raise SquallError(f"{self.directory} is a script's run: its model is made by {code['script']}")
-        return code["task"]
 
     def report(self) -> Path:
         """Write report.html anew and say where it lies."""

@@ -14,25 +14,27 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     about = (
         "Train with several strategies, all on the same cores; compare.html, compare.png and the runs are in --run-dir."
     )
-    side = commands.add_parser("compare", help="train with several strategies, and show them", description=about)
-    side.set_defaults(run=_compare)
-    side.add_argument("file", metavar="FILE[:function]", help="as of `squall train`")
-    side.add_argument(
+    parser = commands.add_parser("compare", help="train with several strategies, and show them", description=about)
+    parser.set_defaults(run=_compare)
+    parser.add_argument("file", metavar="FILE[:function]", help="as of `squall train`")
+    parser.add_argument(
         "--strategies", required=True, metavar="NAME[:field=value...],...",
         help="for example synchronous,bounded_delay:max_delay=4,diloco:inner_steps=50",
     )  # fmt: skip
-    side.add_argument("--replicas", type=int, help="of all of them")
-    side.add_argument("--shards", type=int, help="of all of them")
+    parser.add_argument("--replicas", type=int, help="of all of them")
+    parser.add_argument("--shards", type=int, help="of all of them")
     if arguments[:1] == ["compare"]:
         from squall.cli.strategies import add_optimizer_flags
 
-        add_optimizer_flags(side)
-    side.add_argument("--seeds", type=int, default=1, help="runs of each strategy (default: 1)")
-    side.add_argument("--slow", type=ratio, metavar="0.1x", help="let the last replica run at a fraction of its speed")
-    add_limits(side)
-    add_settings(side)
-    add_kept(side)
-    side.set_defaults(snapshot_every_s=None)
+        add_optimizer_flags(parser)
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each strategy (default: 1)")
+    parser.add_argument(
+        "--slow", type=ratio, metavar="0.1x", help="let the last replica run at a fraction of its speed"
+    )
+    add_limits(parser)
+    add_settings(parser)
+    add_kept(parser)
+    parser.set_defaults(snapshot_every_s=None)
 
 
 def _compare(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:

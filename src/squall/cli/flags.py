@@ -11,19 +11,19 @@ SAVES_ITSELF = (
 )
 
 
-def add_limits(parser: argparse.ArgumentParser, *, resumed: bool = False) -> Any:
-    """Returns the group."""
+def add_limits(parser: argparse.ArgumentParser, *, time: str = "training time") -> Any:
+    """Returns the group. `time` is what --seconds counts; "": there is no such flag."""
     group = parser.add_argument_group("when it ends")
     group.add_argument("--epochs", type=int, help="after so many passes over the training data")
     group.add_argument("--steps", type=int, help="after so many batches, over all replicas")
     group.add_argument("--until", metavar="METRIC=VALUE", help="when a metric is reached, such as accuracy=0.97")
-    if not resumed:
-        add_seconds(group)
+    if time:
+        add_seconds(group, time)
     return group
 
 
-def add_seconds(group: Any) -> None:
-    group.add_argument("--seconds", type=float, help="after so much training time")
+def add_seconds(group: Any, time: str = "training time") -> None:
+    group.add_argument("--seconds", type=float, help=f"after so much {time}")
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from squall.cli.flags import add_limits
+
 SHOWN_EVERY_S = 1.0
 
 
@@ -21,10 +23,7 @@ def add_cluster_flags(parser: argparse.ArgumentParser, arguments: Sequence[str])
         help="compute them, for accuracy over virtual time, or only plan with their cost (default: real)",
     )  # fmt: skip
     add_strategy_flags(parser, arguments)
-    parser.add_argument("--epochs", type=int, help="end after so many passes over the training data")
-    parser.add_argument("--steps", type=int, help="end after so many batches, over all replicas")
-    parser.add_argument("--until", metavar="METRIC=VALUE", help="end when a metric is reached, such as accuracy=0.97")
-    parser.add_argument("--seconds", type=float, help="end after so much virtual training time")
+    add_limits(parser, time="virtual training time")
     parser.add_argument("--seed", type=int, default=0, help="of the run, and of all chance (default: 0)")
     parser.add_argument("--slow", type=float, metavar="0.1", help="let the last replica run at a fraction of its speed")
     parser.add_argument("--evaluate-every-s", type=float, help="virtual seconds between evaluations")

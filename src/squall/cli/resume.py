@@ -31,7 +31,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     )
     again.add_argument("--replicas", type=int, help="another number of replicas")
     again.add_argument("--shards", type=int, help="another number of shards")
-    add_patience(add_limits(again, resumed=True))
+    add_patience(add_limits(again, time=""))
     add_keep_best(again.add_argument_group("what is kept"))
     again.add_argument("--json", action="store_true", help="print one JSON object at the end")
 

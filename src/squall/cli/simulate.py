@@ -45,10 +45,10 @@ def _add_world_flags(parser: argparse.ArgumentParser) -> None:
     )
     for name in ("replicas", "shards", "examples", "epochs"):
         parser.add_argument(f"--{name}", type=int, help="in place of what the seed says")
-    parser.add_argument("--no-evaluator", action="store_true", help="without evaluations")
+    parser.add_argument("--no-evaluator", dest="evaluate", action="store_false", help="without evaluations")
     parser.add_argument("--no-snapshots", action="store_true", help="without a snapshot before the end")
-    parser.add_argument("--no-script", action="store_true", help="without loops of users' own")
-    parser.add_argument("--no-best", action="store_true", help="without the best weights being kept")
+    parser.add_argument("--no-script", dest="scripted", action="store_false", help="without loops of users' own")
+    parser.add_argument("--no-best", dest="keeps", action="store_false", help="without the best weights being kept")
 
 
 def _numbers(text: str) -> list[int]:
@@ -82,14 +82,9 @@ def _world(options: argparse.Namespace) -> Chaos:
     for name, value in changes.items():
         if value < 1:
             raise ValueError(f"--{name} is {value}: it must be at least 1")
-    if options.no_evaluator:
-        changes["evaluate"] = False
+    changes |= dict.fromkeys((name for name in ("evaluate", "scripted", "keeps") if not getattr(options, name)), False)
     if options.no_snapshots:
         changes["snapshot_every_s"] = None
-    if options.no_script:
-        changes["scripted"] = False
-    if options.no_best:
-        changes["keeps"] = False
     count = len(chaos(options.seed).faults)
     wrong = [number for number in options.faults or () if not 0 <= number < count]
     if wrong:

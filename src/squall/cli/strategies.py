@@ -52,13 +52,10 @@ def add_optimizer_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _named(arguments: Sequence[str]) -> str | None:
-    for i, argument in enumerate(arguments):
-        name = argument.partition("=")[2] if argument.startswith("--strategy=") else ""
-        if argument == "--strategy" and i + 1 < len(arguments):
-            name = arguments[i + 1]
-        if name in STRATEGIES:
-            return name
-    return None
+    early = argparse.ArgumentParser(add_help=False)
+    early.add_argument("--strategy", nargs="?")
+    name = early.parse_known_args(arguments)[0].strategy
+    return name if name in STRATEGIES else None
 
 
 def _add_flag(group: Any, kind: type[Strategy], field: dataclasses.Field[Any], shown: bool) -> None:

@@ -81,7 +81,7 @@ class LocalRun:
             return
         said = self._pipe.hear()
         if said is None:
-            raise ProcessLost(f"the nursery (pid {self._process.pid}) was lost: {self._nursery_exit()}")
+            raise ProcessLost(f"the nursery (pid {self._process.pid}) was lost: {ending(self._process.wait())}")
         match said["kind"]:
             case "listening":
                 self._listening = True
@@ -153,9 +153,6 @@ class LocalRun:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         wait([self._life], LEAVE_WITHIN_S)
-
-    def _nursery_exit(self) -> str:
-        return ending(self._process.wait())
 
 
 def start_nursery(pipe: int, life: int) -> subprocess.Popen[bytes]:

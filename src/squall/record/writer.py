@@ -204,17 +204,17 @@ class Record:
 
     def fact(self, key: str) -> str | None:
         """The value of a `State` that is written."""
-        try:
-            found = self._db.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
-        except sqlite3.Error as error:
-            raise record_error("read", self.path, error) from error
-        return found[0] if found else None
+        found: list[tuple[str]] = self._read("SELECT value FROM state WHERE key = ?", key)
+        return found[0][0] if found else None
 
     def skips(self, leases: Iterable[int]) -> list[SkipRow]:
         """What was left out of these, as far as it is written."""
         names = ", ".join(map(str, leases))
+        return [SkipRow(*row) for row in self._read(f"SELECT * FROM skip WHERE lease IN ({names})")]
+
+    def _read(self, query: str, *values: str) -> list[Any]:
         try:
-            return [SkipRow(*row) for row in self._db.execute(f"SELECT * FROM skip WHERE lease IN ({names})")]
+            return self._db.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise record_error("read", self.path, error) from error
 

@@ -47,26 +47,17 @@ def code_again(directory: Path, task: TaskFunction | str | None = None, as_it_wa
     if is_script(directory):
         if task is not None:
             raise ValueError(f"{directory} is the run of a script, which is read again itself: leave the task out")
-        return _script_again(directory, as_it_was)
+        script = cast(ScriptCode, load_code(directory))
+        now = script["text"] if as_it_was else read(str(script["script"]))
+        if now is None:
+            raise ValueError(f"{script['script']} is no Python file")
+        return {**script, "text": now}
     if task is None and not as_it_was and sources.function:
         task = f"{sources.file}:{sources.function}"
-    return _task_again(directory, task)
-
-
-def _script_again(directory: Path, as_it_was: bool) -> ScriptCode:
-    code = cast(ScriptCode, load_code(directory))
-    text = code["text"] if as_it_was else read(str(code["script"]))
-    if text is None:
-        raise ValueError(f"{code['script']} is no Python file")
-    return {**code, "text": text}
-
-
-def _task_again(directory: Path, task: TaskFunction | str | None) -> Code:
-    """With the stored task if None is given."""
     if isinstance(task, str):
         loaded = load_task(task)
         return {**cast(Code, load_code(directory, loaded.function)), "file": loaded.file}
-    code = cast(Code, load_code(directory, task))
+    code = cast(Code, load_code(directory, task))  # with the stored task if None is given
     if task is not None:
         code.pop("file", None)  # it is not what trains from now on
     return code
