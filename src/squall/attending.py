@@ -48,7 +48,7 @@ def attend(
 
 
 def viewers(progress: bool, local: LocalRun) -> list[Viewer]:
-    """Who looks at the run while it goes on."""
+    """Everything that shows the run while it goes on."""
     return [ProgressViewer(causes=local.standing_still)] if progress else []
 
 

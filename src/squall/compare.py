@@ -21,8 +21,8 @@ from squall.task import Task, TaskFunction, check_task
 from squall.train import fit
 from squall.vector import Layout
 
-TRIES = 2  # of one thread and of all in turn
-WORTH = 0.9  # of the time with one thread: more have to be faster by as much, or they are not worth their cores
+TRIES = 2  # measurements with one thread, and with all, in turn
+WORTH = 0.9  # threads that take longer than this share of the time of one are not worth their cores
 _UNSAFE = str.maketrans(":/ ", "___")  # in a run's directory
 
 

@@ -112,7 +112,7 @@ def test_an_interrupt_that_could_save_nothing_is_told_to_the_script_as_any_other
 def test_an_interrupt_that_python_would_ignore_ends_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
     replica: Any = SimpleNamespace(ended_with=None)
-    monkeypatch.setattr(scripts, "_leave", left.append)
+    monkeypatch.setattr(scripts, "leave", left.append)
     monkeypatch.setattr(sys, "unraisablehook", partial(scripts._unraisable, replica))
 
     def batches() -> Iterator[int]:

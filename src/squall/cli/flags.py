@@ -27,7 +27,7 @@ def add_seconds(group: Any, time: str = "training time") -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Of a run that the command carries out."""
+    """The flags of a run that the command carries out."""
     group = parser.add_argument_group("where and how")
     add_common(group)
     group.add_argument("--launcher", choices=("local", "inline"), default="local", help="processes, or all in one")
@@ -37,7 +37,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def add_common(group: Any) -> None:
-    """Of every run, also that of a script."""
+    """The flags of every run, also of a script's."""
     group.add_argument("--seed", type=int, default=0, help="of weights, data order, dropout (default: 0)")
     group.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
     group.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
@@ -46,7 +46,7 @@ def add_common(group: Any) -> None:
 
 
 def add_kept(parser: argparse.ArgumentParser) -> Any:
-    """Of every run; returns the group, for what else is kept."""
+    """The flags of every run. Returns the group, to which a command adds what else it keeps."""
     group = parser.add_argument_group("what is kept")
     group.add_argument(
         "--keep-schedule", type=schedule, default=2.0, metavar="all|none|GB|last:N",

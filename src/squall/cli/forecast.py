@@ -14,7 +14,7 @@ SHOWN_EVERY_S = 1.0
 
 
 def add_cluster_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Those of a simulation of a user's task. The strategies' flags need torch."""
+    """The flags of a simulation of a user's task. The strategies' need torch."""
     from squall.cli.strategies import add_strategy_flags
 
     parser.add_argument("--cluster", metavar="FILE", help="a cluster.toml; `squall measure` writes one of this machine")

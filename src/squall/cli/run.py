@@ -42,7 +42,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 
 
 def before_script(arguments: Sequence[str]) -> Sequence[str]:
-    """What is looked through before the parser is there; what stands behind a script's name is the script's."""
+    """The arguments up to the script's name: those behind it are the script's own, whatever they are called."""
     if arguments[:1] == ["run"]:
         for i, argument in enumerate(arguments[1:], start=1):
             if argument.endswith(".py") or Path(argument).is_file():

@@ -10,7 +10,7 @@ import msgspec
 
 
 def environment() -> dict[str, str]:
-    """This process's, changed to what a process needs that forks.
+    """The environment of this process, changed to what a process needs that forks.
 
     No thread pools (what is forked sets its own), asking for a GPU does not touch it, and sets of strings have one
     order, so that a script does the same again.
@@ -20,7 +20,7 @@ def environment() -> dict[str, str]:
 
 
 def is_script(path: Path) -> bool:
-    """A directory is that of a script's run. Asks run.json, which executes nothing and imports no torch."""
+    """Whether a directory is that of a script's run. To read run.json executes nothing and imports no torch."""
     try:
         return "script" in msgspec.json.decode((path / "run.json").read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError):

@@ -1,7 +1,6 @@
-"""What a script's run still has for its record when the coordinator has closed it: the nursery writes it, nobody else.
+"""Rows that the nursery of a script's run adds to the record after the coordinator has closed it.
 
-A training is over before its script is. Behind the loop a script measures the final weights, and it may come to no
-good end.
+A training ends before its script does: behind the loop a script measures the final weights, and it may still fail.
 """
 
 from __future__ import annotations

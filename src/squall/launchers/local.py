@@ -30,9 +30,9 @@ from squall.runtime.processes import ending, standing_still
 from squall.usercode.blame import decode
 from squall.usercode.shipping import ship
 
-ANSWER_WITHIN_S = 2.0  # the nursery, to a stop
-INSISTED_S = 1.0  # what is asked twice to stop may take
-LEAVE_WITHIN_S = 1.0  # a process that has nothing to do any more
+ANSWER_WITHIN_S = 2.0  # seconds that the nursery has to answer to a stop
+INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
+LEAVE_WITHIN_S = 1.0  # seconds that a process has to end when all is done
 
 
 class LocalRun:
@@ -48,8 +48,8 @@ class LocalRun:
             self._process = start_nursery(theirs.fileno(), held.fileno())
         self._pipe = ControlPipe(Connection(mine.detach()))
         self._launched = False
-        self._listening = False  # the nursery: until then it runs the user's code
-        self._stops = 0  # asked for
+        self._listening = False  # whether the nursery does; before, it runs the user's code
+        self._stops = 0  # how often a stop was asked for
         self._kill_at = math.inf
         self.ended: End | None = None
         self._exits: list[dict[str, Any]] = []

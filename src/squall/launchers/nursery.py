@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.role_processes import run_role
@@ -35,11 +35,11 @@ from squall.runtime.machines import nodes
 from squall.runtime.processes import die_with_parent, ending, outlive_parent
 from squall.usercode.blame import encode, note
 
-GRACE_S = 1.0  # for processes to end after the coordinator has
+GRACE_S = 1.0  # seconds for processes to end after the coordinator has
 STOPPED_GRACE_S = 0.5  # the same, when somebody waits for the end
-ANSWER_S = 0.4  # that the coordinator may take beyond its own deadlines
+ANSWER_S = 0.4  # seconds that the coordinator may take beyond its own deadlines
 RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
-DONE = 71  # of one whose machine has ended; with 0 leaves one whose task calls os._exit
+DONE = 71  # exit status of a process whose machine has ended; 0 may come from a task that calls os._exit
 
 
 @dataclass
@@ -57,8 +57,8 @@ class Nursery:
         self._job = job
         self._sockets = sockets
         self._children: dict[int, Child] = {}  # by pidfd
-        self._killing = False  # what ends from now on was ended here
-        self._stopping = ""  # why
+        self._killing = False  # processes that end from now on were killed here
+        self._stopping = ""  # why a stop was asked for, if it was
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         self._deadline: float | None = None  # when what is left then is killed
         mine, theirs = Pipe()
@@ -125,12 +125,12 @@ class Nursery:
         self._stopping = why
 
     def _hurry(self) -> None:
-        """Whoever lives when the time of a stop is over is killed."""
+        """Set the deadline of a stop: processes that live longer are killed."""
         if self._deadline is None:
             self._deadline = time.monotonic() + STOP_WITHIN_S + self._job.save_within_s + ANSWER_S
 
     def _late(self) -> None:
-        """Who does not answer to a stop, or does not leave when all is over, is stopped or hangs."""
+        """Kill the processes that did not answer to a stop, or did not leave when all was over: they hang."""
         self._deadline = None
         if self._end is None:
             reason = f"{self._stopping}; the coordinator did not answer and was killed, so that nothing was saved"
@@ -202,12 +202,8 @@ class Nursery:
         except BaseException as error:
             note(error, f"in {node.role} {node.index}", role=node.role, index=node.index)
             (self._sockets / f"{node}.traceback").write_text(encode(error))
-        finally:
-            try:
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:  # a child never returns into the nursery's own code
-                os._exit(status)
+        finally:  # a child never returns into the nursery's own code
+            leave(status)
 
     def _look_after(self, node: Node, pid: int) -> None:
         try:
@@ -232,6 +228,15 @@ class Nursery:
             assert self._theirs is not None
             pipe = ControlPipe(self._theirs)
         run_role(self._job, node, self._sockets, pipe)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process, without what the interpreter does at its end."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def explain(code: int) -> str:

@@ -96,7 +96,7 @@ class ReplicaBackend(SessionBackend):
             self.log(values)
 
     def _await_coordinator(self) -> None:
-        """What is said before it listens would be said again only a second later."""
+        """A message that is sent before the coordinator listens would be sent again only a second later."""
         while not (self._sockets / str(COORDINATOR)).exists():
             if self._pipe.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
                 return

@@ -22,7 +22,7 @@ Join = Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], SessionBac
 
 
 class Over(BaseException):
-    """In the process whose forks are the replicas: all is over, and the script does not go on here."""
+    """Ends the script in the process that has forked the replicas, when the run is over: only they go on with it."""
 
 
 def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: Join) -> ModuleType:

@@ -7,7 +7,6 @@ fork from the same place.
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from functools import partial
@@ -19,7 +18,7 @@ from torch import nn
 from squall.errors import SnapshotMismatch, TaskError
 from squall.launchers.building import build_job, warn_of_threads
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.nursery import DONE, RAISED, hear_launch
+from squall.launchers.nursery import DONE, RAISED, hear_launch, leave
 from squall.launchers.script_nursery import Forked, ScriptNursery
 from squall.launchers.script_replica import ReplicaBackend
 from squall.launchers.script_start import Over, chosen, run_file
@@ -75,8 +74,8 @@ def serve_script(launcher: ControlPipe, message: dict[str, Any], sockets: Path) 
             _leave_quietly(replica, error)
             replica.note(error)
         (sockets / f"{forked_as[0]}.traceback").write_text(_story(error))
-        _leave(RAISED)
-    _leave(DONE)
+        leave(RAISED)
+    leave(DONE)
 
 
 def _end_training(replica: ReplicaBackend, path: Path) -> None:
@@ -95,7 +94,7 @@ def _leave_quietly(replica: ReplicaBackend, error: BaseException) -> None:
     if over and error is not replica.ended_with and not isinstance(error, SystemExit | KeyboardInterrupt):
         traceback.print_exc()  # it comes of that, or hides it
     if over or (isinstance(error, KeyboardInterrupt) and (replica.status == "finished" or not replica.began)):
-        _leave(DONE)
+        leave(DONE)
 
 
 def _story(error: BaseException) -> str:
@@ -108,7 +107,7 @@ def _unraisable(replica: ReplicaBackend, found: sys.UnraisableHookArgs) -> None:
     Nor does it after an interrupt that came there.
     """
     if isinstance(found.exc_value, KeyboardInterrupt) or (found.exc_value and found.exc_value is replica.ended_with):
-        _leave(DONE)
+        leave(DONE)
     sys.__unraisablehook__(found)
 
 
@@ -121,11 +120,3 @@ def _check_training(joined: list[ReplicaBackend], path: Path) -> None:
         raise _Unfinished(f"{path} ended without calling squall.join(model): call it before the training loop")
     if not joined[0].began:
         raise _Unfinished(f"{path} ended without training: iterate over session.batches, and call session.step(loss)")
-
-
-def _leave(status: int) -> None:
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(status)

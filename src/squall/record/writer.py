@@ -30,8 +30,8 @@ Report = ProgressRow | ExtraRow | StalenessRow
 
 COMMIT_EVERY_S = 0.2
 PAUSE_AT_MOST_S = 5.0  # between tries to write into a file that is locked, or onto a disk that is full
-OPEN_S = 2.0  # for which a lock is waited for, at the beginning and the end
-BUSY_S = 0.02  # alike, while training goes on
+OPEN_S = 2.0  # for which a lock is waited for when the file is opened and closed
+BUSY_S = 0.02  # for which a lock is waited for while training goes on
 
 # SQLite keeps NaN as NULL, and a loss may well be NaN: so only REAL columns may be NULL.
 _SQL_TYPE = {float: "REAL", int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
@@ -101,7 +101,7 @@ class Record:
 
     @contextmanager
     def _patience(self) -> Iterator[None]:
-        """With locks, at the beginning."""
+        """Wait for locks as long as when the file was opened."""
         self._wait_for_locks(OPEN_S)
         yield
         self._wait_for_locks(self._busy_s)
@@ -127,7 +127,7 @@ class Record:
             self._backlog.add(row)
 
     def remove(self, row: LeaseRow) -> None:
-        """The row with its key goes, at the next commit."""
+        """Delete the row with this one's key, at the next commit."""
         self._backlog.keyed[LeaseRow][row.lease] = None
 
     def seal(self) -> None:
@@ -135,7 +135,7 @@ class Record:
         self._backlog.seal()
 
     def published(self) -> None:
-        """The snapshot is there."""
+        """The snapshot that was asked for is complete."""
         self._backlog.published()
 
     def commit(self, now: float, force: bool = False) -> bool:

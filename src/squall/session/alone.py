@@ -22,7 +22,6 @@ class AloneBackend(SessionBackend):
 
     rank = 0
     replicas = 1
-    replayed = False
 
     def __init__(self, optimizer: OptimizerFactory) -> None:
         self._factory = optimizer

@@ -37,7 +37,7 @@ class SessionBackend(Protocol):
         """
 
     def done(self, effect: Compute) -> None:
-        """A batch that was not over is not stepped again."""
+        """The loop has finished a batch that `accept` was told is not over."""
 
     def skip(self, effect: Compute) -> None:
         """The batch is left out."""

@@ -64,7 +64,7 @@ class Batches:
         return self._length * self._epochs
 
     def close(self) -> None:
-        """Take no more batches. A loop that stopped by its own count, and not by the data's end, has to say so."""
+        """End the training. A loop that stops by a count of its own, before the data's end, has to call this."""
         self._session._leave()
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""The second door: an ordinary PyTorch loop, trained by as many replicas as `squall run` was told, or alone."""
+"""`squall.join`: how an ordinary PyTorch loop takes part, as one replica of those of `squall run`, or alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from squall.session.session import Session
 from squall.strategies.base import default_optimizer
 from squall.task import OptimizerFactory
 
-# What `join` asks under `squall run`: it forks this process into replicas (`launchers.scripts`).
+# Makes the backend of `join` under `squall run`: it forks this process into replicas (`launchers.scripts`).
 launched: Callable[[nn.Module, OptimizerFactory | None, dict[str, Any]], SessionBackend] | None = None
 
 

@@ -37,7 +37,7 @@ class SessionOptimizer(Optimizer):
         self._first = [float(group["lr"]) for group in self.param_groups]
         self._fixed = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in self.param_groups]
         self._rates = self._first
-        self._factors: Factors = ()  # of those rates
+        self._factors: Factors = ()  # that belong to those rates
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Raises as `Session.step` does."""
@@ -55,7 +55,7 @@ class SessionOptimizer(Optimizer):
         super().zero_grad(set_to_none)
 
     def factors(self) -> Factors:
-        """Of the learning rates, as they are now: of all groups of the session, with None for those of others."""
+        """What each group's first learning rate is multiplied by now; None for groups of other optimizers."""
         if len(self.param_groups) != len(self._first):
             raise ValueError("a param group was added to session.optimizer: give all to the optimizer before join")
         for number, (group, fixed) in enumerate(zip(self.param_groups, self._fixed)):
@@ -76,7 +76,7 @@ class SessionOptimizer(Optimizer):
 
 
 def _factor(first: float, wanted: float) -> float:
-    """What `first` is to be multiplied by: to the bit, where a float can do that."""
+    """What `first` is multiplied by to give `wanted`, exactly where a float can express it."""
     if not (math.isfinite(wanted) and wanted >= 0):
         raise ValueError(f"the loop set a learning rate of {wanted}: it must be 0 or more")
     if first == 0.0 and wanted > 0:

@@ -33,9 +33,9 @@ class Session:
         self._groups = list(groups) or [[{"params": list(model.parameters())}]]
         self._coming: Compute | None = None  # is next, and not handed out
         self._current: Compute | None = None  # handed out, and not stepped
-        self._lost = False  # its gradients were cleared
-        self._stepped = False  # by one of several optimizers
-        self._again = False  # that was not finite: the batch will come again
+        self._lost = False  # the gradients of the current batch were cleared
+        self._stepped = False  # the current batch, by one of several optimizers
+        self._again = False  # that step was not finite, so the batch will come again
         self._started = 0.0
         self._begun = False
         self._over = False  # no more batches are taken
@@ -145,7 +145,7 @@ class Session:
         return self._coming
 
     def _take(self) -> Batch:
-        """Load what is coming."""
+        """Load the batch that `_next` has found, and hand it out."""
         assert self._coming is not None
         self._current, self._coming, self._started = self._coming, None, time.perf_counter()
         self._lost = self._stepped = self._again = False
@@ -159,7 +159,7 @@ class Session:
             self._current = None
 
     def _leave(self) -> None:
-        """Take no more batches."""
+        """End this replica's part in the training: it takes no more batches."""
         if not self._over:
             self._end_steps()
             self._over, self._numbered = True, False
@@ -168,7 +168,7 @@ class Session:
 
     @property
     def _speaks(self) -> bool:
-        """What this replica measures is kept."""
+        """Whether what this replica measures goes into the record."""
         return self.is_leader or self._numbered
 
     def step(self, loss: Tensor | float | None = None) -> None:
@@ -197,7 +197,7 @@ class Session:
             self._again = not self._backend.accept(self._current, value, self._started, factors, over=False)
 
     def _gradients_cleared(self, lost: bool) -> None:
-        """`lost`: there were some. Before the first backward pass there are none, and behind the step nobody cares."""
+        """The loop has cleared the gradients; `lost` if there were any, which a batch that is not stepped yet needs."""
         self._lost |= lost and self._current is not None
 
     def skip(self) -> None:

@@ -69,7 +69,7 @@ def encode(error: BaseException) -> str:
 
 
 def decode(told: str) -> Failure | None:
-    """None for a text that is for people."""
+    """What `encode` has written; None for a text that is for people."""
     try:
         return msgspec.json.decode(told, type=Failure)
     except msgspec.DecodeError:

@@ -6,7 +6,7 @@ import cloudpickle
 
 
 def ship(code: object) -> bytes:
-    """Closures, notebook cells and `__main__` included. Raises `ValueError` for what no other process could have."""
+    """A pickle by value, also of closures and `__main__`. Raises `ValueError` for what no other process could have."""
     try:
         shipped: bytes = cloudpickle.dumps(code)
     except Exception as error:  # whatever a `__reduce__` raises

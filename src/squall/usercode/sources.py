@@ -18,7 +18,7 @@ _CELLS = ("<ipython-input", "<python-input")  # newer notebooks name their cells
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """File -> text, when a run was started.
+    """The texts of the user's files when a run was started.
 
     Attributes:
         file: the task's or the script's, which can be read again; "" of a function that was given to `fit`.
@@ -59,14 +59,14 @@ def _shipped(file: str) -> dict[str, str]:
 
 
 def own(file: str) -> bool:
-    """It is the user's, and no part of Squall, of Python, or of a package that is installed."""
+    """Whether a file is the user's own, and no part of Squall, of Python, or of an installed package."""
     if file.startswith(_NOT_OWN):
         return file.startswith(_CELLS)
     return "site-packages" not in file and "dist-packages" not in file
 
 
 def read(file: str) -> str | None:
-    """None where there is no such text."""
+    """The text of a Python file; None where it cannot be read."""
     try:
         return importlib.util.decode_source(Path(file).read_bytes())
     except (OSError, SyntaxError, UnicodeDecodeError):
@@ -80,7 +80,7 @@ def show(texts: Mapping[str, str]) -> None:
 
 
 def show_kept(texts: Mapping[str, str]) -> None:
-    """Alike, but for files that this process has imported as they are now."""
+    """As `show`, except for files that this process has imported itself: it has those as they are now."""
     live = set(_modules())
     show({name: text for name, text in texts.items() if name not in live})
 
@@ -108,7 +108,7 @@ def _difference(before: str, after: str) -> str:
 
 
 def _modules() -> Iterator[str]:
-    """Files of the user's own modules."""
+    """The files of the user's own modules that are imported here."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py") and own(os.path.abspath(file)):
