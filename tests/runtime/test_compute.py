@@ -6,6 +6,7 @@ import torch
 
 from squall.protocol.effects import Compute
 from squall.runtime.arena import Arena, Shape
+from squall.runtime.backward import Backward
 from squall.runtime.compute import Gradients
 from squall.vector import Layout
 from tests.tasks import regression
@@ -18,9 +19,8 @@ def test_a_replacement_leaves_what_its_predecessor_pushed_until_it_pushes_itself
     arena = Arena.private(Shape(layout.length, 1))
     pushed = torch.arange(1.0, layout.length + 1)
     arena.gradient(0, 0).copy_(pushed)
-    newcomer = Gradients(
-        task, layout, [arena.weights(0, 0)], [arena.gradient(0, 0)], [arena.rates(0, 0)], 0, torch.device("cpu")
-    )
+    backward = Backward(task, layout, [arena.weights(0, 0)], 0, torch.device("cpu"))
+    newcomer = Gradients(backward, [arena.gradient(0, 0)], [arena.rates(0, 0)])
     newcomer.use(0)
     assert torch.equal(arena.gradient(0, 0), pushed)
     newcomer.compute(Compute(0, 0, task.batch_size, 0, accumulate=False, local_step=False))

@@ -1,4 +1,4 @@
-"""Where all replicas are: what a shard waits for, it knows without asking each of thousands."""
+"""How many replicas are at which clock, so that a shard need not look at each of thousands to find the slowest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Clocks:
         at[after] = at.get(after, 0) + 1
 
     def slowest(self) -> int:
-        """Without replicas nobody is waited for, and 0 is as good as any."""
+        """The lowest clock; 0 without replicas, where nobody is waited for."""
         return min(self._at, default=0)
 
     def beyond(self, clock: int) -> int:

@@ -17,6 +17,8 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeldWork:
+    """Hands out the batches of granted leases, and asks for the next grant in time."""
+
     __slots__ = ("_grants", "_lease", "_next", "_spent_s", "_steps", "asked", "batch_size", "idle", "starved")
 
     def __init__(self, batch_size: int) -> None:
@@ -24,8 +26,8 @@ class HeldWork:
         self.asked = False  # for the next grant
         self.idle = False  # the current round has no batch for this replica
         self.starved = False  # there is no work for now; the next grant will come by itself
-        self._lease: Lease | None = None  # that batches are cut from
-        self._next = 0  # where in it the next one starts
+        self._lease: Lease | None = None  # the lease that batches are cut from
+        self._next = 0  # where in the lease the next batch starts
         self._grants: list[Grant] = []  # rounds granted ahead
         self._steps, self._spent_s = 0, 0.0  # batches since the last request, and how long they took
 
@@ -70,6 +72,6 @@ class HeldWork:
         return Batch(lease.id, lease.epoch, start, stop)
 
     def drop(self, leases: list[int]) -> None:
-        """These are others' now."""
+        """Forget these leases: they were given to others."""
         if self._lease is not None and self._lease.id in leases:
             self._lease = None

@@ -28,7 +28,7 @@ class Cover(Struct, frozen=True, array_like=True, gc=False):
 
 
 def covered(known: tuple[Cover, ...], more: tuple[Cover, ...]) -> tuple[Cover, ...]:
-    """Both, the oldest lease first. A replica goes from lease to lease, and does not come back to one."""
+    """Put two lists of covers together, the oldest lease first. A replica never returns to a lease that it has left."""
     if known and more and known[-1].lease == more[0].lease:
         return known[:-1] + more
     return known + more
@@ -71,7 +71,7 @@ class Join(Struct, frozen=True, tag="join", array_like=True, gc=False):
 
 
 class Welcome(Struct, frozen=True, tag="welcome", array_like=True, gc=False):
-    """The slot is the replica's; its clock starts here, or where the shards say in answer to its first fetch."""
+    """The replica is a member. Its clock starts here, or where the shards say in answer to its first fetch."""
 
     clock: Count
 

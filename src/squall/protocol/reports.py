@@ -54,15 +54,15 @@ class Reports:
         self.covers: tuple[Cover, ...] = ()  # applied by all shards, and not told yet
         self.tally = ReportSums()
         self._at = 0.0
-        self._from = math.inf  # clock of a push with the last of an epoch: the report behind it does not wait
+        self._from = math.inf  # clock of the push that ends an epoch: it is reported at once
 
     def applied(self, work: PushedWork) -> None:
-        """By all shards."""
+        """All shards have applied a push."""
         self.covers = covered(self.covers, work.covers)
         self.tally.add(work)
 
     def epoch_ends(self, clock: int) -> None:
-        """With the push of this clock, so that the epoch's evaluation does not wait for the next report."""
+        """The push of this clock ends it. Its report is not put off, because the epoch's evaluation waits for it."""
         self._from = min(self._from, clock)
 
     def due(self, clock: int, now: float, at_once: bool) -> Progress | None:

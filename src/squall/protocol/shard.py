@@ -53,7 +53,7 @@ class _Replica:
         self.covers: tuple[Cover, ...] = ()  # what is applied of its leases, the oldest first
 
     def cover(self, covers: tuple[Cover, ...]) -> None:
-        """These are applied."""
+        """Note what a push has brought: the newest `LEASES_KEPT` leases are remembered."""
         self.covers = covered(self.covers, covers)[-LEASES_KEPT - len(covers) :]
 
 
@@ -68,14 +68,14 @@ class Shard:
         self._rounds: dict[int, dict[Node, Exchange]] = {}  # clock -> pushes not applied yet ("mean")
         self._closed = 0  # clock of the newest round that was applied
         self._closed_at: float | None = None
-        self._last_took = 0.0  # seconds, from one round's end to the next
+        self._last_took = 0.0  # seconds from the end of the round before the last to the end of the last
         self.wake_at: float | None = None  # when the grace of the open round ends
         self._clocks = Clocks()  # of the replicas
         self._waiting: dict[int, dict[Node, Exchange]] = {}  # clock -> fetches held back by the bound
-        # Applied of those who departed with the newest view. The one before it has been seen by all, so that every
-        # ledger knows of those who departed with that.
+        # What was applied of the replicas that departed with the newest view. Of those that departed earlier every
+        # ledger knows, because a view is shown only when all shards have seen the one before.
         self._gone: list[Cover] = []
-        self._evaluator = 0  # incarnation of the newest that was heard of
+        self._evaluator = 0  # the highest incarnation of an evaluator that has asked for weights
         self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
 
     def on(self, event: Event, now: float) -> list[Effect]:
@@ -156,7 +156,7 @@ class Shard:
         self._settle(now, effects)
 
     def _settle(self, now: float, effects: list[Effect]) -> None:
-        """Somebody's clock has moved, or the members have changed."""
+        """Do what may be due when a replica's clock has moved, or the members have changed."""
         self._close_rounds(now, effects)
         self._release(effects)
 
@@ -278,7 +278,7 @@ class Shard:
         self._settle(now, effects)
 
     def _drop(self, node: Node) -> None:
-        """Nothing of this replica is applied any more: its slot will be another's."""
+        """Forget what a departed replica has pushed or asked for: another replica will have its slot."""
         for held in (self._waiting, self._rounds):
             for clock in [clock for clock, exchanges in held.items() if node in exchanges]:
                 del held[clock][node]

@@ -23,8 +23,8 @@ from squall.runtime.records import (
     NextFile,
     ProcessEnded,
     Pushed,
-    Record,
     Saved,
+    ScheduleRecord,
     records,
 )
 from squall.runtime.replay_starts import ShardCut, home, kept_push, kept_state, put_back, shard_logs
@@ -49,11 +49,11 @@ class RecordedNode:
         self.broken = False  # a part is missing, or does not go on with the next
         self.ended = False  # the process ended in good order
         self._job = job
-        self._records: Iterator[Record] | None = None
-        self._record: Record | None = None
+        self._records: Iterator[ScheduleRecord] | None = None
+        self._record: ScheduleRecord | None = None
 
     @property
-    def record(self) -> Record | None:
+    def record(self) -> ScheduleRecord | None:
         """The next one; None: there are no more."""
         if self._records is None:
             self._records = self.all()
@@ -65,9 +65,9 @@ class RecordedNode:
         """The last, or only part."""
         return self.paths[-1]
 
-    def whole(self) -> Iterator[Record]:
+    def whole(self) -> Iterator[ScheduleRecord]:
         """All good records that there are."""
-        last: Record | None = None
+        last: ScheduleRecord | None = None
         for path in self.paths:
             if path != self.paths[0] and not (self.ended and self._leads_to(path, last)):
                 self._break(f"{path} does not begin where what went before it ends")
@@ -87,14 +87,14 @@ class RecordedNode:
                 self._break(f"{path} cannot be read: {error.strerror}")
                 return
 
-    def _leads_to(self, path: Path, last: Record | None) -> bool:
+    def _leads_to(self, path: Path, last: ScheduleRecord | None) -> bool:
         """This part is the next one behind that record."""
         return True
 
     def _break(self, why: str) -> None:
         self.damage, self.broken = why, True
 
-    def all(self) -> Iterator[Record]:
+    def all(self) -> Iterator[ScheduleRecord]:
         """Those that are to be performed."""
         return self.whole()
 
@@ -117,10 +117,10 @@ class RecordedReplica(RecordedNode):
         self.batches: list[Compute] = []  # since the last push
         self.behind: dict[int, list[Compute]] = {}  # clock -> batches of a push that a shard may still apply
 
-    def all(self) -> Iterator[Record]:
+    def all(self) -> Iterator[ScheduleRecord]:
         return (record for record in islice(self.whole(), self.skipped, None) if not isinstance(record, NextFile))
 
-    def whole(self) -> Iterator[Record]:
+    def whole(self) -> Iterator[ScheduleRecord]:
         """All good records that there are, as long as each part begins where the one before has come to."""
         clock = used = 0
         begun = False
@@ -172,7 +172,7 @@ class RecordedShard(RecordedNode):
             elif isinstance(record, Delivered):
                 self.deliveries[record.to] = self.deliveries.get(record.to, 0) + 1
 
-    def _leads_to(self, path: Path, last: Record | None) -> bool:
+    def _leads_to(self, path: Path, last: ScheduleRecord | None) -> bool:
         return isinstance(last, Saved) and path.parent == home(self._attempt, last.number)
 
     def take_up(self, cut: ShardCut) -> None:

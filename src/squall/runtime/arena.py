@@ -107,7 +107,7 @@ class Arena:
 
 
 def newest_first(vector: Tensor) -> tuple[Tensor, ...]:
-    """Parts of a vector from its end. Whoever has just passed over it left its end in the cache, not its start."""
+    """Parts of a vector, the last first: what has just been written from start to end is cached at its end."""
     parts: tuple[Tensor, ...] = vector.split(_PART)
     return parts[::-1]
 

@@ -116,18 +116,12 @@ def begin(job: Job, script: bool = False) -> Job:
         path.mkdir(mode=0o700, parents=True)
         (path / "start.json").touch(mode=0o600)
         (path / "start.json").write_bytes(msgspec.json.format(msgspec.json.encode(start)))
-        _keep(job.directory / "code.pickle", path / "code.pickle")
+        if (code := job.directory / "code.pickle").exists():  # but in benchmarks and tests; a resume replaces the file
+            second_name(code, path / "code.pickle")
     except OSError as error:
         sys.stderr.write(f"squall: warning: {home} cannot be written ({error.strerror}): there will be no replay\n")
         return job
     return dataclasses.replace(job, schedule=path) if start.kept else job
-
-
-def _keep(code: Path, beside: Path) -> None:
-    """A second name costs nothing, and a resume puts a new file in the place of the old one."""
-    if not code.exists():
-        return  # only benchmarks and tests
-    second_name(code, beside)
 
 
 def numbers(directory: Path) -> list[int]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -47,16 +48,6 @@ class _Seeded(Dataset[Any]):
         return list(several(indices)) if several is not None else [self.data[i] for i in indices]
 
 
-class _Tensors:
-    """A TensorDataset gives a batch by one indexing of each tensor, instead of one per example and a stack."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self.tensors = data.tensors
-
-    def batch(self, indices: torch.Tensor) -> list[torch.Tensor]:
-        return [tensor[indices] for tensor in self.tensors]
-
-
 class TrainingBatches:
     """The training batches of one process.
 
@@ -73,7 +64,8 @@ class TrainingBatches:
         self._coming: dict[Key, Batch | None] = {}  # announced, where there are no workers; the first may be loaded
         self._last: tuple[Key, Batch] | None = None
         self._steps = task.train if isinstance(task.train, Steps) else None
-        self._tensors = _Tensors(task.train) if type(task.train) is TensorDataset and not task.loader else None
+        # A TensorDataset gives a batch by one indexing of each tensor, instead of one per example and a stack.
+        self._tensors = task.train.tensors if type(task.train) is TensorDataset and not task.loader else None
         self._loader = _loader(task, self._requests)
         self._ahead = self._loader.num_workers > 0
         self._iterator: Iterator[Batch] | None = None
@@ -113,7 +105,8 @@ class TrainingBatches:
         if self._steps is not None:
             return self._steps.number(key.start)
         if self._tensors is not None:
-            return self._tensors.batch(self._order(key.epoch)[key.start : key.stop])
+            indices = self._order(key.epoch)[key.start : key.stop]
+            return [tensor[indices] for tensor in self._tensors]
         if self._last is not None and self._last[0] == key:
             return self._last[1]
         if not self._ahead:
@@ -210,24 +203,18 @@ def loader_arguments(task: Task) -> dict[str, Any]:
     """
     arguments = {name: value for name, value in task.loader.items() if name != "drop_last"}
     if arguments.get("num_workers", 0) > 0:
-        arguments["worker_init_fn"] = _Worker(os.getpid(), arguments.get("worker_init_fn"))
+        arguments["worker_init_fn"] = partial(_begin_worker, os.getpid(), arguments.get("worker_init_fn"))
     return arguments
 
 
-class _Worker:
-    """How a loader's worker process begins: named after its replica, and gone when that is gone, however it ends."""
-
-    def __init__(self, parent: int, own: Callable[[int], None] | None) -> None:
-        self._parent = parent
-        self._own = own
-
-    def __call__(self, number: int) -> None:
-        die_with_parent(self._parent)
-        title = getproctitle()
-        if title.startswith("squall "):
-            setproctitle(f"squall loader {number} of {title.removeprefix('squall ')}")
-        if self._own is not None:
-            self._own(number)
+def _begin_worker(parent: int, own: Callable[[int], None] | None, number: int) -> None:
+    """A loader's worker process is named after its replica, and gone when that is gone, however it ends."""
+    die_with_parent(parent)
+    title = getproctitle()
+    if title.startswith("squall "):
+        setproctitle(f"squall loader {number} of {title.removeprefix('squall ')}")
+    if own is not None:
+        own(number)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

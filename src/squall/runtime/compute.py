@@ -18,29 +18,25 @@ from squall.protocol.events import GradientComputed
 from squall.protocol.messages import Factors
 from squall.runtime.arena import newest_first
 from squall.runtime.backward import Backward
-from squall.task import Task
 from squall.vector import Layout
 
 
 class Gradients:
     """Computes gradients for one replica, on weights that the shards write."""
 
-    def __init__(
-        self, task: Task, layout: Layout, weights: Sequence[Tensor], gradients: Sequence[Tensor],
-        rates: Sequence[Tensor], seed: int, device: torch.device,
-    ) -> None:  # fmt: skip
-        self.backward = Backward(task, layout, weights, seed, device)
+    def __init__(self, backward: Backward, gradients: Sequence[Tensor], rates: Sequence[Tensor]) -> None:
+        """`gradients` are float32 [length], `rates` float64 [groups]: a buffer of each for each buffer of weights."""
+        self.backward = backward
+        self.device, layout = backward.device, backward.layout
         self.batches = self.backward.batches
-        self.layout = layout
-        self.device = device
         self._parameters = self.backward.on_vector.parameters
         self._rates = rates
         self._rate = rates[0]
         self._arena = gradients
-        on_device = device.type != "cpu"
+        on_device = self.device.type != "cpu"
         # Never cleared: the arena's pages begin as zeros and nothing writes the padding, while a shard may still read
         # what this replica's predecessor in the slot has pushed.
-        self._vectors = [torch.zeros_like(g, device=device) for g in gradients] if on_device else list(gradients)
+        self._vectors = [torch.zeros_like(g, device=self.device) for g in gradients] if on_device else list(gradients)
         self._views = [layout.views(v) for v in self._vectors]
         summed = [v[: layout.tail] for v in self._vectors]
         self._summed = [(v,) if on_device else newest_first(v) for v in summed]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import torch
+
 from squall.protocol.effects import (
     Apply,
     Compute,
@@ -20,7 +22,7 @@ from squall.protocol.effects import (
 from squall.protocol.events import Event, GradientComputed, ModelEvaluated
 from squall.runtime import best
 from squall.runtime.arena import Arena
-from squall.runtime.backward import ModelOnVector, pin
+from squall.runtime.backward import Backward, ModelOnVector, pin
 from squall.runtime.batches import Key
 from squall.runtime.compute import Gradients
 from squall.runtime.driver import Host, HostAround
@@ -44,12 +46,13 @@ class ReplicaHost(Host):
         if device.type == "cuda":
             for memory in (*weights, *gradients):
                 pin(memory)
-        seed = job.plan.seed
         self.training: Gradients | LocalTraining
         if job.recipe.work.local is None:
-            self.training = Gradients(job.task, job.layout, weights, gradients, rates, seed, device)
+            self.training = Gradients(Backward(job.task, job.layout, weights, job.plan.seed, device), gradients, rates)
         else:
-            self.training = LocalTraining(job.task, job.recipe, job.layout, weights[0], gradients[0], seed, device)
+            own = torch.zeros_like(weights[0], device=device)
+            backward = Backward(job.task, job.layout, [own], job.plan.seed, device)
+            self.training = LocalTraining(backward, own, job.recipe, weights[0], gradients[0])
             job.keep(self.training.schedule)
 
     def perform(self, effect: Effect, now: float) -> Event | None:

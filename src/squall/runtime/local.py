@@ -16,8 +16,7 @@ from squall.runtime.compute import all_finite
 from squall.runtime.optimizers import bare_step, build_optimizer, rates_scaled
 from squall.runtime.rates import Schedule
 from squall.strategies import Recipe
-from squall.task import Task
-from squall.vector import Layout, count_in, put_count
+from squall.vector import count_in, put_count
 
 
 class LocalTraining:
@@ -27,20 +26,18 @@ class LocalTraining:
     stays what the last fetch brought, so it is also what a delta counts from.
     """
 
-    def __init__(
-        self, task: Task, recipe: Recipe, layout: Layout, fetched: Tensor, pushed: Tensor, seed: int,
-        device: torch.device,
-    ) -> None:  # fmt: skip
-        local = recipe.loop.local
+    def __init__(self, backward: Backward, own: Tensor, recipe: Recipe, fetched: Tensor, pushed: Tensor) -> None:
+        """`own` is the weights buffer of `backward`, float32 [length]."""
+        task, layout, local = backward.task, backward.layout, recipe.loop.local
         assert local is not None
         self._local = local
         self._replicas = recipe.replicas
         self._layout = layout
         self._fetched = fetched
         self._pushed = pushed
-        self._own = torch.zeros_like(fetched, device=device)
-        self.backward = Backward(task, layout, [self._own], seed, device)
-        self.batches = self.backward.batches
+        self._own = own
+        self.backward = backward
+        self.batches = backward.batches
         self._begun = False  # there are weights of its own
         self._counted: list[Tensor] = []  # counters, as the last fetch left them
         layout.write_buffers(task.model, self._own)

@@ -75,10 +75,11 @@ def keep_freed_memory() -> None:
 
 
 def never_interrupt() -> None:
-    """Take no core from a process that computes, but wait for the one that whoever waits for this will leave.
+    """Have the kernel wait for an idle core when this process is woken, instead of interrupting another process.
 
-    A shard that is woken by one replica otherwise interrupts another, and leaves the core of the first idle: that was
-    5 % of a large network's steps, two replicas on two cores. Where there is no such setting, nothing changes.
+    A replica that wakes a shard then sleeps, so that its core becomes free. Without this the shard interrupts another
+    replica while that core is idle: 5 % of a large network's steps, with two replicas on two cores. Where the system
+    has no such setting, nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

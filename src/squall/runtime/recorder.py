@@ -17,18 +17,8 @@ from squall.protocol.events import Event
 from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats, Weights
 from squall.protocol.nodes import Node
-from squall.record.rows import EventRow as EventRow
-from squall.record.rows import (
-    ExtraRow,
-    LeaseRow,
-    MemberRow,
-    MetricRow,
-    ProgressRow,
-    RecordError,
-    SkipRow,
-    StalenessRow,
-    StateRow,
-)
+from squall.record import rows
+from squall.record.rows import RecordError
 from squall.record.writer import Record
 from squall.runtime.divergence import Divergence
 from squall.runtime.driver import Host
@@ -63,8 +53,8 @@ class CoordinatorHost(Host):
         self._channel = channel
         self._clock = clock  # the inline driver's machines live in virtual time, its people do not
         self._record = Record(job.directory / "run.sqlite")
-        if job.restored is not None and isinstance(rows := job.restored.manifest.rows, bytes):
-            self._record.take_in(job.restored.manifest.number, rows)
+        if job.restored is not None and isinstance(waiting := job.restored.manifest.rows, bytes):
+            self._record.take_in(job.restored.manifest.number, waiting)
         self._leases = Folding(self._record, job.task.examples)
         self._snapshots = Snapshots(job.directory)
         self._trained_s = job.restored.manifest.trained_s if job.restored is not None else 0.0  # by earlier processes
@@ -88,7 +78,7 @@ class CoordinatorHost(Host):
             "snapshot": job.restored.manifest.number if job.restored is not None else 0,
         }  # fmt: skip
         for key, value in facts.items():
-            self._record.add(StateRow(key, str(value)))
+            self._record.add(rows.StateRow(key, str(value)))
 
         first = self._record.fact("first_loss") if job.restored is not None else None
         self._divergence = Divergence(float(first) if first and first != "nan" else None)
@@ -110,11 +100,11 @@ class CoordinatorHost(Host):
         for name, (epoch, start, done, stop, replica) in msgspec.convert(ledger, Ledger).leases.items():
             upto = max(done, progress.get(name, done))
             if upto > start:
-                self._record.add(LeaseRow(int(name), epoch, start, stop, replica, 0, at, at, upto))
+                self._record.add(rows.LeaseRow(int(name), epoch, start, stop, replica, 0, at, at, upto))
             examples = upto - done - self._left_out.within(int(name), done, upto)
             if examples > 0 and not reported:
                 batches = -(-examples // self._job.task.batch_size)
-                self._record.add(ProgressRow(at, replica, examples, batches, math.nan, 0.0, 0.0, 0, 0))
+                self._record.add(rows.ProgressRow(at, replica, examples, batches, math.nan, 0.0, 0.0, 0, 0))
 
     def attach(self, payload: Payload) -> None:
         raise AssertionError("the coordinator never touches a parameter")
@@ -171,14 +161,14 @@ class CoordinatorHost(Host):
             case notes.LeaseEnded():
                 self._lease(note)
             case notes.BatchLeftOut(node, batch):
-                skip = SkipRow(batch.lease, batch.epoch, batch.start, batch.stop, node.index)
+                skip = rows.SkipRow(batch.lease, batch.epoch, batch.start, batch.stop, node.index)
                 self._left_out.add(skip)
                 self._record.add(skip)
             case notes.WeightsMeasured(values, weights):
                 self._measured(values, weights)
             case notes.IterationDone(number, loss, trained):
                 epoch = trained // self._job.task.examples
-                self._record.add(MetricRow(self.training_s, epoch, trained, number, "objective", loss))
+                self._record.add(rows.MetricRow(self.training_s, epoch, trained, number, "objective", loss))
             case notes.SnapshotAsked(number):
                 self._asked_s = self.training_s
                 self._record.seal()
@@ -213,22 +203,22 @@ class CoordinatorHost(Host):
         self._judge(self._divergence.trained(loss))
         if stats.batches and not self._stepped:
             self._stepped = True
-            self._record.add(StateRow("first_step_s", repr(time.time() - self._job.commanded_at)))
-            self._record.add(StateRow("first_loss", repr(self._divergence.first or loss)))
+            self._record.add(rows.StateRow("first_step_s", repr(time.time() - self._job.commanded_at)))
+            self._record.add(rows.StateRow("first_loss", repr(self._divergence.first or loss)))
         if stats.examples or stats.pushes:
-            self._record.add(ProgressRow(
+            self._record.add(rows.ProgressRow(
                 now, node.index, stats.examples, stats.batches, loss, stats.compute_s, stats.wait_s,
                 stats.pushes * pushed_each, stats.fetches * bytes_each,
             ))  # fmt: skip
         for name, (total, examples) in stats.extras.items():
-            self._record.add(ExtraRow(now, node.index, examples, name, total / examples))
+            self._record.add(rows.ExtraRow(now, node.index, examples, name, total / examples))
         for staleness, count in sorted(stats.staleness.items()):
-            self._record.add(StalenessRow(now, node.index, staleness, count))
+            self._record.add(rows.StalenessRow(now, node.index, staleness, count))
 
     def _lease(self, ended: notes.LeaseEnded) -> None:
         dealt, holder = ended.lease, ended.holder
         granted = ended.granted_s - (self._begun or 0.0) + self._trained_s
-        lease = LeaseRow(
+        lease = rows.LeaseRow(
             dealt.id, dealt.epoch, dealt.start, dealt.stop, holder.index, holder.incarnation, max(0.0, granted),
             self.training_s, ended.done,
         )  # fmt: skip
@@ -241,7 +231,7 @@ class CoordinatorHost(Host):
         epoch = (weights.examples + self._left_out.examples) // self._job.task.examples
         at = self._training_s(self._now - weights.age_s)
         for name, value in values.items():
-            self._record.add(MetricRow(at, epoch, weights.examples, weights.updates, name, value))
+            self._record.add(rows.MetricRow(at, epoch, weights.examples, weights.updates, name, value))
         if "loss" in values:
             self._judge(self._divergence.measured(values["loss"]))
         told = {"time_s": at, "epoch": epoch, "examples": weights.examples, "updates": weights.updates, **values}
@@ -250,15 +240,15 @@ class CoordinatorHost(Host):
     def _judge(self, changed: bool) -> None:
         """It is told when it begins, and again when a run that had recovered diverges anew."""
         if changed:
-            self._record.add(StateRow("diverged", self._divergence.text))
+            self._record.add(rows.StateRow("diverged", self._divergence.text))
             self._event("diverged", self._divergence.text or "no more: the loss is as it was at first, or less")
 
     def _member(self, node: Node, change: str, why: str = "", pid: int = 0) -> None:
-        self._record.add(MemberRow(str(node), pid, self.training_s, change, why))
+        self._record.add(rows.MemberRow(str(node), pid, self.training_s, change, why))
 
     def _publish(self, effect: PublishSnapshot) -> None:
-        self._record.add(StateRow("updates", str(max(effect.versions))))
-        self._record.add(StateRow("snapshot", str(effect.number)))
+        self._record.add(rows.StateRow("updates", str(max(effect.versions))))
+        self._record.add(rows.StateRow("snapshot", str(effect.number)))
         if effect.final:
             self._book(effect.ledger, effect.progress, self.training_s)
         manifest = Manifest(
@@ -293,11 +283,11 @@ class CoordinatorHost(Host):
     def _finish(self, end: End) -> None:
         if self._unpublished and end.status in ("finished", "interrupted"):
             end = End("failed", self._unpublished)
-        self._record.add(StateRow("training_s", repr(self.training_s)))
+        self._record.add(rows.StateRow("training_s", repr(self.training_s)))
         self._judge(end.status == "finished" and self._divergence.ended())
-        self._record.add(StateRow("diverged", self._divergence.text))
+        self._record.add(rows.StateRow("diverged", self._divergence.text))
         for key, value in (("status", end.status), ("ended", end.cause), ("reason", end.reason)):
-            self._record.add(StateRow(key, value))
+            self._record.add(rows.StateRow(key, value))
         kind = {"finished": "finished", "interrupted": "stopped"}.get(end.status, "error")
         self._event(kind, end.reason)
         try:
@@ -307,4 +297,4 @@ class CoordinatorHost(Host):
         self._channel.end(end)
 
     def _event(self, kind: str, text: str) -> None:
-        self._record.add(EventRow(self.training_s, kind, text))
+        self._record.add(rows.EventRow(self.training_s, kind, text))

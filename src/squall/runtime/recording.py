@@ -56,10 +56,10 @@ def _may_take(job: Job, node: Node) -> float:
 
 
 class RecordedShard(HostAround):
-    """A shard looks at an update when its answer has left and it would only wait (`rest`), or before its next one.
+    """Records a shard. It takes an update's fingerprint once the answer has left (`rest`), or before the next update.
 
-    Updates are written some at a time: a shard that is killed ends its run, and the schedule of its last moments tells
-    of nothing that lasts.
+    Updates are written several at a time. Those that a killed shard has not written are not missed: its death ends the
+    run, and a resume begins at a snapshot from before them.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class RecordedShard(HostAround):
 
 
 class RecordedReplica(HostAround):
-    """What a replica did is written before it pushes: without a push it has changed nothing that lasts."""
+    """Records a replica. What it did is written before each push: until then nobody else has seen any of it."""
 
     def __init__(self, host: Host, log: ScheduleWriter, parts: ReplicaParts | None = None) -> None:
         super().__init__(host)
@@ -187,7 +187,7 @@ class RecordedReplica(HostAround):
         return event
 
     def attach(self, payload: Payload) -> None:
-        """Called for each shard; the push is one, and a replica's own host has nothing to do for it."""
+        """Record a push. This is called once for each shard, and only the first call of a push counts."""
         if payload.clock != self._clock:
             self._record += (self._push, payload.clock - self._clock, payload.buffer)
             self._clock = payload.clock

@@ -99,19 +99,10 @@ class ProcessEnded(msgspec.Struct, frozen=True):
     """The process ended in good order."""
 
 
-Record = (
-    Applied
-    | Delivered
-    | Saved
-    | Computed
-    | Pushed
-    | UseWeights
-    | ProcessEnded
-    | VectorsCalculated
-    | AddPortions
-    | Keep
+ScheduleRecord = (
+    Applied | Delivered | Saved | Computed | Pushed | UseWeights | ProcessEnded | VectorsCalculated | AddPortions | Keep
     | NextFile
-)
+)  # fmt: skip
 
 
 class Fingerprint:
@@ -157,7 +148,7 @@ def _long(value: float) -> float:
 _MISTAKES = (ValueError, TypeError, StopIteration, RuntimeError, ArithmeticError, msgspec.MsgspecError)
 
 
-def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[Record]:
+def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[ScheduleRecord]:
     """What a file says, in order. Raises `Damaged` behind the last good record.
 
     `examples` is how many an epoch has: a record of batches beyond them is damage, and not a loop for hours.
@@ -178,7 +169,7 @@ def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[R
             raise Damaged(f"{path} is damaged at record {number}: {raw!r} says nothing") from error
 
 
-def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: ClockSteps) -> Record:
+def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: ClockSteps) -> ScheduleRecord:
     """One that is no batch, taken from the entries behind its tag."""
     if tag == schedule.APPLIED:
         return _applied(entries, replicas, clocks)

@@ -23,11 +23,12 @@ from squall.protocol.effects import (
     WriteSnapshot,
 )
 from squall.protocol.events import Event, GradientComputed, SnapshotWritten, StopRequested
-from squall.protocol.messages import Lease, Stats, Weights
+from squall.protocol.messages import Cover, Lease, Weights
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Note, Remark, SnapshotAsked, TrainingBegan, WeightsMeasured, WorkReported
-from squall.protocol.pushed_work import added
-from squall.runtime.backward import resolve_device
+from squall.protocol.pushed_work import NO_WORK
+from squall.protocol.reports import REPORT_EVERY_S, ReportSums
+from squall.runtime.backward import Backward, resolve_device
 from squall.runtime.best import keep
 from squall.runtime.compute import Gradients
 from squall.runtime.driver import Host
@@ -40,7 +41,6 @@ from squall.runtime.recorder import Channel, CoordinatorHost
 from squall.runtime.recording import recorded
 from squall.runtime.store import Store
 
-REPORT_EVERY_S = 0.25
 _REPLICA, _SHARD = Node("replica", 0), Node("shard", 0)
 
 
@@ -48,10 +48,9 @@ class LoneHost(Host):
     """A replica that computes on the very weights of the shard."""
 
     def __init__(self, job: Job, store: Store) -> None:
-        self.training = Gradients(
-            job.task, job.layout, [store.weights], [job.arena.gradient(0, 0)], [job.arena.rates(0, 0)],
-            job.plan.seed, resolve_device(job.plan.device),
-        )  # fmt: skip
+        device = resolve_device(job.plan.device)
+        backward = Backward(job.task, job.layout, [store.weights], job.plan.seed, device)
+        self.training = Gradients(backward, [job.arena.gradient(0, 0)], [job.arena.rates(0, 0)])
         self._behind = True  # the model shows something else than the weights
 
     def perform(self, effect: Effect, now: float) -> Event | None:
@@ -87,7 +86,7 @@ class Sequential:
         lone = LoneHost(job, shard.store)
         self._gradients = lone.training
         self._shard, self._replica = recorded(shard, job, _SHARD), recorded(lone, job, _REPLICA)
-        self._tally = Stats()
+        self._tally = ReportSums()
         self._reported_at = 0.0
         self._interrupts: list[int] = []  # signals caught
 
@@ -162,14 +161,11 @@ class Sequential:
         ended = self._leases.done(lease.id, lease.stop, _REPLICA)
         assert ended is not None
         self._note(ended)
-        examples, tally = lease.stop - lease.start, self._tally
-        self._tally = Stats(
-            tally.examples + examples, tally.batches + 1, tally.loss_sum + examples * answer.loss,
-            tally.compute_s + answer.seconds, pushes=tally.pushes + 1, staleness={0: tally.pushes + 1},
-            extras=tally.extras if answer.extras is None else added(
-                tally.extras, {name: (value * examples, examples) for name, value in answer.extras.items()}
-            ),
-        )  # fmt: skip
+        cover, tally = Cover(lease.id, lease.stop), self._tally
+        tally.add(NO_WORK.and_batch(cover, lease.stop - lease.start, answer.loss, (), answer.extras))
+        tally.compute_s += answer.seconds
+        tally.pushes += 1
+        tally.staleness.append(0)
         return ""
 
     def _compute(self, effect: Compute) -> GradientComputed:
@@ -178,9 +174,8 @@ class Sequential:
         return answer
 
     def _report(self, now: float) -> None:
-        self._host.perform(WorkReported(_REPLICA, self._tally), now)
+        self._host.perform(WorkReported(_REPLICA, self._tally.take()), now)
         self._host.poll()
-        self._tally = Stats()
         self._reported_at = now
 
     def _evaluate(self) -> Verdict:

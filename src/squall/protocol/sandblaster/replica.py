@@ -17,7 +17,7 @@ NOWHERE = -1  # buffer of a gradient that is to stay where autograd made it
 
 
 class BatchReplica:
-    """It fetches (`_fetching`), computes (`_computing`), or waits for the coordinator; pushes go on beside that."""
+    """It fetches (`_fetching`), computes (`_computing`), or waits for the coordinator. Pushes go on meanwhile."""
 
     wake_at: float | None = None
 

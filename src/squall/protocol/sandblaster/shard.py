@@ -31,7 +31,7 @@ class BatchShard:
         self.examples = examples  # evaluated until then
         self.evaluation = 0  # whose portions are taken
         self.view = View(0, ())
-        self._evaluator = 0  # incarnation of the newest that was heard of
+        self._evaluator = 0  # the highest incarnation of an evaluator that has asked for weights
         self._taken: dict[Node, dict[int, int]] = {}  # live replica -> portion -> evaluation, in the sum
         self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
 

@@ -14,6 +14,7 @@ import torch
 from squall.launchers.control_pipe import ControlPipe
 from squall.protocol.effects import Compute
 from squall.runtime.arena import Arena, Shape
+from squall.runtime.backward import Backward
 from squall.runtime.batches import Key, TrainingBatches
 from squall.runtime.compute import Gradients
 from squall.runtime.job import initial_vector
@@ -48,9 +49,8 @@ def _steps(task: Task, layout: Layout, threads: int, line: ControlPipe) -> None:
     keep_freed_memory()
     arena = Arena.private(Shape(layout.length, 1, groups=len(layout.group_starts)))
     arena.weights(0, 0).copy_(initial_vector(layout, task))
-    gradients = Gradients(
-        task, layout, [arena.weights(0, 0)], [arena.gradient(0, 0)], [arena.rates(0, 0)], 0, torch.device("cpu")
-    )
+    backward = Backward(task, layout, [arena.weights(0, 0)], 0, torch.device("cpu"))
+    gradients = Gradients(backward, [arena.gradient(0, 0)], [arena.rates(0, 0)])
     gradients.use(0)
     batches = _announced(task, gradients.batches)
     begun = time.monotonic()
