@@ -25,7 +25,7 @@ from squall.runtime.wire import Conditions, Network
 from squall.runtime.world import World
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.memory import Batch
-from squall.sim.proof.phantoms import Phantom, PhantomStage
+from squall.sim.proof.phantoms import Phantom, PhantomHosts
 from squall.strategies import Recipe
 from squall.strategies.work import Loop, Update
 
@@ -39,7 +39,7 @@ def mean_of_three(replicas: int, shards: int) -> Recipe:
     return Recipe(replicas=replicas, shards=shards, work=work)
 
 
-class Bench(PhantomStage):
+class Bench(PhantomHosts):
     """A run of a recipe; `go` runs it to its end, with actions before given events, and audits all of it."""
 
     def __init__(

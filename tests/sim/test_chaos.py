@@ -24,8 +24,8 @@ from squall.sim.proof import soak
 from squall.sim.proof.broken import INVARIANTS, Broken
 from squall.sim.proof.chaos import STRATEGIES, chaos
 from squall.sim.proof.faults import Cut, FaultyWire, Kill, Role, Weather
-from squall.sim.proof.soak import flags, report, shrink, story, verdict
-from squall.sim.proof.trial import Sight, Trial
+from squall.sim.proof.soak import flags, report, shrink, trace_of, verdict
+from squall.sim.proof.trial import Seen, Trial
 from squall.strategies import STRATEGIES as ALL
 from squall.strategies import SingleProcess
 from tests import deep
@@ -70,7 +70,7 @@ def test_the_invariants_are_those_of_the_design() -> None:
 
 
 def digest(seed: int) -> str:
-    return hashlib.sha256("\n".join(story(chaos(seed))).encode()).hexdigest()
+    return hashlib.sha256("\n".join(trace_of(chaos(seed))).encode()).hexdigest()
 
 
 @deep.only
@@ -96,10 +96,10 @@ def test_processes_find_what_one_finds(found: list[soak.Verdict]) -> None:
 @pytest.mark.parametrize("part", [Role("coordinator"), Role("shard", 1)])
 def test_without_a_shard_or_the_coordinator_the_run_resumes_from_its_last_snapshot(part: Role) -> None:
     world = dataclasses.replace(QUIET, snapshot_every_s=0.01, epochs=3, faults=(Kill(120, part),))
-    sights: list[Sight] = []
-    trial = Trial(world, sights.append).go()
+    seen: list[Seen] = []
+    trial = Trial(world, seen.append).go()
     assert trial.lives == 2
-    begun = [str(what) for _, node, what in sights if node is None and "begins" in str(what)]
+    begun = [str(what) for _, node, what in seen if node is None and "begins" in str(what)]
     assert begun[0] == "life 1 begins"
     assert begun[1].startswith("life 2 begins from snapshot")
 

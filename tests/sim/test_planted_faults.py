@@ -38,10 +38,10 @@ from squall.protocol.shard import Shard
 from squall.protocol.snapshot_rounds import SnapshotRounds
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Role, Weather
-from squall.sim.proof.lives import SavedSnapshot
 from squall.sim.proof.memory import Memory, Written
 from squall.sim.proof.phantoms import ShardPhantom
 from squall.sim.proof.positions import restored
+from squall.sim.proof.runs import SavedSnapshot
 from squall.sim.proof.soak import rebuilt, verdict
 from tests import deep
 

@@ -64,11 +64,11 @@ def _simulate(options: argparse.Namespace, local: object, commanded_at: float) -
         return simulate_file(options)
     if options.file is not None:
         raise ValueError(f"{options.file} is no Python file: give FILE.py or FILE.py:function, and --cluster")
-    from squall.sim.proof.soak import story, verdict
+    from squall.sim.proof.soak import trace_of, verdict
 
     world = _world(options)
     found = verdict(world)
-    steps = "\n".join([*story(world), "", ""]) if options.trace else ""
+    steps = "\n".join([*trace_of(world), "", ""]) if options.trace else ""
     return (1 if found.error else 0), f"{steps}{found}\n"
 
 

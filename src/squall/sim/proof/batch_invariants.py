@@ -18,7 +18,7 @@ from squall.protocol.nodes import Node
 from squall.protocol.notes import WorkReported
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.messages import Calculation, PortionsTaken, PushPortions
-from squall.sim.proof.batch_phantoms import WIDTH, BatchStage, KeptPortion, entry_of, example
+from squall.sim.proof.batch_phantoms import WIDTH, BatchPhantomHosts, KeptPortion, entry_of, example
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.memory import File, folded_with
 from squall.strategies.base import Recipe
@@ -49,9 +49,9 @@ class BatchAuditor:
         self.examples = examples
         self._examples_saved = 0  # in the newest snapshot, by the shard that has fewest
 
-    def begin(self, stage: BatchStage, coordinator: BatchCoordinator, files: Sequence[File] | None) -> None:
+    def begin(self, hosts: BatchPhantomHosts, coordinator: BatchCoordinator, files: Sequence[File] | None) -> None:
         shards = range(self.shards)
-        self.stage, self.coordinator = stage, coordinator
+        self.hosts, self.coordinator = hosts, coordinator
         self._begun = coordinator.trained
         self._logs = [_Log(files[shard].fold if files else 0, self._examples_saved) for shard in shards]
         self._pushes: dict[Node, tuple[PushPortions, tuple[KeptPortion, ...]]] = {}  # the last one
@@ -72,7 +72,7 @@ class BatchAuditor:
             case AddPortions(owner):
                 self._on_push(node.index, owner.index)
             case UseWeights(buffer) | EvaluateModel(buffer):
-                for shard, found in enumerate(self.stage.memories[node].weights[node.index, buffer]):
+                for shard, found in enumerate(self.hosts.memories[node].weights[node.index, buffer]):
                     if found.fold != self._answered[node][shard][0]:
                         raise Broken("I6", f"{node} has of shard {shard} what the log does not explain")
 
@@ -82,7 +82,7 @@ class BatchAuditor:
                 self._logs[to.index].sent.append(message)
                 self._check_whole(message)
             case PushPortions():
-                self._pushes[node] = (message, tuple(self.stage.memories[node].kept[node.index]))
+                self._pushes[node] = (message, tuple(self.hosts.memories[node].kept[node.index]))
             case Exchanged():
                 log = self._logs[node.index]
                 self._answered.setdefault(to, {})[node.index] = log.fold, log.examples
@@ -117,7 +117,7 @@ class BatchAuditor:
         log.sent.pop(0)
         log.fold = folded_with(log.fold, (calculation.number,))
         if any(combine.target == "weights" for combine in calculation.combine):
-            reports = (report.stats.examples for report in self.stage.noted(WorkReported))
+            reports = (report.stats.examples for report in self.hosts.noted(WorkReported))
             log.examples = self._begun + sum(reports)
         if calculation.opens is not None:
             log.evaluation, log.opened = calculation.opens, calculation.number
@@ -125,7 +125,7 @@ class BatchAuditor:
 
     def _on_push(self, shard: int, slot: int) -> None:
         log = self._logs[shard]
-        there = tuple(self.stage.memories[Node("shard", shard)].kept[slot])
+        there = tuple(self.hosts.memories[Node("shard", shard)].kept[slot])
         push = next((p for node, p in self._pushes.items() if node.index == slot and p[1] == there), None)
         if push is None:
             raise Broken("I6", f"shard {shard} adds what slot {slot} has not pushed")
@@ -143,7 +143,7 @@ class BatchAuditor:
         """The run says that it has found the minimum, or that all data is trained."""
         if self.method.examples is not None or spoilt:
             return
-        for shard, store in enumerate(self.stage.stores):
+        for shard, store in enumerate(self.hosts.shards):
             for i, found in enumerate(store.vectors["weights"]):
                 least = sum(example(number, WIDTH * shard + i) for number in range(self.examples)) / self.examples
                 if abs(found - least) > NEAR:

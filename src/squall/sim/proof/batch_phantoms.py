@@ -5,7 +5,7 @@ The loss of an example x is sum_j a_j (w_j - x_j)^2 / 2, so the mean over the ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from squall.protocol import effects, events
@@ -13,8 +13,8 @@ from squall.protocol.effects import Effect, Payload
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.messages import Calculation
-from squall.sim.proof.memory import File, Gradient, Memory, Written, folded_with
-from squall.sim.proof.phantoms import Phantom, PhantomStage
+from squall.sim.proof.memory import File, Gradient, Memory, folded_with
+from squall.sim.proof.phantoms import Phantom, PhantomHosts, ShardPhantom
 from squall.strategies.base import Recipe
 
 WIDTH = 2  # elements of a shard
@@ -60,34 +60,26 @@ class BatchMemory(Memory):
             super().write(payload, written)
 
 
-class BatchStage(PhantomStage):
+class BatchPhantomHosts(PhantomHosts):
     """Of a run of Sandblaster."""
 
     memories: dict[Node, BatchMemory]  # type: ignore[assignment]
-
-    def __init__(self, recipe: Recipe, now: Callable[[], float], first: int = 0) -> None:
-        super().__init__(recipe, now, first)
-        self.stores: list[VectorPhantom] = []
+    shards: list[VectorPhantom]  # type: ignore[assignment]
 
     def new_memory(self) -> BatchMemory:
         return BatchMemory(self.recipe)
 
-    def files(self, number: int) -> list[File]:
-        return [store.files[number] for store in self.stores]
-
-    def host(self, node: Node, version: int = 0, file: File | None = None) -> Phantom:
+    def make(self, node: Node, version: int, file: File | None) -> Phantom:
         match node.role:
             case "shard":
-                self.stores.append(VectorPhantom(self, node, file))
-                return self.stores[-1]
+                return VectorPhantom(self, node, file)
             case "replica":
-                self.in_use.pop(node.index, None)
                 return PortionPhantom(self, node)
-        return super().host(node)
+        return super().make(node, version, file)
 
 
 class PortionPhantom(Phantom):
-    stage: BatchStage
+    hosts: BatchPhantomHosts
     memory: BatchMemory
 
     def perform(self, effect: Effect, now: float) -> Event | None:
@@ -102,11 +94,11 @@ class PortionPhantom(Phantom):
         return None
 
     def _compute(self, epoch: int, start: int, stop: int) -> Event:
-        stage, slot = self.stage, self.node.index
-        stage.computed += 1
-        finite = not stage.poison(stage.computed, (epoch, start, stop))
-        seconds = stage.compute_s(self.node)
-        stage.in_use[slot] = (0, stage.now() + seconds)
+        hosts, slot = self.hosts, self.node.index
+        hosts.computed += 1
+        finite = not hosts.poison(hosts.computed, (epoch, start, stop))
+        seconds = hosts.compute_s(self.node)
+        hosts.in_use[slot] = (0, hosts.now() + seconds)
         weights = [value for of_shard in self.memory.trial[slot] for value in of_shard]
         away = [[w - example(i, j) for j, w in enumerate(weights)] for i in range(start, stop)]
         loss = sum(steepness(j) * d * d / 2 for of in away for j, d in enumerate(of)) / (stop - start)
@@ -114,28 +106,26 @@ class PortionPhantom(Phantom):
             sum(steepness(j) * of[j] for of in away) / (stop - start) for j in range(len(weights))
         )  # fmt: skip
         basis = tuple(written.version for written in self.memory.weights[slot, 0])
-        self._last = Gradient(stage.computed, epoch, start, stop, basis), vector
+        self._last = Gradient(hosts.computed, epoch, start, stop, basis), vector
         return events.GradientComputed(loss if finite else float("nan"), finite, seconds)
 
 
-class VectorPhantom(Phantom):
-    stage: BatchStage
+class VectorPhantom(ShardPhantom):
+    """A shard's vectors. `version` is the last calculation; `fold` is of calculations and pushes."""
+
     memory: BatchMemory
 
-    def __init__(self, stage: BatchStage, node: Node, file: File | None) -> None:
-        super().__init__(stage, node)
+    def __init__(self, hosts: BatchPhantomHosts, node: Node, file: File | None) -> None:
+        super().__init__(hosts, node, 0, file)
         names = ("weights", "trial", "sum", "direction")
-        self.vectors: dict[str, Vector] = dict.fromkeys(names, (0.0,) * WIDTH)
-        self.version, self.fold = 0, 0  # the last calculation; of calculations and pushes
-        if file is not None:
-            self.vectors |= file.vectors
-            self.fold = file.fold
-        self.files: dict[int, File] = {}
+        self.vectors = dict.fromkeys(names, (0.0,) * WIDTH) | dict(file.vectors if file else {})
 
-    def attach(self, payload: Payload) -> None:
-        if not self.stage.travels:
-            self.stage.check_free(payload.slot, payload.buffer)
-        self.memory.write(payload, (Written(self.version, self.fold), self.vectors[payload.kind]))
+    def numbers(self, payload: Payload) -> object:
+        return super().numbers(payload), self.vectors[payload.kind]
+
+    def file(self) -> File:
+        kept = {name: vector for name, vector in self.vectors.items() if name not in ("trial", "sum")}
+        return File(self.fold, vectors=kept)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
@@ -144,11 +134,8 @@ class VectorPhantom(Phantom):
                 return events.VectorsCalculated(calculation.number, self._calculate(calculation))
             case effects.AddPortions(owner):
                 self._add(self.memory.kept[owner.index])
-            case effects.WriteSnapshot(number):
-                kept = {name: vector for name, vector in self.vectors.items() if name not in ("trial", "sum")}
-                file = self.files[number] = File(self.fold, vectors=kept)
-                return events.SnapshotWritten(number, self.stage.disk(number), file.checksum)
-        return None
+                return None
+        return super().perform(effect, now)
 
     def _add(self, portions: list[KeptPortion]) -> None:
         first = WIDTH * self.node.index

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from squall.runtime.wire import Network
 from squall.sim.proof.faults import Cut, Fault, FullDisk, Kill, Pause, Role, Skew, Spoil, UserStop, Weather
@@ -69,6 +70,8 @@ DOOMED = 0.15  # of the deaths are followed by those of all who start in the pla
 LASTING_S = 4.0  # that an epoch takes longer where a place is left so: else it would be over before that is given up
 HUNG = 0.5  # of the user's stops find somebody who does not answer
 MORTAL = ("replica", "evaluator")  # others start in their place
+# What a world may go without: the field, and its value then.
+OFF: dict[str, bool | None] = {"scripted": False, "keeps": False, "evaluate": False, "snapshot_every_s": None}
 
 
 @dataclass(frozen=True)
@@ -219,23 +222,12 @@ def _fault(chance: random.Random, events: int, parts: list[Role]) -> Fault:
 
 def smaller(world: Chaos) -> list[Chaos]:
     """Worlds with one thing less, the faults first."""
-    found = [
-        dataclasses.replace(world, faults=world.faults[:i] + world.faults[i + 1 :]) for i in range(len(world.faults))
-    ]
+    faults = world.faults
+    without: list[dict[str, Any]] = [{"faults": faults[:i] + faults[i + 1 :]} for i in range(len(faults))]
     if world.epochs > 1:
-        found.append(dataclasses.replace(world, epochs=world.epochs - 1))
+        without.append({"epochs": world.epochs - 1})
     if world.examples > 2 * world.batch_size and world.strategy != "sandblaster, sampled":
-        found.append(dataclasses.replace(world, examples=world.examples - world.batch_size))
-    if world.replicas > 1:
-        found.append(dataclasses.replace(world, replicas=world.replicas - 1))
-    if world.shards > 1:
-        found.append(dataclasses.replace(world, shards=world.shards - 1))
-    if world.scripted:
-        found.append(dataclasses.replace(world, scripted=False))
-    if world.keeps:
-        found.append(dataclasses.replace(world, keeps=False))
-    if world.evaluate:
-        found.append(dataclasses.replace(world, evaluate=False))
-    if world.snapshot_every_s is not None:
-        found.append(dataclasses.replace(world, snapshot_every_s=None))
-    return found
+        without.append({"examples": world.examples - world.batch_size})
+    without += [{size: getattr(world, size) - 1} for size in ("replicas", "shards") if getattr(world, size) > 1]
+    without += [{name: value} for name, value in OFF.items() if getattr(world, name) != value]
+    return [dataclasses.replace(world, **less) for less in without]

@@ -20,9 +20,8 @@ from squall.sim.proof.labels import Labels
 from squall.sim.proof.logs import SentPush, ShardLog
 from squall.sim.proof.loops import mean_rates
 from squall.sim.proof.memory import Batch, File, Gradient, Written, folded
-from squall.sim.proof.phantoms import PhantomStage
-from squall.sim.proof.positions import restored, trained
-from squall.sim.proof.rows import Rows
+from squall.sim.proof.phantoms import PhantomHosts
+from squall.sim.proof.positions import LeaseRows, restored, trained
 from squall.strategies.base import Recipe
 
 
@@ -36,15 +35,15 @@ class Auditor:
         self._skipped: set[Batch] = set()  # of these, what has ended so
         self.allowed: Counter[Batch] = Counter()  # repeats that the audit names: what was given back by its holder
         self._bound = _bound(recipe)
-        self._rows = Rows()
+        self._rows = LeaseRows()
         self._examples_saved = 0  # in the newest snapshot, by the shard that has fewest
 
     def begin(
-        self, stage: PhantomStage, version: int = 0, files: Sequence[File] = (), left: Leases | None = None
+        self, hosts: PhantomHosts, version: int = 0, files: Sequence[File] = (), left: Leases | None = None
     ) -> None:  # fmt: skip
         """A life begins, from the files of a snapshot where there is one; `left` is its data position."""
         shards = range(self.recipe.shards)
-        self.stage = stage
+        self.hosts = hosts
         self._rows.begin()
         self._logs = [ShardLog(Written(version, files[shard].fold if files else 0)) for shard in shards]
         self._applied: list[dict[Batch, list[int]]] = [{} for _ in shards]  # computations, by shard
@@ -100,12 +99,12 @@ class Auditor:
         key = (node.index, exchange.gradient)
         known = self._pushes.get(key)
         if known is None or known.node != node or known.exchange.clock != exchange.clock:  # to the first shard
-            gradients = tuple(self.stage.memories[node].gradients[key]) if exchange.batches else ()
+            gradients = tuple(self.hosts.memories[node].gradients[key]) if exchange.batches else ()
             known = self._pushes[key] = SentPush(node, exchange, gradients)
         self._under_way[node] = known
 
     def _on_apply(self, shard: int, apply: Apply) -> None:
-        log, memory = self._logs[shard], self.stage.memories[Node("shard", shard)]
+        log, memory = self._logs[shard], self.hosts.memories[Node("shard", shard)]
         pushes = []
         for term in apply.terms:
             push = self._pushes.get((term.slot, term.buffer))
@@ -142,7 +141,7 @@ class Auditor:
             raise Broken("I3", f"shard {shard} reports {answer.staleness} to {to} for {push.staleness[shard]}")
 
     def _on_use(self, node: Node, buffer: int) -> None:
-        for shard, found in enumerate(self.stage.memories[node].weights[node.index, buffer]):
+        for shard, found in enumerate(self.hosts.memories[node].weights[node.index, buffer]):
             answered = self._answered.get(node, {}).get(shard)
             if answered is None:
                 raise Broken("I6", f"{node} uses weights that shard {shard} has not sent")
@@ -231,7 +230,7 @@ class Auditor:
     def _on_published(self, manifest: PublishSnapshot) -> None:
         """A run that goes on from it trains exactly what is not in every shard's file."""
         ledger = trained(restored(manifest, self.batch_size, self.limits), self.batch_size)
-        written = self.stage.files(manifest.number)
+        written = self.hosts.files(manifest.number)
         if manifest.checksums != tuple(file.checksum for file in written):
             raise Broken("I1", f"the manifest of snapshot {manifest.number} has the checksums of other files")
         if manifest.examples != (behind := self._labels.behind(manifest.versions)):
@@ -262,7 +261,7 @@ class Auditor:
                 if not self._whole[batch] and batch not in self._skipped:
                     raise Broken("I4", f"{_text(batch)} was never trained")
         told = sum(stop - start for _, start, stop in self._skipped)
-        told += sum(report.stats.examples for report in self.stage.noted(WorkReported))
+        told += sum(report.stats.examples for report in self.hosts.noted(WorkReported))
         if trained != self.limits.epochs * self.examples:
             raise Broken("I4", f"the ledger counts {trained} examples")
         if lives == 1 and told != trained:

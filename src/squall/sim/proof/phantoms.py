@@ -29,8 +29,8 @@ COMPUTE_S = 0.01
 N = TypeVar("N", bound=Note)
 
 
-class PhantomStage:
-    """What the phantoms of a run share, or may share: memory, and what the coordinator's host was told."""
+class PhantomHosts:
+    """Makes the hosts of a run, and holds what they share: memory, and what the coordinator's host was told."""
 
     def __init__(self, recipe: Recipe, now: Callable[[], float], first: int = 0) -> None:
         self.recipe = recipe
@@ -84,28 +84,33 @@ class PhantomStage:
         """A host for a new process. `version`, `file`: what a shard goes on from."""
         if node.role != "shard":
             self.in_use.pop(node.index, None)  # whoever had the slot is gone
+        made = self.make(node, version, file)
+        if isinstance(made, ShardPhantom):
+            self.shards.append(made)
+        return made
+
+    def make(self, node: Node, version: int, file: File | None) -> Phantom:
         match node.role:
             case "coordinator":
                 return CoordinatorPhantom(self, node)
             case "shard":
-                self.shards.append(ShardPhantom(self, node, version, file))
-                return self.shards[-1]
+                return ShardPhantom(self, node, version, file)
             case "replica":
                 return ReplicaPhantom(self, node)
         return EvaluatorPhantom(self, node)
 
 
 class Phantom(Host):
-    def __init__(self, stage: PhantomStage, node: Node) -> None:
-        self.stage, self.node = stage, node
-        self.memory = stage.memory(node)
+    def __init__(self, hosts: PhantomHosts, node: Node) -> None:
+        self.hosts, self.node = hosts, node
+        self.memory = hosts.memory(node)
 
     def outgoing(self, payload: Payload) -> object | None:
-        return self.memory.read(payload) if self.stage.travels else None
+        return self.memory.read(payload) if self.hosts.travels else None
 
     def incoming(self, payload: Payload, numbers: object) -> None:
         if payload.kind != "gradient":
-            self.stage.check_free(payload.slot, payload.buffer)
+            self.hosts.check_free(payload.slot, payload.buffer)
         self.memory.receive(payload, numbers)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
@@ -126,7 +131,7 @@ class ReplicaPhantom(Phantom):
                 self.active = buffer
                 if self._batch is not None:
                     return self._step_again(self._batch)
-                if self.stage.logs and self.node.index == 0:
+                if self.hosts.logs and self.node.index == 0:
                     return events.ValuesLogged({"logged": 1.0})
         return None
 
@@ -138,40 +143,48 @@ class ReplicaPhantom(Phantom):
         return events.BatchOver()
 
     def _compute(self, effect: effects.Compute, again: bool = False) -> Event:
-        stage, slot = self.stage, self.node.index
-        stage.computed += 1
+        hosts, slot = self.hosts, self.node.index
+        hosts.computed += 1
         batch = (effect.epoch, effect.start, effect.stop)
-        finite = not stage.poison(stage.computed, batch)
-        seconds = 0.0 if again else stage.compute_s(self.node)  # only `Compute` has a price
-        stage.in_use[slot] = (self.active, stage.now() + seconds)
+        finite = not hosts.poison(hosts.computed, batch)
+        seconds = 0.0 if again else hosts.compute_s(self.node)  # only `Compute` has a price
+        hosts.in_use[slot] = (self.active, hosts.now() + seconds)
         self._batch = None
-        if stage.breaks(stage.computed) and not again:
+        if hosts.breaks(hosts.computed) and not again:
             return events.LoopLeft()
-        if stage.leaves_out(stage.computed) and not again:
+        if hosts.leaves_out(hosts.computed) and not again:
             return events.BatchSkipped()
         if not effect.accumulate:
             self.memory.gradients[slot, effect.buffer] = []
         if finite:
             basis = tuple(written.version for written in self.memory.weights[slot, self.active])
-            gradient = Gradient(stage.computed, *batch, basis, stage.factors(stage.computed), batch == self._stepped)
+            gradient = Gradient(hosts.computed, *batch, basis, hosts.factors(hosts.computed), batch == self._stepped)
             self.memory.gradients[slot, effect.buffer].append(gradient)
-            if stage.steps_on is not None:
+            if hosts.steps_on is not None:
                 self._batch, self._stepped = effect, batch
-                self._steps = self._steps if again else stage.steps_on(stage.computed) - 1
-        return events.GradientComputed(1.0, finite, seconds, stage.factors(stage.computed), over=stage.steps_on is None)
+                self._steps = self._steps if again else hosts.steps_on(hosts.computed) - 1
+        return events.GradientComputed(1.0, finite, seconds, hosts.factors(hosts.computed), over=hosts.steps_on is None)
 
 
 class ShardPhantom(Phantom):
-    def __init__(self, stage: PhantomStage, node: Node, version: int, file: File | None) -> None:
-        super().__init__(stage, node)
+    def __init__(self, hosts: PhantomHosts, node: Node, version: int, file: File | None) -> None:
+        super().__init__(hosts, node)
         self.applied = list(file.applied) if file is not None else []
         self.version, self.fold = version, file.fold if file is not None else 0
         self.files: dict[int, File] = {}  # by the snapshot's number
 
     def attach(self, payload: Payload) -> None:
-        if not self.stage.travels:
-            self.stage.check_free(payload.slot, payload.buffer)
-        self.memory.write(payload, Written(self.version, self.fold))
+        if not self.hosts.travels:
+            self.hosts.check_free(payload.slot, payload.buffer)
+        self.memory.write(payload, self.numbers(payload))
+
+    def numbers(self, payload: Payload) -> object:
+        """What is there in place of the payload's numbers."""
+        return Written(self.version, self.fold)
+
+    def file(self) -> File:
+        """What a snapshot keeps of it."""
+        return File(self.fold, tuple(self.applied))
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
@@ -183,8 +196,8 @@ class ShardPhantom(Phantom):
                 self.fold = folded(self.fold, found)
                 self.version += 1
             case effects.WriteSnapshot(number):
-                file = self.files[number] = File(self.fold, tuple(self.applied))
-                return events.SnapshotWritten(number, self.stage.disk(number), file.checksum)
+                file = self.files[number] = self.file()
+                return events.SnapshotWritten(number, self.hosts.disk(number), file.checksum)
         return None
 
 
@@ -192,11 +205,11 @@ class EvaluatorPhantom(Phantom):
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case effects.EvaluateModel(buffer):
-                self.stage.in_use[self.node.index] = (buffer, self.stage.now() + COMPUTE_S)
-                measured = self.stage.metrics or (lambda: {"loss": self._loss(buffer)})
+                self.hosts.in_use[self.node.index] = (buffer, self.hosts.now() + COMPUTE_S)
+                measured = self.hosts.metrics or (lambda: {"loss": self._loss(buffer)})
                 return events.ModelEvaluated(measured())
             case effects.KeepWeights(buffer, _, value):
-                self.stage.best = value, self._loss(buffer)
+                self.hosts.best = value, self._loss(buffer)
                 return events.WeightsKept()
         return None
 
@@ -212,7 +225,7 @@ def loss_of(weights: Sequence[Written]) -> float:
 class CoordinatorPhantom(Phantom):
     def perform(self, effect: Effect, now: float) -> Event | None:
         if isinstance(effect, Note):
-            self.stage.notes.append(effect)
+            self.hosts.notes.append(effect)
         elif isinstance(effect, PublishSnapshot):
-            self.stage.published.append(effect)
+            self.hosts.published.append(effect)
         return None

@@ -1,9 +1,14 @@
-"""Where in its data a run is, as a published snapshot says."""
+"""Where in its data a run is, as a published snapshot says it, and as the rows of the record do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
+
 from squall.protocol.effects import PublishSnapshot
 from squall.protocol.leases import Leases, Limits
+from squall.protocol.ledger import Ledger, Range
 from squall.sim.proof.memory import Batch
 
 
@@ -22,3 +27,30 @@ def trained(left: Leases, size: int) -> set[Batch]:
     dealt = [batch for epoch in range(left.epoch) for batch in batches(epoch, 0, left.examples)]
     again = {batch for span in left.returned for batch in batches(*span)}
     return {*dealt, *batches(left.epoch, 0, left.cursor)} - again
+
+
+class LeaseRows:
+    """The record's rows of leases: what its audit finds of them, and that of a run that goes on from a snapshot.
+
+    They survive a kill of all processes, and go back to its snapshot with the run, as `runtime.recorder` does it.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[int, Range] = {}  # lease -> what was trained of it
+        self._saved: dict[int, Range] = {}  # those of the newest snapshot
+
+    def begin(self) -> None:
+        """A life."""
+        self._told = dict(self._saved)
+
+    def add(self, lease: int, trained: Range) -> None:
+        self._told[lease] = trained
+
+    def published(self, manifest: PublishSnapshot) -> Iterable[Range]:
+        """What a run that goes on from it finds: what was told until now, and of leases that it knows what it says."""
+        ledger = msgspec.convert(manifest.ledger, Ledger)
+        ended = {lease for lease in self._told if lease < ledger.next_id and str(lease) not in ledger.held}
+        self._saved = {lease: self._told[lease] for lease in ended}
+        for name, (epoch, start, done, _, _) in ledger.leases.items():
+            self._saved[int(name)] = Range(epoch, start, max(done, manifest.progress.get(name, done)))
+        return self._saved.values()

@@ -18,8 +18,8 @@ from multiprocessing.pool import AsyncResult
 
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos, chaos, smaller
-from squall.sim.proof.story import line
-from squall.sim.proof.trial import Sight, Trial
+from squall.sim.proof.trace_lines import trace_line
+from squall.sim.proof.trial import Seen, Trial
 
 CHUNK = 20  # worlds that a process takes at a time
 SHRINKS_AT_MOST = 2000  # worlds tried
@@ -44,7 +44,7 @@ class Verdict:
         return f"{self.chaos}\nBROKEN at event {self.events}: {self.error}"
 
 
-def verdict(world: Chaos, watch: Callable[[Sight], None] | None = None, self_checks: bool = True) -> Verdict:
+def verdict(world: Chaos, watch: Callable[[Seen], None] | None = None, self_checks: bool = True) -> Verdict:
     """Run a world to its end, or to the first thing that is wrong."""
     trial = Trial(world, watch, self_checks)
     try:
@@ -57,11 +57,11 @@ def verdict(world: Chaos, watch: Callable[[Sight], None] | None = None, self_che
     return Verdict(world, trial.events, dict(trial.happened))
 
 
-def story(world: Chaos) -> list[str]:
+def trace_of(world: Chaos) -> list[str]:
     """The world step by step, to its end or to what is wrong."""
-    sights: list[Sight] = []
-    found = verdict(world, sights.append)
-    return [*map(line, sights), *([f"BROKEN: {found.error}"] if found.error else [])]
+    seen: list[Seen] = []
+    found = verdict(world, seen.append)
+    return [*map(trace_line, seen), *([f"BROKEN: {found.error}"] if found.error else [])]
 
 
 def shrink(found: Verdict) -> Verdict:
@@ -127,7 +127,7 @@ def report(found: Verdict) -> str:
     least = shrink(found)
     return "\n".join([
         str(found), "", "the least of it that breaks the same:", str(least), "",
-        *story(least.chaos)[-SHOWN:], "", f"see it with: squall simulate {flags(least.chaos)} --trace",
+        *trace_of(least.chaos)[-SHOWN:], "", f"see it with: squall simulate {flags(least.chaos)} --trace",
     ])  # fmt: skip
 
 

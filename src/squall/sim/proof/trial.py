@@ -37,15 +37,15 @@ from squall.sim.proof.faults import (
     UserStop,
     Weather,
 )
-from squall.sim.proof.lives import BatchLife, Life, LoopLife
 from squall.sim.proof.memory import Batch
 from squall.sim.proof.phantoms import Phantom
+from squall.sim.proof.runs import ChaoticBatchRun, ChaoticLoopRun, ChaoticRun
 from squall.strategies.work import Loop
 
 ENDS_WITHIN_S = 90.0  # of virtual time, after the last fault has healed
 EVENTS_AT_MOST = 100_000
 
-Sight = tuple[float, Node | None, object]  # when, in seconds; who, or nobody; an event, an effect, a fault, or words
+Seen = tuple[float, Node | None, object]  # when, in seconds; who, or nobody; an event, an effect, a fault, or words
 
 
 class Trial:
@@ -54,7 +54,7 @@ class Trial:
     world: World
 
     def __init__(
-        self, chaos: Chaos, watch: Callable[[Sight], None] | None = None, self_checks: bool = True
+        self, chaos: Chaos, watch: Callable[[Seen], None] | None = None, self_checks: bool = True
     ) -> None:  # fmt: skip
         """`self_checks`: machines also check their own state (`protocol.check`), beside the auditor."""
         self.chaos = chaos
@@ -62,7 +62,7 @@ class Trial:
         self.events = 0
         self.lives = 0
         self.happened = Counter("Skew" for fault in chaos.faults if isinstance(fault, Skew))  # faults, by kind
-        self.cast: Life = LoopLife(chaos) if isinstance(chaos.recipe.work, Loop) else BatchLife(chaos)
+        self.run: ChaoticRun = ChaoticLoopRun(chaos) if isinstance(chaos.recipe.work, Loop) else ChaoticBatchRun(chaos)
         self._watch = watch
         self._clocks = {f.part: Clock(f.rate, f.offset_s) for f in chaos.faults if isinstance(f, Skew)}
         rate = self._clocks.get(Role.of(COORDINATOR), Clock()).rate
@@ -77,28 +77,28 @@ class Trial:
             self._begin()
             end = self._live()
             if end is not None and end.status == "finished" and end.cause is not Cause.SCRIPT:
-                self.cast.finished(self.lives, spoilt=self.happened["Spoil"] > 0)
+                self.run.finished(self.lives, spoilt=self.happened["Spoil"] > 0)
                 return self
-            self.cast.over()
+            self.run.over()
             self._lived_s += self.world.now
 
     # ------------------------------------------------------------ a life
 
     def _begin(self) -> None:
-        chaos, saved = self.chaos, self.cast.saved
+        chaos, saved = self.chaos, self.run.saved
         self.lives += 1
-        self.cast.begin(lambda: self.world.now)
-        stage = self.cast.stage
+        self.run.begin(lambda: self.world.now)
+        hosts = self.run.hosts
         self._wire = FaultyWire(chaos.network)
         conditions = Conditions(
-            self._wire, stage.prices, chaos.notice_s, clock=lambda node: self._clocks.get(Role.of(node))
+            self._wire, hosts.prices, chaos.notice_s, clock=lambda node: self._clocks.get(Role.of(node))
         )
         self.world = World(conditions, seed=chaos.seed + self.lives, spawn=self._replace)
         self.world.trace = self._trace
-        stage.compute_s = lambda node: chaos.paces[node.index]
-        stage.poison, stage.disk = self._poison, self._disk
+        hosts.compute_s = lambda node: chaos.paces[node.index]
+        hosts.poison, hosts.disk = self._poison, self._disk
         if chaos.scripted:
-            stage.breaks = self._breaks
+            hosts.breaks = self._breaks
         self._spoilt = self._full = 0  # computations and files to come that fail
         self._slow_starts: dict[Role, float] = {}
         self._doomed = Counter[Role]()  # replacements to come that die
@@ -111,7 +111,7 @@ class Trial:
         evaluators = [Node("evaluator", chaos.replicas)] if chaos.evaluate else []
         nodes = [COORDINATOR, *(Node("shard", i) for i in range(chaos.recipe.shards))]
         for node in [*nodes, *(Node("replica", i) for i in range(chaos.replicas)), *evaluators]:
-            self.world.add(node, *self.cast.member(node))
+            self.world.add(node, *self.run.member(node))
 
     def _live(self) -> End | None:
         """Until the run ends; None if it is cut short."""
@@ -202,7 +202,7 @@ class Trial:
         self._deaths[part] += 1
         for node in self._nodes(part):
             if part.role in MORTAL:
-                self.cast.stage.in_use.pop(node.index, None)
+                self.run.hosts.in_use.pop(node.index, None)
             self.world.kill(node)
 
     def _nodes(self, part: Role) -> list[Node]:
@@ -227,14 +227,13 @@ class Trial:
 
     def _replace(self, node: Node) -> tuple[Linked, Phantom]:
         self._started.append(node)
-        return self.cast.member(node)
+        return self.run.member(node)
 
     def _trace(self, now: float, node: Node, what: Event | Effect) -> None:
         self._touched = node
         if self._watch is not None:
             self._watch((self._lived_s + now, node, what))
-        self.cast.watch(now, node, what)
-        self.cast.check_best(what)
+        self.run.watch(now, node, what)
 
     def _note(self, what: object) -> None:
         if self._watch is not None:

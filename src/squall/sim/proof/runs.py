@@ -1,4 +1,4 @@
-"""The machines of a chaotic world, their phantoms, and the auditor who watches them: for one life after the other."""
+"""A run in a chaotic world: its machines, their hosts, and the auditor who watches them, from life to life."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 from squall.sim.proof.batch_invariants import BatchAuditor
-from squall.sim.proof.batch_phantoms import BatchStage
+from squall.sim.proof.batch_phantoms import BatchPhantomHosts
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
-from squall.sim.proof.phantoms import Phantom, PhantomStage
+from squall.sim.proof.phantoms import Phantom, PhantomHosts
 from squall.sim.proof.positions import restored
 from squall.strategies.work import BatchMethod
 
@@ -53,53 +53,73 @@ class SavedSnapshot(NamedTuple):
         return min(self.manifest.examples)
 
 
-class Life(ABC):
-    """Everybody in a world. `begin` is called once for each life."""
+class ChaoticRun(ABC):
+    """A run in a chaotic world. `begin` is called once for each of its lives."""
 
-    stage: PhantomStage
+    hosts: PhantomHosts
+    _auditor: Auditor | BatchAuditor
+    _coordinator: LoopCoordinator | BatchCoordinator
 
     def __init__(self, chaos: Chaos) -> None:
         self.chaos = chaos
         self.recipe = chaos.recipe
         self.saved: SavedSnapshot | None = None  # what this life goes on from
-        self.computed = 0  # in earlier lives
-        self.best: tuple[float, float] | None = None  # alike: `Stage.best`
+        self.computed = 0  # computations in earlier lives
+        self.best: tuple[float, float] | None = None  # `PhantomHosts.best`, as earlier lives have left it
         self._least = math.inf  # of all losses that were recorded
 
-    @abstractmethod
-    def begin(self, now: Callable[[], float]) -> None: ...
+    def begin(self, now: Callable[[], float]) -> None:
+        self.hosts = self._make_hosts(now)
+        self.hosts.best, self.hosts.travels = self.best, self.chaos.travels
+        self._begin()
 
     @abstractmethod
-    def watch(self, now: float, node: Node, what: object) -> None:
-        """Raise `Broken` where an invariant does not hold."""
+    def _make_hosts(self, now: Callable[[], float]) -> PhantomHosts: ...
 
-    def check_best(self, what: object) -> None:
-        """Raise `Broken` where an evaluation is recorded, and better weights are not kept."""
-        if not self.chaos.keeps or not isinstance(what, WeightsMeasured) or "loss" not in what.values:
-            return
-        self._least = min(self._least, what.values["loss"])
-        told, kept = self.stage.best or (math.inf, math.inf)
-        if told != kept or self._least < kept:
-            raise Broken("I9", f"the best loss is {self._least}, and weights of {kept} are kept as those of {told}")
+    @abstractmethod
+    def _begin(self) -> None:
+        """Make the coordinator, and tell the auditor of the new life."""
+
+    @abstractmethod
+    def _machine(self, node: Node) -> Machine:
+        """Of a shard or a replica."""
 
     @abstractmethod
     def finished(self, lives: int, spoilt: bool) -> None:
         """The run has ended well. Raise `Broken` where that is not so."""
 
-    @abstractmethod
-    def _machine(self, node: Node) -> Machine: ...
+    def watch(self, now: float, node: Node, what: object) -> None:
+        """Raise `Broken` where an invariant does not hold."""
+        self._auditor.watch(now, node, what)
+        if self.chaos.keeps and isinstance(what, WeightsMeasured) and "loss" in what.values:
+            self._check_best(what.values["loss"])
+
+    def _check_best(self, loss: float) -> None:
+        """A loss is recorded: if it is the best, its weights are kept."""
+        self._least = min(self._least, loss)
+        told, kept = self.hosts.best or (math.inf, math.inf)
+        if told != kept or self._least < kept:
+            raise Broken("I9", f"the best loss is {self._least}, and weights of {kept} are kept as those of {told}")
 
     def member(self, node: Node) -> tuple[Linked, Phantom]:
-        """A process."""
+        """A new process: its machine and its host."""
         file = self.saved.files[node.index] if self.saved is not None and node.role == "shard" else None
-        return Linked(self._machine(node)), self.stage.host(node, self._version, file)
+        machine: Machine
+        match node.role:
+            case "coordinator":
+                machine = self._coordinator
+            case "evaluator":
+                machine = Evaluator(node, self.recipe.shards, keep="loss" if self.chaos.keeps else "")
+            case _:
+                machine = self._machine(node)
+        return Linked(machine), self.hosts.host(node, self._version, file)
 
     def over(self) -> None:
         """A life is over: the next goes on from its newest snapshot."""
-        self.computed, self.best = self.stage.computed, self.stage.best
-        if self.stage.published:
-            manifest = self.stage.published[-1]
-            self.saved = SavedSnapshot(manifest, self.stage.files(manifest.number))
+        self.computed, self.best = self.hosts.computed, self.hosts.best
+        if self.hosts.published:
+            manifest = self.hosts.published[-1]
+            self.saved = SavedSnapshot(manifest, self.hosts.files(manifest.number))
 
     @property
     def _policy(self) -> Policy:
@@ -119,63 +139,63 @@ class Life(ABC):
         return self.saved.examples if self.saved is not None else 0
 
 
-class LoopLife(Life):
+class ChaoticLoopRun(ChaoticRun):
     """A run that trains batch by batch."""
+
+    _auditor: Auditor
 
     def __init__(self, chaos: Chaos) -> None:
         super().__init__(chaos)
         self._limits = Limits(epochs=chaos.epochs)
         self._auditor = Auditor(self.recipe, chaos.examples, chaos.batch_size, self._limits)
 
-    def watch(self, now: float, node: Node, what: object) -> None:
-        self._auditor.watch(now, node, what)
+    def _make_hosts(self, now: Callable[[], float]) -> PhantomHosts:
+        hosts = PhantomHosts(self.recipe, now, self.computed)
+        hosts.logs = self.chaos.scripted
+        if self.chaos.scripted:
+            hosts.leaves_out = leaves_out
+        if self.chaos.scripted and self.recipe.work.several_steps:
+            hosts.steps_on, hosts.factors = steps, rates_of_one
+        elif self.chaos.scripted and self.recipe.work.local is None:  # its own optimizer would take the rates itself
+            hosts.factors = rates
+        return hosts
 
-    def begin(self, now: Callable[[], float]) -> None:
+    def _begin(self) -> None:
         chaos, saved = self.chaos, self.saved
-        self.stage = PhantomStage(self.recipe, now, self.computed)
-        self.stage.best, self.stage.travels = self.best, chaos.travels
-        self.stage.logs = chaos.scripted
-        if chaos.scripted:
-            self.stage.leaves_out = leaves_out
-        if chaos.scripted and self.recipe.work.several_steps:
-            self.stage.steps_on, self.stage.factors = steps, rates_of_one
-        elif chaos.scripted and self.recipe.work.local is None:  # its own optimizer would take the rates itself
-            self.stage.factors = rates
         if saved is None:
             leases, number = Leases(chaos.examples, chaos.batch_size, self._limits), 0
-            self._auditor.begin(self.stage)
+            self._auditor.begin(self.hosts)
         else:
             leases, number = restored(saved.manifest, chaos.batch_size, self._limits), saved.manifest.number
-            self._auditor.begin(self.stage, saved.version, saved.files, leases)
+            self._auditor.begin(self.hosts, saved.version, saved.files, leases)
         self._coordinator = LoopCoordinator(self._policy, self.recipe.loop.exchanges, leases, number)
 
     def _machine(self, node: Node) -> Machine:
-        recipe = self.recipe
-        match node.role:
-            case "coordinator":
-                return self._coordinator
-            case "shard":
-                return Shard(node.index, recipe.loop.exchanges.rules, self._version, self._examples)
-            case "replica":
-                return Replica(node, recipe.shards, self.chaos.batch_size, recipe.loop.exchanges)
-        return Evaluator(node, recipe.shards, keep="loss" if self.chaos.keeps else "")
+        exchanges = self.recipe.loop.exchanges
+        if node.role == "shard":
+            return Shard(node.index, exchanges.rules, self._version, self._examples)
+        return Replica(node, self.recipe.shards, self.chaos.batch_size, exchanges)
 
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(lives, self._coordinator.trained)
 
 
-class BatchLife(Life):
+class ChaoticBatchRun(ChaoticRun):
     """A run of a method that looks at whole batches."""
+
+    hosts: BatchPhantomHosts
+    _auditor: BatchAuditor
 
     def __init__(self, chaos: Chaos) -> None:
         super().__init__(chaos)
         self._auditor = BatchAuditor(self.recipe, chaos.examples)
 
-    def begin(self, now: Callable[[], float]) -> None:
+    def _make_hosts(self, now: Callable[[], float]) -> PhantomHosts:
+        return BatchPhantomHosts(self.recipe, now, self.computed)
+
+    def _begin(self) -> None:
         chaos, saved, method = self.chaos, self.saved, self.recipe.work
         assert isinstance(method, BatchMethod)
-        stage = self.stage = BatchStage(self.recipe, now, self.computed)
-        stage.best, stage.travels = self.best, chaos.travels
         balance = Balance(chaos.batch_size, method.push_every, method.backup)
         limits = Limits(epochs=chaos.epochs if method.rules.sampled else None)
         state, trained, number = MethodState(), 0, 0
@@ -183,21 +203,13 @@ class BatchLife(Life):
             ledger, number = saved.manifest.ledger, saved.manifest.number
             state, trained = msgspec.convert(ledger["method"], MethodState), msgspec.convert(ledger["trained"], int)
         work = BatchWork(method.rules, BatchOrder(chaos.examples, method.examples), balance, limits)
-        self._coordinator = BatchCoordinator(self._policy, work, state, trained, number)
-        self._auditor.begin(stage, self._coordinator, saved.files if saved is not None else None)
-
-    def watch(self, now: float, node: Node, what: object) -> None:
-        self._auditor.watch(now, node, what)
+        self._coordinator = coordinator = BatchCoordinator(self._policy, work, state, trained, number)
+        self._auditor.begin(self.hosts, coordinator, saved.files if saved is not None else None)
 
     def _machine(self, node: Node) -> Machine:
-        match node.role:
-            case "coordinator":
-                return self._coordinator
-            case "shard":
-                return BatchShard(node.index, self._version, self._examples)
-            case "replica":
-                return BatchReplica(node, self.recipe.shards)
-        return Evaluator(node, self.recipe.shards, keep="loss" if self.chaos.keeps else "")
+        if node.role == "shard":
+            return BatchShard(node.index, self._version, self._examples)
+        return BatchReplica(node, self.recipe.shards)
 
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(spoilt)

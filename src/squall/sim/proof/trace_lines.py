@@ -8,12 +8,12 @@ from squall.protocol.effects import Forget, Transmit
 from squall.protocol.events import Event, FrameArrived
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import Node
-from squall.sim.proof.trial import Sight
+from squall.sim.proof.trial import Seen
 
 
-def line(sight: Sight) -> str:
+def trace_line(seen: Seen) -> str:
     """One event (`<`), effect (`>`), or fault (`!`)."""
-    now, node, what = sight
+    now, node, what = seen
     if node is None:
         return f"{now:9.4f}  !! {what}"
     match what:
