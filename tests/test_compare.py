@@ -78,7 +78,7 @@ def test_all_have_the_same_cores_and_a_single_process_is_not_made_slow_by_thread
     """One thread more waits for the other here as long as on a machine that others keep busy."""
     strategies = {"alone": squall.SingleProcess(optimizer=SGD), "four": squall.Downpour(replicas=4, optimizer=SGD)}
     strategies["two"] = squall.Downpour(replicas=2, optimizer=SGD)
-    monkeypatch.setattr("squall.compare.own_step_s", lambda job: {1: 0.001, 4: 0.1}[job.plan.threads])
+    monkeypatch.setattr("squall.compare.own_step_s", lambda plan, task, layout: {1: 0.001, 4: 0.1}[plan.threads])
     found = compare(measured(), strategies, epochs=1, run_dir=run_dir, settings=INLINE)
     document = found.to_json_dict()
     shapes = {name: (figures["replicas"], figures["threads"]) for name, figures in document["strategies"].items()}
@@ -86,7 +86,7 @@ def test_all_have_the_same_cores_and_a_single_process_is_not_made_slow_by_thread
     for where in (str(found), found.page.read_text()):
         assert "Each had the same 4 cores, as replicas x threads. alone has one thread" in where
         assert "2 x 2" in where
-    monkeypatch.setattr("squall.compare.own_step_s", lambda job: {1: 0.1, 4: 0.03}[job.plan.threads])
+    monkeypatch.setattr("squall.compare.own_step_s", lambda plan, task, layout: {1: 0.1, 4: 0.03}[plan.threads])
     found = compare(measured(), strategies, epochs=1, run_dir=run_dir.with_name("faster"), settings=INLINE)
     assert found.to_json_dict()["strategies"]["alone"]["threads"] == 4
 

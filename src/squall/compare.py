@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import msgspec
 from squall.plan import Aims, Plan, Settings, check_together, default_threads, make_plan, timed
 from squall.report.comparison import ComparedRun, Comparison
 from squall.run import new_directory
-from squall.runtime.job import private_job
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.seeds import chance_kept, seed_everything
-from squall.sim.cluster.simulate import own_step_s
+from squall.sim.cluster.own_step import own_step_s
 from squall.strategies import Strategy
 from squall.task import Task, TaskFunction, check_task
 from squall.train import fit
@@ -87,7 +85,7 @@ def compare(
         check_optimizers(strategy.recipe())
         layout = check_together(plan, strategy, built)
         if strategy.recipe().alone and cores > 1:
-            fitted[name] = dataclasses.replace(settings, threads=_faster_threads(plan, strategy, built, layout))
+            fitted[name] = dataclasses.replace(settings, threads=_faster_threads(plan, built, layout))
     directory = new_directory(run_dir)
     trials = []
     for number in range(seed, seed + seeds):  # seed by seed: a noisy hour falls on all strategies alike
@@ -103,10 +101,9 @@ def compare(
     return comparison
 
 
-def _faster_threads(plan: Plan, strategy: Strategy, task: Task, layout: Layout) -> int:
+def _faster_threads(plan: Plan, task: Task, layout: Layout) -> int:
     """Those of the plan, or one: threads that wait for each other stand still when another program takes their core."""
-    job = private_job(plan, strategy, task, layout, Path(), time.time())
-    alone = dataclasses.replace(job, plan=msgspec.structs.replace(plan, threads=1))
-    tried = [(own_step_s(job), own_step_s(alone)) for _ in range(TRIES)]
+    alone = msgspec.structs.replace(plan, threads=1)
+    tried = [(own_step_s(plan, task, layout), own_step_s(alone, task, layout)) for _ in range(TRIES)]
     together_s, alone_s = (min(times) for times in zip(*tried))
     return plan.threads if together_s < WORTH * alone_s else 1

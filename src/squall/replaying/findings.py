@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -59,22 +58,8 @@ class Difference:
         return f"{where}{made}: {self.what}"
 
 
-class Watcher(Protocol):
-    """Sees what the replay does. Whatever returns True ends it."""
-
-    def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
-        """Before the batch is computed."""
-
-    def computed(self, node: Node, batch: Computed, found: GradientComputed | BatchSkipped) -> bool: ...
-
-    def updated(self, shard: RecordedShard, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
-        """After an update was made of these pushes (who, clock), with the fingerprint that it had in the run."""
-
-    def saved(self, shard: RecordedShard, snapshot: Saved) -> bool: ...
-
-
 class Observer:
-    """Watches one attempt.
+    """Watches one attempt: is told what the replay does, and ends it by returning True.
 
     `until` stops each shard's weights at that update; `check` compares; `around_nan` stops at such a batch; `keep` are
     snapshots whose state is wanted, because later attempts go on from it. Snapshots above `newest` are not this
@@ -120,6 +105,7 @@ class Observer:
         return self.over
 
     def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
+        """The batch is about to be computed."""
         if self._around_nan and not (batch.finite or batch.skipped):
             self.nan = _examined(node, batch.batch, host)
         return self.over
@@ -135,6 +121,7 @@ class Observer:
         return self.over
 
     def updated(self, shard: RecordedShard, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
+        """An update was made of these pushes (who, clock); `fingerprint` is of the weights behind it in the run."""
         self._last[shard.node] = pushes
         if self._check:
             self.fingerprints += 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
-from squall.protocol.effects import AddPortions, Compute, Term, UseWeights
+from squall.protocol.effects import AddPortions, Compute, Expect, Term, UseWeights
 from squall.protocol.nodes import Node
 from squall.replaying.scripts import ScriptHost
 from squall.runtime.hosts import ReplicaHost
@@ -18,6 +19,7 @@ from squall.runtime.kinds import kind_of
 from squall.runtime.portions import PortionHost
 from squall.runtime.records import (
     Applied,
+    Computed,
     Delivered,
     Fingerprint,
     NextFile,
@@ -31,6 +33,8 @@ from squall.runtime.replay_starts import ShardCut, home, kept_push, kept_state, 
 from squall.runtime.schedule import Damaged
 from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
+
+PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
 
 Replica = ReplicaHost | PortionHost | LoneHost | ScriptHost
 
@@ -138,6 +142,18 @@ class RecordedReplica(RecordedNode):
             begun = True
             yield record
 
+    def has_pushed(self, clock: int, buffer: int) -> None:
+        self.clock = self.pushed[buffer] = clock
+        self.behind[clock], self.batches = self.batches, []
+        while len(self.behind) > PUSHES_KEPT:
+            del self.behind[next(iter(self.behind))]
+
+    def to_compute(self) -> Iterator[Expect]:
+        """Batches in their order; one that is tried a second time is not loaded again."""
+        records = (record.batch for record in self.all() if isinstance(record, Computed))
+        for (epoch, start, stop), _ in groupby((batch.epoch, batch.start, batch.stop) for batch in records):
+            yield Expect(epoch, start, stop)
+
     def begin_before(self, fetches: int) -> None:
         """Leave out the parts that end before this fetch."""
         for number, path in reversed(list(enumerate(self.paths))):
@@ -159,9 +175,9 @@ class RecordedShard(RecordedNode):
         self.version = updates
         self.fingerprint = Fingerprint(host.store.weights)
         self.clocks: dict[Node, array[int]] = {}  # of the pushes of each replica that it applies
-        self.deliveries: dict[Node, int] = {}  # to each replica, in all
-        self.applied: dict[Node, int] = {}  # of those, so far
-        self.delivered: dict[Node, int] = {}
+        self.deliveries = Counter[Node]()  # to each replica, in all
+        self.applied = Counter[Node]()  # pushes of each replica, so far
+        self.delivered = Counter[Node]()  # to each replica, so far
         self.added: list[tuple[Node, int]] = []  # pushes in the sum since the last calculation
         for record in self.all():
             if isinstance(record, Applied):
@@ -170,7 +186,7 @@ class RecordedShard(RecordedNode):
             elif isinstance(record, AddPortions):
                 self.clocks.setdefault(record.owner, array("q")).append(record.clock)
             elif isinstance(record, Delivered):
-                self.deliveries[record.to] = self.deliveries.get(record.to, 0) + 1
+                self.deliveries[record.to] += 1
 
     def _leads_to(self, path: Path, last: ScheduleRecord | None) -> bool:
         return isinstance(last, Saved) and path.parent == home(self._attempt, last.number)
@@ -186,7 +202,7 @@ class RecordedShard(RecordedNode):
         for name, count in cut.fetches.items():
             node = Node.parse(name)
             self.delivered[node] = count
-            self.deliveries[node] = self.deliveries.get(node, 0) + count
+            self.deliveries[node] += count
 
     def kept(self, owner: Node, clock: int) -> Path:
         """Where a push is from before the owner's cut."""
@@ -200,9 +216,9 @@ class RecordedShard(RecordedNode):
 
     def done_with(self, node: Node) -> bool:
         pushes = len(self.clocks.get(node, ()))
-        return self.applied.get(node, 0) == pushes and self.delivered.get(node, 0) == self.deliveries.get(node, 0)
+        return self.applied[node] == pushes and self.delivered[node] == self.deliveries[node]
 
     def has_yet_to_apply(self, node: Node, clock: int) -> bool:
         """A push of this clock or an older one."""
-        clocks, done = self.clocks.get(node), self.applied.get(node, 0)
+        clocks, done = self.clocks.get(node), self.applied[node]
         return clocks is not None and done < len(clocks) and clocks[done] <= clock

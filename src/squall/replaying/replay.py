@@ -26,7 +26,6 @@ from squall.protocol.effects import (
     CalculateVectors,
     Effect,
     End,
-    Expect,
     Keep,
     Payload,
     PreparePush,
@@ -36,7 +35,7 @@ from squall.protocol.events import BatchSkipped, Event, GradientComputed
 from squall.protocol.nodes import Node
 from squall.replaying.beginning import begun_at
 from squall.replaying.recorded_nodes import RecordedNode, RecordedReplica, RecordedShard, Replica
-from squall.replaying.scripts import ScriptHost, ScriptStage
+from squall.replaying.scripts import ScriptHost, ScriptReplicas
 from squall.runtime.driver import Host
 from squall.runtime.job import Job, own_model
 from squall.runtime.kinds import kind_of
@@ -54,30 +53,28 @@ from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
 
 if TYPE_CHECKING:
-    from squall.replaying.findings import Watcher
-
-PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
+    from squall.replaying.findings import Observer
 
 
 class Replay:
-    """One attempt. `run` goes as far as the schedule leads, or the witness lets it.
+    """One attempt. `run` goes as far as the schedule leads, or the observer lets it.
 
-    With a `stage` the replicas are processes of their own, forked from this one, which therefore has one thread.
+    With `scripts` the replicas are processes of their own, forked from this one, which therefore has one thread.
     """
 
     def __init__(
-        self, job: Job, schedule: Path, witness: Watcher, stage: ScriptStage | None = None, *, updates: int = 0,
+        self, job: Job, schedule: Path, observer: Observer, scripts: ScriptReplicas | None = None, *, updates: int = 0,
         snapshot: int | None = None,
     ) -> None:  # fmt: skip
         self._schedule = schedule
-        self._witness = witness
-        self._stage = stage
+        self._observer = observer
+        self._scripts = scripts
         self._lone = job.recipe.alone
         self._fetched = kind_of(job).fetched
         self._stopped = False
         self._threads = 0
         logs = replica_logs(schedule)
-        self._job = job = stage.told(job, min(logs)) if stage is not None and logs else job
+        self._job = job = scripts.completed(job, min(logs)) if scripts is not None and logs else job
         self.replicas = {node: RecordedReplica(node, paths, job) for node, paths in logs.items()}
         if snapshot is None:
             self.shards = [RecordedShard(schedule, job, i, updates) for i in range(job.recipe.shards)]
@@ -148,16 +145,13 @@ class Replay:
                     return False
                 if prepared:
                     self._perform(replica, PreparePush(buffer))
-                replica.clock = replica.pushed[buffer] = clock
-                replica.behind[clock], replica.batches = replica.batches, []
-                while len(replica.behind) > PUSHES_KEPT:
-                    del replica.behind[next(iter(replica.behind))]
+                replica.has_pushed(clock, buffer)
             case Keep(buffer) as effect:
                 if self._in_use(replica, buffer):
                     return False
                 self._perform(replica, effect)
             case UseWeights() as effect:
-                if any(shard.delivered.get(replica.node, 0) <= replica.used for shard in self.shards):
+                if any(shard.delivered[replica.node] <= replica.used for shard in self.shards):
                     return False
                 self._perform(replica, effect)
                 replica.used += 1
@@ -178,33 +172,20 @@ class Replay:
     def _begin(self, replica: RecordedReplica) -> None:
         replica.begun = True
         replica.host = self._host(replica.node)
-        if replica.host.began.workers if isinstance(replica.host, ScriptHost) else self._loader_workers:
-            self._announce(replica)
-
-    @property
-    def _loader_workers(self) -> int:
-        workers: int = self._job.task.loader.get("num_workers", 0)
-        return workers
+        own_workers = self._job.task.loader.get("num_workers", 0)
+        if replica.host.began.workers if isinstance(replica.host, ScriptHost) else own_workers:
+            for batch in replica.to_compute():
+                self._perform(replica, batch)
 
     def _host(self, node: Node) -> Replica:
-        if self._stage is not None:
-            return self._stage.host(self._job, node)
+        if self._scripts is not None:
+            return self._scripts.host(self._job, node)
         job = own_model(self._job)
         if not self._lone:
             return kind_of(job).replica_host(job, node.index)
         store = self.shards[0].host.store
         assert isinstance(store, Store)
         return LoneHost(job, store)
-
-    def _announce(self, replica: RecordedReplica) -> None:
-        """Let the data loader's workers begin with all that is to come; they keep a few batches ahead."""
-        last = None
-        for record in replica.all():
-            if isinstance(record, Computed):
-                key = (record.batch.epoch, record.batch.start, record.batch.stop)
-                if key != last:  # tried a second time it is not loaded again
-                    self._perform(replica, Expect(*key))
-                last = key
 
     def _in_use(self, replica: RecordedReplica, buffer: int) -> bool:
         """A shard has still to apply what was pushed from the buffer."""
@@ -213,19 +194,19 @@ class Replay:
 
     def _compute(self, replica: RecordedReplica, computed: Computed) -> None:
         assert replica.host is not None
-        if self._witness.computing(replica.node, computed, replica.host):
+        if self._observer.computing(replica.node, computed, replica.host):
             self._stopped = True
             return
         found = self._perform(replica, computed.batch)
         assert isinstance(found, GradientComputed | BatchSkipped)
         if computed.finite:
             replica.batches.append(computed.batch)
-        self._stopped |= self._witness.computed(replica.node, computed, found)
+        self._stopped |= self._observer.computed(replica.node, computed, found)
 
     def _perform(self, replica: RecordedReplica, effect: Effect) -> Event | None:
         host: Host | None = replica.host
         assert host is not None
-        if self._stage is None:
+        if self._scripts is None:
             self._use_threads(self._job.plan.threads)
         return host.perform(effect, 0.0)
 
@@ -247,23 +228,22 @@ class Replay:
                         shard.put_back(term)
                 shard.host.perform(update, 0.0)
                 shard.version += 1
-                for term in update.terms:
-                    shard.applied[term.owner] = shard.applied.get(term.owner, 0) + 1
                 pushes = [(term.owner, term.clock) for term in update.terms]
-                self._stopped |= self._witness.updated(shard, pushes, applied.fingerprint)
+                shard.applied.update(owner for owner, _ in pushes)
+                self._stopped |= self._observer.updated(shard, pushes, applied.fingerprint)
             case VectorsCalculated() as calculated:
                 self._calculate(shard, calculated)
             case AddPortions(node, _, clock) as effect:
                 if not self._has_pushed(node, clock):
                     return False
                 shard.host.perform(effect, 0.0)
-                shard.applied[node] = shard.applied.get(node, 0) + 1
+                shard.applied[node] += 1
                 shard.added.append((node, clock))
             case Delivered(node, buffer):
                 if not self._deliver(shard, node, buffer):
                     return False
             case Saved() as saved:
-                self._stopped |= self._witness.saved(shard, saved)
+                self._stopped |= self._observer.saved(shard, saved)
             case None:
                 return False
             case _:
@@ -282,7 +262,7 @@ class Replay:
         shard.host.perform(CalculateVectors(calculated.calculation), 0.0)
         shard.version += any(combine.target == "weights" for combine in calculated.calculation.combine)
         pushes, shard.added = shard.added, []
-        self._stopped |= self._witness.updated(shard, pushes, calculated.fingerprint)
+        self._stopped |= self._observer.updated(shard, pushes, calculated.fingerprint)
 
     def _has_pushed(self, node: Node, clock: int) -> bool:
         replica = self.replicas.get(node)
@@ -290,7 +270,7 @@ class Replay:
 
     def _deliver(self, shard: RecordedShard, node: Node, buffer: int) -> bool:
         """False while the replica may still look at what lies in the buffer; one that has died looks at nothing."""
-        replica, count = self.replicas.get(node), shard.delivered.get(node, 0)
+        replica, count = self.replicas.get(node), shard.delivered[node]
         if replica is not None and replica.record is not None and count >= replica.begins:
             if not (replica.begun and isinstance(replica.record, UseWeights) and replica.used == count):
                 return False

@@ -6,6 +6,7 @@ import math
 import time
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -18,7 +19,7 @@ from squall.protocol.nodes import Node
 from squall.replaying.findings import Observer
 from squall.replaying.replay import Replay
 from squall.replaying.replayed import Replayed
-from squall.replaying.scripts import ScriptStage, Strayed, on_stage
+from squall.replaying.scripts import ScriptReplicas, Strayed, run_to_join
 from squall.runtime import attempts
 from squall.runtime import replay_starts as cuts
 from squall.runtime.attempts import Start, surroundings
@@ -74,6 +75,15 @@ def replay(
     return rerun.result(time.monotonic() - began)
 
 
+class _Attempt(NamedTuple):
+    """An attempt that is to be replayed. What it did behind the snapshots that `later` ones go on from is not kept."""
+
+    path: Path
+    start: Start
+    later: list[Start]
+    snapshot: int | None = None  # that the replay begins at; None: where the attempt did
+
+
 class _Rerun:
     """All attempts of a run in turn, each from the snapshot that it went on from."""
 
@@ -101,7 +111,7 @@ class _Rerun:
             for number in range(first + 1, len(starts)):
                 if self._done:
                     break
-                self._attempt(self._attempts[number], starts[number], starts[number + 1 :])
+                self._replay(_Attempt(self._attempts[number], starts[number], starts[number + 1 :]))
         except (Damaged, SnapshotMismatch, Strayed) as error:
             self._notes.append(str(error))
             self._strayed = isinstance(error, Strayed)
@@ -120,7 +130,7 @@ class _Rerun:
             later = starts[number + 1 :]
             for snapshot in self._beginnings(path, later):
                 try:
-                    self._attempt(path, starts[number], later, snapshot)
+                    self._replay(_Attempt(path, starts[number], later, snapshot))
                     return number
                 except (Damaged, SnapshotMismatch) as error:
                     if self._observer is not None:
@@ -146,24 +156,23 @@ class _Rerun:
         whole = all((path / str(Node("shard", i))).exists() for i in range(shards))
         return [*([None] if whole else []), *(n for n in found if not later or n < attempts.kept_upto(later))]
 
-    def _attempt(self, path: Path, start: Start, later: list[Start], snapshot: int | None = None) -> None:
-        """Replay one attempt; later ones throw away what this did behind the snapshots that they go on from."""
-        code = load_code(path)
-        plan = self._here(code, start)
-        self._elsewhere |= dict.fromkeys(changes(load_sources(path).imported))
-        perform = partial(self._perform, path, start, later, plan, snapshot)
+    def _replay(self, attempt: _Attempt) -> None:
+        code = load_code(attempt.path)
+        plan = self._here(code, attempt.start)
+        self._elsewhere |= dict.fromkeys(changes(load_sources(attempt.path).imported))
+        perform = partial(self._perform, attempt, plan)
         if "script" in code:
             torch.set_num_threads(1)  # a thread pool would not survive the forks
-            on_stage(code, perform)
+            run_to_join(code, perform)
             return
         task = _task(code, one_thread=plan.launcher == "local" and not code["strategy"].recipe().alone)
         torch.set_num_threads(plan.threads)
         perform(code["strategy"], task)
 
     def _perform(
-        self, path: Path, start: Start, later: list[Start], plan: Plan, snapshot: int | None, strategy: Strategy,
-        task: Task, stage: ScriptStage | None = None,
-    ) -> None:  # fmt: skip
+        self, attempt: _Attempt, plan: Plan, strategy: Strategy, task: Task, scripts: ScriptReplicas | None = None
+    ) -> None:
+        path, start, later, snapshot = attempt
         layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
         newest = math.inf if path == self._attempts[-1] else attempts.kept_upto(later)
         restored = None
@@ -179,11 +188,11 @@ class _Rerun:
         observer = Observer(
             self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep, newest=newest
         )
-        observer.replay = replay = Replay(job, path, observer, stage, updates=start.updates, snapshot=snapshot)
+        observer.replay = replay = Replay(job, path, observer, scripts, updates=start.updates, snapshot=snapshot)
         if snapshot is not None:
             self._begun_at(snapshot, [shard.version for shard in replay.shards])
         self._observer = observer
-        if stage is not None:
+        if scripts is not None:
             self._check_examples(replay)
         try:
             if not observer.begin():

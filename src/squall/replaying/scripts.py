@@ -115,8 +115,8 @@ class ScriptHost(Host):
         return answer
 
 
-class ScriptStage:
-    """Where a script is performed: it has joined, and its replicas are forked one after the other."""
+class ScriptReplicas:
+    """The replicas of a script that has joined: they are forked from this process one after the other."""
 
     def __init__(self) -> None:
         self._hosts: dict[Node, ScriptHost] = {}
@@ -124,13 +124,13 @@ class ScriptStage:
         self.replica: ReplayBackend | None = None  # set in a replica's process
 
     def host(self, job: Job, node: Node) -> ScriptHost:
-        """The replica's, forked when it is first asked for. Raises `_Forked` in the new process."""
+        """The replica's, forked when it is first asked for. Raises `_ReplayForked` in the new process."""
         if node not in self._hosts:
             self._hosts[node] = self._fork(job, node)
         return self._hosts[node]
 
-    def told(self, job: Job, node: Node) -> Job:
-        """The job with what a replica's script says that it trains on."""
+    def completed(self, job: Job, node: Node) -> Job:
+        """The job with the data that a replica's script says it trains on."""
         began = self.host(job, node).began
         task = dataclasses.replace(job.task, train=Counted(began.examples), batch_size=began.batch_size)
         return dataclasses.replace(job, task=task)
@@ -168,22 +168,22 @@ class ScriptStage:
         raise _ReplayForked
 
 
-def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, ScriptStage], None]) -> None:
+def run_to_join(code: ScriptCode, perform: Callable[[Strategy, Task, ScriptReplicas], None]) -> None:
     """Run a script until it joins, and `perform` there. What it prints goes to standard error.
 
     Raises `ValueError` if the script does not come to join, and whatever `perform` raises.
     """
     known = set(sys.modules)
-    stages: list[ScriptStage] = []  # one, when the script has joined
+    joined: list[ScriptReplicas] = []  # one, when the script has joined
     failures: list[BaseException] = []
 
     def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> SessionBackend:
-        stages.append(stage := ScriptStage())
+        joined.append(scripts := ScriptReplicas())
         try:
-            perform(chosen(code["strategy"], optimizer, code["optimizer_chosen"]), joined_task(model, options), stage)
+            perform(chosen(code["strategy"], optimizer, code["optimizer_chosen"]), joined_task(model, options), scripts)
         except _ReplayForked:
-            assert stage.replica is not None
-            return stage.replica
+            assert scripts.replica is not None
+            return scripts.replica
         except BaseException as error:  # the user's code has nothing to do with it
             failures.append(error)
         raise Over
@@ -195,18 +195,18 @@ def on_stage(code: ScriptCode, perform: Callable[[Strategy, Task, ScriptStage], 
     except BaseException as error:  # a replica's process never returns into the replay's own code
         ended = error
     story = "it ended" if ended is None else f"it raised\n{''.join(traceback.format_exception(ended))}"
-    stage = stages[0] if stages else None
-    if stage is not None and stage.replica is not None:
+    scripts = joined[0] if joined else None
+    if scripts is not None and scripts.replica is not None:
         try:
-            stage.replica.leave(story)
+            scripts.replica.leave(story)
         finally:
             os._exit(1)
-    if stage is not None:
-        stage.close()
+    if scripts is not None:
+        scripts.close()
     _forget(sys.modules.keys() - known, code["script"].parent)
     if failures:
         raise failures[0]
-    if stage is None:
+    if scripts is None:
         if isinstance(ended, KeyboardInterrupt):
             raise ended
         raise ValueError(f"{code['script']} does not come to squall.join any more: {story}")

@@ -1,10 +1,12 @@
 """A run in a dozen numbers."""
 
-import math
+import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
+
+import msgspec
 
 from squall.protocol.best import better
 from squall.record.rows import MetricRow
@@ -37,7 +39,7 @@ class Summary:
 
     def to_json_dict(self) -> dict[str, Any]:
         """The same in JSON's types; a number that JSON cannot hold (NaN, infinity) becomes None."""
-        values: dict[str, Any] = _finite(asdict(self))
+        values: dict[str, Any] = json.loads(msgspec.json.encode(self))
         return values
 
     def lines(self) -> list[tuple[str, str]]:
@@ -119,9 +121,3 @@ def _best(reader: Reader, name: str) -> dict[str, float]:
         if metric.name == name and better(name, metric.value, found):
             found = metric.value
     return {} if found is None else {name: found}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

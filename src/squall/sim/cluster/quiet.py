@@ -99,15 +99,10 @@ def _children() -> list[int]:
 
 def core_s(pid: int) -> float:
     """Seconds of cores that a process has had, all its threads together; 0 where it is gone."""
-    return _scheduled(pid, 0)
-
-
-def _scheduled(pid: int, field: int) -> float:
-    """Nanoseconds of schedstat, in seconds: 0 is on a core, 1 ready and without one."""
-    total = 0
+    total = 0  # nanoseconds: schedstat's first number is on a core, the second ready and without one
     with suppress(OSError):  # it has ended, or the kernel does not count
         for task in Path(f"/proc/{pid}/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[field])
+            total += int((task / "schedstat").read_text().split()[0])
     return total / 1e9
 
 

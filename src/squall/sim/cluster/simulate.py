@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sized
@@ -21,8 +20,7 @@ from squall.attending import finish
 from squall.launchers.inline import LoneChannel, own_host
 from squall.plan import SIMULATED, Aims, Plan, Settings, check_together, make_plan, strategy_name
 from squall.protocol.coordinator import Coordinator
-from squall.protocol.effects import Compute, End, UseWeights
-from squall.protocol.events import GradientComputed
+from squall.protocol.effects import End
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, Node
@@ -43,17 +41,17 @@ from squall.runtime.snapshot import Manifest, Restored, Snapshots
 from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast, NotesWatch, Sums
 from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.own_step import own_step_s, threads
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.rehearsal import Member, Rehearsal
 from squall.sim.cluster.without_numbers import HostWithoutNumbers, Timed
-from squall.strategies import SingleProcess, Strategy
+from squall.strategies import Strategy
 from squall.strategies.work import Loop
 from squall.task import Task, TaskFunction, check_task
 from squall.usercode.kept import Code, write_plan
 from squall.vector import Layout
 
 GRADIENTS = ("real", "none")
-TIMED_STEPS, TIMED_S = 8, 2.0  # at most, but two steps
 FRUITLESS_AT_MOST = 100  # restarts from one snapshot
 
 
@@ -97,16 +95,7 @@ def simulate(
     Raises:
         ValueError: a setting, the task or the cluster is wrong; nothing was simulated.
     """
-    if gradients not in GRADIENTS:
-        raise ValueError(f"gradients is {gradients!r}: use one of {', '.join(GRADIENTS)}")
-    real = gradients == "real"
-    if strategy.recipe().alone:
-        raise ValueError(f"{type(strategy).__name__} is one process without exchanges: there is nothing to simulate")
-    if not real and (until, keep_best, patience) != (None, None, None):
-        named = "until" if until is not None else "keep_best" if keep_best is not None else "patience"
-        raise ValueError(f"{named} needs metrics, and gradients='none' has none: use gradients='real'")
-    if not real and not isinstance(strategy.recipe().work, Loop):
-        raise ValueError(f"{type(strategy).__name__} decides by what it computes: use gradients='real'")
+    real = _with_numbers(gradients, strategy, {"until": until, "keep_best": keep_best, "patience": patience})
     settings = dataclasses.replace(settings or Settings(), launcher="inline", progress=False)
     aims = Aims(epochs=epochs, steps=steps, until=until, keep_best=keep_best, patience=patience)
     plan = make_plan(strategy, settings, aims, seed=seed)
@@ -124,6 +113,22 @@ def simulate(
         forecast = _Simulation(job, cluster, real=True).run(watch)
         finish(Run(path, task))
     return dataclasses.replace(forecast, run_directory=str(path))
+
+
+def _with_numbers(gradients: str, strategy: Strategy, of_metrics: dict[str, object]) -> bool:
+    """Whether gradients are computed. Raises `ValueError` where what is asked for cannot be simulated so."""
+    if gradients not in GRADIENTS:
+        raise ValueError(f"gradients is {gradients!r}: use one of {', '.join(GRADIENTS)}")
+    name, recipe = type(strategy).__name__, strategy.recipe()
+    if recipe.alone:
+        raise ValueError(f"{name} is one process without exchanges: there is nothing to simulate")
+    if gradients == "real":
+        return True
+    if named := next((setting for setting, value in of_metrics.items() if value is not None), None):
+        raise ValueError(f"{named} needs metrics, and gradients='none' has none: use gradients='real'")
+    if not isinstance(recipe.work, Loop):
+        raise ValueError(f"{name} decides by what it computes: use gradients='real'")
+    return False
 
 
 def _numberless(plan: Plan, strategy: Strategy, task: Task, layout: Layout) -> Job:
@@ -146,7 +151,6 @@ class _Simulation:
         self._linked = any(link.loss for link in (cluster.between, cluster.within))
         self._channel = LoneChannel()
         self._newest = self._fruitless = 0  # snapshot, and restarts since it was written
-        self._hollow: HostWithoutNumbers | None = None
         self._coordinator: Coordinator | None = None  # of the newest start
         self._recorder: CoordinatorHost | None = None  # alike, of real gradients
 
@@ -155,7 +159,6 @@ class _Simulation:
         job, recipe = self._job, self._recipe
         placement = Placement(self._cluster, recipe)
         costs = Costs(self._cluster, recipe, self._workload(), placement, random.Random(job.plan.seed), job.plan.slow)
-        self._hollow = HostWithoutNumbers(costs)
         with _calm(job, self._channel) if self._real else _no_collections():
             members = partial(self._members, costs)
             rehearsal = Rehearsal(members, nodes(job), self._cluster, costs, job.plan.seed, self._hopeful)
@@ -172,7 +175,8 @@ class _Simulation:
         ranges = [job.layout.shard_range(index, shards) for index in range(shards)]
         validation = len(cast(Sized, job.task.validate)) if job.task.validate is not None else 0
         return Workload(
-            step_s=0.0 if self._cluster.measured else own_step_s(job), batch_size=job.task.batch_size,
+            step_s=0.0 if self._cluster.measured else own_step_s(job.plan, job.task, job.layout),
+            batch_size=job.task.batch_size,
             elements=tuple(stop - start for start, stop in ranges), validation=validation,
         )  # fmt: skip
 
@@ -231,8 +235,7 @@ class _Simulation:
             self._recorder = CoordinatorHost(job, self._channel) if self._real else None
             return NotesWatch(self._sums, self._recorder)
         if not self._real:
-            assert self._hollow is not None
-            return self._hollow
+            return HostWithoutNumbers(costs)
         host = own_host(job, node)
         return Timed(host, costs) if node.role == "replica" else host
 
@@ -264,28 +267,10 @@ class _Simulation:
         )  # fmt: skip
 
 
-def own_step_s(job: Job) -> float:
-    """Median seconds of a batch's gradient here and now, for a cluster that says no step time."""
-    size = job.task.batch_size
-    with _threads(job.plan.threads):
-        alone = private_job(job.plan, SingleProcess(), job.task, job.layout, job.directory, job.commanded_at)
-        host = own_host(alone, Node("replica", 0))
-        host.perform(UseWeights(0), 0.0)
-        times: list[float] = []
-        while len(times) < TIMED_STEPS and (len(times) < 2 or sum(times) < TIMED_S):
-            start = len(times) * size % max(1, job.task.examples - size + 1)
-            stop = min(start + size, job.task.examples)
-            event = host.perform(Compute(0, start, stop, 0, accumulate=False, local_step=False), 0.0)
-            assert isinstance(event, GradientComputed)
-            times.append(event.seconds)
-        host.perform(End("finished"), 0.0)
-    return statistics.median(times[1:])
-
-
 @contextmanager
 def _calm(job: Job, channel: LoneChannel) -> Iterator[None]:
     """As many threads as a replica has; Ctrl-C asks for a snapshot and an orderly end."""
-    with _threads(job.plan.threads), collected_interrupts() as channel.interrupts:
+    with threads(job.plan.threads), collected_interrupts() as channel.interrupts:
         yield
 
 
@@ -299,13 +284,3 @@ def _no_collections() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,7 +11,6 @@ import math
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,13 +18,13 @@ from pathlib import Path
 from squall.plan import Aims, Settings, check_together, make_plan
 from squall.report.words import clock, rate_text
 from squall.run import new_directory
-from squall.runtime.job import private_job
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.own_step import own_step_s
 from squall.sim.cluster.parts import ROLES
-from squall.sim.cluster.simulate import own_step_s, simulate
+from squall.sim.cluster.simulate import simulate
 from squall.sim.planning.alone import stand_in
 from squall.sim.planning.candidates import Candidate, baseline, cores, default_strategies, sweep
 from squall.sim.planning.entries import Entry, finalists
@@ -128,7 +127,7 @@ def _timed(cluster: Cluster, task: Task, candidate: Candidate, seed: int) -> Clu
     settings = Settings(launcher="inline", threads=1)
     plan = make_plan(candidate.strategy, settings, seed=seed)
     layout = check_together(plan, candidate.strategy, task)
-    own_s = own_step_s(private_job(plan, candidate.strategy, task, layout, Path(), time.time()))
+    own_s = own_step_s(plan, task, layout)
     machines = (dataclasses.replace(kind, step_s=cluster.step_s(kind, own_s)) for kind in cluster.machines)
     return dataclasses.replace(cluster, machines=tuple(machines))
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset
 
 from squall.plan import Settings
 from squall.protocol.nodes import Node
@@ -165,7 +164,7 @@ def _coarser(strategy: Strategy, task: Task, cluster: Cluster) -> tuple[Strategy
     changed: Any = strategy
     return (
         dataclasses.replace(changed, **{field: every // times}),
-        dataclasses.replace(task, train=_Repeated(task.train, times), batch_size=times * task.batch_size),
+        dataclasses.replace(task, train=ConcatDataset([task.train] * times), batch_size=times * task.batch_size),
         dataclasses.replace(cluster, machines=machines),
     )
 
@@ -186,18 +185,3 @@ def _mean_of(law: Jitter, times: int) -> Jitter:
         return law
     chance = random.Random(times)
     return Trace("", tuple(sum(law.draw(chance) for _ in range(times)) / times for _ in range(DRAWS)))
-
-
-class _Repeated(Dataset[Any]):
-    """A dataset several times over, so that an epoch has as many of the long batches as it had of the short ones."""
-
-    def __init__(self, data: Dataset[Any], times: int) -> None:
-        self._data = data
-        self._count = len(cast(Sized, data))
-        self._times = times
-
-    def __len__(self) -> int:
-        return self._count * self._times
-
-    def __getitem__(self, index: int) -> Any:
-        return self._data[index % self._count]

@@ -1,0 +1,51 @@
+"""How long a step of a task takes here and now, for a cluster that does not say it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from squall.launchers.inline import own_host
+from squall.plan import Plan
+from squall.protocol.effects import Compute, End, UseWeights
+from squall.protocol.events import GradientComputed
+from squall.protocol.nodes import Node
+from squall.runtime.job import private_job
+from squall.strategies import SingleProcess
+from squall.task import Task
+from squall.vector import Layout
+
+TIMED_STEPS, TIMED_S = 8, 2.0  # at most, but two steps
+
+
+def own_step_s(plan: Plan, task: Task, layout: Layout) -> float:
+    """Median seconds of a batch's gradient, with the plan's threads."""
+    size = task.batch_size
+    with threads(plan.threads):
+        host = own_host(private_job(plan, SingleProcess(), task, layout, Path(), time.time()), Node("replica", 0))
+        host.perform(UseWeights(0), 0.0)
+        times: list[float] = []
+        while len(times) < TIMED_STEPS and (len(times) < 2 or sum(times) < TIMED_S):
+            start = len(times) * size % max(1, task.examples - size + 1)
+            stop = min(start + size, task.examples)
+            event = host.perform(Compute(0, start, stop, 0, accumulate=False, local_step=False), 0.0)
+            assert isinstance(event, GradientComputed)
+            times.append(event.seconds)
+        host.perform(End("finished"), 0.0)
+    return statistics.median(times[1:])
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Of torch, in this process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
