@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -65,29 +66,17 @@ def compare(
         SquallError: a run ended with an error. The runs before it are kept.
     """
     settings = timed(settings, seconds)
-    if not strategies:
-        raise ValueError("there is nothing to compare: name at least one strategy")
-    if seeds < 1:
-        raise ValueError(f"seeds is {seeds}: it must be at least 1")
-    limited = epochs is not None or steps is not None or settings.seconds is not None
-    aims = Aims(epochs=epochs, steps=steps, until=until)
-    folders = {name.translate(_UNSAFE): name for name in strategies}
-    if len(folders) < len(strategies):
-        raise ValueError("two names of strategies differ only in characters that no file name should have")
+    _check_names(strategies, seeds)
     seed_everything(seed)
     built = check_task(task())
     most = max(strategy.recipe().replicas for strategy in strategies.values())
     cores = most * (settings.threads or default_threads(most))
-    fitted: dict[str, Settings] = {}
-    for name, strategy in strategies.items():
-        fitted[name] = dataclasses.replace(settings, threads=max(1, cores // strategy.recipe().replicas))
-        plan = make_plan(strategy, fitted[name], aims, seed=seed, device=device)
-        check_optimizers(strategy.recipe())
-        layout = check_together(plan, strategy, built)
-        if strategy.recipe().alone and cores > 1:
-            fitted[name] = dataclasses.replace(settings, threads=_faster_threads(plan, built, layout))
+    aims = Aims(epochs=epochs, steps=steps, until=until)
+    make = partial(make_plan, aims=aims, seed=seed, device=device)
+    fitted, target = _fitted(strategies, settings, built, cores, make)
+    limited = epochs is not None or steps is not None or settings.seconds is not None
     directory = new_directory(run_dir)
-    trials = []
+    runs = []
     for number in range(seed, seed + seeds):  # seed by seed: a noisy hour falls on all strategies alike
         for name, strategy in strategies.items():
             path = directory / f"{name.translate(_UNSAFE)}-seed-{number}"
@@ -95,10 +84,35 @@ def compare(
                 task, strategy, epochs=epochs, steps=steps, until=None if limited else until, seed=number,
                 device=device, run_dir=path, settings=fitted[name],
             )  # fmt: skip
-            trials.append(ComparedRun(name, number, run.directory))
-    comparison = Comparison(directory, trials, plan.until, cores)
+            runs.append(ComparedRun(name, number, run.directory))
+    comparison = Comparison(directory, runs, target, cores)
     comparison.write()
     return comparison
+
+
+def _check_names(strategies: Mapping[str, Strategy], seeds: int) -> None:
+    if not strategies:
+        raise ValueError("there is nothing to compare: name at least one strategy")
+    if seeds < 1:
+        raise ValueError(f"seeds is {seeds}: it must be at least 1")
+    if len({name.translate(_UNSAFE) for name in strategies}) < len(strategies):
+        raise ValueError("two names of strategies differ only in characters that no file name should have")
+
+
+def _fitted(
+    strategies: Mapping[str, Strategy], settings: Settings, task: Task, cores: int,
+    make: Callable[[Strategy, Settings], Plan],
+) -> tuple[dict[str, Settings], tuple[str, float] | None]:  # fmt: skip
+    """Each strategy's settings, by which its replicas divide the cores, all checked; and the target."""
+    fitted: dict[str, Settings] = {}
+    for name, strategy in strategies.items():
+        fitted[name] = dataclasses.replace(settings, threads=max(1, cores // strategy.recipe().replicas))
+        plan = make(strategy, fitted[name])
+        check_optimizers(strategy.recipe())
+        layout = check_together(plan, strategy, task)
+        if strategy.recipe().alone and cores > 1:
+            fitted[name] = dataclasses.replace(settings, threads=_faster_threads(plan, task, layout))
+    return fitted, plan.until
 
 
 def _faster_threads(plan: Plan, task: Task, layout: Layout) -> int:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from squall.plan import Aims, Settings, check_together, make_plan
 from squall.report.words import clock, rate_text
@@ -74,46 +75,58 @@ def plan_cluster(
     Raises:
         ValueError: a setting, the task or the cluster is wrong.
     """
-    if trials < 1:
-        raise ValueError(f"trials is {trials}: it must be at least 1")
-    if seconds is not None and until is None:
-        raise ValueError("seconds limits the trials of until: give until too, or leave seconds out")
-    if keep is not None and until is None:
-        raise ValueError("keep is for the runs of the trials of until: give until too, or leave keep out")
-    for role in ROLES:
-        if not cores(cluster, role):
-            raise ValueError(f"no machine of the cluster may have a {role}: add {role!r} to the roles of one")
+    wanted = _Trials(until, seconds, trials, keep)
+    _refuse(wanted, cluster)
     budget = cores(cluster) if budget is None else budget
     seed_everything(seed)
     built = check_task(task())
     if strategies is None:
         strategies = default_strategies(from_file, batches=-(-built.examples // built.batch_size))
     candidates = [baseline([*from_file, *strategies.values()]), *sweep(strategies, cluster, budget)]
-    wanted = {Candidate(name, strategy).family for name, strategy in strategies.items()}
-    left_out = sorted(wanted - {candidate.family for candidate in candidates})
-    target = _check(candidates, built, until, seconds, seed)
-    kept = None if keep is None else new_directory(keep)
-    stages = _Stages(task, built, _timed(cluster, built, candidates[-1], seed), seed, progress)
+    families = {Candidate(name, strategy).family for name, strategy in strategies.items()}
+    left_out = sorted(families - {candidate.family for candidate in candidates})
+    target = _check(candidates, built, wanted, seed)
+    if keep is not None:
+        wanted = wanted._replace(keep=new_directory(keep))
+    simulations = _Simulations(task, built, _timed(cluster, built, candidates[-1], seed), seed, progress)
+    interrupted = False
     try:
-        for candidate in candidates:
-            stages.add(candidate)
-        if until is not None:
-            stages.try_for(until, finalists(stages.entries.values(), trials), seconds, kept)
+        simulations.run(candidates, wanted)
     except KeyboardInterrupt:
-        if not stages.entries:
+        if not simulations.entries:
             raise
-        return ranked(stages.entries.values(), target, budget, interrupted=True, left_out=left_out)
-    return ranked(stages.entries.values(), target, budget, left_out=left_out)
+        interrupted = True
+    return ranked(simulations.entries.values(), target, budget, interrupted, left_out)
 
 
-def _check(
-    candidates: Sequence[Candidate], task: Task, until: str | None, seconds: float | None, seed: int
-) -> tuple[str, float] | None:
+class _Trials(NamedTuple):
+    """What is asked of simulations with real gradients; see `plan_cluster`."""
+
+    until: str | None
+    seconds: float | None
+    most: int
+    keep: str | Path | None
+
+
+def _refuse(trials: _Trials, cluster: Cluster) -> None:
+    """Raise `ValueError` for settings that do not go together, and a cluster without room for a role."""
+    if trials.most < 1:
+        raise ValueError(f"trials is {trials.most}: it must be at least 1")
+    if trials.seconds is not None and trials.until is None:
+        raise ValueError("seconds limits the trials of until: give until too, or leave seconds out")
+    if trials.keep is not None and trials.until is None:
+        raise ValueError("keep is for the runs of the trials of until: give until too, or leave keep out")
+    for role in ROLES:
+        if not cores(cluster, role):
+            raise ValueError(f"no machine of the cluster may have a {role}: add {role!r} to the roles of one")
+
+
+def _check(candidates: Sequence[Candidate], task: Task, trials: _Trials, seed: int) -> tuple[str, float] | None:
     """All mistakes before the first simulation; the target."""
     target = None
     for candidate in {candidate.name: candidate for candidate in candidates}.values():
-        settings = Settings(launcher="inline", seconds=seconds)
-        plan = make_plan(candidate.strategy, settings, Aims(until=until), seed=seed)
+        settings = Settings(launcher="inline", seconds=trials.seconds)
+        plan = make_plan(candidate.strategy, settings, Aims(until=trials.until), seed=seed)
         check_optimizers(candidate.recipe)
         check_together(plan, candidate.strategy, task)
         target = plan.until
@@ -132,8 +145,8 @@ def _timed(cluster: Cluster, task: Task, candidate: Candidate, seed: int) -> Clu
     return dataclasses.replace(cluster, machines=tuple(machines))
 
 
-class _Stages:
-    """`entries` holds what is known so far, by candidate; an interrupt leaves it whole."""
+class _Simulations:
+    """Of all candidates. `entries` holds what is known so far, by candidate; an interrupt leaves it whole."""
 
     def __init__(self, task: TaskFunction, built: Task, cluster: Cluster, seed: int, progress: bool) -> None:
         self.entries: dict[str, Entry] = {}
@@ -144,7 +157,13 @@ class _Stages:
         self._seed = seed
         self._progress = progress
 
-    def add(self, candidate: Candidate) -> None:
+    def run(self, candidates: Sequence[Candidate], trials: _Trials) -> None:
+        for candidate in candidates:
+            self._add(candidate)
+        if trials.until is not None:
+            self._try(trials.until, trials)
+
+    def _add(self, candidate: Candidate) -> None:
         """Simulate its speed."""
         strategy, cluster = stand_in(candidate.strategy, self._cluster, self._elements)
         speed = speed_of(Candidate(candidate.name, strategy), self._built, cluster, self._seed)
@@ -154,33 +173,34 @@ class _Stages:
         entry = self.entries[str(candidate)] = Entry(candidate=candidate, speed=speed, survival=survival)
         self._tell(f"{candidate}: {rate_text(entry.useful)} examples/s")
 
-    def try_for(self, until: str, chosen: Sequence[Entry], seconds: float | None, keep: Path | None) -> None:
-        """Simulate with real gradients, the fastest first, so that the others need not go on for long.
-
-        Raises `KeyboardInterrupt` when a trial was interrupted: nothing is known of that one.
-        """
-        best_s = math.inf
-        chosen = sorted(chosen, key=lambda entry: -entry.useful)
+    def _try(self, until: str, trials: _Trials) -> None:
+        """Simulate the best with real gradients, the fastest first, so that the others need not go on for long."""
+        chosen = sorted(finalists(self.entries.values(), trials.most), key=lambda entry: -entry.useful)
         every_s = self._built.examples / max(chosen[0].useful, 1e-9)
-        with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as directory:
+        best_s = math.inf
+        with tempfile.TemporaryDirectory() if trials.keep is None else nullcontext(trials.keep) as directory:
             for entry in chosen:
-                limit_s = EPOCHS * self._built.examples / max(entry.useful, 1e-9) if seconds is None else seconds
+                limit_s = trials.seconds or EPOCHS * self._built.examples / max(entry.useful, 1e-9)
+                settings = Settings(seconds=min(limit_s, SLOWER * best_s), evaluate_every_s=every_s)
                 # `seconds` ends a trial, its restarts included; batches are a bound beyond that.
                 steps = math.ceil(SLOWER * limit_s * entry.speed.examples_per_second / self._built.batch_size)
-                settings = Settings(seconds=min(limit_s, SLOWER * best_s), evaluate_every_s=every_s)
-                path = Path(directory) / re.sub(r"\W+", "-", str(entry.candidate))
-                strategy, cluster = stand_in(entry.candidate.strategy, self._cluster, self._elements)
-                trial = simulate(
-                    self._task, strategy, cluster, until=until, steps=steps, seed=self._seed,
-                    run_dir=path, settings=settings,
-                )  # fmt: skip
-                if trial.status == "interrupted":
-                    raise KeyboardInterrupt
-                kept = None if keep is None else trial.run_directory
-                trial = dataclasses.replace(trial, strategy=entry.candidate.family, run_directory=kept)
+                trial = self._trial(entry, until, steps, settings, Path(directory))
+                if trials.keep is None:
+                    trial = dataclasses.replace(trial, run_directory=None)
                 self.entries[str(entry.candidate)] = dataclasses.replace(entry, trial=trial)
                 best_s = min(best_s, math.inf if trial.reached_s is None else trial.reached_s)
                 self._tell(f"{entry.candidate}: {_outcome(trial, until)}")
+
+    def _trial(self, entry: Entry, until: str, steps: int, settings: Settings, folder: Path) -> Forecast:
+        """Raises `KeyboardInterrupt` when the trial was interrupted: nothing is known of it."""
+        strategy, cluster = stand_in(entry.candidate.strategy, self._cluster, self._elements)
+        path = folder / re.sub(r"\W+", "-", str(entry.candidate))
+        trial = simulate(
+            self._task, strategy, cluster, until=until, steps=steps, seed=self._seed, run_dir=path, settings=settings
+        )
+        if trial.status == "interrupted":
+            raise KeyboardInterrupt
+        return dataclasses.replace(trial, strategy=entry.candidate.family)
 
     def _tell(self, text: str) -> None:
         if self._progress:
