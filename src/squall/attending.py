@@ -41,9 +41,9 @@ def attend(
             raise TaskError(f"{error}\n\n{mended(path)}", error.failure) from None
         raise ProcessLost(f"{error}\n{_remedy(path)}") from None
     except KeyboardInterrupt:
-        raise Interrupted("interrupted at once" + (f"; {_remedy(path)}" if begun(path) else "")) from None
+        raise _interrupted("interrupted at once", path) from None
     finally:
-        local.close()  # nothing goes on behind a report that is being drawn
+        local.close()  # no process of the run lives on while its report is drawn
     raise_for(end, path, watch)
 
 
@@ -92,6 +92,10 @@ def _remedy(path: Path, command: str = "squall resume {path}") -> str:
     return f"go on {where} with: {command.format(path=str(path))}"
 
 
+def _interrupted(reason: str, path: Path) -> Interrupted:
+    return Interrupted(f"{reason}; {_remedy(path)}" if begun(path) else reason)
+
+
 def mended(path: Path) -> str:
     """The remedy where the user's own code has failed."""
     file = load_sources(path).file
@@ -101,19 +105,17 @@ def mended(path: Path) -> str:
 
 
 def begun(path: Path) -> bool:
-    """Whether there is anything of a run that could be gone on with, or looked at."""
+    """Whether the run has a record: there is something to go on with, or to look at."""
     return (path / "run.sqlite").exists()
 
 
 def raise_for(end: End, path: Path, watch: EvaluationCallback) -> None:
-    """What a run raises that has not ended well: the user's own error first."""
+    """Raise the exception of a run that has not ended well: first of all the user's own."""
     if watch.error is not None:
         watch.error.add_note(_remedy(path, "squall.resume({path!r}, on_evaluation=...)"))
         raise watch.error
-    if end.status == "interrupted" and not begun(path):
-        raise Interrupted(end.reason)
     if end.status == "interrupted":
-        raise Interrupted(f"{end.reason}; {_remedy(path)}")
+        raise _interrupted(end.reason, path)
     if end.status == "nonfinite":
         raise NotFinite(f"{end.reason}. Last good weights: {path / 'snapshots'}")
     if end.status == "failed":

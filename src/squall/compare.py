@@ -22,7 +22,7 @@ from squall.vector import Layout
 
 TRIES = 2  # measurements with one thread, and with all, in turn
 WORTH = 0.9  # threads that take longer than this share of the time of one are not worth their cores
-_UNSAFE = str.maketrans(":/ ", "___")  # in a run's directory
+_UNSAFE = str.maketrans(":/ ", "___")  # characters that are replaced in the name of a run's directory
 
 
 @chance_kept()
@@ -116,7 +116,7 @@ def _fitted(
 
 
 def _faster_threads(plan: Plan, task: Task, layout: Layout) -> int:
-    """Those of the plan, or one: threads that wait for each other stand still when another program takes their core."""
+    """The plan's number of threads, or one: threads that wait for each other all stand still if one loses its core."""
     alone = msgspec.structs.replace(plan, threads=1)
     tried = [(own_step_s(plan, task, layout), own_step_s(alone, task, layout)) for _ in range(TRIES)]
     together_s, alone_s = (min(times) for times in zip(*tried))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CGROUP = Path("/sys/fs/cgroup")
 SOCKET_PATH_BYTES = 107  # Linux: sockaddr_un.sun_path holds 108, the last of them 0
-SHARED_BYTES, SHARED_BYTES_OVERLAPPED = 20, 36  # a parameter, with 2 replicas: 5 or 9 buffers of float32
+SHARED_BYTES, SHARED_BYTES_OVERLAPPED = 20, 36  # for each parameter, with 2 replicas: 5 or 9 buffers of float32
 ENOUGH_FILES = 1024
 ENOUGH_SHARED_MEMORY = 2**30  # less is a warning; Docker gives a container 64 MiB unless it is told otherwise
 
@@ -54,7 +54,7 @@ def checkup() -> list[Finding]:
 
 
 def render(findings: Iterable[Finding], console: Console) -> None:
-    """A line a finding, its remedy under it."""
+    """Print a line for each finding, with its remedy below."""
     from rich.table import Table
     from rich.text import Text
 
@@ -90,7 +90,7 @@ def pytorch() -> Finding:
 
 
 def fused_optimizers() -> Finding:
-    """One fused step on four numbers: 1 - 0.5 x 1."""
+    """Make one fused step on four numbers, which must come to 1 - 0.5 x 1."""
     try:
         import torch
 
@@ -282,7 +282,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 
 
 def _read(path: Path) -> str:
-    """A small file of the kernel's, or "" where it is not there."""
+    """The text of a small file of the kernel; "" where there is none."""
     try:
         return path.read_text().strip()
     except OSError:

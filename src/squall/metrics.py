@@ -65,7 +65,7 @@ class Whole:
         return self._number(self._metric.compute())
 
     def check(self) -> None:
-        """Raise a `ValueError` if it computes no number; it may fail, where a batch is too little for it."""
+        """Raise a `ValueError` if the metric computes no number. It may raise if one batch is too little."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -109,7 +109,7 @@ def begin(name: str, metric: Metric, device: torch.device) -> Averaged | Whole:
 
 
 def check_metrics(metrics: Mapping[str, Metric], model: nn.Module, batch: Batch, count: int) -> None:
-    """Raise a `ValueError` for a metric that cannot be, as far as one batch shows it."""
+    """Raise a `ValueError` for a metric that does not work, as far as one batch shows that."""
     for name, metric in metrics.items():
         begun = begin(name, metric, torch.device("cpu"))
         with torch.no_grad():
@@ -127,7 +127,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _makes_whole(value: object) -> bool:
-    """A class, a partial of one, or a function without arguments."""
+    """Whether this makes a metric: a class, a partial of one, or a function without arguments."""
     made = value.func if isinstance(value, partial) else value
     if isinstance(made, type):
         return _is_whole(made)

@@ -278,7 +278,7 @@ def describe(strategy: Strategy) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What a report must name to be understood elsewhere."""
+    """The versions and the machine that a report names, so that others can judge its numbers."""
     return {
         "squall": __version__,
         "torch": str(torch.__version__),

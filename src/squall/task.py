@@ -230,7 +230,7 @@ def _first_count(task: Task, data: Dataset[Any]) -> int:
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Afterwards parameters, buffers, modes and random state are what they were."""
+    """Put parameters, buffers, modes and random state back to what they were before."""
     tensors = [*model.parameters(), *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
     modes = [(module, module.training, dict(module._buffers)) for module in model.modules()]

@@ -86,7 +86,7 @@ def _start_early(arguments: Sequence[str]) -> LocalRun | None:
 
 
 def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    """The exit status, and what belongs on stdout."""
+    """Carry out a command; returns the exit status, and what belongs on stdout."""
     from squall.errors import SquallError
     from squall.record.rows import RecordError
     from squall.usercode.blame import as_json, failure
@@ -109,7 +109,7 @@ def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: floa
 
 
 class Command(argparse.ArgumentParser):
-    """Of one command: it refuses flags that it does not know itself, so that its own usage is shown."""
+    """The parser of one command. It refuses unknown flags itself, so that its own usage is shown."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = super().parse_known_args(args, namespace)

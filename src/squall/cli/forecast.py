@@ -35,7 +35,7 @@ def add_cluster_flags(parser: argparse.ArgumentParser, arguments: Sequence[str])
 
 
 def simulate_file(options: argparse.Namespace) -> tuple[int, str]:
-    """The exit status, and what belongs on stdout."""
+    """Carry out the command; returns the exit status, and what belongs on stdout."""
     if options.file is None:
         raise ValueError("name the file whose task is to be simulated: squall simulate FILE --cluster cluster.toml")
     if options.cluster is None:

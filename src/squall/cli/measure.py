@@ -109,7 +109,7 @@ def _overhead(machine: Machine) -> str:
 
 
 def _document(measured: Measured, path: Path, trace: Path) -> dict[str, Any]:
-    """Seconds, and bytes a second."""
+    """The JSON object; times are in seconds, `memory` is in bytes a second."""
     machine = measured.machine
     return {
         "cluster": str(path), "steps": str(trace), "step_s": machine.step_s, "steps_measured": len(measured.steps),

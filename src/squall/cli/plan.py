@@ -74,7 +74,7 @@ def _plan(options: argparse.Namespace, local: object, commanded_at: float) -> tu
 
 
 def _strategies(text: str, from_file: Sequence[Strategy]) -> dict[str, Strategy]:
-    """A name alone is swept; with settings it is taken as it is."""
+    """The named strategies: one without settings is tried with several, one with settings as it is."""
     from squall.cli.strategies import named_strategies
     from squall.sim.planning.candidates import LEFT_OUT, default_strategies
 
@@ -94,7 +94,7 @@ def _strategies(text: str, from_file: Sequence[Strategy]) -> dict[str, Strategy]
 
 
 def _train(file: str, ranking: Ranking, loaded: Loaded) -> str:
-    """The command that trains with the first."""
+    """The command that trains with the strategy that was ranked first."""
     first = ranking.first.candidate
     flags = [f"squall train {file} --strategy {first.family}"]
     own: Any = next((s for s in loaded.strategies if type(s) is type(first.strategy)), type(first.strategy)())

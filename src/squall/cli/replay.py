@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def begin_anew(arguments: Sequence[str]) -> None:
-    """For a script become what it was run in: a process that has imported nothing yet, in the same environment."""
+    """For a script's run start this process anew, with nothing imported, in the environment that the script had."""
     if dict(os.environ) != environment() and any(is_script(Path(argument)) for argument in arguments):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -59,7 +59,7 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
 
 
 def _of_before(run: Run, plan: Plan, limits: dict[str, Any]) -> str:
-    """What a user wants to know who gave a limit, when another one has ended the run."""
+    """What to tell a user who gave a limit, if the run was ended by another one that it had before."""
     held = {"data": "epochs", "steps": "steps"}.get(run.summary().ended or "", "")
     if not limits or not held or held in limits:
         return ""

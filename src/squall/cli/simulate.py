@@ -31,7 +31,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 
 
 def _has_file(arguments: Sequence[str]) -> bool:
-    """Whether a cluster is meant; the strategies' flags, which it has, would have the others wait for torch."""
+    """Whether a file's task is simulated. Only that has the strategies' flags, for which torch has to be imported."""
     rest = arguments[1:] if arguments[:1] == ["simulate"] else []
     cluster = any(argument.partition("=")[0] == "--cluster" for argument in rest)
     return cluster or any(argument.partition(":")[0].endswith(".py") for argument in rest)

@@ -73,7 +73,7 @@ def _add_flag(group: Any, kind: type[Strategy], field: dataclasses.Field[Any], s
 
 
 def _parse(declared: Any) -> Any:
-    """What reads a value of `int | None`, or of `int | Literal["full"]`."""
+    """A function that reads a text as a value of the declared type: `int | None`, or `int | Literal["full"]`."""
     parts = typing.get_args(declared) or (declared,)
     plain = next(t for t in parts if t is not type(None) and typing.get_origin(t) is not typing.Literal)
     words = [word for t in parts if typing.get_origin(t) is typing.Literal for word in typing.get_args(t)]
@@ -86,7 +86,7 @@ def _parse(declared: Any) -> Any:
 
 
 def _descriptions(kind: type[Strategy]) -> dict[str, str]:
-    """Field name -> text, from the "Args:" section of the class's docstring."""
+    """Field name -> its description in the "Args:" section of the class's docstring."""
     text = inspect.getdoc(kind) or ""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", text, re.DOTALL | re.MULTILINE)
     entries = re.findall(

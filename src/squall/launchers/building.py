@@ -45,7 +45,7 @@ def warn_of_threads(culprit: str) -> None:
 
 
 def build_job(message: dict[str, Any], task: Task, directory: Path, snapshot: int | None) -> Job:
-    """Everything that all processes share."""
+    """The job, with everything that all processes of the run share."""
     strategy = message["strategy"]
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None

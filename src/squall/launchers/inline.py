@@ -91,7 +91,7 @@ class InlineRun:
 
 
 def own_host(job: Job, node: Node) -> Host:
-    """Of a shard, a replica or the evaluator, with a model of its own, and recorded if the run is."""
+    """The host of a shard, a replica or the evaluator, with a model of its own. It keeps a schedule if the run does."""
     if node.role == "shard":
         return recorded(kind_of(job).shard_host(job, node.index), job, node)
     job = own_model(job)

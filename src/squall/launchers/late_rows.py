@@ -22,7 +22,7 @@ def _reopened(job: Job) -> Iterator[tuple[Record, Reader]]:
 
 
 def add_values(job: Job, values: Mapping[str, float]) -> None:
-    """What a script has logged of the final weights. Raises `RecordError`."""
+    """Add what a script has logged of the final weights. Raises `RecordError`."""
     with _reopened(job) as (record, reader):
         done, size = summarize(reader), job.task.examples
         left_out = sum(stop - start for start, stop in reader.skipped(size))
@@ -32,7 +32,7 @@ def add_values(job: Job, values: Mapping[str, float]) -> None:
 
 
 def add_end(job: Job, status: str, reason: str) -> None:
-    """How the script has ended; what ended the training stays as it is. Raises `RecordError`."""
+    """Add how the script has ended; why the training ended stays as it is. Raises `RecordError`."""
     with _reopened(job) as (record, reader):
         record.add(StateRow("status", status))
         record.add(StateRow("reason", reason))

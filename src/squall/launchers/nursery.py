@@ -60,7 +60,7 @@ class Nursery:
         self._killing = False  # processes that end from now on were killed here
         self._stopping = ""  # why a stop was asked for, if it was
         self._end: dict[str, Any] | None = None  # what the coordinator said last
-        self._deadline: float | None = None  # when what is left then is killed
+        self._deadline: float | None = None  # when processes that still live are killed
         mine, theirs = Pipe()
         self._coordinator = ControlPipe(mine)
         self._theirs: Connection | None = theirs
@@ -138,7 +138,7 @@ class Nursery:
         self._kill_all()
 
     def _ended(self) -> None:
-        """The coordinator has said its last; `self._end` is how it ended."""
+        """The coordinator has told how the training ended, which is now in `self._end`."""
         self._deadline = time.monotonic() + (STOPPED_GRACE_S if self._stopping else GRACE_S)
 
     def _reap(self, child: Child) -> None:
@@ -152,7 +152,7 @@ class Nursery:
             self._lose(child, code)
 
     def _lose(self, child: Child, code: int) -> None:
-        """A process has ended that had not done its work."""
+        """Tell of a process that has ended before its work was done."""
         why = explain(code)
         story = self._story(child.node) if code == RAISED else ""
         self._launcher.say(kind="exited", node=str(child.node), pid=child.pid, why=why, traceback=story)
@@ -208,14 +208,14 @@ class Nursery:
     def _look_after(self, node: Node, pid: int) -> None:
         try:
             handle = os.pidfd_open(pid)
-        except OSError:  # nobody would see it end
+        except OSError:  # it cannot be watched, so it must not live
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
         self._children[handle] = Child(node, pid, handle)
 
     def _detach(self, parent: int) -> None:
-        """In a child: let go of what is the nursery's."""
+        """In a child: close what belongs to the nursery."""
         die_with_parent(parent)
         self._launcher.connection.close()
         self._coordinator.connection.close()
@@ -231,7 +231,7 @@ class Nursery:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process, without what the interpreter does at its end."""
+    """End this process at once, without the interpreter's own clean-up."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

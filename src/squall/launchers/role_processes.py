@@ -81,7 +81,7 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
 
 
 def transport_of(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> HostTransport:
-    """What the `pipe` says wakes the process as well."""
+    """The node's transport. A message on the `pipe` wakes the process as well."""
     servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
     peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)
     return HostTransport(

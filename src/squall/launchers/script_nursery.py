@@ -44,7 +44,7 @@ class ScriptNursery(Nursery):
     def __init__(self, launcher: ControlPipe, job: Job, sockets: Path) -> None:
         super().__init__(launcher, job, sockets)
         self._scripts: dict[Connection, ControlPipe] = {}
-        self._trained_on: dict[str, Any] | None = None  # what the scripts said
+        self._trained_on: dict[str, Any] | None = None  # the data that the scripts told, once they have
         self._unfinished: dict[int, str] = {}  # replica -> how its last process was lost
 
     def run(self) -> None:
@@ -72,7 +72,7 @@ class ScriptNursery(Nursery):
             self._begin(said)
 
     def _log(self, values: dict[str, str]) -> str:
-        """What a script behind its loop has measured; why it cannot be recorded, or nothing."""
+        """Record what a script has measured behind its loop. Returns why that was not possible; "" if it was."""
         try:
             add_values(self._job, {name: float(value) for name, value in values.items()})
         except RecordError as error:
@@ -122,7 +122,7 @@ class ScriptNursery(Nursery):
         self._interrupt_scripts()
 
     def _interrupt_scripts(self) -> None:
-        """All other processes, and scripts from `session.batches` to the end of the training, take no notice."""
+        """Send SIGINT to all. Only scripts before `session.batches` and after the training do not ignore it."""
         for child in self._children.values():
             signal.pidfd_send_signal(child.handle, signal.SIGINT)
 
@@ -148,7 +148,7 @@ class ScriptNursery(Nursery):
         return super()._verdict()
 
     def _amend(self, status: str, reason: str) -> None:
-        """What the record says of a finished run."""
+        """Change the end of a run that had finished, here and in the record."""
         if self._end is None or self._end["status"] != "finished":
             return
         self._end = {"status": status, "reason": reason}

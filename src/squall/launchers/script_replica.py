@@ -66,13 +66,13 @@ class ReplicaBackend(SessionBackend):
         self.replicas = job.recipe.replicas
         self.several_steps = job.recipe.work.several_steps
         self.began = False
-        self.ended_with: BaseException | None = None  # what the loop raised
+        self.ended_with: BaseException | None = None  # what the training's end has raised in the loop
         self._left = False
         self._job = job
         self._node = node
         self._sockets = sockets
         self._pipe = pipe
-        self._logged: list[Mapping[str, float]] = []  # before there was anybody to tell
+        self._logged: list[Mapping[str, float]] = []  # values from before there was a coordinator
         torch.set_num_threads(job.plan.threads)
         keep_freed_memory()
         name_process(node, job)
@@ -110,7 +110,7 @@ class ReplicaBackend(SessionBackend):
         return None
 
     def note(self, error: BaseException) -> None:
-        """Say of what the script has raised where that was, and which batch it had."""
+        """Add to an exception of the script in which replica it was raised, and on which batch."""
         note(error, f"in replica {self.rank}", role="replica", index=self.rank)
         batch = self._host.wanted if self.began else None
         if batch is not None:

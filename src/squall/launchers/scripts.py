@@ -79,7 +79,7 @@ def serve_script(launcher: ControlPipe, message: dict[str, Any], sockets: Path) 
 
 
 def _end_training(replica: ReplicaBackend, path: Path) -> None:
-    """The script is at its end, and may still hold batches, as frameworks' own cycles do."""
+    """End the training at the end of the script, which may still hold its batches, as cycles of frameworks do."""
     if replica.status == "running" and replica.rank == 0:
         sys.stderr.write(
             f"squall: warning: the training went on to the end of {path}: what the script measured or saved behind its"
@@ -92,7 +92,7 @@ def _leave_quietly(replica: ReplicaBackend, error: BaseException) -> None:
     """Leave, if it is not the script that has failed: the launching process says what happened to the run."""
     over = replica.status not in ("running", "finished")
     if over and error is not replica.ended_with and not isinstance(error, SystemExit | KeyboardInterrupt):
-        traceback.print_exc()  # it comes of that, or hides it
+        traceback.print_exc()  # it may come from the run's end, or hide it
     if over or (isinstance(error, KeyboardInterrupt) and (replica.status == "finished" or not replica.began)):
         leave(DONE)
 

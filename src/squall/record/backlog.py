@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self, cast
 
 from squall.record.rows import KEEP
 
-AT_MOST = 4096  # mergeable rows of a table that wait; of more, two each become one
+AT_MOST = 4096  # mergeable rows of a table that wait; if there are more, each two are merged into one
 
 
 class Mergeable(Protocol):
@@ -82,7 +82,7 @@ class Backlog:
 
 
 def _halved(rows: list[Mergeable]) -> Iterator[Mergeable]:
-    """Rows that follow on each other among those that are alike become one; single ones are last."""
+    """Merge each two alike rows that follow on each other; rows that are left over come last."""
     single: dict[Hashable, Mergeable] = {}
     for row in rows:
         before = single.pop(row.alike(), None)

@@ -11,7 +11,7 @@ import sqlite3
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-SEVERAL = -1  # instead of a replica's number
+SEVERAL = -1  # instead of a replica's number: a lease that was merged from those of several
 KEEP = 2  # snapshots of a run that a resume may go back to; older ones are removed
 
 
@@ -42,7 +42,7 @@ class MetricRow:
         return self.name
 
     def merged(self, later: "MetricRow") -> "MetricRow":
-        """A curve with half as many points."""
+        """The later row, so that the curve has half as many points."""
         return later
 
 
@@ -155,7 +155,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """What a person would want to be told."""
+    """Something that happened to the run, in words for people."""
 
     time_s: float
     # started, lost, replaced, snapshot, nonfinite, diverged, warning, reached, stopped, finished, error
@@ -193,7 +193,7 @@ _REMEDY = {
 
 
 def record_error(doing: str, path: Path, cause: sqlite3.Error) -> RecordError:
-    """SQLite's complaint as ours: what was being done, to which file, and the remedy where one is known."""
+    """An error of SQLite as a `RecordError`: what was done, to which file, and the remedy where one is known."""
     # The low byte of an extended result code is the primary one (sqlite.org/rescode.html).
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
     remedy = f"; {_REMEDY[code]}" if code in _REMEDY else ""

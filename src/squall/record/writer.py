@@ -75,7 +75,7 @@ class Record:
         self.path = Path(path)
         self._backlog = Backlog()
         self._committed = self._again_at = -math.inf  # the `now` of the last commit; not before this one
-        self._pause_s = 0.0  # behind a try that failed
+        self._pause_s = 0.0  # until the next try, after one that failed
         self._thinned: dict[type[Row], int] = {}  # table -> rowid up to which it was thinned
         try:
             # SQLite would create it 0644 under the usual umask; its -wal and -shm files copy this mode.
@@ -108,7 +108,7 @@ class Record:
 
     @contextmanager
     def _transaction(self, doing: str = "write") -> Iterator[None]:
-        """All of it or nothing. A lock is found before any work is done. Raises `RecordError`."""
+        """Write all of it or nothing. A lock of others is met at its beginning. Raises `RecordError`."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield
@@ -203,12 +203,12 @@ class Record:
             self._write()
 
     def fact(self, key: str) -> str | None:
-        """The value of a `State` that is written."""
+        """The value of a `StateRow` that is written; None if there is none."""
         found: list[tuple[str]] = self._read("SELECT value FROM state WHERE key = ?", key)
         return found[0][0] if found else None
 
     def skips(self, leases: Iterable[int]) -> list[SkipRow]:
-        """What was left out of these, as far as it is written."""
+        """The examples of these leases that scripts left out, as far as they are written."""
         names = ", ".join(map(str, leases))
         return [SkipRow(*row) for row in self._read(f"SELECT * FROM skip WHERE lease IN ({names})")]
 

@@ -57,10 +57,10 @@ class AloneBackend(SessionBackend):
         return True
 
     def done(self, effect: Compute) -> None:
-        """Every step was made at once."""
+        """Nothing is left to do: every step was made when it was accepted."""
 
     def skip(self, effect: Compute) -> None:
-        """Nobody keeps a record here."""
+        """Nothing is left to do: a script that trains alone has no record."""
 
     def log(self, values: Mapping[str, float]) -> None:
         sys.stdout.write("  ".join(f"{name} {value:.4g}" for name, value in values.items()) + "\n")

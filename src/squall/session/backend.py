@@ -15,8 +15,8 @@ class SessionBackend(Protocol):
 
     rank: int
     replicas: int
-    replayed: bool = False  # it was run before, and is only looked at
-    several_steps: bool = True  # a batch may be stepped several times
+    replayed: bool = False  # whether this repeats a recorded run
+    several_steps: bool = True  # whether a batch may be stepped several times
     status: str = "running"  # or how the training has ended
 
     def begin(self, task: Task, epochs: int) -> None:

@@ -28,7 +28,7 @@ class Batches:
     """
 
     def __init__(self, session: Session, length: int, epochs: int) -> None:
-        """`length`: of an epoch."""
+        """`length` counts the batches of an epoch."""
         self._session = session
         self._length = length
         self._epochs = epochs
@@ -80,7 +80,7 @@ class Epoch:
     """
 
     def __init__(self, batches: Batches) -> None:
-        self._batches = batches  # which lives as long
+        self._batches = batches  # keeps them alive: when they are deleted, the training ends
 
     def __iter__(self) -> Iterator[Batch]:
         batches, session, begun = self._batches, self._batches._session, False

@@ -1,4 +1,4 @@
-"""The task of a script, of which a session learns by and by: the model and its optimizer first, then the data."""
+"""The task of a script, which becomes known in two parts: the model and its optimizer first, the data later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from squall.task import Batch, Task
 
 
 class Counted(Dataset[Any]):
-    """So many examples, which whoever holds no data counts and never loads."""
+    """A dataset of so many examples, for processes that count examples and never load one."""
 
     def __init__(self, examples: int) -> None:
         self._examples = examples
@@ -21,14 +21,14 @@ class Counted(Dataset[Any]):
 
 
 class Steps(Counted):
-    """What a loop that makes its batches itself is dealt: the numbers of its steps."""
+    """The dataset of a loop that makes its batches itself: it is dealt the numbers of its steps."""
 
     def __init__(self, examples: int, step_examples: int) -> None:
         super().__init__(examples)
         self._step_examples = step_examples
 
     def number(self, start: int) -> int:
-        """Of the step whose first example this is."""
+        """The number of the step whose first example this is."""
         return start // self._step_examples
 
 

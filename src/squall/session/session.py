@@ -26,13 +26,13 @@ class Session:
     def __init__(
         self, model: nn.Module, backend: SessionBackend, options: dict[str, Any], groups: Sequence[Groups] = ()
     ) -> None:  # fmt: skip
-        """`groups`: those that each optimizer shows; none: all parameters in one."""
+        """`groups` are the param groups of each optimizer; none: one optimizer with all parameters in one group."""
         self._model = model
         self._backend = backend
         self._options = options
         self._groups = list(groups) or [[{"params": list(model.parameters())}]]
-        self._coming: Compute | None = None  # is next, and not handed out
-        self._current: Compute | None = None  # handed out, and not stepped
+        self._coming: Compute | None = None  # the next batch, not handed out yet
+        self._current: Compute | None = None  # the batch that was handed out and is not stepped yet
         self._lost = False  # the gradients of the current batch were cleared
         self._stepped = False  # the current batch, by one of several optimizers
         self._again = False  # that step was not finite, so the batch will come again
@@ -152,7 +152,7 @@ class Session:
         return self._backend.load(self._current)
 
     def _end_steps(self) -> None:
-        """One of several optimizers has stepped on the batch, and none does any more."""
+        """End the current batch, if one of several optimizers has stepped on it: no other one will."""
         if self._current is not None and (self._stepped or self._again):
             if not self._again:
                 self._backend.done(self._current)
@@ -184,7 +184,7 @@ class Session:
         self._step(self.optimizer, loss)
 
     def _step(self, optimizer: SessionOptimizer, loss: Tensor | float | None) -> None:
-        """A batch is over with its step, unless there are several optimizers: then when the loop wants another one."""
+        """Step on the batch, which is then over; with several optimizers it is when the loop takes the next one."""
         if self._current is None:
             raise RuntimeError("session.step has no batch: take one from session.batches first, and step it once")
         factors = optimizer.factors()

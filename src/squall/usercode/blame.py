@@ -43,7 +43,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note(error: BaseException, text: str, **place: int | str) -> None:
-    """Say of an exception, on its way out, what was under way."""
+    """Add to an exception that passes through what was under way."""
     error.add_note(text)
     vars(error).setdefault("squall", {}).update(place)
 
@@ -53,7 +53,7 @@ def note_batch(error: BaseException, epoch: int, start: int, stop: int) -> None:
 
 
 def failure(error: BaseException) -> Failure:
-    """What there is to tell of an exception that was caught."""
+    """Everything that is told of an exception that was caught."""
     story = traceback.TracebackException.from_exception(error)
     message = "".join(story.format_exception_only())
     file, line, function, text = next(_own_lines(error), ("", 0, "", ""))
@@ -64,7 +64,7 @@ def failure(error: BaseException) -> Failure:
 
 
 def encode(error: BaseException) -> str:
-    """For a pipe or a file; `decode` reads it."""
+    """An exception as a text for a pipe or a file, which `decode` reads."""
     return msgspec.json.encode(failure(error)).decode(errors="replace")
 
 
@@ -87,7 +87,7 @@ def _own_lines(error: BaseException) -> Iterator[tuple[str, int, str, str]]:
 
 
 def as_json(error: BaseException) -> dict[str, Any]:
-    """Plain values, for programs."""
+    """An exception as plain values, for programs."""
     found = getattr(error, "failure", None) or failure(error)
     plain = {name: value for name, value in msgspec.to_builtins(found).items() if name != "place" and value}
     return {**plain, **found.place}

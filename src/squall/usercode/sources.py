@@ -45,7 +45,7 @@ class Sources(msgspec.Struct, frozen=True):
         return cls(file, function, shipped, {name: text for name in modules if (text := read(name)) is not None})
 
     def importable(self) -> None:
-        """Have the imports of the file found, as `python FILE` would."""
+        """Put the file's folder into `sys.path`, so that its imports are found as `python FILE` finds them."""
         folder = os.path.dirname(self.file)
         if folder and folder not in sys.path:
             sys.path.insert(0, folder)
