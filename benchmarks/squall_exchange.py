@@ -23,7 +23,7 @@ import squall
 from benchmarks.peers.common import EXCHANGE_LR, OptimizerName
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.role_processes import SPIN_S, run_role
-from squall.plan import Aims, make_plan
+from squall.plan import make_plan
 from squall.protocol.effects import Compute, Effect
 from squall.protocol.events import Event, GradientComputed
 from squall.protocol.nodes import COORDINATOR, Node
@@ -34,6 +34,7 @@ from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.kinds import machine
 from squall.runtime.processes import die_with_parent
 from squall.runtime.recording import recorded
+from squall.runtime.run_plan import Aims
 from squall.transports.host import HostTransport
 from squall.vector import Layout
 

@@ -11,10 +11,11 @@ from torch import nn
 
 import squall
 from squall.launchers.inline import InlineRun
-from squall.plan import Aims, check_together, make_plan
+from squall.plan import check_together, make_plan
 from squall.run import Run
 from squall.runtime import attempts
 from squall.runtime.job import private_job
+from squall.runtime.run_plan import Aims
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.wire import Network

@@ -15,11 +15,12 @@ from torch.nn.functional import cross_entropy
 import squall
 from benchmarks.workloads import digits_mlp
 from squall.launchers.inline import InlineRun
-from squall.plan import Aims, check_together, make_plan
+from squall.plan import check_together, make_plan
 from squall.protocol.nodes import Node
 from squall.report.comparison import ComparedRun
 from squall.report.summary import Summary
 from squall.runtime.job import private_job
+from squall.runtime.run_plan import Aims
 from squall.runtime.seeds import seed_everything
 
 SETTINGS = squall.Settings(launcher="inline", threads=1, snapshot_every_s=None, progress=False)

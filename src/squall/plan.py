@@ -1,4 +1,4 @@
-"""What a run will do, decided before anything is launched: plain data that prints itself and goes into run.json."""
+"""The plan of a run is made and checked, before anything is launched."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ import warnings
 from functools import partial
 from typing import Any
 
-import msgspec
 import torch
 
-from squall.protocol.best import Goal
-from squall.protocol.leases import Limits
-from squall.protocol.policy import Policy
 from squall.runtime.backward import resolve_device
 from squall.runtime.optimizers import build_optimizer, in_words
+from squall.runtime.run_plan import NO_AIMS, Aims, Plan, last_snapshots
 from squall.strategies import STRATEGIES, Strategy
 from squall.strategies.work import BatchMethod, Loop
 from squall.task import Task
@@ -79,93 +76,14 @@ class Settings:
                 raise ValueError(f"{name} is {value}: it must be positive, or None")
 
 
-def last_snapshots(keep_schedule: float | str | None) -> int:
-    """How many snapshots a replay may begin at, of "last:3"; 0: it begins where the run did."""
-    kind, _, count = keep_schedule.partition(":") if isinstance(keep_schedule, str) else ("", "", "")
-    return int(count) if kind == "last" and count.isdecimal() else 0
-
-
 def timed(settings: Settings | None, seconds: float | None) -> Settings:
     """Settings in which `seconds`, where given, is the limit."""
     settings = settings or Settings()
     return settings if seconds is None else dataclasses.replace(settings, seconds=seconds)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Aims:
-    """How much a run trains at most, and the metric that it is judged by; each as of `fit`."""
-
-    epochs: int | None = None
-    steps: int | None = None
-    until: str | None = None
-    keep_best: str | None = None
-    patience: int | None = None
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a run that is not code. `str(plan)` is what a person reads."""
-
-    strategy: str
-    strategy_fields: dict[str, Any]
-    replicas: int
-    shards: int
-    epochs: int | None
-    steps: int | None
-    seconds: float | None
-    until: tuple[str, float] | None
-    seed: int
-    device: str
-    threads: int
-    launcher: str
-    evaluate_every_s: float | None
-    snapshot_every_s: float | None
-    progress: bool = True
-    slow: float | None = None
-    shard_threads: int = 1
-    keep_schedule: float | str | None = 2.0  # gigabytes, or "last:<snapshots>"
-    keep_best: str | None = None
-    patience: int | None = None
-    optimizer: str = ""  # in words, with its rate; a script may give another one to `join`
-
-    @property
-    def goal(self) -> Goal:
-        metric = self.keep_best or (self.until[0] if self.until is not None else "loss")
-        return Goal(metric, self.keep_best is not None, self.patience)
-
-    @property
-    def aims(self) -> Aims:
-        until = None if self.until is None else f"{self.until[0]}={self.until[1]}"
-        return Aims(
-            epochs=self.epochs, steps=self.steps, until=until, keep_best=self.keep_best, patience=self.patience
-        )  # fmt: skip
-
-    @property
-    def last_snapshots(self) -> int:
-        return last_snapshots(self.keep_schedule)
-
-    def limits(self) -> Limits:
-        return Limits(self.epochs, self.steps)
-
-    def policy(self, task: Task) -> Policy:
-        return Policy(
-            self.replicas, self.shards, task.validate is not None, self.evaluate_every_s, self.until,
-            self.seconds, self.snapshot_every_s, goal=self.goal,
-        )  # fmt: skip
-
-    def __str__(self) -> str:
-        limits = [
-            f"{self.epochs} epochs" if self.epochs else "",
-            f"{self.steps} steps" if self.steps else "",
-            f"{self.seconds:g} s" if self.seconds else "",
-            f"until {self.until[0]} is {self.until[1]:g}" if self.until else "",
-            f"patience {self.patience}" if self.patience else "",
-        ]
-        where = f"{self.replicas} replicas x {self.threads} threads on {self.device}, {self.shards} shards"
-        return ", ".join([f"{self.strategy}: {where}", self.optimizer, *filter(None, limits), f"seed {self.seed}"])
-
-
 def make_plan(
-    strategy: Strategy, settings: Settings, aims: Aims = Aims(), *, seed: int = 0, device: str = "cpu"
+    strategy: Strategy, settings: Settings, aims: Aims = NO_AIMS, *, seed: int = 0, device: str = "cpu"
 ) -> Plan:  # fmt: skip
     """All checks that need no task. Raises `ValueError` with the remedy."""
     if not isinstance(strategy, Strategy):
@@ -187,7 +105,7 @@ def make_plan(
             f" {recipe.why_from_the_start}: its replay begins where the run did: give gigabytes, or None for all"
         )
     target = parse_until(aims.until) if aims.until is not None else None
-    if settings.seconds is None and dataclasses.replace(aims, keep_best=None) == Aims() and not recipe.work.converges:
+    if settings.seconds is None and dataclasses.replace(aims, keep_best=None) == NO_AIMS and not recipe.work.converges:
         aims = dataclasses.replace(aims, epochs=1)
     resolve_device(device)
     return Plan(

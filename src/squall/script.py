@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from squall.plan import Aims, Plan, Settings, last_snapshots, make_plan
+from squall.plan import Settings, make_plan
 from squall.runtime.optimizers import check_optimizers
+from squall.runtime.run_plan import Aims, Plan, last_snapshots
 from squall.strategies import Strategy
 from squall.strategies.work import Loop
 

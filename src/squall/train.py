@@ -12,13 +12,14 @@ from squall.attending import attend, finish, mended, raise_for
 from squall.evaluation_callback import EvaluationCallback, OnEvaluation
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
-from squall.plan import Aims, Settings, check_together, make_plan, timed
+from squall.plan import Settings, check_together, make_plan, timed
 from squall.run import Run, new_directory
 from squall.runtime import attempts, best
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.job import private_job
 from squall.runtime.lock import hold
 from squall.runtime.optimizers import check_optimizers, state_name
+from squall.runtime.run_plan import Aims
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots

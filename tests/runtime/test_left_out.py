@@ -11,7 +11,7 @@ import pytest
 from msgspec import UNSET
 
 import squall
-from squall.plan import Aims, make_plan
+from squall.plan import make_plan
 from squall.protocol import messages
 from squall.protocol.nodes import Node
 from squall.protocol.notes import BatchLeftOut, LeaseEnded, TrainingBegan, WeightsMeasured
@@ -21,6 +21,7 @@ from squall.report import Reader, summarize
 from squall.runtime.job import Job, private_job
 from squall.runtime.kinds import machine
 from squall.runtime.recorder import CoordinatorHost
+from squall.runtime.run_plan import Aims
 from squall.runtime.snapshot import Manifest, Restored
 from squall.vector import Layout
 from tests.runtime.test_recorder import Nobody

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from torch import Tensor, nn
 
 import squall
-from squall.plan import Aims, make_plan
+from squall.plan import make_plan
 from squall.protocol.effects import End, PublishSnapshot
 from squall.protocol.events import Event
 from squall.protocol.leases import Leases, Limits
@@ -28,6 +28,7 @@ from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime.job import private_job
 from squall.runtime.recorder import CoordinatorHost
+from squall.runtime.run_plan import Aims
 from squall.runtime.snapshot import Manifest, Snapshots
 from squall.vector import Layout
 from tests.tasks import INLINE, mean_square, regression

@@ -182,7 +182,7 @@ def nothing_known_of_the_departed(original: Any, shard: Shard, view: Any, now: f
     original(shard, view, now, effects)
     for i, effect in enumerate(effects):
         if isinstance(effect, Send) and isinstance(effect.message, ViewSeen):
-            gone = tuple(msgspec.structs.replace(departed, covers=()) for departed in effect.message.departed)
+            gone = tuple(msgspec.structs.replace(departed, applied={}) for departed in effect.message.departed)
             effects[i] = msgspec.structs.replace(effect, message=ViewSeen(effect.message.number, gone))
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import squall
 from squall.launchers.inline import InlineRun
-from squall.plan import Aims, check_together, make_plan
+from squall.plan import check_together, make_plan
 from squall.protocol.check import check
 from squall.protocol.effects import Send, Transmit
 from squall.protocol.events import StopRequested
@@ -31,6 +31,7 @@ from squall.record.rows import EventRow, MetricRow, ProgressRow
 from squall.report import Reader
 from squall.run import Run
 from squall.runtime.job import private_job
+from squall.runtime.run_plan import Aims
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.wire import Conditions, Network
 from squall.task import TaskFunction

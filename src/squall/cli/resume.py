@@ -14,8 +14,8 @@ from squall.cli.output import summarized
 
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
-    from squall.plan import Plan
     from squall.run import Run
+    from squall.runtime.run_plan import Plan
 
 LIMITS = ("epochs", "steps", "until", "keep_best", "patience")
 

@@ -52,7 +52,7 @@ def before_script(arguments: Sequence[str]) -> Sequence[str]:
 
 def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     from squall.cli.strategies import aims_of, build_strategy, settings_of
-    from squall.plan import Aims
+    from squall.runtime.run_plan import Aims
     from squall.script import script_plan
     from squall.train import Launch
     from squall.usercode.kept import ScriptCode

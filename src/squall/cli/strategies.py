@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from squall.plan import Aims, Settings
+from squall.plan import Settings
+from squall.runtime.run_plan import Aims
 from squall.strategies import STRATEGIES, Strategy
 from squall.task import OptimizerFactory
 

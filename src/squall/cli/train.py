@@ -35,7 +35,8 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 
 def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
     from squall.cli.strategies import aims_of, build_strategy, settings_of
-    from squall.plan import Aims, make_plan
+    from squall.plan import make_plan
+    from squall.runtime.run_plan import Aims
     from squall.train import Launch
     from squall.usercode.kept import Code
     from squall.usercode.task_file import load_task

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from squall.errors import SnapshotMismatch
 from squall.launchers.environment import is_script
-from squall.plan import Plan
 from squall.protocol.nodes import Node
 from squall.replaying.findings import Observer
 from squall.replaying.replay import Replay
@@ -25,6 +24,7 @@ from squall.runtime import replay_starts as cuts
 from squall.runtime.attempts import Start, surroundings
 from squall.runtime.backward import resolve_device
 from squall.runtime.job import Job, private_job
+from squall.runtime.run_plan import Plan
 from squall.runtime.schedule import Damaged
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots, put_together

@@ -15,8 +15,9 @@ from typing import BinaryIO, NotRequired, TypedDict, final
 
 import msgspec
 
-from squall.plan import Plan, Settings, versions
+from squall.plan import Settings, versions
 from squall.runtime.disk import written
+from squall.runtime.run_plan import Plan
 from squall.strategies import Strategy
 from squall.task import TaskFunction
 from squall.usercode.shipping import ship

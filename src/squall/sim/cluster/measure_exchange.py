@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.role_processes import SPIN_S, run_role
-from squall.plan import Aims, Settings, make_plan
+from squall.plan import Settings, make_plan
 from squall.protocol.effects import Compute, Effect
 from squall.protocol.events import Event, GradientComputed
 from squall.protocol.nodes import COORDINATOR, Node
@@ -29,6 +29,7 @@ from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, Host
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.kinds import machine
+from squall.runtime.run_plan import Aims
 from squall.sim.cluster.forks import forked
 from squall.sim.cluster.quiet import Chunks, Enough, calmest, moment
 from squall.strategies import Downpour

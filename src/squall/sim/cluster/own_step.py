@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from squall.launchers.inline import own_host
-from squall.plan import Plan
 from squall.protocol.effects import Compute, End, UseWeights
 from squall.protocol.events import GradientComputed
 from squall.protocol.nodes import Node
 from squall.runtime.job import private_job
+from squall.runtime.run_plan import Plan
 from squall.strategies import SingleProcess
 from squall.task import Task
 from squall.vector import Layout

@@ -18,7 +18,7 @@ import torch
 
 from squall.attending import finish
 from squall.launchers.inline import LoneChannel, own_host
-from squall.plan import SIMULATED, Aims, Plan, Settings, check_together, make_plan, strategy_name
+from squall.plan import SIMULATED, Settings, check_together, make_plan, strategy_name
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import End
 from squall.protocol.link import Linked
@@ -36,6 +36,7 @@ from squall.runtime.machines import nodes
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import may_open
 from squall.runtime.recorder import CoordinatorHost
+from squall.runtime.run_plan import Aims, Plan
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
 from squall.sim.cluster.costs import Costs, Workload

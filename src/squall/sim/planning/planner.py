@@ -16,10 +16,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from squall.plan import Aims, Settings, check_together, make_plan
+from squall.plan import Settings, check_together, make_plan
 from squall.report.words import clock, rate_text
 from squall.run import new_directory
 from squall.runtime.optimizers import check_optimizers
+from squall.runtime.run_plan import Aims
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import Cluster
