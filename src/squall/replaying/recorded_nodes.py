@@ -92,14 +92,14 @@ class RecordedNode:
                 return
 
     def _leads_to(self, path: Path, last: ScheduleRecord | None) -> bool:
-        """This part is the next one behind that record."""
+        """Whether this part goes on where that record ends the one before."""
         return True
 
     def _break(self, why: str) -> None:
         self.damage, self.broken = why, True
 
     def all(self) -> Iterator[ScheduleRecord]:
-        """Those that are to be performed."""
+        """The records that are to be performed."""
         return self.whole()
 
     def advance(self) -> None:

@@ -139,7 +139,7 @@ class _Rerun:
         raise Damaged(self._passed[-1] if self._passed else "it is kept from no snapshot on")
 
     def _earliest(self) -> int:
-        """The first attempt from which on nothing is missing up to where the replay is to end."""
+        """The number of the first attempt from which on nothing is missing up to where the replay is to end."""
         for number, path in reversed(list(enumerate(self._attempts))):
             if None not in self._beginnings(path, []):
                 within = self._until is not None and self._until <= attempts.read_start(path).updates

@@ -68,7 +68,7 @@ class EpochAudit:
 
     @property
     def _never(self) -> tuple[TrainedRange, ...]:
-        """And not left out."""
+        """Neither trained nor left out by a script."""
         out = [(span.start, span.stop) for span in self.skipped]
         known = [(span.start, span.stop) for span in self.spans if span.times]
         return tuple(span for span in spans_of([*out, *known], self.examples) if span.times == 0)
@@ -227,7 +227,7 @@ def spans_of(ranges: Iterable[tuple[int, int]], size: int) -> tuple[TrainedRange
 
 
 def _padded(spans: Iterable[TrainedRange], end: int) -> Iterator[TrainedRange]:
-    """With what is missing up to there."""
+    """The spans, and one for what is missing up to `end`."""
     stop = 0
     for span in spans:
         yield span

@@ -64,7 +64,7 @@ class Reader:
             raise record_error("read", self.path, error) from error
 
     def skipped(self, size: int) -> list[tuple[int, int]]:
-        """What scripts left out, as ranges of positions that are counted alike."""
+        """What scripts left out, as ranges of positions that are counted as in `trained`."""
         return sorted((epoch * size + start, epoch * size + stop) for _, epoch, start, stop, *_ in self._skips())
 
     def _skips(self) -> list[tuple[int, int, int, int, int, int]]:
@@ -75,7 +75,7 @@ class Reader:
         )
 
     def dealt(self, size: int) -> int:
-        """The position behind all leases, counted alike."""
+        """The position behind all leases, counted as in `trained`."""
         found = self._query("SELECT MAX(epoch * ? + stop) FROM lease", size)
         return (found[0][0] or 0) if found else 0
 

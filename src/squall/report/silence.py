@@ -1,4 +1,4 @@
-"""Who was not heard of for how long. On a clock of one's own: the record's stands still when everybody hangs."""
+"""Which replicas have been silent for how long, on the viewer's clock: the record's stands still when all hang."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _count(number: int, what: str) -> str:
 
 @dataclass
 class Sums:
-    """Of a simulated run, over its restarts."""
+    """What the coordinator of a simulated run has noted, added up over the restarts."""
 
     compute_s: float = 0.0
     wait_s: float = 0.0

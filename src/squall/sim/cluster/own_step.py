@@ -42,7 +42,7 @@ def own_step_s(plan: Plan, task: Task, layout: Layout) -> float:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Of torch, in this process."""
+    """Let torch have so many threads in this process."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

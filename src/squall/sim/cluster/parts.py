@@ -120,7 +120,7 @@ BETWEEN, WITHIN = Link(latency_s=100e-6), Link(latency_s=50e-6)  # where a file 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureLaw:
-    """Of one process of a role."""
+    """How often one process of a role fails, and how long its repair takes."""
 
     every_s: float  # mean of an exponential law
     repair_s: float

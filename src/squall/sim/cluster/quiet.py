@@ -58,20 +58,20 @@ def in_turns(measured: Sequence[Timed], seconds: float) -> list[Turn]:
 
 
 def calmest(turns: Sequence[Turn]) -> list[Turn]:
-    """Those that count: all that are calm, and a quarter at least."""
+    """The turns that count: all that are calm, and a quarter at least."""
     ordered = sorted(turns, key=others_in)
     least = max(1, round(KEPT * len(ordered)))
     return [turn for number, turn in enumerate(ordered) if number < least or others_in(turn) <= CALM]
 
 
 def quickest(turns: Sequence[Turn]) -> list[Turn]:
-    """Half of them: those in which the first thing's `times` were shortest, which no neighbour disturbed."""
+    """Half of the turns: those in which the first thing's `times` were shortest, which no neighbour disturbed."""
     ordered = sorted(turns, key=lambda turn: statistics.fmean(times_of([turn[0]])))
     return ordered[: (len(ordered) + 1) // 2]
 
 
 def times_of(moments: Iterable[Moment]) -> list[float]:
-    """What all processes have said of them."""
+    """The times that all processes have said of these moments."""
     return [time for moment in moments for said in moment.said for time in said["times"]]
 
 
@@ -107,11 +107,11 @@ def core_s(pid: int) -> float:
 
 
 class Enough(Exception):
-    """Of measuring."""
+    """There is no more to measure."""
 
 
 class Chunks:
-    """Of a process that measures: when the time of a moment is over it says what came out, and is told of the next."""
+    """What a measuring process is told and says: when a moment is over it says what came out, and hears of the next."""
 
     def __init__(self, line: ControlPipe) -> None:
         self._line = line

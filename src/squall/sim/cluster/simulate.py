@@ -45,7 +45,7 @@ from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.own_step import own_step_s, threads
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.rehearsal import Member, Rehearsal
-from squall.sim.cluster.without_numbers import HostWithoutNumbers, Timed
+from squall.sim.cluster.without_numbers import HostWithoutNumbers, SimulatedTimes
 from squall.strategies import Strategy
 from squall.strategies.work import Loop
 from squall.task import Task, TaskFunction, check_task
@@ -184,7 +184,7 @@ class _Simulation:
     # ------------------------------------------------------------ the run's nodes
 
     def _members(self, costs: Costs, now: float) -> Member:
-        """Those of a start: from the beginning, or from the newest snapshot."""
+        """What makes the nodes of a start, from the beginning or from the newest snapshot."""
         published = self._sums.published
         restored = self._restored(published.number) if published is not None else None
         job = dataclasses.replace(self._job, restored=restored, plan=self._rest_of_plan(now, restored))
@@ -238,7 +238,7 @@ class _Simulation:
         if not self._real:
             return HostWithoutNumbers(costs)
         host = own_host(job, node)
-        return Timed(host, costs) if node.role == "replica" else host
+        return SimulatedTimes(host, costs) if node.role == "replica" else host
 
     # ------------------------------------------------------------ what came of it
 

@@ -1,4 +1,4 @@
-"""Hosts of a simulation without gradients: they take the time that effects take, and no numbers are there."""
+"""Hosts of a simulation: without gradients no numbers are there, and with them computations take virtual time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HostWithoutNumbers(Host):
         return ModelEvaluated({}) if type(effect) is EvaluateModel else None
 
 
-class Timed(HostAround):
+class SimulatedTimes(HostAround):
     """A replica with a model, whose computations last as long as the cluster lets them."""
 
     def __init__(self, host: Host, costs: Costs) -> None:

@@ -127,7 +127,7 @@ def _sized(strategy: Strategy, replicas: int, shards: int) -> Strategy:
 
 
 def cores(cluster: Cluster, role: str | None = None) -> int:
-    """Of all machines, or of those that may have processes of a role."""
+    """Cores of all machines, or of those that may have processes of a role."""
     return sum(kind.count * kind.cores for kind in cluster.machines if role is None or role in kind.roles)
 
 

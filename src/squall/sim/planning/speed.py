@@ -115,7 +115,7 @@ def _difference(short: Forecast, long: Forecast, busiest: float, wall_s: float) 
 
 
 def _span_s(recipe: Recipe, placement: Placement, cluster: Cluster) -> float:
-    """Of the shorter run: enough rounds of the slowest replica, and not too many messages of all."""
+    """Seconds of the shorter run: enough rounds of the slowest replica, and not too many messages of all."""
     on = Counter(placement.of(Node("replica", index)) for index in range(recipe.replicas))
     steps = {place: cluster.step_s(place.kind) * place.kind.slowdown_of(count) for place, count in on.items()}
     messages = 1 + 3 * recipe.shards / recipe.work.every  # of a batch, about

@@ -40,11 +40,11 @@ def survival_of(recipe: Recipe, cluster: Cluster, round_s: float) -> Survival:
         round_s: seconds between two pushes of a replica.
     """
     placement = Placement(cluster, recipe)
-    going = [_goings(placement, cluster, "replica", index) for index in range(recipe.replicas)]
+    going = [_failures_of(placement, cluster, "replica", index) for index in range(recipe.replicas)]
     rate = sum(often for often, _ in going)  # a second, of all replicas
     noticed_s = max(0.0, NOTICED_AFTER_S - _patience_s(recipe, round_s)) if recipe.loop.exchanges.awaited else 0.0
-    ends = [_goings(placement, cluster, "shard", index) for index in range(recipe.shards)]
-    ends.append(_goings(placement, cluster, "coordinator", 0))
+    ends = [_failures_of(placement, cluster, "shard", index) for index in range(recipe.shards)]
+    ends.append(_failures_of(placement, cluster, "coordinator", 0))
     cost_s = sum(often * (gone_s + SNAPSHOT_EVERY_S / 2) for often, gone_s in ends)
     return Survival(
         away=sum(_share(often * (gone_s + NOTICED_AFTER_S)) for often, gone_s in going) / len(going),
@@ -59,7 +59,7 @@ def _share(ratio: float) -> float:
     return ratio / (1 + ratio)
 
 
-def _goings(placement: Placement, cluster: Cluster, role: str, index: int) -> tuple[float, float]:
+def _failures_of(placement: Placement, cluster: Cluster, role: str, index: int) -> tuple[float, float]:
     """How often a second a process goes, and for how many seconds in the mean."""
     place = placement.of(Node(role, index))
     causes = [(1 / failure.every_s, failure.repair_s) for name, failure in cluster.failures.items() if name == role]

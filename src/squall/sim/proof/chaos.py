@@ -28,8 +28,8 @@ from squall.strategies.work import Loop
 
 Make = Callable[[int, int], Strategy]
 
-# Of replicas and shards. Every strategy but `SingleProcess`, which sends no messages, in every form that its machines
-# tell apart.
+# Each makes a strategy for so many replicas and shards. There is every strategy but `SingleProcess`, which sends no
+# messages, in every form that its machines tell apart.
 STRATEGIES: dict[str, Make] = {
     "downpour": lambda n, k: Downpour(replicas=n, shards=k),
     "downpour, push 4, fetch 2": lambda n, k: Downpour(replicas=n, shards=k, push_every=4, fetch_every=2),
@@ -61,9 +61,9 @@ STRATEGIES: dict[str, Make] = {
 }
 FAULTS_AT_MOST = 6
 SCRIPTED = 0.4  # of the worlds have loops of users' own
-KEEPS = 0.5  # alike, of the best weights
-TRAVELS = 0.5  # alike, have hosts without a common memory
-BREAKS = 0.3  # alike, of those with loops: one ends the training
+KEEPS = 0.5  # of the worlds keep the best weights
+TRAVELS = 0.5  # of the worlds have hosts without a common memory
+BREAKS = 0.3  # of the worlds with loops have one that ends the training
 LONG = 0.03  # of the worlds have many batches, soon computed
 FOLLOWED = 0.4  # of the cuts, pauses and storms are followed by the death of somebody who is in them
 DOOMED = 0.15  # of the deaths are followed by those of all who start in the place
@@ -157,7 +157,7 @@ def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> t
 
 
 def _others(replicas: int, shards: int) -> list[Role]:
-    """Than the coordinator."""
+    """All roles but the coordinator."""
     return [
         *(Role("shard", i) for i in range(shards)), *(Role("replica", i) for i in range(replicas)), Role("evaluator"),
     ]  # fmt: skip

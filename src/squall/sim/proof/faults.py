@@ -101,33 +101,29 @@ class Skew:
 
 
 @dataclass(frozen=True)
-class Spoil:
-    """The next computation gives NaN."""
+class _Moment:
+    """What happens in a moment, and has nothing to heal."""
 
     at: int
     seconds: float = 0.0
+
+
+class Spoil(_Moment):
+    """The next computation gives NaN."""
 
     def __str__(self) -> str:
         return "the next gradient is not finite"
 
 
-@dataclass(frozen=True)
-class FullDisk:
+class FullDisk(_Moment):
     """The next file of a snapshot cannot be written."""
-
-    at: int
-    seconds: float = 0.0
 
     def __str__(self) -> str:
         return "the disk is full for one file"
 
 
-@dataclass(frozen=True)
-class UserStop:
+class UserStop(_Moment):
     """The user stops the run, and resumes it when it has ended."""
-
-    at: int
-    seconds: float = 0.0
 
     def __str__(self) -> str:
         return "the user stops the run, and resumes it"

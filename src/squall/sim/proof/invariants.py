@@ -47,7 +47,7 @@ class Auditor:
         self._rows.begin()
         self._logs = [ShardLog(Written(version, files[shard].fold if files else 0)) for shard in shards]
         self._applied: list[dict[Batch, list[int]]] = [{} for _ in shards]  # computations, by shard
-        self._further: list[dict[Batch, list[int]]] = [{} for _ in shards]  # alike: further steps on a batch
+        self._further: list[dict[Batch, list[int]]] = [{} for _ in shards]  # further steps on a batch, in the same way
         self._shards_with: Counter[int] = Counter()  # of a computation
         self._whole: Counter[Batch] = Counter()  # computations that all shards have
         self._pushes: dict[tuple[int, int], SentPush] = {}  # by slot and buffer

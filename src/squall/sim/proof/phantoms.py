@@ -63,21 +63,21 @@ class PhantomHosts:
         return Memory(self.recipe)
 
     def memory(self, node: Node) -> Memory:
-        """That a new process has."""
+        """The memory of a new process."""
         found = self.memories[node] = self.new_memory() if self.travels else self._shared
         return found
 
     def check_free(self, slot: int, buffer: int) -> None:
-        """Weights are about to be written."""
+        """Nobody may compute on weights that are about to be written."""
         used, until = self.in_use.get(slot, (-1, 0.0))
         assert used != buffer or self.now() >= until, f"slot {slot}: weights written while in use"
 
     def files(self, number: int) -> list[File]:
-        """A snapshot, by shard."""
+        """The files of a snapshot, by shard."""
         return [shard.files[number] for shard in self.shards]
 
     def noted(self, kind: type[N]) -> list[N]:
-        """What the coordinator has told of a kind."""
+        """The notes of a kind that the coordinator has made."""
         return [note for note in self.notes if isinstance(note, kind)]
 
     def host(self, node: Node, version: int = 0, file: File | None = None) -> Phantom:
