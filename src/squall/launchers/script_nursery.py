@@ -25,9 +25,9 @@ from squall.launchers.late_rows import add_end, add_values
 from squall.launchers.nursery import GRACE_S, RAISED, Child, Nursery, explain
 from squall.protocol.nodes import Node
 from squall.record.rows import RecordError
+from squall.runtime.batches import Counted
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
-from squall.session.script_task import Counted
 
 
 class Forked(BaseException):

@@ -19,6 +19,7 @@ from squall.protocol.events import BatchOver, BatchSkipped, Event, LoopLeft, Val
 from squall.protocol.messages import Factors
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.record.rows import RecordError
+from squall.runtime.batches import Steps
 from squall.runtime.driver import Driver
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
@@ -27,7 +28,6 @@ from squall.runtime.processes import keep_freed_memory
 from squall.runtime.recording import RecordedReplica, recorded
 from squall.runtime.snapshot import Snapshots
 from squall.session.backend import SessionBackend
-from squall.session.script_task import Steps
 from squall.task import Batch, Task
 from squall.usercode.blame import note, note_batch
 

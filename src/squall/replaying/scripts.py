@@ -36,11 +36,12 @@ from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import NonFiniteBatch
 from squall.replaying.script_replica import Began, Examine, LoopEnded, ReplayBackend
+from squall.runtime.batches import Counted
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from squall.runtime.processes import die_with_parent
 from squall.session.backend import SessionBackend
-from squall.session.script_task import Counted, joined_task
+from squall.session.script_task import joined_task
 from squall.strategies import Strategy
 from squall.task import OptimizerFactory, Task
 from squall.usercode.kept import ScriptCode

@@ -15,9 +15,30 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from squall.runtime.processes import die_with_parent
 from squall.runtime.seeds import chance_kept, epoch_order, listed, mix, seed_everything
-from squall.session.script_task import Steps
 from squall.task import Batch, Task
 from squall.usercode.blame import note_batch
+
+
+class Counted(Dataset[Any]):
+    """A dataset of so many examples, for processes that count examples and never load one."""
+
+    def __init__(self, examples: int) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return self._examples
+
+
+class Steps(Counted):
+    """The dataset of a loop that makes its batches itself: it is dealt the numbers of its steps."""
+
+    def __init__(self, examples: int, step_examples: int) -> None:
+        super().__init__(examples)
+        self._step_examples = step_examples
+
+    def number(self, start: int) -> int:
+        """The number of the step whose first example this is."""
+        return start // self._step_examples
 
 
 class Key(NamedTuple):

@@ -12,11 +12,12 @@ from torch.utils.data import Dataset, Sampler
 
 from squall.metrics import Metric
 from squall.protocol.effects import Compute
+from squall.runtime.batches import Steps
 from squall.runtime.evaluate import evaluate
 from squall.session.backend import SessionBackend
 from squall.session.batches import Batches
 from squall.session.optimizer import Groups, SessionOptimizer
-from squall.session.script_task import Steps, no_loss
+from squall.session.script_task import no_loss
 from squall.task import Batch, Task, check_data
 
 
