@@ -52,7 +52,7 @@ class Closing(ABC):
         self._begun = False  # a replica was welcomed
         self._wanted = False  # a script asked for the end
         self._hurried = False  # a user's stop, or an error: no final evaluation
-        self._save_by: float | None = None  # whatever it is that a user's stop, or an error, has not saved by then
+        self._save_by: float | None = None  # when a run in a hurry stops waiting for its last snapshot
         self._last_snapshot = False  # the snapshot under way closes the run
         self._ends_at: float | None = None  # when the training time given is over
         self._evaluate_at: float | None = None

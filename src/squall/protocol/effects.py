@@ -1,4 +1,4 @@
-"""What a machine wants done: imperative. A closed set, with what belongs into the record (`notes`).
+"""What a machine wants done: imperative. Together with `notes`, which go into the record, a closed set.
 
 Numbers never pass through a machine. Gradients and weights are named by reference (`Payload`), and the shell knows
 where those lie: in shared memory, in a received frame, or nowhere at all in a simulation without gradients.
@@ -14,8 +14,6 @@ from squall.protocol.frames import Frame, Message
 from squall.protocol.messages import Factors
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.messages import Calculation
-
-# Those that tell something for the run's record are in `notes`.
 
 
 class Effect(msgspec.Struct, frozen=True, gc=False):
@@ -86,7 +84,7 @@ class Keep(Effect, frozen=True, gc=False):
 
 
 class PreparePush(Effect, frozen=True, gc=False):
-    """Bring what a replica with an optimizer of its own has to push into a gradient buffer."""
+    """Put what a replica with an optimizer of its own has to push into a gradient buffer."""
 
     buffer: int
 

@@ -33,7 +33,7 @@ class Replacing:
         self._in_a_row.pop((node.role, node.index), None)
 
     def lost(self, node: Node, now: float, *, however_late: bool = False) -> int:
-        """How many processes of its slot have died soon, in a row; `however_late`: or not so soon."""
+        """How many processes of its slot have died soon, in a row. `however_late`: this death counts in any case."""
         if now - self._joined.pop(node, now) >= SOON_S and not however_late:
             self.fruitful(node)
             return 0
@@ -54,7 +54,7 @@ class Replacing:
         return due
 
     def hasten(self, now: float) -> None:
-        """Nobody waits for the end of a pause any more."""
+        """Start those at once whose pause is not over."""
         self._due = dict.fromkeys(self._due, now)
 
     def cease(self) -> None:

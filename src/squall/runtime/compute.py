@@ -72,7 +72,9 @@ class Gradients:
             if effect.local_step:
                 self._local_step(factors)
             self.backward.push_buffers(self._vectors[effect.buffer], effect.accumulate)
-            self._to_arena(effect.buffer)
+            if self.device.type == "cuda":
+                self._arena[effect.buffer].copy_(self._vectors[effect.buffer], non_blocking=True)
+                torch.cuda.current_stream(self.device).synchronize()
         loss, extras = math.nan if loss is None else loss, self.backward.extras
         return GradientComputed(loss, finite, time.perf_counter() - started, factors, extras, over)
 
@@ -107,11 +109,6 @@ class Gradients:
                 chosen = [(weights, g) for own, weights, g in pairs if own == group and g is not None]
                 if chosen:
                     torch._foreach_add_([w for w, _ in chosen], [g for _, g in chosen], alpha=-rate)
-
-    def _to_arena(self, buffer: int) -> None:
-        if self.device.type == "cuda":
-            self._arena[buffer].copy_(self._vectors[buffer], non_blocking=True)
-            torch.cuda.current_stream(self.device).synchronize()
 
 
 def all_finite(gradients: Sequence[Tensor]) -> bool:

@@ -147,7 +147,9 @@ class Driver:
         now = self._clock()
         for effect in self._linked.on(event, now):
             if isinstance(effect, Transmit):
-                self._transmit(effect)
+                if effect.payload is not None and not effect.again:
+                    self._host.attach(effect.payload)
+                self._transport.send(effect.to, encode(effect.frame))
             elif isinstance(effect, End):
                 self._host.perform(effect, now)
                 self.end = effect
@@ -155,8 +157,3 @@ class Driver:
                 answer = self._host.perform(effect, now)
                 if answer is not None:
                     self._events.append(answer)
-
-    def _transmit(self, effect: Transmit) -> None:
-        if effect.payload is not None and not effect.again:
-            self._host.attach(effect.payload)
-        self._transport.send(effect.to, encode(effect.frame))

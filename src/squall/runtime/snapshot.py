@@ -200,7 +200,10 @@ class Snapshots:
         self._check_files(manifest)
         tensors: dict[str, Tensor] = {}
         for path in self._files(manifest):
-            _read_shard(path, layout.length, tensors)
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata()
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+            put_together(state, int(metadata["start"]), int(metadata["stop"]), layout.length, tensors)
         return Restored(manifest, tensors)
 
     def discard_partial(self) -> None:
@@ -260,13 +263,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _read_shard(path: Path, length: int, tensors: dict[str, Tensor]) -> None:
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
-    put_together(state, int(metadata["start"]), int(metadata["stop"]), length, tensors)
 
 
 def put_together(state: Mapping[str, Tensor], first: int, last: int, length: int, tensors: dict[str, Tensor]) -> None:

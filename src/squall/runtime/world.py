@@ -55,8 +55,8 @@ class World:
         self._chance = random.Random(seed)
         self._spawn = spawn  # makes the machine and host of a replacement
         self._queue: list[Entry] = []
-        self._heads: list[tuple[*Entry, Stream]] = []  # the first of each stream; no queue for ten thousand nodes
-        self._actions: dict[Node, Callable[[], None]] = {}  # by the made-up node whose turn it will be
+        self._heads: list[tuple[*Entry, Stream]] = []  # the first message of each stream
+        self._actions: dict[Node, Callable[[], None]] = {}  # of `at`, by a node made up for each
         self._count = 0
 
     def add(self, node: Node, linked: Linked | Machine, host: Host) -> None:
@@ -100,7 +100,7 @@ class World:
             self.prolong(node, max(self.processes[node].busy_until, self.now) + seconds)
 
     def prolong(self, node: Node, until: float) -> None:
-        """What the node is doing takes longer than it was thought."""
+        """What the node is doing takes longer than its price said."""
         process = self.processes.get(node)
         if process is not None and until > process.busy_until:
             process.busy_until = until
@@ -158,7 +158,7 @@ class World:
         if process.end is not None and process.over:
             return
         if now < process.busy_until or process.free_queued or (sender is None and type(event) in _CALLS):
-            turn = self._turn(at, process, event)
+            turn = self._to_handle(at, process, event)
             if turn is None:
                 return
             event = turn
@@ -186,8 +186,8 @@ class World:
         if due is not None:
             self._wake(process, due)
 
-    def _turn(self, at: float, process: WorldNode, event: Event) -> Event | None:
-        """What a node handles now that is or was busy, or was to be woken; None: nothing yet."""
+    def _to_handle(self, at: float, process: WorldNode, event: Event) -> Event | None:
+        """What a node that is busy, was busy, or was to be woken handles now; None: nothing yet."""
         busy = self.now < process.busy_until
         match event:
             case TimePassed():

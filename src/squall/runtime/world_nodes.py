@@ -64,17 +64,17 @@ class WorldNode:
     def __init__(self, node: Node, linked: Linked | Machine, host: Host, clock: Clock | None) -> None:
         self.node = node
         self.alive = True  # it was added, and not killed
-        self.linked = linked  # or a machine alone
-        self.forgotten: dict[Node, None] | None = None  # by a machine alone: whom it does not hear any more
+        self.linked = linked  # a machine with links or without
+        self.forgotten: dict[Node, None] | None = None  # by a machine without links: whose messages are dropped
         self.host = host
-        # None: it has nothing to do, and is not asked to for every message.
+        # None: the host has nothing to do for a message, and is not called for each.
         self.attach = host.attach if getattr(type(host), "attach", None) is not Host.attach else None
         self.outgoing = host.outgoing if getattr(type(host), "outgoing", None) is not Host.outgoing else None
         self.clock = clock  # None: the world's own
         self.busy_until = 0.0
         self.poll = host.poll if node == COORDINATOR else None  # others hear nothing from outside
         self.coming: Stream | None = None  # on its way to this node, in the order of arrival
-        self.going: Stream | None = None  # alike, from this node
+        self.going: Stream | None = None  # on its way from this node, likewise
         if node.role in HUBS:
             self.coming, self.going = deque(), deque()
         self.inbox: deque[Event] | None = None  # what came while it was busy

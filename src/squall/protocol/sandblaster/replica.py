@@ -69,7 +69,9 @@ class BatchReplica:
                     effects.append(UseWeights(BUFFER))
                     self._compute(effects)
             case PortionsTaken():
-                self._on_taken(sender, effects)
+                del self._pushing[sender]
+                if not self._pushing:
+                    self._obey(effects)
             case Stop():
                 self._stopping = True
             case _:
@@ -138,11 +140,6 @@ class BatchReplica:
             effects.append(Send(shard, message, Payload("gradient", self.node, BUFFER, self._pushes, shard.index)))
         self._tally.pushes += 1
         self._tally.exchanges += 1
-
-    def _on_taken(self, shard: Node, effects: list[Effect]) -> None:
-        del self._pushing[shard]
-        if not self._pushing:
-            self._obey(effects)
 
     def _leave_if_told(self, effects: list[Effect]) -> None:
         """Nothing of a batch that is given up counts: only what others read or write is waited for."""
