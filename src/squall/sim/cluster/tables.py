@@ -134,9 +134,10 @@ class Table:
     def table(self, key: str) -> Table:
         """Empty where the key is not there."""
         value = self.values.get(key, {})
+        found = Table(self._document, (*self._place, key), value)
         if not isinstance(value, dict):
-            self.refuse(key, f"{key} = {_shown(value)} is not a table", f"write [{'.'.join([*self._strings(), key])}]")
-        return Table(self._document, (*self._place, key), value)
+            self.refuse(key, f"{key} = {_shown(value)} is not a table", f"write [{found.name}]")
+        return found
 
     def tables(self, key: str) -> list[Table]:
         """Of [[key]]; empty where there is none."""
@@ -144,9 +145,6 @@ class Table:
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             self.refuse(key, f"{key} is not a list of tables", f"begin each with [[{key}]]")
         return [Table(self._document, (*self._place, key, i), entry) for i, entry in enumerate(value)]
-
-    def _strings(self) -> list[str]:
-        return [part for part in self._place if isinstance(part, str)]
 
     # ------------------------------------------------------------ values
 

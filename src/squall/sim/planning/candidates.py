@@ -9,6 +9,7 @@ from typing import Any
 
 from squall.report.words import plural
 from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.parts import ROLES
 from squall.strategies import STRATEGIES, Recipe, Strategy
 
 LEFT_OUT = {
@@ -138,11 +139,11 @@ def counts(cluster: Cluster, budget: int) -> list[tuple[int, int]]:
     file, which may be the slow ones; shards are powers of two up to a quarter of the replicas.
 
     Raises:
-        ValueError: the budget or the cluster has no room for a replica and a shard.
+        ValueError: the budget has no room for a replica and a shard, or the cluster has none for some role.
     """
     if budget < 2:
         raise ValueError(f"budget is {budget}: it must be at least 2, a replica and a shard")
-    room = {role: cores(cluster, role) for role in ("replica", "shard")}
+    room = {role: cores(cluster, role) for role in ROLES}
     for role, there in room.items():
         if not there:
             raise ValueError(f"no machine of the cluster may have a {role}: add {role!r} to the roles of one")

@@ -25,7 +25,6 @@ from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.own_step import own_step_s
-from squall.sim.cluster.parts import ROLES
 from squall.sim.cluster.simulate import simulate
 from squall.sim.planning.alone import stand_in
 from squall.sim.planning.candidates import Candidate, baseline, cores, default_strategies, sweep
@@ -77,7 +76,7 @@ def plan_cluster(
         ValueError: a setting, the task or the cluster is wrong.
     """
     wanted = _Trials(until, seconds, trials, keep)
-    _refuse(wanted, cluster)
+    _refuse(wanted)
     budget = cores(cluster) if budget is None else budget
     seed_everything(seed)
     built = check_task(task())
@@ -109,17 +108,14 @@ class _Trials(NamedTuple):
     keep: str | Path | None
 
 
-def _refuse(trials: _Trials, cluster: Cluster) -> None:
-    """Raise `ValueError` for settings that do not go together, and a cluster without room for a role."""
+def _refuse(trials: _Trials) -> None:
+    """Raise `ValueError` for settings that do not go together."""
     if trials.most < 1:
         raise ValueError(f"trials is {trials.most}: it must be at least 1")
     if trials.seconds is not None and trials.until is None:
         raise ValueError("seconds limits the trials of until: give until too, or leave seconds out")
     if trials.keep is not None and trials.until is None:
         raise ValueError("keep is for the runs of the trials of until: give until too, or leave keep out")
-    for role in ROLES:
-        if not cores(cluster, role):
-            raise ValueError(f"no machine of the cluster may have a {role}: add {role!r} to the roles of one")
 
 
 def _check(candidates: Sequence[Candidate], task: Task, trials: _Trials, seed: int) -> tuple[str, float] | None:

@@ -57,6 +57,7 @@ class ChaoticRun(ABC):
     """A run in a chaotic world. `begin` is called once for each of its lives."""
 
     hosts: PhantomHosts
+    _kind_of_hosts: type[PhantomHosts] = PhantomHosts
     _auditor: Auditor | BatchAuditor
     _coordinator: LoopCoordinator | BatchCoordinator
 
@@ -69,12 +70,9 @@ class ChaoticRun(ABC):
         self._least = math.inf  # of all losses that were recorded
 
     def begin(self, now: Callable[[], float]) -> None:
-        self.hosts = self._make_hosts(now)
+        self.hosts = self._kind_of_hosts(self.recipe, now, self.computed)
         self.hosts.best, self.hosts.travels = self.best, self.chaos.travels
         self._begin()
-
-    @abstractmethod
-    def _make_hosts(self, now: Callable[[], float]) -> PhantomHosts: ...
 
     @abstractmethod
     def _begin(self) -> None:
@@ -149,19 +147,14 @@ class ChaoticLoopRun(ChaoticRun):
         self._limits = Limits(epochs=chaos.epochs)
         self._auditor = Auditor(self.recipe, chaos.examples, chaos.batch_size, self._limits)
 
-    def _make_hosts(self, now: Callable[[], float]) -> PhantomHosts:
-        hosts = PhantomHosts(self.recipe, now, self.computed)
-        hosts.logs = self.chaos.scripted
-        if self.chaos.scripted:
-            hosts.leaves_out = leaves_out
-        if self.chaos.scripted and self.recipe.work.several_steps:
-            hosts.steps_on, hosts.factors = steps, rates_of_one
-        elif self.chaos.scripted and self.recipe.work.local is None:  # its own optimizer would take the rates itself
-            hosts.factors = rates
-        return hosts
-
     def _begin(self) -> None:
-        chaos, saved = self.chaos, self.saved
+        chaos, hosts, saved = self.chaos, self.hosts, self.saved
+        if chaos.scripted:
+            hosts.logs, hosts.leaves_out = True, leaves_out
+        if chaos.scripted and self.recipe.work.several_steps:
+            hosts.steps_on, hosts.factors = steps, rates_of_one
+        elif chaos.scripted and self.recipe.work.local is None:  # its own optimizer would take the rates itself
+            hosts.factors = rates
         if saved is None:
             leases, number = Leases(chaos.examples, chaos.batch_size, self._limits), 0
             self._auditor.begin(self.hosts)
@@ -184,14 +177,12 @@ class ChaoticBatchRun(ChaoticRun):
     """A run of a method that looks at whole batches."""
 
     hosts: BatchPhantomHosts
+    _kind_of_hosts = BatchPhantomHosts
     _auditor: BatchAuditor
 
     def __init__(self, chaos: Chaos) -> None:
         super().__init__(chaos)
         self._auditor = BatchAuditor(self.recipe, chaos.examples)
-
-    def _make_hosts(self, now: Callable[[], float]) -> PhantomHosts:
-        return BatchPhantomHosts(self.recipe, now, self.computed)
 
     def _begin(self) -> None:
         chaos, saved, method = self.chaos, self.saved, self.recipe.work
