@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from squall.record.rows import ExtraRow
 from squall.report import Reader, audit
 from tests import deep
 from tests.warm import python, squall
@@ -48,7 +49,9 @@ def test_a_trainer_with_a_loop_of_its_own_is_trained_by_replicas_and_replayed(tm
     assert "finished: its limit of 21 steps is reached" in ran.stdout
     reader = Reader(tmp_path / "run" / "run.sqlite")
     assert str(audit(reader)).endswith("Epoch 0: each of 42 examples trained exactly once.")
-    assert all(0.1 <= factor <= 1 for _, factor in reader.extras()["rate_factor"])
+    rated = [row for row in reader.rows(ExtraRow) if row.name == "rate_factor"]
+    assert sum(row.examples for row in rated) == 42, "the rate of all, those at the group's own among them"
+    assert all(0.1 <= row.value <= 1 for row in rated)
     reader.close()
     ran = squall("replay", "--check", tmp_path / "run")
     assert (ran.returncode, "the same, bit for bit: 21 updates" in ran.stdout) == (0, True), ran.stdout + ran.stderr

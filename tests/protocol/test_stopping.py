@@ -36,7 +36,10 @@ def test_a_users_stop_waits_for_nobody_beyond_its_time(evaluating: bool) -> None
     office.now = 5.0 + STOP_WITHIN_S
     assert [to for to, _ in sent(office.give(TimePassed()), TakeSnapshot)] == office.shards
     office.snapshot()
-    assert end(office).status == "interrupted"
+    ended = end(office)
+    assert ended.status == "interrupted"
+    where = " before the final weights were evaluated (all data is trained)" if evaluating else ""
+    assert ended.reason == f"interrupted{where}"
 
 
 def test_a_stop_before_anybody_has_joined() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from squall.record.rows import EventRow, MemberRow, MetricRow, Row, StalenessRow
+from squall.record.rows import EventRow, MemberRow, MetricRow, Row, StalenessRow, StateRow
 from squall.record.writer import Record
 from squall.report import ProgressViewer, Viewers
 from squall.report.totals import RECENT_S, Totals, loss, staleness, waiting
@@ -159,3 +159,7 @@ def test_replicas_that_are_not_heard_of_are_named_with_what_stands_still(
         told = " ".join(after(5).split())
         assert "replica 0 for 17 s, replica 1 for 25 s (or the record cannot be written); shard 1 is stopped" in told
         assert "not heard of" not in after(5, work(3.0, 0, 50), work(3.0, 1, 50))
+        assert "evaluator" not in after(1, StateRow("evaluating", "0"))
+        told = " ".join(after(11, work(4.0, 0, 50), work(4.0, 1, 50)).split())
+        assert "the evaluator has not answered for 11 s; shard 1 is stopped" in told
+        assert "evaluator" not in after(1, StateRow("evaluating", "1")), "it has answered, and another one is asked for"

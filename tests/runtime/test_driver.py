@@ -80,6 +80,20 @@ def test_time_that_a_machine_waits_for_comes() -> None:
 GARBAGE = [b"", b"\xff\xfe garbage", b"\x93\x01\x00\x91\xa4boom", encode(Frame(1, 0, Stop()))[:-1], b"\x80\x04K\x01."]
 
 
+def test_a_host_that_has_to_be_polled_is_though_nobody_says_anything() -> None:
+    polled: list[float] = []
+
+    class Polled(Nothing):
+        def poll(self) -> Event | None:
+            polled.append(wire.now)
+            return None
+
+    wire = Wire()
+    driver = Driver(Linked(Machine(wake_at=1.1)), wire, Polled(), lambda: wire.now)
+    driver.run(poll_every_s=0.25)
+    assert polled[:4] == [0.25, 0.5, 0.75, 1.0]
+
+
 @pytest.mark.parametrize("data", GARBAGE)
 def test_what_is_no_frame_is_a_peers_fault(data: bytes) -> None:
     with pytest.raises(PeerFault, match=r"coordinator-0\.0 sent something that is not a frame"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -13,6 +14,7 @@ from squall.launchers.control_pipe import ControlPipe
 from squall.protocol.effects import End
 from squall.protocol.events import Event, MemberLost, StopRequested
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.record.writer import COMMIT_EVERY_S
 from squall.runtime.driver import Driver, Host
 from squall.runtime.hosts import EvaluatorHost, SlowedHost
 from squall.runtime.job import Job
@@ -75,7 +77,9 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         os.nice(EVALUATOR_NICE if job.plan.until is None and job.plan.patience is None else JUDGE_NICE)
     transport = transport_of(job, node, sockets, pipe)
     try:
-        Driver(machine(job, node), transport, make_host(job, node, pipe)).run()
+        # The coordinator's rows are written while nobody speaks, too.
+        poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf
+        Driver(machine(job, node), transport, make_host(job, node, pipe)).run(poll_every_s)
     finally:
         transport.close()
 

@@ -72,6 +72,7 @@ class ReplicaBackend(SessionBackend):
         self._node = node
         self._sockets = sockets
         self._pipe = pipe
+        self._rated = False  # the loop has set a rate of its own
         self._logged: list[Mapping[str, float]] = []  # values from before there was a coordinator
         torch.set_num_threads(job.plan.threads)
         keep_freed_memory()
@@ -123,8 +124,9 @@ class ReplicaBackend(SessionBackend):
         self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
     ) -> bool:  # fmt: skip
         found = self._host.training.accept(effect, loss, started, factors, over)
-        if set(factors) - {None, 1.0}:  # for the report's curve
-            found = replace(found, extras={"rate_factor": next(factor for factor in factors if factor is not None)})
+        self._rated |= bool(set(factors) - {None, 1.0})
+        if self._rated:  # the report's curve also shows where a loop comes back to the rate that it was given
+            found = replace(found, extras={"rate_factor": next((each for each in factors if each is not None), 1.0)})
         if isinstance(self._seen, RecordedReplica):
             self._seen.computed(effect, found.finite)
         if over or not found.finite:

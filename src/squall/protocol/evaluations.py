@@ -6,7 +6,7 @@ from squall.protocol.best import Best, Verdict
 from squall.protocol.effects import Effect, Send
 from squall.protocol.messages import Evaluate, Evaluated, Logged
 from squall.protocol.nodes import Node
-from squall.protocol.notes import Remark, WeightsMeasured
+from squall.protocol.notes import EvaluationAsked, Remark, WeightsMeasured
 
 
 class Evaluations:
@@ -26,7 +26,9 @@ class Evaluations:
         self.wanted = False
         self.under_way = self._count
         self._count += 1
-        effects.append(Send(self.evaluator, Evaluate(self.under_way, self.best.value)))
+        effects += [
+            EvaluationAsked(self.under_way), Send(self.evaluator, Evaluate(self.under_way, self.best.value)),
+        ]  # fmt: skip
 
     def logged(self, message: Logged, effects: list[Effect]) -> Verdict:
         """Results that a user's script has measured itself."""

@@ -67,6 +67,12 @@ class IterationDone(Effect, frozen=True, gc=False):
     trained: int  # examples so far
 
 
+class EvaluationAsked(Effect, frozen=True, gc=False):
+    """The evaluator will tell `WeightsMeasured`."""
+
+    number: int
+
+
 class WeightsMeasured(Effect, frozen=True, gc=False):
     """One evaluation, by the evaluator or by a user's script."""
 
@@ -93,6 +99,6 @@ class Remark(Effect, frozen=True, gc=False):
 
 Urgent = MemberDied | MemberReplaced | TargetReached | Remark  # somebody may be waiting to see it
 Note = (
-    WorkReported | LeaseEnded | BatchLeftOut | WeightsMeasured | IterationDone | SnapshotAsked | TrainingBegan
-    | TrainingOver | MemberJoined | MemberLeft | Urgent
+    WorkReported | LeaseEnded | BatchLeftOut | EvaluationAsked | WeightsMeasured | IterationDone | SnapshotAsked
+    | TrainingBegan | TrainingOver | MemberJoined | MemberLeft | Urgent
 )  # fmt: skip

@@ -42,7 +42,7 @@ class ProgressViewer:
 
     def show(self, rows: Sequence[Row], now: float) -> None:
         self._tally.take(rows)
-        self._silent = self._silence.told(self._tally.reports, now)
+        self._silent = self._silence.told(self._tally.reports, self._tally.state.get("evaluating", ""), now)
         if self._silent:
             self._silent = "; ".join([self._silent, *self._causes()])
         if self._console.is_terminal and not self._console.is_dumb_terminal:

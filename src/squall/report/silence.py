@@ -11,9 +11,21 @@ class Silence:
     def __init__(self) -> None:
         self._heard: dict[int, tuple[float, float]] = {}  # replica -> time of its last report, and when it was seen
         self._longest: dict[int, float] = {}  # seconds between two of its reports
+        self._asked = "", 0.0  # the evaluation under way, and when it was first seen
 
-    def told(self, reports: Mapping[int, float], now: float) -> str:
-        """In words; empty when nobody is silent. `reports` has the time of each living replica's last."""
+    def told(self, reports: Mapping[int, float], evaluating: str, now: float) -> str:
+        """In words; empty when nobody is silent.
+
+        `reports` has the time of each living replica's last, `evaluating` names the evaluation under way, if there is
+        one.
+        """
+        if evaluating != self._asked[0]:
+            self._asked = evaluating, now
+        asked_s = now - self._asked[1] if evaluating else 0.0
+        evaluator = f"the evaluator has not answered for {asked_s:.0f} s" if asked_s >= SILENT_S else ""
+        return "; ".join(filter(None, [self._replicas(reports, now), evaluator]))
+
+    def _replicas(self, reports: Mapping[int, float], now: float) -> str:
         silent = []
         for replica, report in sorted(reports.items()):
             known, seen_at = self._heard.get(replica, (report, now))

@@ -94,10 +94,11 @@ class Driver:
         self._events: deque[Event] = deque()
         self.end: End | None = None
 
-    def run(self) -> End:
+    def run(self, poll_every_s: float = math.inf) -> End:
+        """Until the machine has ended. A host that has to be polled is asked so often, though nobody says anything."""
         self.start()
         while self.end is None:
-            self.step()
+            self.step(self._clock() + poll_every_s)
         return self.finish()
 
     def start(self) -> None:

@@ -164,7 +164,10 @@ class CoordinatorHost(Host):
                 skip = rows.SkipRow(batch.lease, batch.epoch, batch.start, batch.stop, node.index)
                 self._left_out.add(skip)
                 self._record.add(skip)
+            case notes.EvaluationAsked(number):
+                self._record.add(rows.StateRow("evaluating", str(number)))
             case notes.WeightsMeasured(values, weights):
+                self._record.add(rows.StateRow("evaluating", ""))
                 self._measured(values, weights)
             case notes.IterationDone(number, loss, trained):
                 epoch = trained // self._job.task.examples
