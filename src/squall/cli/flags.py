@@ -51,8 +51,7 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
     group.add_argument(
         "--keep-schedule", type=schedule, default=2.0, metavar="all|none|GB|last:N",
         help="how much of what a replay needs, from the beginning; last:3: what one needs that begins at the last three"
-        " snapshots, not of a script, nor with single_process, sandblaster, averaging, elastic_averaging and diloco"
-        " (default: 2 gigabytes)",
+        " snapshots, where shards alone have optimizers, and not of a script (default: 2 gigabytes)",
     )  # fmt: skip
     return group
 
