@@ -15,13 +15,14 @@ from benchmarks import (
     startup,
     straggler,
     throughput,
+    week,
 )
 from benchmarks.results import FILE, write
 
 BENCHMARKS: dict[str, Any] = {
     "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
     "startup": startup, "family": family, "sandblaster": sandblaster, "simulation": simulation, "forecast": forecast,
-    "recording": recording,
+    "recording": recording, "week": week,
 }  # fmt: skip
 
 for name in sys.argv[1:] or BENCHMARKS:

@@ -111,9 +111,14 @@ def make_plan(
     return Plan(
         strategy=strategy_name(strategy), strategy_fields=describe(strategy), replicas=recipe.replicas,
         shards=recipe.shards, seed=seed, device=device, optimizer=in_words(recipe),
-        **{**vars(settings), "threads": settings.threads or default_threads(recipe.replicas)},
+        **{**_fields(settings), "threads": settings.threads or default_threads(recipe.replicas)},
         **{**vars(aims), "until": target},
     )  # fmt: skip
+
+
+def _fields(settings: Settings) -> dict[str, Any]:
+    """Those of today, also of settings that an older version has pickled, or a subclass has more of."""
+    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(Settings)}
 
 
 def check_together(plan: Plan, strategy: Strategy, task: Task) -> Layout:

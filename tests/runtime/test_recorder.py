@@ -21,9 +21,17 @@ from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats
 from squall.protocol.nodes import Node
-from squall.protocol.notes import SnapshotAsked, TrainingBegan, TrainingOver, WorkReported
+from squall.protocol.notes import (
+    EvaluationAsked,
+    SnapshotAsked,
+    TargetReached,
+    TrainingBegan,
+    TrainingOver,
+    WorkReported,
+)
 from squall.record import writer
 from squall.record.rows import LeaseRow, ProgressRow
+from squall.record.writer import COMMIT_EVERY_S
 from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime.job import private_job
@@ -126,7 +134,7 @@ def test_leases_that_a_snapshot_knows_have_numbers_of_their_own() -> None:
 
 
 class Nobody:
-    """A line to nobody."""
+    """A channel to nobody."""
 
     def start(self, node: Node) -> None: ...
 
@@ -137,15 +145,39 @@ class Nobody:
     def evaluated(self, evaluation: dict[str, float]) -> None: ...
 
 
-def test_the_last_snapshot_finds_all_that_it_holds_in_the_record(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that is killed behind it has no other rows of what was not reported: a resume takes it at its word."""
+def coordinator_host(run_dir: Path, clock: Callable[[], float] | None = None) -> CoordinatorHost:
     run_dir.mkdir()
     strategy, task = squall.Downpour(replicas=1), regression(examples=400)()
     plan = make_plan(strategy, INLINE, Aims(epochs=1))
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-    host = CoordinatorHost(private_job(plan, strategy, task, layout, run_dir, 0.0), Nobody())
+    return CoordinatorHost(private_job(plan, strategy, task, layout, run_dir, 0.0), Nobody(), clock)
+
+
+def test_a_row_is_written_though_nothing_happens_behind_it(run_dir: Path) -> None:
+    now = 1.0
+    host = coordinator_host(run_dir, lambda: now)
+
+    def evaluating() -> str:
+        with closing(Reader(run_dir / "run.sqlite")) as reader:
+            return reader.state()["evaluating"]
+
+    host.perform(TargetReached("somebody waits to see it"), now)  # written at once
+    now += COMMIT_EVERY_S / 4
+    host.perform(EvaluationAsked(7), now)
+    host.poll()
+    assert evaluating() == ""
+    now += COMMIT_EVERY_S
+    host.poll()
+    assert evaluating() == "7"
+    host.perform(End("interrupted"), now)
+    assert evaluating() == "", "a run that is resumed waits for nobody"
+
+
+def test_the_last_snapshot_finds_all_that_it_holds_in_the_record(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed behind it has no other rows of what was not reported: a resume takes it at its word."""
+    host = coordinator_host(run_dir)
     found = []
 
     def looked_at(snapshots: Snapshots, manifest: Manifest) -> Path:

@@ -50,8 +50,8 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
     group = parser.add_argument_group("what is kept")
     group.add_argument(
         "--keep-schedule", type=schedule, default=2.0, metavar="all|none|GB|last:N",
-        help="how much of what a replay needs, from the beginning; last:3: what one needs that begins at the last three"
-        " snapshots, where shards alone have optimizers, and not of a script (default: 2 gigabytes)",
+        help="how much of what a replay needs, from the beginning; last:3: of one from the last three snapshots on, but"
+        " not of a script, one process, L-BFGS, or replicas with optimizers (default: 2 gigabytes)",
     )  # fmt: skip
     return group
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -98,7 +99,7 @@ def make_host(job: Job, node: Node, pipe: ControlPipe | None) -> Host:
     match node.role:
         case "coordinator":
             assert pipe is not None
-            return CoordinatorHost(job, NurseryChannel(pipe))
+            return CoordinatorHost(job, NurseryChannel(pipe), time.monotonic)
         case "shard":
             return recorded(kind_of(job).shard_host(job, node.index), job, node)
         case "replica":

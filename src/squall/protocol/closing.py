@@ -129,8 +129,9 @@ class Closing(ABC):
             return
         if not wanted and self._save_by is None:
             self._save_by = now + STOP_WITHIN_S + self.policy.save_within_s
-        if self.phase is Phase.EVALUATING and not (wanted or self._hurried):
-            self.reason = f"{reason} before the final weights were evaluated ({self.reason})"
+        if self.phase in (Phase.STOPPING, Phase.EVALUATING) and not (wanted or self._hurried):
+            where = "before the final weights were evaluated" if self.policy.evaluate else "as training ended"
+            self.reason = f"{reason} {where} ({self.reason})"
         if self.phase is not Phase.SNAPSHOT:  # there nothing is left to skip
             self._hurried = True
             self._stop(Cause.SCRIPT if self._wanted else Cause.STOPPED, reason, now, effects)

@@ -38,7 +38,7 @@ from squall.protocol.messages import (
 )
 from squall.protocol.nodes import COORDINATOR, Node, replica_node
 
-LEASES_KEPT = 64  # of each replica; with `replica.REPORT_LEASES` unreported ones, the coordinator knows of all others
+LEASES_KEPT = 64  # of each replica; with `reports.REPORT_LEASES` unreported ones, the coordinator knows of all others
 
 
 class _Replica:

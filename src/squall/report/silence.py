@@ -12,6 +12,7 @@ class Silence:
         self._heard: dict[int, tuple[float, float]] = {}  # replica -> time of its last report, and when it was seen
         self._longest: dict[int, float] = {}  # seconds between two of its reports
         self._asked = "", 0.0  # the evaluation under way, and when it was first seen
+        self._slowest_s = 0.0  # of the evaluations so far
 
     def told(self, reports: Mapping[int, float], evaluating: str, now: float) -> str:
         """In words; empty when nobody is silent.
@@ -19,10 +20,13 @@ class Silence:
         `reports` has the time of each living replica's last, `evaluating` names the evaluation under way, if there is
         one.
         """
-        if evaluating != self._asked[0]:
+        before, asked_at = self._asked
+        if evaluating != before:
+            self._slowest_s = max(self._slowest_s, now - asked_at if before else 0.0)
             self._asked = evaluating, now
         asked_s = now - self._asked[1] if evaluating else 0.0
-        evaluator = f"the evaluator has not answered for {asked_s:.0f} s" if asked_s >= SILENT_S else ""
+        late = asked_s >= max(SILENT_S, 2 * self._slowest_s)
+        evaluator = f"the evaluator has not answered for {asked_s:.0f} s" if late else ""
         return "; ".join(filter(None, [self._replicas(reports, now), evaluator]))
 
     def _replicas(self, reports: Mapping[int, float], now: float) -> str:

@@ -98,7 +98,7 @@ class Driver:
         """Until the machine has ended. A host that has to be polled is asked so often, though nobody says anything."""
         self.start()
         while self.end is None:
-            self.step(self._clock() + poll_every_s)
+            self.step(math.inf if poll_every_s == math.inf else self._clock() + poll_every_s)
         return self.finish()
 
     def start(self) -> None:

@@ -51,7 +51,7 @@ class CoordinatorHost(Host):
     def __init__(self, job: Job, channel: Channel, clock: Callable[[], float] | None = None) -> None:
         self._job = job
         self._channel = channel
-        self._clock = clock  # the inline driver's machines live in virtual time, its people do not
+        self._clock = clock  # real seconds: machines may live in virtual time, the record's readers do not
         self._record = Record(job.directory / "run.sqlite")
         if job.restored is not None and isinstance(waiting := job.restored.manifest.rows, bytes):
             self._record.take_in(job.restored.manifest.number, waiting)
@@ -72,7 +72,7 @@ class CoordinatorHost(Host):
             "strategy": plan.strategy, "optimizer": in_words(job.recipe), "replicas": plan.replicas,
             "shards": plan.shards, "epochs": plan.epochs or "", "steps": plan.steps or "",
             "seconds": plan.seconds or "", "examples_per_epoch": job.task.examples, "status": "running",
-            "ended": "", "reason": "", "keep_best": plan.keep_best or "",
+            "ended": "", "reason": "", "keep_best": plan.keep_best or "", "evaluating": "",
             "batch": work.batch(job.task.examples) if isinstance(work, BatchMethod) else "",
             "counted": "example" if job.task.sampler is None else "position",
             "snapshot": job.restored.manifest.number if job.restored is not None else 0,
@@ -110,6 +110,8 @@ class CoordinatorHost(Host):
         raise AssertionError("the coordinator never touches a parameter")
 
     def poll(self) -> Event | None:
+        if self._clock is not None:  # nothing may have been performed for long
+            self._now = self._clock()
         self._commit()
         return self._channel.poll()
 
@@ -289,7 +291,8 @@ class CoordinatorHost(Host):
         self._record.add(rows.StateRow("training_s", repr(self.training_s)))
         self._judge(end.status == "finished" and self._divergence.ended())
         self._record.add(rows.StateRow("diverged", self._divergence.text))
-        for key, value in (("status", end.status), ("ended", end.cause), ("reason", end.reason)):
+        facts = {"evaluating": "", "status": end.status, "ended": end.cause, "reason": end.reason}
+        for key, value in facts.items():
             self._record.add(rows.StateRow(key, value))
         kind = {"finished": "finished", "interrupted": "stopped"}.get(end.status, "error")
         self._event(kind, end.reason)

@@ -191,7 +191,7 @@ class World:
         busy = self.now < process.busy_until
         match event:
             case TimePassed():
-                if at != process.woken_at:  # an earlier one has taken its process
+                if at != process.woken_at:  # an earlier one has taken its place
                     return None
                 process.woken_at = math.inf
                 due, clock = process.linked.wake_at, process.clock

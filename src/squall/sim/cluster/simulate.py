@@ -161,7 +161,7 @@ class _Simulation:
         placement = Placement(self._cluster, recipe)
         costs = Costs(self._cluster, recipe, self._workload(), placement, random.Random(job.plan.seed), job.plan.slow)
         with _calm(job, self._channel) if self._real else _no_collections():
-            members = partial(self._members, costs)
+            members = partial(self._members, costs, HostWithoutNumbers(costs))
             rehearsal = Rehearsal(members, nodes(job), self._cluster, costs, job.plan.seed, self._hopeful)
             try:
                 rehearsal.run(watch)
@@ -183,7 +183,7 @@ class _Simulation:
 
     # ------------------------------------------------------------ the run's nodes
 
-    def _members(self, costs: Costs, now: float) -> Member:
+    def _members(self, costs: Costs, numberless: Host, now: float) -> Member:
         """What makes the nodes of a start, from the beginning or from the newest snapshot."""
         published = self._sums.published
         restored = self._restored(published.number) if published is not None else None
@@ -198,7 +198,7 @@ class _Simulation:
             linked = machine(job, node)
             if isinstance(linked.machine, Coordinator):
                 self._coordinator = linked.machine
-            return linked if self._linked else linked.machine, self._host(job, node, costs)
+            return linked if self._linked else linked.machine, self._host(job, node, costs, numberless)
 
         return member
 
@@ -231,12 +231,12 @@ class _Simulation:
         )  # fmt: skip
         return Restored(manifest, {})
 
-    def _host(self, job: Job, node: Node, costs: Costs) -> Host:
+    def _host(self, job: Job, node: Node, costs: Costs, numberless: Host) -> Host:
         if node == COORDINATOR:
             self._recorder = CoordinatorHost(job, self._channel) if self._real else None
             return NotesWatch(self._sums, self._recorder)
         if not self._real:
-            return HostWithoutNumbers(costs)
+            return numberless
         host = own_host(job, node)
         return SimulatedTimes(host, costs) if node.role == "replica" else host
 
