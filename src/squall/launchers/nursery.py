@@ -36,7 +36,7 @@ from squall.runtime.processes import die_with_parent, ending, outlive_parent
 from squall.usercode.blame import encode, note
 
 GRACE_S = 1.0  # seconds for processes to end after the coordinator has
-STOPPED_GRACE_S = 0.5  # the same, when somebody waits for the end
+STOPPED_GRACE_S = 0.3  # the same, when somebody waits for the end
 ANSWER_S = 0.4  # seconds that the coordinator may take beyond its own deadlines
 RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
 DONE = 71  # exit status of a process whose machine has ended; 0 may come from a task that calls os._exit
