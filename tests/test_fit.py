@@ -166,6 +166,11 @@ def test_a_run_is_not_resumed_with_another_optimizer(inline: Fit, run_dir: Path)
         squall.resume(run_dir, strategy=adam, epochs=2)
 
 
+def test_a_limit_that_resume_does_not_have_is_named(run_dir: Path) -> None:
+    with pytest.raises(TypeError, match=r"resume\(\) has no argument 'epoch': its limits are epochs, steps, until"):
+        squall.resume(run_dir, epoch=2)
+
+
 def of_a_model_it_knows() -> squall.Task:
     model = plain()
     return regression(lambda: model, loss=lambda given, batch: mean_square(model, batch))()

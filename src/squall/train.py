@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,14 @@ def resume(
         limits: replace those of the plan: epochs, steps, until, keep_best, patience.
 
     Raises:
+        TypeError: there is no such limit.
         ValueError: the directory holds no run that can be resumed.
         SnapshotMismatch: the task builds another model now, or the optimizer or the training set is another one.
     """
+    known = [field.name for field in dataclasses.fields(Aims)]
+    for name in limits:
+        if name not in known:
+            raise TypeError(f"resume() has no argument {name!r}: its limits are {', '.join(known)}")
     path = Path(run_dir)
     old = code_again(path, task, as_it_was)
     if "script" in old:

@@ -17,6 +17,7 @@ import pytest
 from squall.protocol.closing import Phase
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import Apply, Effect, Payload, PublishSnapshot, Send, Term, Transmit
+from squall.protocol.evaluations import Evaluations
 from squall.protocol.events import Event, LoopLeft, MessageArrived, SnapshotWritten
 from squall.protocol.frames import Frame
 from squall.protocol.leases import Leases, Limits
@@ -25,7 +26,7 @@ from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Cover, Evaluated, Exchange, Exchanged, ViewSeen, covered
 from squall.protocol.nodes import Node
-from squall.protocol.notes import LeaseEnded
+from squall.protocol.notes import EvaluationAsked, LeaseEnded
 from squall.protocol.pushed_work import PushedWork
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.protocol.replica import Replica
@@ -360,6 +361,11 @@ def labelled_by_the_ledger(original: Any, coordinator: Coordinator, message: Eva
     original(coordinator, msgspec.structs.replace(message, weights=weights), *given)
 
 
+def asked_in_secret(original: Any, evaluations: Evaluations, effects: list[Effect]) -> None:
+    original(evaluations, effects)
+    effects[:] = [effect for effect in effects if not isinstance(effect, EvaluationAsked)]
+
+
 def every_batch_counted(original: Any, replica: Replica, *given: Any) -> None:
     """Also one that moves the shards' weights only."""
     original(replica, *given)
@@ -470,6 +476,8 @@ PLANTED: dict[str, Planted] = {
         wrapped(PushedWork, "and_batch", rates_of_the_first_batch), 40, "I6", of="downpour, push 4"),
     "an evaluation is labelled with the examples of another moment": Planted(
         wrapped(Coordinator, "_on_evaluated", labelled_by_the_ledger), 20, "I7"),
+    "the record does not say which evaluation is under way": Planted(
+        wrapped(Evaluations, "ask", asked_in_secret), 20, "I7"),
     "a script's values are labelled with batches that are not in its weights": Planted(
         wrapped(Replica, "_on_gradient", every_batch_counted), 50, "I7"),
     "L-BFGS weights are labelled with what was evaluated after them": Planted(

@@ -10,14 +10,16 @@ from typing import NamedTuple
 import msgspec
 
 from squall.protocol.best import Goal
-from squall.protocol.effects import PublishSnapshot
+from squall.protocol.effects import PublishSnapshot, Transmit
 from squall.protocol.evaluator import Evaluator
+from squall.protocol.frames import Frame
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.link import Linked
 from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.machine import Machine
+from squall.protocol.messages import Evaluate
 from squall.protocol.nodes import Node
-from squall.protocol.notes import WeightsMeasured
+from squall.protocol.notes import EvaluationAsked, WeightsMeasured
 from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchOrder, BatchWork
@@ -72,6 +74,7 @@ class ChaoticRun(ABC):
     def begin(self, now: Callable[[], float]) -> None:
         self.hosts = self._kind_of_hosts(self.recipe, now, self.computed)
         self.hosts.best, self.hosts.travels = self.best, self.chaos.travels
+        self._asked = -1  # the evaluation that the record was told of last
         self._begin()
 
     @abstractmethod
@@ -89,6 +92,11 @@ class ChaoticRun(ABC):
     def watch(self, now: float, node: Node, what: object) -> None:
         """Raise `Broken` where an invariant does not hold."""
         self._auditor.watch(now, node, what)
+        match what:
+            case EvaluationAsked(number):
+                self._asked = number
+            case Transmit(frame=Frame(message=Evaluate(number))) if number != self._asked:
+                raise Broken("I7", f"evaluation {number} is asked for, and the record names {self._asked}")
         if self.chaos.keeps and isinstance(what, WeightsMeasured) and "loss" in what.values:
             self._check_best(what.values["loss"])
 
