@@ -20,7 +20,7 @@ from benchmarks.results import Section
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import LogNormal
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import Machine
+from squall.sim.cluster.parts import MachineKind
 from squall.sim.cluster.simulate import simulate
 
 BATCH = 4
@@ -79,8 +79,8 @@ def _simulate(replicas: int, steps: int, line: Connection) -> None:
         )  # fmt: skip
 
     machines = (
-        Machine(name="worker", count=replicas, step_s=0.01, jitter=LogNormal(0.2), roles=("replica",)),
-        Machine(name="server", count=SHARDS, cores=2, roles=("shard", "coordinator", "evaluator")),
+        MachineKind(name="worker", count=replicas, step_s=0.01, jitter=LogNormal(0.2), roles=("replica",)),
+        MachineKind(name="server", count=SHARDS, cores=2, roles=("shard", "coordinator", "evaluator")),
     )
     settings = squall.Settings(snapshot_every_s=None)
     strategy = squall.Downpour(replicas=replicas, shards=SHARDS)

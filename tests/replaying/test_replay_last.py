@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import squall
 from squall.cli import main
 from squall.protocol.nodes import Node
-from squall.replaying.recorded_nodes import RecordedReplica
+from squall.replaying.replayed_nodes import ReplayedReplica
 from squall.run import Run
 from squall.runtime import replay_starts as cuts
 from squall.runtime import schedule
@@ -255,7 +255,7 @@ def test_the_parts_of_a_replica_are_read_from_the_cut_on_up_to_one_that_is_missi
         if number == damaged:
             path.write_bytes(b"")
     job: Any = SimpleNamespace(recipe=SimpleNamespace(replicas=1), task=SimpleNamespace(examples=90))
-    side = RecordedReplica(Node("replica", 0), [path for number, path in enumerate(paths) if number != missing], job)
+    side = ReplayedReplica(Node("replica", 0), [path for number, path in enumerate(paths) if number != missing], job)
     side.begin_before(fetches)
     found = list(side.whole())
     assert sum(isinstance(record, Pushed) for record in found) == good

@@ -7,7 +7,7 @@ from typing import Any
 import squall
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.planning.candidates import Candidate
-from squall.sim.planning.entries import Entry
+from squall.sim.planning.entries import RankingEntry
 from squall.sim.planning.speed import Speed
 from squall.sim.planning.survival import Survival
 from squall.strategies import Strategy
@@ -20,7 +20,7 @@ AVERAGING = squall.Averaging(replicas=8)
 
 def entry(
     strategy: Strategy, rate: float = 1000.0, *, name: str | None = None, left: float = 1.0, **options: Any
-) -> Entry:
+) -> RankingEntry:
     """`reached_s` (0: tried, not reached), `examples` and `status` make a trial; the rest are fields of `Speed`."""
     trial = None
     if "reached_s" in options:
@@ -31,7 +31,7 @@ def entry(
         "round_s": 0.1, "simulated_s": 1.0, "wall_s": 0.1,
     }  # fmt: skip
     candidate = Candidate(name or type(strategy).__name__.lower(), strategy)
-    return Entry(
+    return RankingEntry(
         candidate=candidate, speed=Speed(examples_per_second=rate, **fields | options), trial=trial,
         survival=Survival(away=1 - left, stalled=0.0, lost=0.0, stopped=0.0),
     )  # fmt: skip

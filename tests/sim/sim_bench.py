@@ -24,7 +24,7 @@ from squall.protocol.shard import Shard
 from squall.runtime.wire import Conditions, Network
 from squall.runtime.world import World
 from squall.sim.proof.invariants import Auditor
-from squall.sim.proof.memory import Batch
+from squall.sim.proof.memory import BatchRange
 from squall.sim.proof.phantoms import Phantom, PhantomHosts
 from squall.strategies import Recipe
 from squall.strategies.work import Loop, Update
@@ -126,10 +126,10 @@ class Bench(PhantomHosts):
 
     # ------------------------------------------------------------ what was trained
 
-    def whole(self) -> Counter[Batch]:
+    def whole(self) -> Counter[BatchRange]:
         """Batch -> how many computations of it *every* shard has applied; no shard may apply one twice."""
         everywhere: Counter[int] = Counter()
-        batches: dict[int, Batch] = {}
+        batches: dict[int, BatchRange] = {}
         for shard in self.shards:
             own = [gradient for applied in shard.applied for gradient in applied.gradients]
             numbers = Counter(gradient.number for gradient in own)

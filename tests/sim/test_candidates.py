@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import squall
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import Machine
+from squall.sim.cluster.parts import MachineKind
 from squall.sim.planning.candidates import cores, counts, default_strategies, sweep
 
 ADAGRAD = partial(torch.optim.Adagrad, lr=0.02)
@@ -17,7 +17,7 @@ ADAGRAD = partial(torch.optim.Adagrad, lr=0.02)
 
 def cluster(*sizes: tuple[int, int]) -> Cluster:
     return Cluster(machines=tuple(
-        Machine(name=f"m{i}", count=count, cores=cores, step_s=0.01) for i, (count, cores) in enumerate(sizes)
+        MachineKind(name=f"m{i}", count=count, cores=cores, step_s=0.01) for i, (count, cores) in enumerate(sizes)
     ))  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_sizes_that_leave_out_the_last_kinds_of_machines_are_tried() -> None:
 
 
 def test_rounds_that_do_not_wait_for_all_have_one_shard() -> None:
-    found = sweep(default_strategies(names=["synchronous"]), cluster((16, 1)), 20)
+    found = sweep(default_strategies(names=["synchronous"]), counts(cluster((16, 1)), 20), 20)
     whole = {c.recipe.shards for c in found if c.name == "synchronous"}
     backup = {c.recipe.shards for c in found if c.name == "synchronous, 1 backup"}
     assert whole == {1, 2, 4}
@@ -50,7 +50,7 @@ def test_rounds_that_do_not_wait_for_all_have_one_shard() -> None:
 
 
 def test_one_replica_is_tried_once() -> None:
-    found = sweep(default_strategies(), cluster((8, 1)), 8)
+    found = sweep(default_strategies(), counts(cluster((8, 1)), 8), 8)
     assert sum(c.recipe.replicas == 1 for c in found) == 1
 
 
@@ -84,7 +84,7 @@ def test_a_budget_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="budget is 1: it must be at least 2"):
         counts(cluster((4, 1)), 1)
     with pytest.raises(ValueError, match="backup is 1 of 1"):
-        sweep({"backed up": squall.Synchronous(replicas=2, backup=1)}, cluster((4, 1)), 2)
-    nowhere = Cluster(machines=(Machine(name="m", roles=("replica", "coordinator", "evaluator")),))
+        sweep({"backed up": squall.Synchronous(replicas=2, backup=1)}, counts(cluster((4, 1)), 2), 2)
+    nowhere = Cluster(machines=(MachineKind(name="m", roles=("replica", "coordinator", "evaluator")),))
     with pytest.raises(ValueError, match="no machine of the cluster may have a shard: add 'shard' to the roles"):
         counts(nowhere, 4)

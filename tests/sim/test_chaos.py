@@ -35,17 +35,17 @@ QUIET = dataclasses.replace(chaos(0), faults=(), strategy="downpour", replicas=2
 
 
 @pytest.fixture(scope="module")
-def found() -> list[soak.Verdict]:
+def found() -> list[soak.WorldVerdict]:
     return list(soak.soak(WORLDS))
 
 
-def test_every_invariant_holds_in_a_few_hundred_worlds(found: list[soak.Verdict]) -> None:
+def test_every_invariant_holds_in_a_few_hundred_worlds(found: list[soak.WorldVerdict]) -> None:
     broken = next((each for each in found if each.error), None)
     if broken is not None:
         pytest.fail(report(broken))
 
 
-def test_they_are_of_every_strategy_and_every_fault(found: list[soak.Verdict]) -> None:
+def test_they_are_of_every_strategy_and_every_fault(found: list[soak.WorldVerdict]) -> None:
     counts = Counter(each.chaos.strategy for each in found)
     assert min(counts[name] for name in STRATEGIES) >= WORLDS // len(STRATEGIES)
     kinds = {type(make(3, 2)) for make in STRATEGIES.values()}
@@ -86,7 +86,7 @@ def test_a_seed_is_one_world_whatever_the_interpreters_hash_seed() -> None:
 
 
 @deep.only
-def test_processes_find_what_one_finds(found: list[soak.Verdict]) -> None:
+def test_processes_find_what_one_finds(found: list[soak.WorldVerdict]) -> None:
     assert list(soak.soak(45, first=5, processes=2)) == found[5:50]
 
 
@@ -146,7 +146,7 @@ def test_weather_loses_doubles_and_delays() -> None:
 
 
 @pytest.fixture
-def mistaken(monkeypatch: pytest.MonkeyPatch) -> soak.Verdict:
+def mistaken(monkeypatch: pytest.MonkeyPatch) -> soak.WorldVerdict:
     """A world that breaks because what is gathered when a replica is to leave counts, and is not pushed."""
     leave = Replica._leave
 
@@ -161,7 +161,7 @@ def mistaken(monkeypatch: pytest.MonkeyPatch) -> soak.Verdict:
 
 
 def test_a_failing_world_is_shrunk_and_can_be_seen_again(
-    mistaken: soak.Verdict, capsys: pytest.CaptureFixture[str]
+    mistaken: soak.WorldVerdict, capsys: pytest.CaptureFixture[str]
 ) -> None:
     least = shrink(mistaken)
     assert least.invariant == mistaken.invariant
@@ -177,7 +177,7 @@ def test_a_failing_world_is_shrunk_and_can_be_seen_again(
 
 
 def test_soak_prints_the_seed_and_the_shortest_trace(
-    mistaken: soak.Verdict, capsys: pytest.CaptureFixture[str]
+    mistaken: soak.WorldVerdict, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = mistaken.chaos.seed
     assert soak.main(["--first", str(seed), "--count", "3", "--processes", "1"]) == 1

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from squall.errors import ClusterError
 from squall.sim.cluster.jitter import Constant, Jitter, LogNormal, Pareto, Trace
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import ROLES, FailureLaw, Link, Machine, Overhead, Preemption
+from squall.sim.cluster.parts import ROLES, FailureLaw, Link, MachineKind, Overhead, Preemption
 from squall.sim.cluster.tables import Document
 from squall.sim.cluster.units import BANDWIDTH, TIME, parse, write_bandwidth, write_time
 
@@ -69,11 +69,11 @@ def load(text: str, folder: Path) -> Cluster:
 
 
 def test_a_file_is_read_in_seconds_and_bytes(tmp_path: Path) -> None:
-    worker = Machine(
+    worker = MachineKind(
         name="worker", count=8, cores=2, step_s=0.012, jitter=LogNormal(0.2), slowdown=(1.0, 1.25),
         exchange=((1000, 58e-6), (1_000_000, 390e-6)), roles=("replica", "evaluator"),
     )  # fmt: skip
-    server = Machine(
+    server = MachineKind(
         name="server", cores=4, speed=0.5, memory=12e9, interface=3.125e9, roles=("shard", "coordinator")
     )  # fmt: skip
     assert load(EXAMPLE, tmp_path) == Cluster(
@@ -91,7 +91,7 @@ def test_the_example_of_the_docs_is_a_cluster_file(tmp_path: Path) -> None:
     cluster = load(example[1], tmp_path)
     assert [(machine.name, machine.count) for machine in cluster.machines] == [("worker", 8), ("server", 1)]
     assert cluster.preemptions[0].every_s == 7200
-    for key in (*_keys(Machine), *_keys(Link)):
+    for key in (*_keys(MachineKind), *_keys(Link)):
         assert f"| `{key}` |" in page, f"docs/cluster.md does not explain {key}"
 
 
@@ -110,20 +110,20 @@ def test_step_times_follow_from_the_first_machine(tmp_path: Path) -> None:
 
 
 def test_the_time_of_an_exchange_between_and_beyond_the_measured_sizes() -> None:
-    machine = Machine(name="m", exchange=((1000, 60e-6), (3000, 100e-6)))
+    machine = MachineKind(name="m", exchange=((1000, 60e-6), (3000, 100e-6)))
     times = [machine.exchange_s(elements) for elements in (0, 500, 1000, 2000, 3000, 30_000)]
     assert times == pytest.approx([50e-6, 55e-6, 60e-6, 80e-6, 100e-6, 1e-3])
     assert machine.doorbell_s == pytest.approx(50e-6, rel=0.01)
-    assert Machine(name="m", exchange=((1000, 20e-6),)).exchange_s(1) == pytest.approx(20e-6)
-    assert Machine(name="m", memory=12e9).exchange_s(1_000_000) == pytest.approx(50e-6 + 1e-3)
+    assert MachineKind(name="m", exchange=((1000, 20e-6),)).exchange_s(1) == pytest.approx(20e-6)
+    assert MachineKind(name="m", memory=12e9).exchange_s(1_000_000) == pytest.approx(50e-6 + 1e-3)
 
 
 def test_computations_beyond_the_cores_share_them() -> None:
-    machine = Machine(name="m", cores=2, slowdown=(1.0, 1.5))
+    machine = MachineKind(name="m", cores=2, slowdown=(1.0, 1.5))
     assert [machine.slowdown_of(running) for running in (1, 2, 4)] == [1.0, 1.5, 3.0]
     assert machine.slowdown_of(1, looking_out=1) == 1.0, "it has a core of its own, and leaves the memory alone"
     assert machine.slowdown_of(2, looking_out=2) == 3.0, "four share two cores"
-    assert [Machine(name="m", cores=2).slowdown_of(running) for running in (1, 2, 4)] == [1.0, 1.0, 2.0]
+    assert [MachineKind(name="m", cores=2).slowdown_of(running) for running in (1, 2, 4)] == [1.0, 1.0, 2.0]
 
 
 # ---------------------------------------------------------------- jitter
@@ -286,12 +286,12 @@ links = st.builds(
 
 
 @st.composite
-def machines(draw: st.DrawFn, name: str, first: bool) -> Machine:
+def machines(draw: st.DrawFn, name: str, first: bool) -> MachineKind:
     cores = draw(st.integers(1, 5))
     timed = draw(st.booleans())
     factors = draw(st.lists(st.floats(1, 99), min_size=cores - 1, max_size=cores - 1))
     sizes = sorted(draw(st.sets(st.integers(1, 10**9), max_size=4)))
-    return Machine(
+    return MachineKind(
         name=name, count=draw(st.integers(1, 500)), cores=cores, step_s=draw(seconds) if first and timed else None,
         speed=1.0 if first and timed else draw(parts), jitter=draw(laws),
         slowdown=draw(st.sampled_from([(), (1.0, *factors)])), exchange=tuple((n, draw(seconds)) for n in sizes),

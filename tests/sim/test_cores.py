@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.sim.cluster.cores import Cores
-from squall.sim.cluster.parts import Machine, Overhead
+from squall.sim.cluster.parts import MachineKind, Overhead
 
 NOTHING = Overhead()
 A, B, C = (Node("replica", index) for index in range(3))
 
 
 def shared(cores: int = 2, slowdown: tuple[float, ...] = (), overhead: Overhead = NOTHING) -> Cores:
-    found = Cores(Machine(name="box", cores=cores, slowdown=slowdown, overhead=overhead))
+    found = Cores(MachineKind(name="box", cores=cores, slowdown=slowdown, overhead=overhead))
     found.alone = False
     return found
 

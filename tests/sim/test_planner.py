@@ -19,7 +19,7 @@ from squall.cli import main
 from squall.plan import Settings
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import FailureLaw, Machine, Overhead
+from squall.sim.cluster.parts import FailureLaw, MachineKind, Overhead
 from squall.sim.cluster.simulate import simulate
 from squall.sim.planning import planner
 from squall.sim.planning.candidates import Candidate
@@ -33,9 +33,9 @@ from tests.sim.plan_entries import DILOCO, DOWNPOUR, SYNCHRONOUS, entry
 from tests.tasks import mean_square, numbers, regression
 
 SLOW_ONE = Cluster(machines=(
-    Machine(name="old", step_s=0.1, roles=("replica",)),  # the first, so that every plan has it
-    Machine(name="worker", count=3, step_s=0.01, roles=("replica",)),
-    Machine(name="server", cores=2, step_s=0.01, roles=("shard", "coordinator", "evaluator")),
+    MachineKind(name="old", step_s=0.1, roles=("replica",)),  # the first, so that every plan has it
+    MachineKind(name="worker", count=3, step_s=0.01, roles=("replica",)),
+    MachineKind(name="server", cores=2, step_s=0.01, roles=("shard", "coordinator", "evaluator")),
 ))  # fmt: skip
 SGD = partial(torch.optim.SGD, lr=0.1)
 BOTH = {"synchronous": squall.Synchronous(optimizer=SGD), "downpour": squall.Downpour(optimizer=SGD)}
@@ -76,7 +76,7 @@ def test_a_target_ranks_by_the_time_to_it(tmp_path: Path) -> None:
 def test_one_process_is_in_every_ranking_as_fast_as_it_was_measured() -> None:
     """Where exchanges cost more than they bring, the answer is to stay with one process."""
     code = Overhead(batch_s=30e-6, exchange_s=100e-6, serve_s=100e-6, lease_s=300e-6)
-    machine = Machine(name="box", cores=2, step_s=100e-6, single_s=200e-6, overhead=code)
+    machine = MachineKind(name="box", cores=2, step_s=100e-6, single_s=200e-6, overhead=code)
     ranking = plan_cluster(TASK, Cluster(machines=(machine,)), strategies=BOTH, budget=3)
     alone = ranking.first
     assert (str(alone.candidate), alone.candidate.alone) == ("single_process", True)
@@ -102,7 +102,7 @@ def test_long_inner_loops_are_as_fast_in_short() -> None:
 
 @pytest.mark.parametrize("strategy", [squall.Downpour(replicas=4), squall.Synchronous(replicas=4)])
 def test_charged_failures_agree_with_simulated_ones(strategy: squall.Strategy) -> None:
-    calm = Cluster(machines=(Machine(name="m", count=5, step_s=1.0),))
+    calm = Cluster(machines=(MachineKind(name="m", count=5, step_s=1.0),))
     failing = dataclasses.replace(
         calm, failures={"replica": FailureLaw(every_s=120, repair_s=20), "shard": FailureLaw(every_s=400, repair_s=20)}
     )
@@ -164,6 +164,15 @@ def test_a_directory_for_the_trials_is_refused_before_the_first_simulation(
     (tmp_path / "older").touch()
     with pytest.raises(ValueError, match="exists already"):
         plan_cluster(TASK, SLOW_ONE, strategies=BOTH, until="loss=0.3", keep=tmp_path)
+
+
+def test_a_cluster_without_room_is_refused_before_the_task_is_built() -> None:
+    def task() -> squall.Task:
+        raise AssertionError("the task is built")
+
+    nowhere = Cluster(machines=(MachineKind(name="m", cores=4, roles=("replica", "coordinator", "evaluator")),))
+    with pytest.raises(ValueError, match="no machine of the cluster may have a shard"):
+        plan_cluster(task, nowhere, strategies=BOTH)
 
 
 def test_the_picture_is_a_whole_file_with_every_name(tmp_path: Path) -> None:

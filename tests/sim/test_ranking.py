@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import squall
-from squall.sim.planning.entries import Entry, best_sizes, finalists
+from squall.sim.planning.entries import RankingEntry, best_sizes, finalists
 from squall.sim.planning.ranking import Ranking, ranked
 from squall.sim.planning.reasons import reason
 from tests.sim.plan_entries import AVERAGING, DILOCO, DOWNPOUR, SYNCHRONOUS, entry
@@ -14,7 +14,7 @@ from tests.sim.plan_entries import AVERAGING, DILOCO, DOWNPOUR, SYNCHRONOUS, ent
 TARGET = ("accuracy", 0.97)
 
 
-def fast(entries: list[Entry]) -> Ranking:
+def fast(entries: list[RankingEntry]) -> Ranking:
     return ranked(entries, None, 9)
 
 

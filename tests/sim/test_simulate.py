@@ -25,7 +25,7 @@ from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import LogNormal, Pareto
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import FailureLaw, Link, Machine, Preemption
+from squall.sim.cluster.parts import FailureLaw, Link, MachineKind, Preemption
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.simulate import simulate
 from tests import deep
@@ -33,7 +33,9 @@ from tests.rehearsal import same
 
 STEP_S = 0.01
 NO_SNAPSHOTS = Settings(snapshot_every_s=None)
-SERVERS = Machine(name="server", count=4, roles=("shard", "coordinator", "evaluator"), exchange=((1, 1e-9), (10, 1e-9)))
+SERVERS = MachineKind(
+    name="server", count=4, roles=("shard", "coordinator", "evaluator"), exchange=((1, 1e-9), (10, 1e-9))
+)
 
 
 def blobs(examples: int = 800) -> squall.Task:
@@ -54,7 +56,7 @@ def untested() -> squall.Task:
 
 def workers(count: int, **changes: object) -> Cluster:
     """Replicas on machines of their own, and servers that take no time."""
-    machine = Machine(name="worker", count=count, step_s=STEP_S, roles=("replica",), **changes)
+    machine = MachineKind(name="worker", count=count, step_s=STEP_S, roles=("replica",), **changes)
     return Cluster(machines=(machine, SERVERS), between=Link(latency_s=0.0))
 
 
@@ -104,7 +106,7 @@ def test_shards_work_off_pushes_one_after_another() -> None:
 
 
 def test_lock_step_waits_for_the_slowest_and_asynchrony_does_not() -> None:
-    fast, slow = (Machine(name=name, count=n, step_s=s, roles=("replica",)) for name, n, s in
+    fast, slow = (MachineKind(name=name, count=n, step_s=s, roles=("replica",)) for name, n, s in
                   (("fast", 3, STEP_S), ("slow", 1, 4 * STEP_S)))  # fmt: skip
     cluster = Cluster(machines=(fast, slow, SERVERS), between=Link(latency_s=0.0))
     together = hollow(squall.Synchronous(replicas=4), cluster)
@@ -115,7 +117,7 @@ def test_lock_step_waits_for_the_slowest_and_asynchrony_does_not() -> None:
 
 
 def test_cores_are_shared_and_slow_each_other() -> None:
-    crowd = Machine(name="box", cores=2, step_s=STEP_S, slowdown=(1.0, 1.5), exchange=((1, 1e-9), (10, 1e-9)))
+    crowd = MachineKind(name="box", cores=2, step_s=STEP_S, slowdown=(1.0, 1.5), exchange=((1, 1e-9), (10, 1e-9)))
     rates = {n: hollow(squall.Downpour(replicas=n), Cluster(machines=(crowd,))).examples_per_second for n in (1, 2, 4)}
     assert rates[1] == pytest.approx(4 / STEP_S, rel=0.05)
     assert rates[2] == pytest.approx(2 * 4 / (1.5 * STEP_S), rel=0.05)
@@ -138,7 +140,7 @@ def test_a_slowed_replica_takes_less_of_the_work() -> None:
 
 
 def test_replicas_are_spread_over_cores_and_shards_over_what_is_left() -> None:
-    cluster = Cluster(machines=(Machine(name="big", cores=4), Machine(name="small", count=2, cores=1)))
+    cluster = Cluster(machines=(MachineKind(name="big", cores=4), MachineKind(name="small", count=2, cores=1)))
     placement = Placement(cluster, squall.Downpour(replicas=6, shards=2).recipe())
     replicas = [placement.of(Node("replica", index)).kind.name for index in range(6)]
     assert replicas.count("big") == 4

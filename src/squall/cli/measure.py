@@ -16,7 +16,7 @@ from squall.version import __version__
 
 if TYPE_CHECKING:
     from squall.sim.cluster.measure import Measured
-    from squall.sim.cluster.parts import Machine
+    from squall.sim.cluster.parts import MachineKind
 
 _ABOUT = (
     "Measure a task on this machine (steps, alone and several at once; exchanges; memory), and write a cluster file"
@@ -99,7 +99,7 @@ def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
     return "".join(f" {name:<14} {text}\n" for name, text in rows)
 
 
-def _overhead(machine: Machine) -> str:
+def _overhead(machine: MachineKind) -> str:
     code = machine.overhead
     return (
         f"of a replica {_time(code.batch_s)} a batch and {_time(code.exchange_s)} an exchange,"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from squall.protocol.effects import UseWeights
 from squall.protocol.nodes import Node
-from squall.replaying.recorded_nodes import RecordedReplica, RecordedShard
+from squall.replaying.replayed_nodes import ReplayedReplica, ReplayedShard
 from squall.runtime.job import Job
 from squall.runtime.records import Computed, NextFile, Pushed
 from squall.runtime.replay_starts import cuts_at, fetches_before, read_push
@@ -16,20 +16,20 @@ from squall.runtime.schedule import Damaged
 
 
 def begun_at(
-    snapshot: int, attempt: Path, job: Job, updates: int, replicas: dict[Node, RecordedReplica]
-) -> list[RecordedShard]:  # fmt: skip
+    snapshot: int, attempt: Path, job: Job, updates: int, replicas: dict[Node, ReplayedReplica]
+) -> list[ReplayedShard]:  # fmt: skip
     """The shards as they were at a snapshot, with every replica at its cut.
 
     Replicas that have left nothing but pushes are added. Raises `Damaged` where the replay cannot begin there.
     """
     cuts = cuts_at(attempt, snapshot, job.recipe.shards)
-    shards = [RecordedShard(attempt, job, index, updates, snapshot) for index in range(job.recipe.shards)]
+    shards = [ReplayedShard(attempt, job, index, updates, snapshot) for index in range(job.recipe.shards)]
     for shard, cut in zip(shards, cuts):
         if shard.broken:
             raise Damaged(shard.damage)
         shard.take_up(cut)
     for node in sorted({node for shard in shards for node in shard.clocks} - replicas.keys()):
-        replicas[node] = RecordedReplica(node, (), job)
+        replicas[node] = ReplayedReplica(node, (), job)
     for replica in replicas.values():
         _skip(replica, fetches_before(cuts, replica.node))
         if replica.broken:
@@ -38,7 +38,7 @@ def begun_at(
     return shards
 
 
-def _skip(replica: RecordedReplica, fetches: int) -> None:
+def _skip(replica: ReplayedReplica, fetches: int) -> None:
     """Go to the replica's cut: to that fetch."""
     replica.begin_before(fetches)
     held, records = 0, replica.whole()
@@ -67,7 +67,7 @@ def _skip(replica: RecordedReplica, fetches: int) -> None:
         pass
 
 
-def _check_pushes(shards: Iterable[RecordedShard], replicas: Iterable[RecordedReplica]) -> None:
+def _check_pushes(shards: Iterable[ReplayedShard], replicas: Iterable[ReplayedReplica]) -> None:
     """Raises `Damaged` for one that is not there as it was."""
     for shard in shards:
         for replica in replicas:

@@ -15,8 +15,8 @@ from squall.protocol.effects import Compute
 from squall.protocol.events import BatchSkipped, GradientComputed
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import NonFiniteBatch, examine
-from squall.replaying.recorded_nodes import RecordedShard, Replica
 from squall.replaying.replay import Replay
+from squall.replaying.replayed_nodes import ReplayedHost, ReplayedShard
 from squall.replaying.scripts import ScriptHost
 from squall.runtime.records import SEEN, Computed, Saved
 from squall.runtime.sequential import LoneHost
@@ -104,7 +104,7 @@ class Observer:
             self._look(shard)
         return self.over
 
-    def computing(self, node: Node, batch: Computed, host: Replica) -> bool:
+    def computing(self, node: Node, batch: Computed, host: ReplayedHost) -> bool:
         """The batch is about to be computed."""
         if self._around_nan and not (batch.finite or batch.skipped):
             self.nan = _examined(node, batch.batch, host)
@@ -120,7 +120,7 @@ class Observer:
             self.difference = Difference(update, None, (_push(node, [batch.batch]),), what)
         return self.over
 
-    def updated(self, shard: RecordedShard, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
+    def updated(self, shard: ReplayedShard, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
         """An update was made of these pushes (who, clock); `fingerprint` is of the weights behind it in the run."""
         self._last[shard.node] = pushes
         if self._check:
@@ -130,7 +130,7 @@ class Observer:
         self._look(shard)
         return self.over
 
-    def saved(self, shard: RecordedShard, snapshot: Saved) -> bool:
+    def saved(self, shard: ReplayedShard, snapshot: Saved) -> bool:
         if snapshot.number in self.kept:
             self.saved_at[snapshot.number][shard.node] = snapshot.version
             state = {name: value.clone() for name, value in shard.host.store.state().items()}
@@ -144,11 +144,11 @@ class Observer:
                 self._differs(shard, f"snapshot {snapshot.number} holds something else: {what}")
         return self.over
 
-    def _look(self, shard: RecordedShard) -> None:
+    def _look(self, shard: ReplayedShard) -> None:
         if shard.version == self.until:
             self.weights[shard.node] = shard.host.store.weights.clone()
 
-    def _differs(self, shard: RecordedShard, what: str) -> None:
+    def _differs(self, shard: ReplayedShard, what: str) -> None:
         last, replicas = self._last.get(shard.node, []), self.replay.replicas
         pushes = [_push(node, replicas[node].behind.get(clock, [])) for node, clock in last]
         self.difference = Difference(shard.version, shard.node.index, tuple(pushes), what)
@@ -158,7 +158,7 @@ def _push(node: Node, batches: list[Compute]) -> AppliedPush:
     return AppliedPush(str(node), tuple((batch.epoch, batch.start, batch.stop) for batch in batches))
 
 
-def _examined(node: Node, effect: Compute, host: Replica) -> NonFiniteBatch:
+def _examined(node: Node, effect: Compute, host: ReplayedHost) -> NonFiniteBatch:
     if isinstance(host, ScriptHost):
         return host.examine(effect)
     if isinstance(host, LoneHost):

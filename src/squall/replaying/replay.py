@@ -34,7 +34,7 @@ from squall.protocol.effects import (
 from squall.protocol.events import BatchSkipped, Event, GradientComputed
 from squall.protocol.nodes import Node
 from squall.replaying.beginning import begun_at
-from squall.replaying.recorded_nodes import RecordedNode, RecordedReplica, RecordedShard, Replica
+from squall.replaying.replayed_nodes import ReplayedHost, ReplayedNode, ReplayedReplica, ReplayedShard
 from squall.replaying.scripts import ScriptHost, ScriptReplicas
 from squall.runtime.driver import Host
 from squall.runtime.job import Job, own_model
@@ -75,9 +75,9 @@ class Replay:
         self._threads = 0
         logs = replica_logs(schedule)
         self._job = job = scripts.completed(job, min(logs)) if scripts is not None and logs else job
-        self.replicas = {node: RecordedReplica(node, paths, job) for node, paths in logs.items()}
+        self.replicas = {node: ReplayedReplica(node, paths, job) for node, paths in logs.items()}
         if snapshot is None:
-            self.shards = [RecordedShard(schedule, job, i, updates) for i in range(job.recipe.shards)]
+            self.shards = [ReplayedShard(schedule, job, i, updates) for i in range(job.recipe.shards)]
         else:
             self.shards = begun_at(snapshot, schedule, job, updates, self.replicas)
 
@@ -104,7 +104,7 @@ class Replay:
     @property
     def why(self) -> str:
         """What kept the replay from going on to the end; empty if nothing did."""
-        sides: list[RecordedNode] = [*self.shards, *self.replicas.values()]
+        sides: list[ReplayedNode] = [*self.shards, *self.replicas.values()]
         if self._stopped:
             return ""
         damages = [side.damage for side in sides if side.damage]
@@ -112,7 +112,7 @@ class Replay:
             return f"{damages[0]}; {len(damages) - 1} more files are damaged, too"
         return damages[0] if damages else next((self._missing(side) for side in sides if side.record is not None), "")
 
-    def _missing(self, side: RecordedNode) -> str:
+    def _missing(self, side: ReplayedNode) -> str:
         """Why this node could not go on, though its own schedule does."""
         if isinstance(side.record, Applied):
             for term in side.record.update.terms:
@@ -126,7 +126,7 @@ class Replay:
 
     # ------------------------------------------------------------ replicas
 
-    def _replica_moves(self, replica: RecordedReplica) -> bool:
+    def _replica_moves(self, replica: ReplayedReplica) -> bool:
         """Perform the next record, if it can be."""
         if not replica.begun and not self._may_begin(replica):
             return False
@@ -160,7 +160,7 @@ class Replay:
         replica.advance()
         return True
 
-    def _may_begin(self, replica: RecordedReplica) -> bool:
+    def _may_begin(self, replica: ReplayedReplica) -> bool:
         """Its predecessors are over."""
         slot, incarnation = replica.node.index, replica.node.incarnation
         for other in self.replicas.values():
@@ -169,7 +169,7 @@ class Replay:
                 return False
         return True
 
-    def _begin(self, replica: RecordedReplica) -> None:
+    def _begin(self, replica: ReplayedReplica) -> None:
         replica.begun = True
         replica.host = self._host(replica.node)
         own_workers = self._job.task.loader.get("num_workers", 0)
@@ -177,7 +177,7 @@ class Replay:
             for batch in replica.to_compute():
                 self._perform(replica, batch)
 
-    def _host(self, node: Node) -> Replica:
+    def _host(self, node: Node) -> ReplayedHost:
         if self._scripts is not None:
             return self._scripts.host(self._job, node)
         job = own_model(self._job)
@@ -187,12 +187,12 @@ class Replay:
         assert isinstance(store, Store)
         return LoneHost(job, store)
 
-    def _in_use(self, replica: RecordedReplica, buffer: int) -> bool:
+    def _in_use(self, replica: ReplayedReplica, buffer: int) -> bool:
         """A shard has still to apply what was pushed from the buffer."""
         clock = replica.pushed.get(buffer)
         return clock is not None and any(shard.has_yet_to_apply(replica.node, clock) for shard in self.shards)
 
-    def _compute(self, replica: RecordedReplica, computed: Computed) -> None:
+    def _compute(self, replica: ReplayedReplica, computed: Computed) -> None:
         assert replica.host is not None
         if self._observer.computing(replica.node, computed, replica.host):
             self._stopped = True
@@ -203,21 +203,21 @@ class Replay:
             replica.batches.append(computed.batch)
         self._stopped |= self._observer.computed(replica.node, computed, found)
 
-    def _perform(self, replica: RecordedReplica, effect: Effect) -> Event | None:
+    def _perform(self, replica: ReplayedReplica, effect: Effect) -> Event | None:
         host: Host | None = replica.host
         assert host is not None
         if self._scripts is None:
             self._use_threads(self._job.plan.threads)
         return host.perform(effect, 0.0)
 
-    def _close(self, replica: RecordedReplica) -> None:
+    def _close(self, replica: ReplayedReplica) -> None:
         if replica.host is not None:
             replica.host.perform(End("finished"), 0.0)
             replica.host = None
 
     # ------------------------------------------------------------ shards
 
-    def _shard_moves(self, shard: RecordedShard) -> bool:
+    def _shard_moves(self, shard: ReplayedShard) -> bool:
         match shard.record:
             case Applied(update) as applied:
                 if not all(self._has_pushed(term.owner, term.clock) for term in update.terms):
@@ -256,7 +256,7 @@ class Replay:
         """One for a shard's process, whatever it had: no bit of an update by element depends on it."""
         return 1 if self._job.plan.launcher == "local" and not self._lone else self._job.plan.threads
 
-    def _calculate(self, shard: RecordedShard, calculated: VectorsCalculated) -> None:
+    def _calculate(self, shard: ReplayedShard, calculated: VectorsCalculated) -> None:
         """An update if it moves the weights. In either case it is compared."""
         self._use_threads(self._shard_threads)
         shard.host.perform(CalculateVectors(calculated.calculation), 0.0)
@@ -268,7 +268,7 @@ class Replay:
         replica = self.replicas.get(node)
         return replica is not None and (replica.clock >= clock or clock <= replica.given)
 
-    def _deliver(self, shard: RecordedShard, node: Node, buffer: int) -> bool:
+    def _deliver(self, shard: ReplayedShard, node: Node, buffer: int) -> bool:
         """False while the replica may still look at what lies in the buffer; one that has died looks at nothing."""
         replica, count = self.replicas.get(node), shard.delivered[node]
         if replica is not None and replica.record is not None and count >= replica.begins:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from squall.protocol.nodes import Node
-from squall.sim.cluster.parts import Machine
+from squall.sim.cluster.parts import MachineKind
 
 Prolong = Callable[[Node, float], None]  # a process is busy until a later time than it was told
 COLD_AFTER_S = 1e-3  # a process that has slept for longer finds the caches with others' data
@@ -29,7 +29,7 @@ class Cores:
 
     __slots__ = ("_asleep_at", "_at", "_jobs", "_kind", "_spinning", "alone")
 
-    def __init__(self, kind: Machine) -> None:
+    def __init__(self, kind: MachineKind) -> None:
         self.alone = True  # one process has them all
         self._kind = kind
         self._jobs: dict[Node, _Job] = {}

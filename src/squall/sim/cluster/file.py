@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from squall.sim.cluster.jitter import Constant, Jitter, LogNormal, Pareto, Trace, read_trace
-from squall.sim.cluster.parts import BETWEEN, ROLES, WITHIN, FailureLaw, Machine, Overhead, Preemption
+from squall.sim.cluster.parts import BETWEEN, ROLES, WITHIN, FailureLaw, MachineKind, Overhead, Preemption
 from squall.sim.cluster.tables import Document, Table
 from squall.sim.cluster.units import BANDWIDTH, TIME, write_bandwidth, write_time
 
@@ -205,7 +205,7 @@ def read_parts(path: Path) -> dict[str, Any]:
     if not root.values.get("machines"):
         document.refuse((), "there are no machines", "begin with [[machines]] and a name")
     tables = root.tables("machines")
-    machines = tuple(Machine(**_fields(table, _MACHINE, ["name"])) for table in tables)
+    machines = tuple(MachineKind(**_fields(table, _MACHINE, ["name"])) for table in tables)
     _check_together(tables, machines)
     links, failures = root.table("links"), root.table("failures")
     links.expect(("between", "within"))
@@ -219,7 +219,7 @@ def read_parts(path: Path) -> dict[str, Any]:
     }
 
 
-def _preemption(table: Table, machines: tuple[Machine, ...]) -> Preemption:
+def _preemption(table: Table, machines: tuple[MachineKind, ...]) -> Preemption:
     found = Preemption(**_fields(table, _PREEMPTION, ["at", "machine", "for"]))
     table.word("machine", [machine.name for machine in machines])
     there = next(machine.count for machine in machines if machine.name == found.machine)
@@ -233,7 +233,7 @@ def _preemption(table: Table, machines: tuple[Machine, ...]) -> Preemption:
     return found
 
 
-def _check_together(tables: list[Table], machines: tuple[Machine, ...]) -> None:
+def _check_together(tables: list[Table], machines: tuple[MachineKind, ...]) -> None:
     names: set[str] = set()
     for table, machine in zip(tables, machines):
         if machine.name in names:
@@ -266,7 +266,7 @@ def _text(header: str, lines: Mapping[str, str]) -> str:
     return "".join([f"{header}\n", *(f"{key} = {value}\n" for key, value in lines.items())])
 
 
-def _machine_lines(machine: Machine) -> dict[str, str]:
+def _machine_lines(machine: MachineKind) -> dict[str, str]:
     lines = _written(machine, _MACHINE)
     if machine.step_s is not None:
         del lines["speed"]

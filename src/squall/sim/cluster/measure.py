@@ -27,7 +27,7 @@ from squall.sim.cluster.measure_exchange import BYTES, exchange_seconds
 from squall.sim.cluster.measure_run import RUNS, overhead_of, running, single
 from squall.sim.cluster.measure_steps import quantiles, rounded, running_counts, slowdowns, stepping
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import Machine, Overhead
+from squall.sim.cluster.parts import MachineKind, Overhead
 from squall.sim.cluster.quiet import BUSY, Turn, calmest, in_turns, others_in, quickest, times_of
 from squall.strategies import Downpour, Strategy
 from squall.strategies.work import Loop
@@ -52,7 +52,7 @@ class Measured:
         others: share of the cores that other programs had in the moments that count, mean.
     """
 
-    machine: Machine
+    machine: MachineKind
     steps: tuple[float, ...]
     batch_size: int
     elements: int
@@ -108,7 +108,7 @@ def measure(
     step_s = statistics.fmean(times)
     # Several are seldom all undisturbed, in a run as here, so their mean is of all turns.
     means = [step_s, *(statistics.fmean(times_of(turn[k] for turn in calm)) for k in range(1, len(counts)))]
-    machine = Machine(
+    machine = MachineKind(
         name="machine", cores=cores, step_s=rounded(step_s), jitter=Trace(trace_file, quantiles(times)),
         slowdown=slowdowns(counts, means, cores),
         single_s=rounded(statistics.median(times_of(turn[len(counts)] for turn in turns))),

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from squall.sim.cluster.file import cluster_text, read_parts
-from squall.sim.cluster.parts import BETWEEN, WITHIN, FailureLaw, Link, Machine, Preemption
+from squall.sim.cluster.parts import BETWEEN, WITHIN, FailureLaw, Link, MachineKind, Preemption
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """`machines` has at least one, and at least one for each role. `failures` is by role."""
 
-    machines: tuple[Machine, ...]
+    machines: tuple[MachineKind, ...]
     between: Link = BETWEEN  # two machines
     within: Link = WITHIN  # one machine; exchanges aside, whose time the machine knows
     failures: Mapping[str, FailureLaw] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Cluster:
         """Whether the file says how long a step takes; else it is measured where the simulation runs."""
         return self.machines[0].step_s is not None
 
-    def step_s(self, machine: Machine, own_s: float | None = None) -> float:
+    def step_s(self, machine: MachineKind, own_s: float | None = None) -> float:
         """Mean seconds of a step alone on the machine. `own_s` is a step's here, for a cluster without step times."""
         first = self.machines[0].step_s if self.measured else own_s
         assert first is not None

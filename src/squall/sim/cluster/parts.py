@@ -39,7 +39,7 @@ class Overhead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineKind:
     """`count` machines that are alike.
 
     Attributes:

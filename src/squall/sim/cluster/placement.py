@@ -7,7 +7,7 @@ import heapq
 from squall.protocol.nodes import Node
 from squall.sim.cluster.cores import Cores
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import Machine
+from squall.sim.cluster.parts import MachineKind
 from squall.strategies import Recipe
 
 
@@ -16,7 +16,7 @@ class UsedMachine:
 
     __slots__ = ("away_until", "cores", "interface", "kind", "number", "receives_until", "sends_until")
 
-    def __init__(self, kind: Machine, number: int) -> None:
+    def __init__(self, kind: MachineKind, number: int) -> None:
         self.kind = kind
         self.number = number  # among those of its kind
         self.cores = Cores(kind)

@@ -26,7 +26,7 @@ NOTICED_AFTER_S = 1.0  # until the coordinator knows that a process on another m
 WATCHED_EVENTS = 1000
 NEEDED = ("coordinator", "shard")  # without any of these a run ends
 
-Member = Callable[[Node], tuple[Linked | Machine, Host]]
+MakeMember = Callable[[Node], tuple[Linked | Machine, Host]]
 
 
 class Rehearsal:
@@ -42,7 +42,7 @@ class Rehearsal:
     """
 
     def __init__(
-        self, members: Callable[[float], Member], nodes: list[Node], cluster: Cluster, costs: Costs, seed: int,
+        self, members: Callable[[float], MakeMember], nodes: list[Node], cluster: Cluster, costs: Costs, seed: int,
         hopeful: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         self.restarts = 0

@@ -44,7 +44,7 @@ from squall.sim.cluster.forecast import Forecast, NotesWatch, Sums
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.own_step import own_step_s, threads
 from squall.sim.cluster.placement import Placement
-from squall.sim.cluster.rehearsal import Member, Rehearsal
+from squall.sim.cluster.rehearsal import MakeMember, Rehearsal
 from squall.sim.cluster.without_numbers import HostWithoutNumbers, SimulatedTimes
 from squall.strategies import Strategy
 from squall.strategies.work import Loop
@@ -183,7 +183,7 @@ class _Simulation:
 
     # ------------------------------------------------------------ the run's nodes
 
-    def _members(self, costs: Costs, numberless: Host, now: float) -> Member:
+    def _members(self, costs: Costs, numberless: Host, now: float) -> MakeMember:
         """What makes the nodes of a start, from the beginning or from the newest snapshot."""
         published = self._sums.published
         restored = self._restored(published.number) if published is not None else None

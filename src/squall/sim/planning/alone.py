@@ -10,7 +10,7 @@ import dataclasses
 
 from squall.sim.cluster.costs import UPDATE_SHARE
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import Link, Machine, Overhead
+from squall.sim.cluster.parts import Link, MachineKind, Overhead
 from squall.strategies import Downpour, Strategy
 
 NO_TIME = ((10**12, 1e-9),)  # of an exchange, whatever its size
@@ -28,7 +28,7 @@ def stand_in(strategy: Strategy, cluster: Cluster, elements: int) -> tuple[Strat
     kind = min(able, key=lambda kind: single_s(kind, cluster, elements))
     machine = dataclasses.replace(
         kind, count=1, cores=CORES, step_s=single_s(kind, cluster, elements), slowdown=(), exchange=NO_TIME,
-        overhead=Overhead(), roles=Machine(name="").roles,
+        overhead=Overhead(), roles=MachineKind(name="").roles,
     )  # fmt: skip
     failures = {"coordinator": cluster.failures["replica"]} if "replica" in cluster.failures else {}
     preemptions = [
@@ -41,7 +41,7 @@ def stand_in(strategy: Strategy, cluster: Cluster, elements: int) -> tuple[Strat
     return Downpour(replicas=1, optimizer=strategy.recipe().loop.update.optimizer), alone
 
 
-def single_s(kind: Machine, cluster: Cluster, elements: int) -> float:
+def single_s(kind: MachineKind, cluster: Cluster, elements: int) -> float:
     """Seconds of a batch."""
     if kind.single_s is not None:
         return kind.single_s

@@ -53,7 +53,7 @@ class Candidate:
 
     @property
     def coupling(self) -> tuple[int, int, int]:
-        """The less of it, the more an example teaches: batches between exchanges, delay, and replicas."""
+        """(batches between exchanges, delay, replicas): the lower they are, the more an example teaches."""
         rules = self.recipe.loop.exchanges.rules
         delay = 0 if rules.gather == "mean" else 1 + (rules.max_delay if rules.max_delay is not None else 10**6)
         return self.recipe.work.every, delay, self.recipe.replicas
@@ -161,8 +161,8 @@ def counts(cluster: Cluster, budget: int) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def sweep(strategies: Mapping[str, Strategy], cluster: Cluster, budget: int) -> list[Candidate]:
-    """Every strategy with every (replicas, shards) that it allows.
+def sweep(strategies: Mapping[str, Strategy], sizes: Sequence[tuple[int, int]], budget: int) -> list[Candidate]:
+    """Every strategy with each of these (replicas, shards) that it allows; they keep to the budget.
 
     One replica is plain training whatever the strategy: it is tried once.
 
@@ -171,12 +171,11 @@ def sweep(strategies: Mapping[str, Strategy], cluster: Cluster, budget: int) -> 
     """
     if not strategies:
         raise ValueError("there is no strategy to plan with: name at least one")
-    sizes = counts(cluster, budget)
     found: list[Candidate] = []
     alone = False
     for name, strategy in strategies.items():
         refused: ValueError | None = None
-        mine: list[Candidate] = []
+        before = len(found)
         for replicas, shards in sizes:
             if replicas == 1 and alone:
                 continue
@@ -185,10 +184,9 @@ def sweep(strategies: Mapping[str, Strategy], cluster: Cluster, budget: int) -> 
                 candidate.strategy.recipe()
             except ValueError as error:
                 refused = error
-                continue
-            alone |= replicas == 1
-            mine.append(candidate)
-        if not mine and refused is not None:
+            else:
+                alone |= replicas == 1
+                found.append(candidate)
+        if len(found) == before and refused is not None:
             raise ValueError(f"{name} fits no number of replicas within a budget of {budget}: {refused}")
-        found += mine
     return found

@@ -18,7 +18,7 @@ AS_FAST = 0.10  # a looser coupling has to be faster by this much to be worth wh
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class RankingEntry:
     """One candidate and what is known of it. `trial` is its simulation with real gradients, where there was one."""
 
     candidate: Candidate
@@ -55,21 +55,21 @@ class Entry:
         }  # fmt: skip
 
 
-def best_sizes(entries: Iterable[Entry]) -> list[Entry]:
+def best_sizes(entries: Iterable[RankingEntry]) -> list[RankingEntry]:
     """The fastest of each strategy's settings, over all numbers of processes; fastest first."""
-    found: dict[str, Entry] = {}
+    found: dict[str, RankingEntry] = {}
     for entry in sorted(entries, key=lambda entry: -entry.useful):
         found.setdefault(entry.candidate.name, entry)
     return list(found.values())
 
 
-def finalists(entries: Iterable[Entry], trials: int) -> list[Entry]:
+def finalists(entries: Iterable[RankingEntry], trials: int) -> list[RankingEntry]:
     """The settings to simulate with real gradients: the best of each strategy in turn, then the second best, ...
 
     What an example teaches is not known before. So of settings that are about as fast, the one with the tighter
     coupling is better; and beyond the first of a strategy, tighter ones come first: the loosest is seldom the best.
     """
-    families: dict[str, list[Entry]] = defaultdict(list)
+    families: dict[str, list[RankingEntry]] = defaultdict(list)
     for entry in entries:
         families[entry.candidate.family].append(entry)
     orders = [_order(of_family) for of_family in families.values()]
@@ -81,9 +81,9 @@ def finalists(entries: Iterable[Entry], trials: int) -> list[Entry]:
     return turns[:trials]
 
 
-def _order(entries: Sequence[Entry]) -> list[Entry]:
+def _order(entries: Sequence[RankingEntry]) -> list[RankingEntry]:
     """Of one strategy: one entry for each setting."""
-    by_name: dict[str, list[Entry]] = defaultdict(list)
+    by_name: dict[str, list[RankingEntry]] = defaultdict(list)
     for entry in entries:
         by_name[entry.candidate.name].append(entry)
     sized = [_tightest(of_name) for of_name in by_name.values()]
@@ -92,7 +92,7 @@ def _order(entries: Sequence[Entry]) -> list[Entry]:
     return [first, *sorted(rest, key=lambda entry: (entry.candidate.coupling, -entry.useful))]
 
 
-def _tightest(entries: Sequence[Entry]) -> Entry:
+def _tightest(entries: Sequence[RankingEntry]) -> RankingEntry:
     """Of those about as fast as the fastest, the one with the least coupling to lose, and the fewest processes."""
     fastest = max(entry.useful for entry in entries)
     able = [entry for entry in entries if entry.useful >= (1 - AS_FAST) * fastest]

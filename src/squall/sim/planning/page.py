@@ -14,7 +14,7 @@ from squall.report.figures import Chart
 from squall.report.html import PALETTE, page_of, table_of, write_whole
 from squall.report.svg import GRID, INK, SERIES, engineering, new_figure, style, to_svg
 from squall.report.words import clock, percent, plain, rate_text, size
-from squall.sim.planning.entries import Entry, best_sizes
+from squall.sim.planning.entries import RankingEntry, best_sizes
 from squall.sim.planning.ranking import Ranking
 from squall.sim.planning.reasons import reason
 
@@ -49,7 +49,7 @@ def _with_target(ranking: Ranking) -> bool:
     return any(entry.trial is not None for entry in ranking.entries)
 
 
-def _goal(entry: Entry) -> str:
+def _goal(entry: RankingEntry) -> str:
     assert entry.trial is not None
     if entry.reached_s is not None:
         return clock(entry.reached_s)
@@ -141,7 +141,7 @@ def bars(ranking: Ranking) -> Chart:
     return Chart(title, to_svg(figure, title), f"Below a name: replicas + shards.{pale}")
 
 
-def _length(entry: Entry) -> float:
+def _length(entry: RankingEntry) -> float:
     assert entry.trial is not None
     return entry.reached_s if entry.reached_s is not None else entry.trial.training_s
 

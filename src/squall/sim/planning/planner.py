@@ -27,8 +27,8 @@ from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.own_step import own_step_s
 from squall.sim.cluster.simulate import simulate
 from squall.sim.planning.alone import stand_in
-from squall.sim.planning.candidates import Candidate, baseline, cores, default_strategies, sweep
-from squall.sim.planning.entries import Entry, finalists
+from squall.sim.planning.candidates import Candidate, baseline, cores, counts, default_strategies, sweep
+from squall.sim.planning.entries import RankingEntry, finalists
 from squall.sim.planning.ranking import Ranking, ranked
 from squall.sim.planning.speed import speed_of
 from squall.sim.planning.survival import survival_of
@@ -78,24 +78,19 @@ def plan_cluster(
     wanted = _Trials(until, seconds, trials, keep)
     _refuse(wanted)
     budget = cores(cluster) if budget is None else budget
+    sizes = counts(cluster, budget)  # before the task is built: it refuses a cluster without room
     seed_everything(seed)
     built = check_task(task())
     if strategies is None:
         strategies = default_strategies(from_file, batches=-(-built.examples // built.batch_size))
-    candidates = [baseline([*from_file, *strategies.values()]), *sweep(strategies, cluster, budget)]
+    candidates = [baseline([*from_file, *strategies.values()]), *sweep(strategies, sizes, budget)]
     families = {Candidate(name, strategy).family for name, strategy in strategies.items()}
     left_out = sorted(families - {candidate.family for candidate in candidates})
     target = _check(candidates, built, wanted, seed)
     if keep is not None:
         wanted = wanted._replace(keep=new_directory(keep))
     simulations = _Simulations(task, built, _timed(cluster, built, candidates[-1], seed), seed, progress)
-    interrupted = False
-    try:
-        simulations.run(candidates, wanted)
-    except KeyboardInterrupt:
-        if not simulations.entries:
-            raise
-        interrupted = True
+    interrupted = simulations.run(candidates, wanted)
     return ranked(simulations.entries.values(), target, budget, interrupted, left_out)
 
 
@@ -146,7 +141,7 @@ class _Simulations:
     """Of all candidates. `entries` holds what is known so far, by candidate; an interrupt leaves it whole."""
 
     def __init__(self, task: TaskFunction, built: Task, cluster: Cluster, seed: int, progress: bool) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, RankingEntry] = {}
         self._task = task
         self._built = built
         self._cluster = cluster
@@ -154,11 +149,18 @@ class _Simulations:
         self._seed = seed
         self._progress = progress
 
-    def run(self, candidates: Sequence[Candidate], trials: _Trials) -> None:
-        for candidate in candidates:
-            self._add(candidate)
-        if trials.until is not None:
-            self._try(trials.until, trials)
+    def run(self, candidates: Sequence[Candidate], trials: _Trials) -> bool:
+        """Whether it was interrupted. Raises `KeyboardInterrupt` when nothing is known yet."""
+        try:
+            for candidate in candidates:
+                self._add(candidate)
+            if trials.until is not None:
+                self._try(trials.until, trials)
+        except KeyboardInterrupt:
+            if not self.entries:
+                raise
+            return True
+        return False
 
     def _add(self, candidate: Candidate) -> None:
         """Simulate its speed."""
@@ -167,7 +169,7 @@ class _Simulations:
         if candidate.alone:
             speed = dataclasses.replace(speed, idle=0.0, shard_busy=0.0, bytes_per_second=0.0, network=0.0)
         survival = survival_of(strategy.recipe(), cluster, speed.round_s)
-        entry = self.entries[str(candidate)] = Entry(candidate=candidate, speed=speed, survival=survival)
+        entry = self.entries[str(candidate)] = RankingEntry(candidate=candidate, speed=speed, survival=survival)
         self._tell(f"{candidate}: {rate_text(entry.useful)} examples/s")
 
     def _try(self, until: str, trials: _Trials) -> None:
@@ -188,7 +190,7 @@ class _Simulations:
                 best_s = min(best_s, math.inf if trial.reached_s is None else trial.reached_s)
                 self._tell(f"{entry.candidate}: {_outcome(trial, until)}")
 
-    def _trial(self, entry: Entry, until: str, steps: int, settings: Settings, folder: Path) -> Forecast:
+    def _trial(self, entry: RankingEntry, until: str, steps: int, settings: Settings, folder: Path) -> Forecast:
         """Raises `KeyboardInterrupt` when the trial was interrupted: nothing is known of it."""
         strategy, cluster = stand_in(entry.candidate.strategy, self._cluster, self._elements)
         path = folder / re.sub(r"\W+", "-", str(entry.candidate))

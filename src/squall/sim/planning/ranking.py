@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from squall.sim.planning.entries import Entry, best_sizes
+from squall.sim.planning.entries import RankingEntry, best_sizes
 from squall.sim.planning.reasons import reason
 
 
@@ -20,19 +20,19 @@ class Ranking:
 
     target: tuple[str, float] | None
     budget: int
-    entries: Sequence[Entry] = field(default_factory=tuple)
+    entries: Sequence[RankingEntry] = field(default_factory=tuple)
     interrupted: bool = False
     left_out: Sequence[str] = ()
 
     @property
-    def shown(self) -> list[Entry]:
+    def shown(self) -> list[RankingEntry]:
         """With a target those that were tried for it; else the best numbers of processes of each strategy."""
         if any(entry.trial is not None for entry in self.entries):
             return [entry for entry in self.entries if entry.trial is not None]
         return best_sizes(self.entries)
 
     @property
-    def first(self) -> Entry:
+    def first(self) -> RankingEntry:
         return self.shown[0]
 
     def to_json_dict(self) -> dict[str, Any]:
@@ -45,12 +45,12 @@ class Ranking:
 
 
 def ranked(
-    entries: Iterable[Entry], target: tuple[str, float] | None, budget: int, interrupted: bool = False,
+    entries: Iterable[RankingEntry], target: tuple[str, float] | None, budget: int, interrupted: bool = False,
     left_out: Sequence[str] = (),
 ) -> Ranking:  # fmt: skip
     """By time to the target; then what did not get there, what failed, and what was not tried, by useful examples."""
 
-    def place(entry: Entry) -> tuple[int, float, float]:
+    def place(entry: RankingEntry) -> tuple[int, float, float]:
         reached_s = entry.reached_s
         tried = 3 if entry.trial is None else 1 + entry.failed
         return (tried, math.inf, -entry.useful) if reached_s is None else (0, reached_s, -entry.useful)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from squall.report.words import clock, number, percent, rate_text
-from squall.sim.planning.entries import ALIKE, Entry
+from squall.sim.planning.entries import ALIKE, RankingEntry
 
 if TYPE_CHECKING:
     from squall.sim.planning.ranking import Ranking
@@ -43,16 +43,16 @@ def _left_out(ranking: Ranking) -> list[str]:
     ]
 
 
-def _others(ranking: Ranking) -> list[Entry]:
+def _others(ranking: Ranking) -> list[RankingEntry]:
     """The best of each other strategy; of the first's own, only another setting that was tried as well."""
-    found: dict[str, Entry] = {}
+    found: dict[str, RankingEntry] = {}
     for entry in ranking.shown[1:]:
         if entry.candidate.family != ranking.first.candidate.family:
             found.setdefault(entry.candidate.family, entry)
     return list(found.values())
 
 
-def _first(first: Entry, target: tuple[str, float] | None) -> str:
+def _first(first: RankingEntry, target: tuple[str, float] | None) -> str:
     if first.candidate.alone:
         goal = "trains" if target is None or first.reached_s is None else (
             f"reaches {target[0]} {target[1]:g} in {clock(first.reached_s)}, sooner than any with several processes, at"
@@ -108,22 +108,22 @@ def _none_arrived(ranking: Ranking) -> str:
     )
 
 
-def _slower(entry: Entry, first: Entry) -> float:
+def _slower(entry: RankingEntry, first: RankingEntry) -> float:
     """How many times as long it takes as the first."""
     if first.reached_s is not None:
         return entry.reached_s / first.reached_s if entry.reached_s is not None and first.reached_s else float("inf")
     return first.useful / entry.useful if entry.useful else float("inf")
 
 
-def _value(entry: Entry) -> str:
+def _value(entry: RankingEntry) -> str:
     return clock(entry.reached_s) if entry.reached_s is not None else f"{_rate(entry)} examples/s"
 
 
-def _rate(entry: Entry) -> str:
+def _rate(entry: RankingEntry) -> str:
     return rate_text(entry.useful)
 
 
-def _behind(entry: Entry, first: Entry) -> str:
+def _behind(entry: RankingEntry, first: RankingEntry) -> str:
     if first.reached_s is None:
         return f"{entry.candidate} trains {_rate(entry)} examples/s{_because(entry, first)}."
     if entry.reached_s is None:
@@ -134,7 +134,7 @@ def _behind(entry: Entry, first: Entry) -> str:
     return f"{entry.candidate} needs {clock(entry.reached_s)}{_because(entry, first)}."
 
 
-def _because(entry: Entry, first: Entry) -> str:
+def _because(entry: RankingEntry, first: RankingEntry) -> str:
     """What sets it apart from the first, as far as its figures show."""
     causes = []
     if entry.useful < (1 - 2 * ALIKE) * first.useful:
@@ -145,7 +145,7 @@ def _because(entry: Entry, first: Entry) -> str:
     return f", since {', and '.join(causes)}" if causes else ""
 
 
-def _slow(entry: Entry, first: Entry) -> list[str]:
+def _slow(entry: RankingEntry, first: RankingEntry) -> list[str]:
     """Why it trains fewer examples a second."""
     causes = []
     if entry.speed.idle > first.speed.idle + MARKED:
@@ -159,7 +159,7 @@ def _slow(entry: Entry, first: Entry) -> list[str]:
     return causes
 
 
-def _waits_for(entry: Entry) -> str:
+def _waits_for(entry: RankingEntry) -> str:
     if entry.speed.network > FULL:
         return f"for the network (the busiest interface is full for {percent(entry.speed.network, 1)} of the time)"
     if entry.speed.shard_busy > FULL:
@@ -168,7 +168,7 @@ def _waits_for(entry: Entry) -> str:
     return "for the slowest" if recipe.loop.exchanges.awaited and recipe.replicas > 1 else "for their exchanges"
 
 
-def _more_examples(entry: Entry, first: Entry) -> str | None:
+def _more_examples(entry: RankingEntry, first: RankingEntry) -> str | None:
     """With a target: an example teaches it less."""
     if entry.trial is None or first.trial is None or entry.reached_s is None or not first.trial.examples:
         return None
@@ -181,7 +181,7 @@ def _more_examples(entry: Entry, first: Entry) -> str | None:
     return f"it takes {ratio:.1f} times the examples{inner}{stale}"
 
 
-def _failures(first: Entry) -> str:
+def _failures(first: RankingEntry) -> str:
     survival = first.survival
     shares = {
         "replicas that are gone": survival.away, "waiting until that is noticed": survival.stalled,

@@ -21,7 +21,7 @@ from squall.sim.cluster.costs import UPDATE_SHARE
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import Constant, Jitter, Trace
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import Machine
+from squall.sim.cluster.parts import MachineKind
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.simulate import simulate
 from squall.sim.planning.candidates import Candidate
@@ -173,7 +173,7 @@ def _field_of_rounds(strategy: Strategy) -> str | None:
     return next((name for name in ("inner_steps", "every") if hasattr(strategy, name)), None)
 
 
-def _longer(kind: Machine, cluster: Cluster, elements: int, times: int) -> Machine:
+def _longer(kind: MachineKind, cluster: Cluster, elements: int, times: int) -> MachineKind:
     """Its steps are as long as so many, with the updates of a replica's own optimizer between them."""
     update_s = UPDATE_SHARE * kind.work_s(elements) + kind.overhead.batch_s
     step_s = times * cluster.step_s(kind) + (times - 1) * update_s

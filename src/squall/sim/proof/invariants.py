@@ -19,7 +19,7 @@ from squall.sim.proof.broken import Broken
 from squall.sim.proof.labels import Labels
 from squall.sim.proof.logs import SentPush, ShardLog
 from squall.sim.proof.loops import mean_rates
-from squall.sim.proof.memory import Batch, File, Gradient, Written, folded
+from squall.sim.proof.memory import BatchRange, File, Gradient, Written, folded
 from squall.sim.proof.phantoms import PhantomHosts
 from squall.sim.proof.positions import LeaseRows, restored, trained
 from squall.strategies.base import Recipe
@@ -31,9 +31,9 @@ class Auditor:
     def __init__(self, recipe: Recipe, examples: int, batch_size: int, limits: Limits) -> None:
         self.recipe = recipe
         self.examples, self.batch_size, self.limits = examples, batch_size, limits
-        self._left_out: set[tuple[int, Batch]] = set()  # by loops: lease and batch
-        self._skipped: set[Batch] = set()  # of these, what has ended so
-        self.allowed: Counter[Batch] = Counter()  # repeats that the audit names: what was given back by its holder
+        self._left_out: set[tuple[int, BatchRange]] = set()  # by loops: lease and batch
+        self._skipped: set[BatchRange] = set()  # of these, what has ended so
+        self.allowed: Counter[BatchRange] = Counter()  # repeats that the audit names: what was given back by its holder
         self._bound = _bound(recipe)
         self._rows = LeaseRows()
         self._examples_saved = 0  # in the newest snapshot, by the shard that has fewest
@@ -46,10 +46,10 @@ class Auditor:
         self.hosts = hosts
         self._rows.begin()
         self._logs = [ShardLog(Written(version, files[shard].fold if files else 0)) for shard in shards]
-        self._applied: list[dict[Batch, list[int]]] = [{} for _ in shards]  # computations, by shard
-        self._further: list[dict[Batch, list[int]]] = [{} for _ in shards]  # further steps on a batch, in the same way
+        self._applied: list[dict[BatchRange, list[int]]] = [{} for _ in shards]  # computations, by shard
+        self._further: list[dict[BatchRange, list[int]]] = [{} for _ in shards]  # those of further steps on a batch
         self._shards_with: Counter[int] = Counter()  # of a computation
-        self._whole: Counter[Batch] = Counter()  # computations that all shards have
+        self._whole: Counter[BatchRange] = Counter()  # computations that all shards have
         self._pushes: dict[tuple[int, int], SentPush] = {}  # by slot and buffer
         self._under_way: dict[Node, SentPush | None] = {}  # of replicas: the last push sent
         self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
@@ -175,7 +175,7 @@ class Auditor:
         if self._shards_with[number] == self.recipe.shards:
             self._whole[batch] += 1
 
-    def _check_repeats(self, shard: int, batch: Batch) -> None:
+    def _check_repeats(self, shard: int, batch: BatchRange) -> None:
         if len(self._applied[shard][batch]) > 1 + self.allowed[batch]:
             raise Broken("I4", f"shard {shard} applies {_text(batch)} again, and no lease on it was given back")
         if self._whole[batch] > 1:
@@ -223,7 +223,7 @@ class Auditor:
         self.allowed.update(self._batches(lease.epoch, done, lease.stop))
         self._rows.add(lease.id, Range(lease.epoch, lease.start, done))
 
-    def _batches(self, epoch: int, start: int, stop: int) -> list[Batch]:
+    def _batches(self, epoch: int, start: int, stop: int) -> list[BatchRange]:
         size = self.batch_size
         return [(epoch, at, min(at + size, stop)) for at in range(start, stop, size)]
 
@@ -281,7 +281,7 @@ def _bound(recipe: Recipe) -> tuple[int, int] | None:
     return (1, 2 * (rules.max_delay + 1)) if cadence.overlap else (0, 2 * rules.max_delay + 1)
 
 
-def _text(batch: Batch) -> str:
+def _text(batch: BatchRange) -> str:
     return "examples {1} to {2} of epoch {0}".format(*batch)
 
 

@@ -11,7 +11,7 @@ from squall.strategies.base import Recipe
 
 _PRIME = (1 << 61) - 1
 
-Batch = tuple[int, int, int]  # epoch, start, stop
+BatchRange = tuple[int, int, int]  # epoch, start, stop
 
 
 class Gradient(NamedTuple):
@@ -26,7 +26,7 @@ class Gradient(NamedTuple):
     further: bool = False  # a further step on a batch that was stepped already
 
     @property
-    def batch(self) -> Batch:
+    def batch(self) -> BatchRange:
         return self.epoch, self.start, self.stop
 
 

@@ -22,7 +22,7 @@ from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
 from squall.runtime.driver import Host
 from squall.runtime.wire import Price
-from squall.sim.proof.memory import AppliedBuffer, Batch, File, Gradient, Memory, Written, folded
+from squall.sim.proof.memory import AppliedBuffer, BatchRange, File, Gradient, Memory, Written, folded
 from squall.strategies.base import Recipe
 
 COMPUTE_S = 0.01
@@ -44,7 +44,7 @@ class PhantomHosts:
         self.published: list[PublishSnapshot] = []
         self.computed = first  # computations so far
         self.compute_s: Callable[[Node], float] = lambda node: COMPUTE_S * (1 + 0.37 * node.index)
-        self.poison: Callable[[int, Batch], bool] = lambda number, batch: False
+        self.poison: Callable[[int, BatchRange], bool] = lambda number, batch: False
         self.steps_on: Callable[[int], int] | None = None  # on a batch, by loops that step several times
         self.leaves_out: Callable[[int], bool] = lambda number: False
         self.breaks: Callable[[int], bool] = lambda number: False
@@ -121,7 +121,7 @@ class ReplicaPhantom(Phantom):
     active = 0
     _batch: effects.Compute | None = None  # may be stepped again
     _steps = 0  # to come on it
-    _stepped: Batch | None = None  # was pushed already
+    _stepped: BatchRange | None = None  # was pushed already
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

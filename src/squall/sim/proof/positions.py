@@ -9,7 +9,7 @@ import msgspec
 from squall.protocol.effects import PublishSnapshot
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Ledger, Range
-from squall.sim.proof.memory import Batch
+from squall.sim.proof.memory import BatchRange
 
 
 def restored(manifest: PublishSnapshot, batch_size: int, limits: Limits) -> Leases:
@@ -18,10 +18,10 @@ def restored(manifest: PublishSnapshot, batch_size: int, limits: Limits) -> Leas
     return Leases.restore(dict(manifest.ledger), progress, batch_size, limits)
 
 
-def trained(left: Leases, size: int) -> set[Batch]:
+def trained(left: Leases, size: int) -> set[BatchRange]:
     """Batches that were dealt, and are not dealt again."""
 
-    def batches(epoch: int, start: int, stop: int) -> list[Batch]:
+    def batches(epoch: int, start: int, stop: int) -> list[BatchRange]:
         return [(epoch, at, min(at + size, left.examples)) for at in range(start, stop, size)]
 
     dealt = [batch for epoch in range(left.epoch) for batch in batches(epoch, 0, left.examples)]

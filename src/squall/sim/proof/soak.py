@@ -28,7 +28,7 @@ SIZES = ("replicas", "shards", "examples", "epochs")
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class WorldVerdict:
     """What became of a world."""
 
     chaos: Chaos
@@ -44,17 +44,17 @@ class Verdict:
         return f"{self.chaos}\nBROKEN at event {self.events}: {self.error}"
 
 
-def verdict(world: Chaos, watch: Callable[[Seen], None] | None = None, self_checks: bool = True) -> Verdict:
+def verdict(world: Chaos, watch: Callable[[Seen], None] | None = None, self_checks: bool = True) -> WorldVerdict:
     """Run a world to its end, or to the first thing that is wrong."""
     trial = Trial(world, watch, self_checks)
     try:
         trial.go()
     except Broken as broken:
-        return Verdict(world, trial.events, dict(trial.happened), str(broken), broken.invariant)
+        return WorldVerdict(world, trial.events, dict(trial.happened), str(broken), broken.invariant)
     except Exception as error:  # a machine was brought where it knows no further: that is as broken
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Verdict(world, trial.events, dict(trial.happened), text, type(error).__name__)
-    return Verdict(world, trial.events, dict(trial.happened))
+        return WorldVerdict(world, trial.events, dict(trial.happened), text, type(error).__name__)
+    return WorldVerdict(world, trial.events, dict(trial.happened))
 
 
 def trace_of(world: Chaos) -> list[str]:
@@ -64,7 +64,7 @@ def trace_of(world: Chaos) -> list[str]:
     return [*map(trace_line, seen), *([f"BROKEN: {found.error}"] if found.error else [])]
 
 
-def shrink(found: Verdict) -> Verdict:
+def shrink(found: WorldVerdict) -> WorldVerdict:
     """The same broken with as few faults as possible, then as soon as possible; leaving out one thing at a time."""
     tried = 0
     while True:
@@ -80,7 +80,7 @@ def shrink(found: Verdict) -> Verdict:
             return found
 
 
-def _length(found: Verdict) -> tuple[int, int]:
+def _length(found: WorldVerdict) -> tuple[int, int]:
     return len(found.chaos.faults), found.events
 
 
@@ -100,7 +100,7 @@ def rebuilt(seed: int, faults: Sequence[int] | None = None, **changes: int | boo
     return dataclasses.replace(world, **changes)  # type: ignore[arg-type]
 
 
-def soak(count: int | None = None, first: int = 0, processes: int = 1) -> Iterator[Verdict]:
+def soak(count: int | None = None, first: int = 0, processes: int = 1) -> Iterator[WorldVerdict]:
     """Verdicts of worlds `first`, `first` + 1 ..., in order; without a count for ever."""
     seeds = itertools.count(first) if count is None else iter(range(first, first + count))
     worlds = (chaos(seed) for seed in seeds)
@@ -109,7 +109,7 @@ def soak(count: int | None = None, first: int = 0, processes: int = 1) -> Iterat
         return
     context = multiprocessing.get_context("spawn")  # torch and fork do not go together
     with context.Pool(processes) as pool:
-        pending: deque[AsyncResult[list[Verdict]]] = deque()
+        pending: deque[AsyncResult[list[WorldVerdict]]] = deque()
         while chunk := list(itertools.islice(worlds, CHUNK)):
             pending.append(pool.apply_async(_verdicts, (chunk,)))
             if len(pending) > 2 * processes:
@@ -118,11 +118,11 @@ def soak(count: int | None = None, first: int = 0, processes: int = 1) -> Iterat
             yield from result.get()
 
 
-def _verdicts(worlds: Sequence[Chaos]) -> list[Verdict]:
+def _verdicts(worlds: Sequence[Chaos]) -> list[WorldVerdict]:
     return [verdict(world) for world in worlds]
 
 
-def report(found: Verdict) -> str:
+def report(found: WorldVerdict) -> str:
     """A world that broke, the least of it that does so still, and how to see it again."""
     least = shrink(found)
     return "\n".join([

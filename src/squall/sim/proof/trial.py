@@ -37,7 +37,7 @@ from squall.sim.proof.faults import (
     UserStop,
     Weather,
 )
-from squall.sim.proof.memory import Batch
+from squall.sim.proof.memory import BatchRange
 from squall.sim.proof.phantoms import Phantom
 from squall.sim.proof.runs import ChaoticBatchRun, ChaoticLoopRun, ChaoticRun
 from squall.strategies.work import Loop
@@ -208,7 +208,7 @@ class Trial:
     def _nodes(self, part: Role) -> list[Node]:
         return [node for node, place in self.world.processes.items() if Role.of(node) == part and place.end is None]
 
-    def _poison(self, number: int, batch: Batch) -> bool:
+    def _poison(self, number: int, batch: BatchRange) -> bool:
         self._spoilt, spoilt = max(0, self._spoilt - 1), self._spoilt
         return spoilt > 0
 

@@ -36,10 +36,10 @@ from squall.runtime.store import Store
 
 PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
 
-Replica = ReplicaHost | PortionHost | LoneHost | ScriptHost
+ReplayedHost = ReplicaHost | PortionHost | LoneHost | ScriptHost
 
 
-class RecordedNode:
+class ReplayedNode:
     """A node: its records, and how far it has come.
 
     Its file is opened when the first record is asked for, and is not open any more behind the last: a run may have had
@@ -107,13 +107,13 @@ class RecordedNode:
         self._record = next(self._records, None)
 
 
-class RecordedReplica(RecordedNode):
+class ReplayedReplica(ReplayedNode):
     def __init__(self, node: Node, paths: Sequence[Path], job: Job) -> None:
         super().__init__(node, paths, job)
         self.skipped = 0  # records before those that are performed
         self.begins = 0  # the fetch that it begins with
         self.given = -math.inf  # clock up to which its pushes are not computed: shards have kept them
-        self.host: Replica | None = None  # None: not begun, or over
+        self.host: ReplayedHost | None = None  # None: not begun, or over
         self.begun = False
         self.clock = 0  # of its last push
         self.pushed: dict[int, int] = {}  # gradient buffer -> clock of the last push from it
@@ -164,7 +164,7 @@ class RecordedReplica(RecordedNode):
                     return
 
 
-class RecordedShard(RecordedNode):
+class ReplayedShard(ReplayedNode):
     """`updates` are those before this attempt; `snapshot` is what it begins at, None: where the attempt does."""
 
     def __init__(self, attempt: Path, job: Job, index: int, updates: int, snapshot: int | None = None) -> None:
