@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import torch
@@ -49,7 +48,7 @@ def rehearse(
     layout = check_together(plan, strategy, built)
     newest = Snapshots(directory).newest() if again else None
     restored = Snapshots(directory).restore(newest, layout) if newest is not None else None
-    job = attempts.begin(private_job(plan, strategy, built, layout, directory, time.time(), restored))
+    job = attempts.begin(private_job(plan, strategy, built, layout, directory, restored))
     chance = random.Random(seed)
     run = InlineRun(job, lambda node: chance.choice([0.002, 0.01, 0.03]))
     world = run.world

@@ -201,8 +201,10 @@ def _start_nursery(line: int, life: int) -> _Forked:
 
 def _until_it_leads(pid: int) -> None:
     """A stop ends the session of a nursery: until there is one, nothing would end it."""
+    deadline = time.monotonic() + 10
     with suppress(ProcessLookupError):
         while os.getsid(pid) != pid:
+            assert time.monotonic() < deadline, f"the nursery (pid {pid}) leads no session"
             time.sleep(0.001)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,7 +74,7 @@ def train(
         return steps_s[-1]
 
     with tempfile.TemporaryDirectory(prefix="squall-papers-") as folder:
-        job = private_job(plan, strategy, made, layout, Path(folder), time.time())
+        job = private_job(plan, strategy, made, layout, Path(folder))
         end = InlineRun(job, next_step_s).run()
         assert end.status in ("finished", "nonfinite"), end
         trial = ComparedRun("", seed, Path(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +201,8 @@ class Launch:
 
     def _run_here(self, task: Task, layout: Layout, path: Path, snapshot: int | None) -> None:
         restored = Snapshots(path).restore(snapshot, layout) if snapshot is not None else None
-        job = private_job(self.plan, self._strategy, task, layout, path, self._commanded_at, restored)
-        job = attempts.begin(job)
+        job = private_job(self.plan, self._strategy, task, layout, path, restored)
+        job = attempts.begin(replace(job, commanded_at=self._commanded_at))
         threads = torch.get_num_threads()
         torch.set_num_threads(self.plan.threads)
         try:

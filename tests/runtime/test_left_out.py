@@ -50,7 +50,7 @@ def resumed(run_dir: Path) -> Callable[..., Job]:
         manifest = Manifest(1, layout, (2, 3), ledger, {"0": 40}, 1.0, 1.0, "SGD", **told)  # type: ignore[arg-type]
         kept = msgspec.json.decode(manifest.encoded(), type=Manifest)
         assert kept.intact
-        return private_job(plan, strategy, task, layout, run_dir, 0.0, Restored(kept, {}))
+        return private_job(plan, strategy, task, layout, run_dir, Restored(kept, {}))
 
     return job
 

@@ -150,7 +150,7 @@ def coordinator_host(run_dir: Path, clock: Callable[[], float] | None = None) ->
     strategy, task = squall.Downpour(replicas=1), regression(examples=400)()
     plan = make_plan(strategy, INLINE, Aims(epochs=1))
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-    return CoordinatorHost(private_job(plan, strategy, task, layout, run_dir, 0.0), Nobody(), clock)
+    return CoordinatorHost(private_job(plan, strategy, task, layout, run_dir), Nobody(), clock)
 
 
 def test_a_row_is_written_though_nothing_happens_behind_it(run_dir: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -328,7 +327,7 @@ class World:
         built = task()
         layout = check_together(plan, strategy, built)
         restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None
-        job = private_job(plan, strategy, built, layout, directory, time.time(), restored)
+        job = private_job(plan, strategy, built, layout, directory, restored)
         self.run = InlineRun(job, step_s or (lambda node: 0.01))
         self.world = self.run.world
         conditions = Conditions(network or Network(), self.world._conditions.prices, notice_s=0.002)

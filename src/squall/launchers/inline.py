@@ -11,13 +11,11 @@ from squall.protocol.events import Event, StopRequested
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.driver import Host
-from squall.runtime.hosts import EvaluatorHost
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, own_model
-from squall.runtime.kinds import kind_of, machine
+from squall.runtime.kinds import host, machine
 from squall.runtime.machines import nodes
 from squall.runtime.recorder import CoordinatorHost
-from squall.runtime.recording import recorded
 from squall.runtime.wire import Conditions
 from squall.runtime.world import World
 
@@ -91,10 +89,5 @@ class InlineRun:
 
 
 def own_host(job: Job, node: Node) -> Host:
-    """The host of a shard, a replica or the evaluator, with a model of its own. It keeps a schedule if the run does."""
-    if node.role == "shard":
-        return recorded(kind_of(job).shard_host(job, node.index), job, node)
-    job = own_model(job)
-    if node.role == "evaluator":
-        return EvaluatorHost(job)
-    return recorded(kind_of(job).replica_host(job, node.index), job, node)
+    """The host of a shard, a replica or the evaluator, with a model of its own."""
+    return host(job if node.role == "shard" else own_model(job), node)

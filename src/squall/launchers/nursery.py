@@ -32,7 +32,7 @@ from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
-from squall.runtime.processes import die_with_parent, ending, outlive_parent
+from squall.runtime.processes import ending, fork, outlive_parent
 from squall.usercode.blame import encode, note
 
 GRACE_S = 1.0  # seconds for processes to end after the coordinator has
@@ -61,9 +61,8 @@ class Nursery:
         self._stopping = ""  # why a stop was asked for, if it was
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         self._deadline: float | None = None  # when processes that still live are killed
-        mine, theirs = Pipe()
+        mine, self._theirs = Pipe()  # the second is the coordinator's end, closed here when that is there
         self._coordinator = ControlPipe(mine)
-        self._theirs: Connection | None = theirs
 
     def run(self) -> None:
         self.prepare()
@@ -184,20 +183,16 @@ class Nursery:
             self._coordinator.say(kind="lost", node=str(node), why=f"could not be started: {error}")
 
     def _fork(self, node: Node) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        pid = os.fork()
+        pid = fork()
         if pid:
             self._look_after(node, pid)
-            if node == COORDINATOR and self._theirs is not None:
+            if node == COORDINATOR:
                 self._theirs.close()
-                self._theirs = None
             return
         status = RAISED
         try:
-            self._detach(parent)
-            self._become(node)
+            self._detach()
+            run_role(self._job, node, self._sockets, ControlPipe(self._theirs) if node == COORDINATOR else None)
             status = DONE
         except BaseException as error:
             note(error, f"in {node.role} {node.index}", role=node.role, index=node.index)
@@ -214,20 +209,12 @@ class Nursery:
             raise
         self._children[handle] = Child(node, pid, handle)
 
-    def _detach(self, parent: int) -> None:
+    def _detach(self) -> None:
         """In a child: close what belongs to the nursery."""
-        die_with_parent(parent)
         self._launcher.connection.close()
         self._coordinator.connection.close()
         for handle in self._children:
             os.close(handle)
-
-    def _become(self, node: Node) -> None:
-        pipe = None
-        if node == COORDINATOR:
-            assert self._theirs is not None
-            pipe = ControlPipe(self._theirs)
-        run_role(self._job, node, self._sockets, pipe)
 
 
 def leave(status: int) -> NoReturn:

@@ -17,13 +17,12 @@ from squall.protocol.events import Event, MemberLost, StopRequested
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.record.writer import COMMIT_EVERY_S
 from squall.runtime.driver import Driver, Host
-from squall.runtime.hosts import EvaluatorHost, SlowedHost
+from squall.runtime.hosts import SlowedHost
 from squall.runtime.job import Job
-from squall.runtime.kinds import kind_of, machine
+from squall.runtime.kinds import host, machine
 from squall.runtime.machines import nodes
 from squall.runtime.processes import keep_freed_memory, never_interrupt
 from squall.runtime.recorder import CoordinatorHost
-from squall.runtime.recording import recorded
 from squall.transports.host import HostTransport
 
 
@@ -96,17 +95,11 @@ def transport_of(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) 
 
 
 def make_host(job: Job, node: Node, pipe: ControlPipe | None) -> Host:
-    match node.role:
-        case "coordinator":
-            assert pipe is not None
-            return CoordinatorHost(job, NurseryChannel(pipe), time.monotonic)
-        case "shard":
-            return recorded(kind_of(job).shard_host(job, node.index), job, node)
-        case "replica":
-            host, ratio = kind_of(job).replica_host(job, node.index), job.slowness(node)
-            return recorded(SlowedHost(host, ratio) if ratio > 1 else host, job, node)
-        case _:
-            return EvaluatorHost(job)
+    if node == COORDINATOR:
+        assert pipe is not None
+        return CoordinatorHost(job, NurseryChannel(pipe), time.monotonic)
+    made, ratio = host(job, node), job.slowness(node)
+    return SlowedHost(made, ratio) if ratio > 1 else made
 
 
 def _spin_s(job: Job, node: Node) -> float:

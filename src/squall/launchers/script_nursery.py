@@ -10,7 +10,6 @@ after: who stops the run then ends the scripts where they are, and a leader that
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 import sys
 import time
@@ -28,6 +27,7 @@ from squall.record.rows import RecordError
 from squall.runtime.batches import Counted
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
+from squall.runtime.processes import fork
 
 
 class Forked(BaseException):
@@ -161,18 +161,15 @@ class ScriptNursery(Nursery):
         if node.role != "replica":
             super()._fork(node)
             return
-        sys.stdout.flush()
-        sys.stderr.flush()
         mine, theirs = Pipe()
-        parent = os.getpid()
-        pid = os.fork()
+        pid = fork()
         if pid:
             theirs.close()
             self._look_after(node, pid)
             self._unfinished.pop(node.index, None)
             self._scripts[mine] = ControlPipe(mine)
             return
-        self._detach(parent)
+        self._detach()
         mine.close()
         for other in self._scripts:
             other.close()

@@ -41,11 +41,11 @@ from squall.runtime.job import Job, own_model
 from squall.runtime.kinds import kind_of
 from squall.runtime.records import (
     Applied,
+    Calculated,
     Computed,
     Delivered,
     Pushed,
     Saved,
-    VectorsCalculated,
 )
 from squall.runtime.replay_starts import replica_logs
 from squall.runtime.schedule import Damaged
@@ -231,7 +231,7 @@ class Replay:
                 pushes = [(term.owner, term.clock) for term in update.terms]
                 shard.applied.update(owner for owner, _ in pushes)
                 self._stopped |= self._observer.updated(shard, pushes, applied.fingerprint)
-            case VectorsCalculated() as calculated:
+            case Calculated() as calculated:
                 self._calculate(shard, calculated)
             case AddPortions(node, _, clock) as effect:
                 if not self._has_pushed(node, clock):
@@ -256,7 +256,7 @@ class Replay:
         """One for a shard's process, whatever it had: no bit of an update by element depends on it."""
         return 1 if self._job.plan.launcher == "local" and not self._lone else self._job.plan.threads
 
-    def _calculate(self, shard: ReplayedShard, calculated: VectorsCalculated) -> None:
+    def _calculate(self, shard: ReplayedShard, calculated: Calculated) -> None:
         """An update if it moves the weights. In either case it is compared."""
         self._use_threads(self._shard_threads)
         shard.host.perform(CalculateVectors(calculated.calculation), 0.0)

@@ -179,7 +179,7 @@ class _Rerun:
         if start.snapshot is not None and snapshot is None:
             restored = self._bases.get(start.snapshot) or self._from_file(start.snapshot, newest, layout)
         self._bases = {number: base for number, base in self._bases.items() if number <= (start.snapshot or 0)}
-        self._job = job = private_job(plan, strategy, task, layout, self._directory, 0.0, restored)
+        self._job = job = private_job(plan, strategy, task, layout, self._directory, restored)
         until = self._until
         if until is not None and any(until > after.updates for after in later):
             until = None

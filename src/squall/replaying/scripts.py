@@ -39,7 +39,7 @@ from squall.replaying.script_replica import Began, Examine, LoopEnded, ReplayBac
 from squall.runtime.batches import Counted
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
-from squall.runtime.processes import die_with_parent
+from squall.runtime.processes import fork
 from squall.session.backend import SessionBackend
 from squall.session.script_task import joined_task
 from squall.strategies import Strategy
@@ -141,11 +141,8 @@ class ScriptReplicas:
             host.close()
 
     def _fork(self, job: Job, node: Node) -> ScriptHost:
-        sys.stdout.flush()
-        sys.stderr.flush()
         mine, theirs = Pipe()
-        parent = os.getpid()
-        pid = os.fork()
+        pid = fork()
         if pid:
             theirs.close()
             with contextlib.suppress(OSError):  # it has done so itself
@@ -153,7 +150,6 @@ class ScriptReplicas:
             return ScriptHost(node, pid, mine)
         try:
             os.setpgid(0, 0)
-            die_with_parent(parent)
             mine.close()
             for host in self._hosts.values():
                 host.abandon()

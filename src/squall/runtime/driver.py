@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -26,7 +27,7 @@ class Transport(Protocol):
     def receive(self, timeout_s: float | None) -> tuple[Node, bytes] | None: ...
 
 
-class Host(Protocol):
+class Host(ABC):
     """What a node's effects work on: a replica's model, a shard's store, the coordinator's record.
 
     Most hosts need only `perform`: numbers travel without them, nothing comes from outside, and nothing was put off.
@@ -44,6 +45,7 @@ class Host(Protocol):
         """Put what has travelled to its place, unless something later lies there."""
         raise AssertionError("numbers have travelled within a machine")
 
+    @abstractmethod
     def perform(self, effect: Effect, now: float) -> Event | None:
         """Carry out an effect; the event that it leads to, if any."""
 
@@ -52,11 +54,11 @@ class Host(Protocol):
         return None
 
     def rest(self) -> None:
-        """The node is about to wait: what is done now keeps nobody waiting."""
+        """The node is about to wait for a message: here it does what it has put off."""
         return None
 
 
-class HostAround:
+class HostAround(Host):
     """A host that does something beside what another one does."""
 
     def __init__(self, host: Host) -> None:
@@ -64,12 +66,6 @@ class HostAround:
 
     def attach(self, payload: Payload) -> None:
         self._host.attach(payload)
-
-    def outgoing(self, payload: Payload) -> object | None:
-        return self._host.outgoing(payload)
-
-    def incoming(self, payload: Payload, numbers: object) -> None:
-        self._host.incoming(payload, numbers)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         return self._host.perform(effect, now)

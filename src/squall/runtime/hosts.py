@@ -29,7 +29,6 @@ from squall.runtime.driver import Host, HostAround
 from squall.runtime.evaluate import evaluate
 from squall.runtime.job import Job
 from squall.runtime.local import LocalTraining
-from squall.runtime.portions import PortionHost
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.store import Store
 
@@ -79,7 +78,7 @@ class ReplicaHost(Host):
 class SlowedHost(HostAround):
     """A replica that sleeps after each computation, as if its machine were slower by a ratio."""
 
-    def __init__(self, host: ReplicaHost | PortionHost, ratio: float) -> None:
+    def __init__(self, host: Host, ratio: float) -> None:
         super().__init__(host)
         self._ratio = ratio
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Job:
     arena: Arena
     initial: Tensor  # float32 [length]: the weights that training starts from
     directory: Path  # of the run
-    commanded_at: float  # when the user gave the command, seconds since 1970
+    commanded_at: float = field(default_factory=time.time)  # when the user gave the command, seconds since 1970
     restored: Restored | None = None  # the snapshot that the run goes on from
     schedule: Path | None = None  # where hosts keep their schedules; None: there will be no replay
 
@@ -67,19 +68,18 @@ class Job:
 
 
 def private_job(
-    plan: Plan, strategy: Strategy, task: Task, layout: Layout, directory: Path, commanded_at: float,
-    restored: Restored | None = None,
+    plan: Plan, strategy: Strategy, task: Task, layout: Layout, directory: Path, restored: Restored | None = None
 ) -> Job:  # fmt: skip
     """A job for a run within this process; the task's model is left as it is."""
-    return Job(
-        plan=plan, strategy=strategy, task=dataclasses.replace(task, model=copy.deepcopy(task.model)), layout=layout,
-        arena=Arena.private(arena_shape(layout, strategy.recipe())), initial=initial_vector(layout, task),
-        directory=directory, commanded_at=commanded_at, restored=restored,
-    )  # fmt: skip
+    arena, initial = Arena.private(arena_shape(layout, strategy.recipe())), initial_vector(layout, task)
+    return own_model(Job(
+        plan=plan, strategy=strategy, task=task, layout=layout, arena=arena, initial=initial, directory=directory,
+        restored=restored,
+    ))  # fmt: skip
 
 
 def own_model(job: Job) -> Job:
-    """The job of one of several replicas within this process."""
+    """The job with a model of its own, for one of several replicas within a process."""
     return dataclasses.replace(job, task=dataclasses.replace(job.task, model=copy.deepcopy(job.task.model)))
 
 

@@ -14,10 +14,12 @@ from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
-from squall.runtime.hosts import ReplicaHost, ShardHost
+from squall.runtime.driver import Host
+from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
 from squall.runtime.job import Job
 from squall.runtime.machines import batch_coordinator, begun, lease_coordinator
 from squall.runtime.portions import PortionHost
+from squall.runtime.recording import recorded
 from squall.runtime.vectors import VectorHost
 from squall.strategies.work import BatchMethod, Loop, Work
 
@@ -69,3 +71,12 @@ def machine(job: Job, node: Node) -> Linked:
             return Linked(kind.replica(job, node))
         case _:
             return Linked(Evaluator(node, job.recipe.shards, os.getpid(), job.plan.keep_best or ""))
+
+
+def host(job: Job, node: Node) -> Host:
+    """What carries out the effects of a shard, a replica or the evaluator. It keeps a schedule if the run does."""
+    if node.role == "evaluator":
+        return EvaluatorHost(job)
+    kind = kind_of(job)
+    made = kind.shard_host if node.role == "shard" else kind.replica_host
+    return recorded(made(job, node.index), job, node)

@@ -7,6 +7,7 @@ import ctypes
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -49,6 +50,17 @@ def standing_still(session: int) -> list[str]:
                 title = (path / "cmdline").read_text().replace("\0", " ").strip()
                 found.append(f"{title} (pid {path.name}) is stopped: kill -CONT {path.name}")
     return found
+
+
+def fork() -> int:
+    """As `os.fork`; the new process dies with this one. What was written before goes out once, by this one."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if not pid:
+        die_with_parent(parent)
+    return pid
 
 
 def die_with_parent(parent: int) -> None:

@@ -60,7 +60,7 @@ class Delivered(msgspec.Struct, frozen=True):
     buffer: int
 
 
-class VectorsCalculated(msgspec.Struct, frozen=True):
+class Calculated(msgspec.Struct, frozen=True):
     """A shard's vectors were combined and multiplied, and the fingerprint of its weights behind that."""
 
     calculation: Calculation
@@ -100,7 +100,7 @@ class ProcessEnded(msgspec.Struct, frozen=True):
 
 
 ScheduleRecord = (
-    Applied | Delivered | Saved | Computed | Pushed | UseWeights | ProcessEnded | VectorsCalculated | AddPortions | Keep
+    Applied | Delivered | Saved | Computed | Pushed | UseWeights | ProcessEnded | Calculated | AddPortions | Keep
     | NextFile
 )  # fmt: skip
 
@@ -187,7 +187,7 @@ def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: ClockSteps)
         return NextFile(clocks.clock(0, next(entries)), next(entries))
     if tag == schedule.CALCULATED:
         fingerprint, calculation = islice(entries, 2)
-        return VectorsCalculated(msgspec.convert(calculation, Calculation), fingerprint)
+        return Calculated(msgspec.convert(calculation, Calculation), fingerprint)
     if tag == schedule.ADDED:
         who, buffer, steps = islice(entries, 3)
         return AddPortions(_node(who, replicas), buffer, clocks.clock(who, steps))

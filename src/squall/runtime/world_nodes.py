@@ -68,8 +68,8 @@ class WorldNode:
         self.forgotten: dict[Node, None] | None = None  # by a machine without links: whose messages are dropped
         self.host = host
         # None: the host has nothing to do for a message, and is not called for each.
-        self.attach = host.attach if getattr(type(host), "attach", None) is not Host.attach else None
-        self.outgoing = host.outgoing if getattr(type(host), "outgoing", None) is not Host.outgoing else None
+        self.attach = host.attach if type(host).attach is not Host.attach else None
+        self.outgoing = host.outgoing if type(host).outgoing is not Host.outgoing else None
         self.clock = clock  # None: the world's own
         self.busy_until = 0.0
         self.poll = host.poll if node == COORDINATOR else None  # others hear nothing from outside

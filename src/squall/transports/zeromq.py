@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import zmq
@@ -22,8 +23,6 @@ class Router:
     def __init__(self, node: Node, directory: Path, serve: bool, peers: Iterable[Node]) -> None:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.ROUTER)
-        self._names: dict[Node, bytes] = {}
-        self._nodes: dict[bytes, Node] = {}
         socket = self.socket
         socket.setsockopt(zmq.ROUTING_ID, str(node).encode())
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -36,12 +35,12 @@ class Router:
         if serve:
             socket.bind(_endpoint(directory, node))
         for peer in peers:
-            socket.setsockopt(zmq.CONNECT_ROUTING_ID, self._name(peer))
+            socket.setsockopt(zmq.CONNECT_ROUTING_ID, _name(peer))
             socket.connect(_endpoint(directory, peer))
 
     def send(self, to: Node, data: bytes) -> None:
         try:
-            self.socket.send(self._name(to), zmq.NOBLOCK | zmq.SNDMORE)
+            self.socket.send(_name(to), zmq.NOBLOCK | zmq.SNDMORE)
             self.socket.send(data, zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
@@ -64,30 +63,23 @@ class Router:
                 while self.socket.getsockopt(zmq.RCVMORE):
                     self.socket.recv(zmq.NOBLOCK)
                 return None  # more than the two parts that every Squall process sends
-            return self._node(name), data
-        except zmq.Again:
+            return _node(name), data
+        except (zmq.Again, ValueError):  # nothing is there, or it has a name that no Squall process has
             return None
-        except ValueError:
-            return None  # a name that no Squall process has
 
     def close(self) -> None:
         self.socket.close(0)
         self._context.term()
 
-    def _name(self, node: Node) -> bytes:
-        name = self._names.get(node)
-        if name is None:
-            name = self._names[node] = str(node).encode()
-            self._nodes[name] = node
-        return name
 
-    def _node(self, name: bytes) -> Node:
-        node = self._nodes.get(name)
-        if node is None:
-            node = Node.parse(name.decode())
-            self._nodes[name] = node
-            self._names[node] = name
-        return node
+@cache
+def _name(node: Node) -> bytes:
+    return str(node).encode()
+
+
+@cache
+def _node(name: bytes) -> Node:
+    return Node.parse(name.decode())
 
 
 def _endpoint(directory: Path, node: Node) -> str:

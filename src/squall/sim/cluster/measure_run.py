@@ -111,7 +111,7 @@ def _job(task: Task, layout: Layout, strategy: Strategy, threads: int) -> Job:
     """Without a directory yet, and without evaluations."""
     settings = Settings(threads=threads, snapshot_every_s=None, progress=False)
     plan = make_plan(strategy, settings, Aims(epochs=ENDLESS))
-    return private_job(plan, strategy, dataclasses.replace(task, validate=None), layout, Path(), time.time())
+    return private_job(plan, strategy, dataclasses.replace(task, validate=None), layout, Path())
 
 
 # ---------------------------------------------------------------- a run of processes

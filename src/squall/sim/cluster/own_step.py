@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,7 @@ def own_step_s(plan: Plan, task: Task, layout: Layout) -> float:
     """Median seconds of a batch's gradient, with the plan's threads."""
     size = task.batch_size
     with threads(plan.threads):
-        host = own_host(private_job(plan, SingleProcess(), task, layout, Path(), time.time()), Node("replica", 0))
+        host = own_host(private_job(plan, SingleProcess(), task, layout, Path()), Node("replica", 0))
         host.perform(UseWeights(0), 0.0)
         times: list[float] = []
         while len(times) < TIMED_STEPS and (len(times) < 2 or sum(times) < TIMED_S):

@@ -110,7 +110,7 @@ def simulate(
     path = new_directory(run_dir)
     with hold(path):
         write_plan(path, Code(task=task, strategy=strategy, settings=settings, plan=plan))
-        job = private_job(plan, strategy, built, layout, path, time.time())
+        job = private_job(plan, strategy, built, layout, path)
         forecast = _Simulation(job, cluster, real=True).run(watch)
         finish(Run(path, task))
     return dataclasses.replace(forecast, run_directory=str(path))
