@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from squall.strategies.asynchronous import AsynchronousSGD, BoundedDelay
-from squall.strategies.averaging import Averaging, ElasticAveraging
-from squall.strategies.base import Recipe, Strategy
-from squall.strategies.diloco import DiLoCo
-from squall.strategies.downpour import Downpour
-from squall.strategies.proximal import DelayedProximal
-from squall.strategies.sandblaster import Sandblaster
-from squall.strategies.single import SingleProcess
-from squall.strategies.synchronous import Synchronous
+from squall.strategies.asynchronous import AsynchronousSGD as AsynchronousSGD
+from squall.strategies.asynchronous import BoundedDelay as BoundedDelay
+from squall.strategies.averaging import Averaging as Averaging
+from squall.strategies.averaging import ElasticAveraging as ElasticAveraging
+from squall.strategies.base import Recipe as Recipe
+from squall.strategies.base import Strategy as Strategy
+from squall.strategies.diloco import DiLoCo as DiLoCo
+from squall.strategies.downpour import Downpour as Downpour
+from squall.strategies.proximal import DelayedProximal as DelayedProximal
+from squall.strategies.sandblaster import Sandblaster as Sandblaster
+from squall.strategies.single import SingleProcess as SingleProcess
+from squall.strategies.synchronous import Synchronous as Synchronous
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "single_process": SingleProcess,
@@ -24,19 +27,3 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "diloco": DiLoCo,
     "sandblaster": Sandblaster,
 }
-
-__all__ = [
-    "STRATEGIES",
-    "AsynchronousSGD",
-    "Averaging",
-    "BoundedDelay",
-    "DelayedProximal",
-    "DiLoCo",
-    "Downpour",
-    "ElasticAveraging",
-    "Recipe",
-    "Sandblaster",
-    "SingleProcess",
-    "Strategy",
-    "Synchronous",
-]

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from squall.protocol.exchanges import Cadence, Exchanges, Rules
-from squall.strategies.base import Recipe, Strategy, default_optimizer, plain_sgd
-from squall.strategies.work import Loop, Update
+from squall.strategies.base import Distributed, default_optimizer, plain_sgd
+from squall.strategies.work import Loop, Update, require, require_one_of
 from squall.task import OptimizerFactory
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundedDelay(Strategy):
+class BoundedDelay(Distributed):
     """Each push is an update at once, but no replica may be more than `max_delay` exchanges ahead of the slowest.
 
     0 is lock-step: all replicas compute on the same weights, and their pushes are applied one after the other. With
@@ -38,22 +38,19 @@ class BoundedDelay(Strategy):
     (`Downpour` does not).
     """
 
-    replicas: int = 2
-    shards: int = 1
     optimizer: OptimizerFactory = default_optimizer
     max_delay: int = 4
     exchange_every: int = 1
     overlap: bool = False
 
-    def recipe(self) -> Recipe:
+    def work(self) -> Loop:
         cadence = Cadence(self.exchange_every, self.exchange_every, self.overlap)
         exchanges = Exchanges(cadence, Rules(max_delay=self.max_delay))
-        work = Loop(update=Update(optimizer=self.optimizer), exchanges=exchanges)
-        return Recipe(replicas=self.replicas, shards=self.shards, work=work)
+        return Loop(update=Update(optimizer=self.optimizer), exchanges=exchanges)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsynchronousSGD(Strategy):
+class AsynchronousSGD(Distributed):
     """Each push is an update at once, and its staleness is made up for.
 
     "scale" divides the learning rate of an update by its staleness; "compensate" corrects the gradient by a first-order
@@ -81,24 +78,19 @@ class AsynchronousSGD(Strategy):
     derived for SGD.
     """
 
-    replicas: int = 2
-    shards: int = 1
     optimizer: OptimizerFactory = plain_sgd
     staleness: Literal["scale", "compensate", "ignore"] = "scale"
     compensation: float = 0.04
     adaptive: float | None = None
     max_delay: int | None = None
 
-    def recipe(self) -> Recipe:
+    def work(self) -> Loop:
         if self.adaptive is not None and self.staleness != "compensate":
             raise ValueError(f"adaptive is for staleness='compensate', and staleness is {self.staleness!r}")
-        if self.staleness not in ("ignore", "scale", "compensate"):
-            raise ValueError(f"staleness is {self.staleness!r}: it must be one of ignore, scale, compensate")
-        if self.compensation < 0:
-            raise ValueError(f"compensation is {self.compensation}: it must be 0 or more")
+        require_one_of("staleness", self.staleness, ("ignore", "scale", "compensate"))
+        require("compensation", self.compensation, self.compensation >= 0, "0 or more")
         corrected = self.compensation if self.staleness == "compensate" else None
-        work = Loop(
+        return Loop(
             update=Update(optimizer=self.optimizer, compensation=corrected, adaptive=self.adaptive),
             exchanges=Exchanges(rules=Rules(max_delay=self.max_delay, scaled=self.staleness == "scale")),
         )
-        return Recipe(replicas=self.replicas, shards=self.shards, work=work)

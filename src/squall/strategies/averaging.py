@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from squall.protocol.exchanges import Cadence, Exchanges, Rules
-from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.strategies.base import Distributed, default_optimizer
 from squall.strategies.work import Local, Loop, Update
 from squall.task import OptimizerFactory
 
@@ -16,7 +16,7 @@ default_explorer: OptimizerFactory = partial(torch.optim.AdamW, lr=2e-3)  # the 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging(Strategy):
+class Averaging(Distributed):
     """Replicas train alone; every `every` batches their weights become the mean of all (local SGD).
 
     The mean is weighed by the examples behind it. It takes 1 / `every` of the traffic of `Synchronous`.
@@ -38,22 +38,19 @@ class Averaging(Strategy):
     Not to be used with few, long steps on machines that are unequal: every average waits for the slowest replica.
     """
 
-    replicas: int = 2
-    shards: int = 1
     optimizer: OptimizerFactory = default_optimizer
     every: int = 8
 
-    def recipe(self) -> Recipe:
-        work = Loop(
+    def work(self) -> Loop:
+        return Loop(
             update=Update(optimizer=partial(torch.optim.SGD, lr=1.0)),
             exchanges=Exchanges(Cadence(self.every, self.every, local=True), Rules("mean")),
             local=Local(optimizer=self.optimizer, pushes="weights"),
         )
-        return Recipe(replicas=self.replicas, shards=self.shards, work=work)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElasticAveraging(Strategy):
+class ElasticAveraging(Distributed):
     """Replicas train alone, tied to a common centre by a spring (EASGD; with momentum on the replicas, EAMSGD).
 
     Every `every` batches a replica and the centre move towards each other by a = moving_rate / replicas of their
@@ -76,21 +73,18 @@ class ElasticAveraging(Strategy):
     Not to be used when a run is too short for the centre to follow: it lags behind the replicas.
     """
 
-    replicas: int = 2
-    shards: int = 1
     optimizer: OptimizerFactory = default_explorer
     every: int = 10
     moving_rate: float = 0.9
 
-    def recipe(self) -> Recipe:
+    def work(self) -> Loop:
         rate = self.moving_rate / max(1, self.replicas)
         if not 0 < rate < 1:
             raise ValueError(f"moving_rate is {self.moving_rate}: it must be above 0 and below the number of replicas")
         # A fetch brings the centre as this push has moved it, by `rate`: what is left of their distance is 1 - rate of
         # it, and the replica's own move has to be `rate` of the whole.
-        work = Loop(
+        return Loop(
             update=Update(optimizer=partial(torch.optim.SGD, lr=rate)),
             exchanges=Exchanges(Cadence(self.every, self.every, local=True)),
             local=Local(optimizer=self.optimizer, pushes="weights", pull=rate / (1 - rate)),
         )
-        return Recipe(replicas=self.replicas, shards=self.shards, work=work)

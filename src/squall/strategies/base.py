@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from squall.strategies.work import Loop, Work
+from squall.strategies.work import Loop, Work, require
 from squall.task import OptimizerFactory
 
 default_optimizer: OptimizerFactory = partial(torch.optim.AdamW, lr=1e-3)
@@ -36,8 +36,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("replicas", "shards"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+            require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
         if isinstance(self.work, Loop):
             self.work.check(self.replicas, self.shards)
 
@@ -74,3 +73,18 @@ class Strategy(ABC):
     @abstractmethod
     def recipe(self) -> Recipe:
         """What it comes to. Raises `ValueError` for settings that cannot be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distributed(Strategy):
+    """A strategy for several processes: so many of each, and what they do."""
+
+    replicas: int = 2
+    shards: int = 1
+
+    @abstractmethod
+    def work(self) -> Work:
+        """What the processes do. Raises `ValueError` for settings that cannot be."""
+
+    def recipe(self) -> Recipe:
+        return Recipe(replicas=self.replicas, shards=self.shards, work=self.work())

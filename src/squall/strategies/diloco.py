@@ -10,13 +10,13 @@ import torch
 
 from squall.optim import DelayedNesterov
 from squall.protocol.exchanges import Cadence, Dealing, Exchanges, Rules
-from squall.strategies.base import Recipe, Strategy, default_optimizer
-from squall.strategies.work import Local, Loop, Update
+from squall.strategies.base import Distributed, default_optimizer
+from squall.strategies.work import Local, Loop, Update, require
 from squall.task import OptimizerFactory
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCo(Strategy):
+class DiLoCo(Distributed):
     """Replicas take `inner_steps` steps of their own; Nesterov momentum on the shards follows their mean movement.
 
     A replica pushes the outer gradient: the weights it fetched minus the weights it reached. In the "asynchronous" form
@@ -52,8 +52,6 @@ class DiLoCo(Strategy):
     Not to be used on machines with a fast network between them: `Synchronous` needs fewer examples to the same loss.
     """
 
-    replicas: int = 2
-    shards: int = 1
     optimizer: OptimizerFactory = default_optimizer
     inner_steps: int = 500
     outer_lr: float = 0.7
@@ -64,7 +62,7 @@ class DiLoCo(Strategy):
     quorum: int | None = None
     grace: float = 0.1
 
-    def recipe(self) -> Recipe:
+    def work(self) -> Loop:
         self._check()
         outer: OptimizerFactory = partial(
             torch.optim.SGD, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=self.outer_momentum > 0
@@ -80,21 +78,17 @@ class DiLoCo(Strategy):
             whole=self.inner_steps if self.outer_momentum > 0 else 0,
         )  # fmt: skip
         cadence = Cadence(self.inner_steps, self.inner_steps, local=True)
-        work = Loop(
+        return Loop(
             update=Update(optimizer=outer), exchanges=Exchanges(cadence, rules, Dealing(matched=self.matched)),
             local=Local(optimizer=self.optimizer, pushes="delta"),
         )  # fmt: skip
-        return Recipe(replicas=self.replicas, shards=self.shards, work=work)
 
     def _check(self) -> None:
         if self.form not in ("synchronous", "asynchronous", "decoupled"):
             raise ValueError(f"form is {self.form!r}: use synchronous, asynchronous or decoupled")
-        if self.inner_steps < 1:
-            raise ValueError(f"inner_steps is {self.inner_steps}: it must be at least 1")
-        if not self.outer_lr > 0:
-            raise ValueError(f"outer_lr is {self.outer_lr}: it must be above 0")
-        if not 0 <= self.outer_momentum < 1:
-            raise ValueError(f"outer_momentum is {self.outer_momentum}: it must be 0 or more and below 1")
+        require("inner_steps", self.inner_steps, self.inner_steps >= 1, "at least 1")
+        require("outer_lr", self.outer_lr, self.outer_lr > 0, "above 0")
+        require("outer_momentum", self.outer_momentum, 0 <= self.outer_momentum < 1, "0 or more and below 1")
         if self.momentum_every is not None and (self.momentum_every < 1 or self.form != "asynchronous"):
             raise ValueError(f"momentum_every is {self.momentum_every}: at least 1, and with form='asynchronous' alone")
         if self.matched and self.form != "asynchronous":

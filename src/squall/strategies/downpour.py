@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from squall.protocol.exchanges import Cadence, Dealing, Exchanges, Rules
-from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.strategies.base import Distributed, default_optimizer
 from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Downpour(Strategy):
+class Downpour(Distributed):
     """Replicas push gradients and fetch weights at their own pace; the shards apply each push as it comes.
 
     A push is the sum of the gradients of the last `push_every` batches; between fetches a replica moves its own
@@ -40,8 +40,6 @@ class Downpour(Strategy):
     rate near the largest stable one: staleness lowers that limit.
     """
 
-    replicas: int = 2
-    shards: int = 1
     optimizer: OptimizerFactory = default_optimizer
     push_every: int = 1
     fetch_every: int = 1
@@ -49,10 +47,9 @@ class Downpour(Strategy):
     max_delay: int | None = None
     overlap: bool = False
 
-    def recipe(self) -> Recipe:
+    def work(self) -> Loop:
         exchanges = Exchanges(
             Cadence(self.push_every, self.fetch_every, self.overlap), Rules(max_delay=self.max_delay),
             Dealing(self.warm_start),
         )  # fmt: skip
-        work = Loop(update=Update(optimizer=self.optimizer), exchanges=exchanges)
-        return Recipe(replicas=self.replicas, shards=self.shards, work=work)
+        return Loop(update=Update(optimizer=self.optimizer), exchanges=exchanges)

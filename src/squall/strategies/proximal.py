@@ -8,13 +8,13 @@ from typing import Literal
 
 from squall.optim import Proximal
 from squall.protocol.exchanges import Exchanges, Rules
-from squall.strategies.base import Recipe, Strategy, plain_sgd
-from squall.strategies.work import Loop, Update
+from squall.strategies.base import Distributed, plain_sgd
+from squall.strategies.work import Loop, Update, require
 from squall.task import OptimizerFactory
 
 
 @dataclass(frozen=True, kw_only=True)
-class DelayedProximal(Strategy):
+class DelayedProximal(Distributed):
     """Each push updates one block of the coordinates: w_b <- prox(w_b - lr * g_b), within a bounded delay.
 
     The t-th exchange of a replica is for block b(t) of `blocks`; the others stay as they are.
@@ -44,8 +44,6 @@ class DelayedProximal(Strategy):
     Not to be used for networks that need no sparsity: `BoundedDelay` with weight decay is faster.
     """
 
-    replicas: int = 2
-    shards: int = 1
     optimizer: OptimizerFactory = plain_sgd
     l1: float = 0.0
     l2: float = 0.0
@@ -56,26 +54,21 @@ class DelayedProximal(Strategy):
     max_delay: int = 4
     smoothness: float | None = None
 
-    def recipe(self) -> Recipe:
+    def work(self) -> Loop:
         for name in ("l1", "l2", "group"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
-        if self.max_delay < 0:
-            raise ValueError(f"max_delay is {self.max_delay}: it must be 0 or more, or None for no bound")
-        if self.group_size < 1:
-            raise ValueError(f"group_size is {self.group_size}: it must be at least 1")
+            require(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
+        require("max_delay", self.max_delay, self.max_delay >= 0, "0 or more, or None for no bound")
+        require("group_size", self.group_size, self.group_size >= 1, "at least 1")
         if self.group and (self.shards > 1 or self.blocks > 1):
             raise ValueError("group penalties need whole runs: use shards=1 and blocks=1")
-        if self.smoothness is not None and self.smoothness <= 0:
-            raise ValueError(f"smoothness is {self.smoothness}: it must be above 0, or None for the optimizer's own lr")
         if not callable(self.optimizer):
             raise ValueError("optimizer must be a factory, for example partial(torch.optim.SGD, lr=0.1)")
         inner = self.optimizer
         if self.smoothness is not None:
+            require("smoothness", self.smoothness, self.smoothness > 0, "above 0, or None for the optimizer's own lr")
             inner = partial(inner, lr=1 / ((1 + self.max_delay) * self.smoothness))
         proximal = partial(Proximal, inner=inner, l1=self.l1, l2=self.l2, group=self.group, group_size=self.group_size)
         update = Update(
             optimizer=proximal, elementwise=not self.group, blocks=self.blocks, block_order=self.order
         )  # fmt: skip
-        work = Loop(update=update, exchanges=Exchanges(rules=Rules(max_delay=self.max_delay)))
-        return Recipe(replicas=self.replicas, shards=self.shards, work=work)
+        return Loop(update=update, exchanges=Exchanges(rules=Rules(max_delay=self.max_delay)))

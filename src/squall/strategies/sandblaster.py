@@ -7,12 +7,12 @@ from typing import Literal
 
 from squall.protocol.sandblaster.line_search import SEARCHES
 from squall.protocol.sandblaster.method import MethodSettings
-from squall.strategies.base import Recipe, Strategy
-from squall.strategies.work import BatchMethod
+from squall.strategies.base import Distributed
+from squall.strategies.work import BatchMethod, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sandblaster(Strategy):
+class Sandblaster(Distributed):
     """L-BFGS on batches of any size, whose vectors lie on the shards and whose gradients all replicas compute.
 
     w <- w + step x direction, direction = -H x gradient, with H from the last `history` pairs of steps and gradient
@@ -49,8 +49,6 @@ class Sandblaster(Strategy):
     the better use of the same examples; nor for losses with kinks, where slopes tell little of the way ahead.
     """
 
-    replicas: int = 2
-    shards: int = 1
     history: int = 10
     portions: int | None = None
     line_search: Literal["strong_wolfe", "armijo"] = "strong_wolfe"
@@ -60,20 +58,18 @@ class Sandblaster(Strategy):
     push_every: int = 4
     backup: bool = True
 
-    def recipe(self) -> Recipe:
+    def work(self) -> BatchMethod:
         self._check()
         rules = MethodSettings(
             self.history, self.line_search, self.tolerance_gradient, self.tolerance_change, self.batch != "full"
         )
-        work = BatchMethod(
+        return BatchMethod(
             rules=rules, examples=None if self.batch == "full" else self.batch, portions=self.portions,
             push_every=self.push_every, backup=self.backup,
         )  # fmt: skip
-        return Recipe(replicas=self.replicas, shards=self.shards, work=work)
 
     def _check(self) -> None:
-        if self.history < 1:
-            raise ValueError(f"history is {self.history}: it must be at least 1 pair")
+        require("history", self.history, self.history >= 1, "at least 1 pair")
         if self.portions is not None and self.portions < self.replicas:
             raise ValueError(
                 f"portions is {self.portions} for {self.replicas} replicas: cut a batch into several for each, or"
@@ -81,10 +77,8 @@ class Sandblaster(Strategy):
             )
         if self.line_search not in SEARCHES:
             raise ValueError(f"line_search is {self.line_search!r}: use one of {', '.join(SEARCHES)}")
-        if self.batch != "full" and (isinstance(self.batch, str) or self.batch < 1):
-            raise ValueError(f"batch is {self.batch!r}: it must be a number of examples, or 'full'")
-        if self.push_every < 1:
-            raise ValueError(f"push_every is {self.push_every}: it must be at least 1 portion")
+        known = self.batch == "full" if isinstance(self.batch, str) else self.batch >= 1
+        require("batch", self.batch, known, "a number of examples, or 'full'")
+        require("push_every", self.push_every, self.push_every >= 1, "at least 1 portion")
         for name in ("tolerance_gradient", "tolerance_change"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
+            require(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from squall.protocol.exchanges import Exchanges, Rules
-from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.strategies.base import Distributed, default_optimizer
 from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synchronous(Strategy):
+class Synchronous(Distributed):
     """Every update is the mean gradient of one batch from each replica; all replicas have the same weights.
 
     With B examples a batch and N replicas this is SGD with batches of N x B: w <- w - lr * (1/N) sum_i g_i(w).
@@ -37,13 +37,10 @@ class Synchronous(Strategy):
     Not to be used when machines are unequal or die often: every step waits for the slowest (`Downpour` does not).
     """
 
-    replicas: int = 2
-    shards: int = 1
     optimizer: OptimizerFactory = default_optimizer
     backup: int = 0
     late: Literal["drop", "fold"] = "drop"
 
-    def recipe(self) -> Recipe:
+    def work(self) -> Loop:
         rules = Rules("mean", max_delay=0, backup=self.backup, late=self.late)
-        work = Loop(update=Update(optimizer=self.optimizer), exchanges=Exchanges(rules=rules))
-        return Recipe(replicas=self.replicas, shards=self.shards, work=work)
+        return Loop(update=Update(optimizer=self.optimizer), exchanges=Exchanges(rules=rules))

@@ -102,12 +102,11 @@ class Loop:
         cadence, rules, update = self.exchanges.cadence, self.exchanges.rules, self.update
         counts = {"push_every": cadence.push_every, "fetch_every": cadence.fetch_every, "blocks": update.blocks}
         for name, count in counts.items():
-            if count < 1:
-                raise ValueError(f"{name} is {count}: it must be at least 1")
-        if rules.max_delay is not None and rules.max_delay < 0:
-            raise ValueError(f"max_delay is {rules.max_delay}: it must be 0 or more, or None for no bound")
-        if self.exchanges.dealing.warm_start < 0:
-            raise ValueError(f"warm_start is {self.exchanges.dealing.warm_start}: it must be 0 or more examples")
+            require(name, count, count >= 1, "at least 1")
+        known = rules.max_delay is None or rules.max_delay >= 0
+        require("max_delay", rules.max_delay, known, "0 or more, or None for no bound")
+        warm_start = self.exchanges.dealing.warm_start
+        require("warm_start", warm_start, warm_start >= 0, "0 or more examples")
         if not 0 <= rules.backup < replicas:
             raise ValueError(f"backup is {rules.backup} of {replicas} replicas: a round needs at least one push")
         if shards > 1 and not rules.waits_for_all:
@@ -115,19 +114,18 @@ class Loop:
                 f"{shards} shards with rounds that do not wait for all: shards would not agree on who was late,"
                 " use shards=1"
             )
-        if not (math.isfinite(rules.grace) and rules.grace >= 0):
-            raise ValueError(f"grace is {rules.grace}: it must be 0 or more")
+        require("grace", rules.grace, math.isfinite(rules.grace) and rules.grace >= 0, "0 or more")
         if rules.quorum is not None and not 1 <= rules.quorum <= replicas:
             raise ValueError(f"quorum is {rules.quorum} of {replicas} replicas: it must be from 1 to {replicas}")
-        _check_choice("gather", rules.gather, ("each", "mean"))
-        _check_choice("late", rules.late, ("drop", "fold"))
-        _check_choice("block_order", update.block_order, ("cyclic", "random"))
+        require_one_of("gather", rules.gather, ("each", "mean"))
+        require_one_of("late", rules.late, ("drop", "fold"))
+        require_one_of("block_order", update.block_order, ("cyclic", "random"))
         self._check_numbers()
 
     def _check_numbers(self) -> None:
         cadence, update, local = self.exchanges.cadence, self.update, self.local
-        if update.compensation is not None and update.compensation < 0:
-            raise ValueError(f"compensation is {update.compensation}: it must be 0 or more")
+        known = update.compensation is None or update.compensation >= 0
+        require("compensation", update.compensation, known, "0 or more")
         if update.adaptive is not None and not 0 <= update.adaptive < 1:
             raise ValueError(f"adaptive is {update.adaptive}: a decay is 0 or more and below 1, or None")
         each = self.exchanges.rules.gather == "each" and cadence.fetch_every == 1
@@ -141,7 +139,7 @@ class Loop:
         if local is not None and cadence.overlap:
             raise ValueError("a replica with an optimizer of its own cannot overlap: leave overlap out")
         if local is not None:
-            _check_choice("pushes", local.pushes, ("delta", "weights"))
+            require_one_of("pushes", local.pushes, ("delta", "weights"))
         for factory in (update.optimizer, local.optimizer if local is not None else update.optimizer):
             if not callable(factory):
                 raise ValueError("optimizer must be a factory, for example partial(torch.optim.SGD, lr=0.1)")
@@ -191,6 +189,11 @@ class BatchMethod:
 Work = Loop | BatchMethod
 
 
-def _check_choice(name: str, value: str, values: tuple[str, ...]) -> None:
-    if value not in values:
-        raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(values)}")
+def require(name: str, value: object, holds: bool, must: str) -> None:
+    """Raise a `ValueError` for a setting that does not hold; `must` is what it must be."""
+    if not holds:
+        raise ValueError(f"{name} is {value!r}: it must be {must}")
+
+
+def require_one_of(name: str, value: str, values: tuple[str, ...]) -> None:
+    require(name, value, value in values, f"one of {', '.join(values)}")
