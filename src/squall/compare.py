@@ -69,22 +69,18 @@ def compare(
     settings = timed(settings, seconds)
     _check_names(strategies, seeds)
     seed_everything(seed)
-    built = check_task(task())
     most = max(strategy.recipe().replicas for strategy in strategies.values())
     cores = most * (settings.threads or default_threads(most))
-    aims = Aims(epochs=epochs, steps=steps, until=until)
-    make = partial(make_plan, aims=aims, seed=seed, device=device)
-    fitted, target = _fitted(strategies, settings, built, cores, make)
+    make = partial(make_plan, aims=Aims(epochs=epochs, steps=steps, until=until), seed=seed, device=device)
+    fitted, target = _fitted(strategies, settings, check_task(task()), cores, make)
     limited = epochs is not None or steps is not None or settings.seconds is not None
+    train = partial(fit, task, epochs=epochs, steps=steps, until=None if limited else until, device=device)
     directory = new_directory(run_dir)
     runs = []
     for number in range(seed, seed + seeds):  # seed by seed: a noisy hour falls on all strategies alike
         for name, strategy in strategies.items():
             path = directory / f"{name.translate(_UNSAFE)}-seed-{number}"
-            run = fit(
-                task, strategy, epochs=epochs, steps=steps, until=None if limited else until, seed=number,
-                device=device, run_dir=path, settings=fitted[name],
-            )  # fmt: skip
+            run = train(strategy, seed=number, run_dir=path, settings=fitted[name])
             runs.append(ComparedRun(name, number, run.directory))
     comparison = Comparison(directory, runs, target, cores)
     comparison.write()

@@ -1,9 +1,8 @@
-"""Where each node of a replay begins that begins at a snapshot, in the midst of a run. See `runtime.replay_starts`."""
+"""Where each node begins in a replay that begins at a snapshot. `runtime.replay_starts` says what is kept for it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from pathlib import Path
 
 from squall.protocol.effects import UseWeights
@@ -34,12 +33,16 @@ def begun_at(
         _skip(replica, fetches_before(cuts, replica.node))
         if replica.broken:
             raise Damaged(replica.damage)
-    _check_pushes(shards, replicas.values())
+    for shard in shards:
+        for replica in replicas.values():
+            for clock in shard.clocks.get(replica.node, ()):
+                if clock <= replica.given:
+                    read_push(shard.kept(replica.node, clock))  # raises where it is not there as it was
     return shards
 
 
 def _skip(replica: ReplayedReplica, fetches: int) -> None:
-    """Go to the replica's cut: to that fetch."""
+    """Skip the replica's records before its cut, which is at this fetch."""
     replica.begin_before(fetches)
     held, records = 0, replica.whole()
     for record in records:
@@ -58,19 +61,10 @@ def _skip(replica: ReplayedReplica, fetches: int) -> None:
                 held += record.finite
         replica.skipped += 1
     else:
-        replica.given = math.inf  # it has not come so far
+        replica.given = math.inf  # its records end before the cut
         return
     replica.begins, replica.given = replica.used, replica.clock
     if held:  # the next push has batches from before
         replica.given = next((record.clock for record in records if isinstance(record, Pushed)), math.inf)
-    for _ in records:  # to find out whether they go on from part to part
+    for _ in records:  # reading on sets `broken` where a later part is missing
         pass
-
-
-def _check_pushes(shards: Iterable[ReplayedShard], replicas: Iterable[ReplayedReplica]) -> None:
-    """Raises `Damaged` for one that is not there as it was."""
-    for shard in shards:
-        for replica in replicas:
-            for clock in shard.clocks.get(replica.node, ()):
-                if clock <= replica.given:
-                    read_push(shard.kept(replica.node, clock))

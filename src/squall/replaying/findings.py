@@ -43,8 +43,8 @@ class Difference:
     Attributes:
         update: of the shard; the first that differs. Where only a snapshot tells, the last before it.
         shard: its number; None where a batch differed before it was pushed.
-        pushes: that the update was made of.
-        what: differs.
+        pushes: what the update was made of.
+        what: the difference, in words.
     """
 
     update: int
@@ -59,11 +59,11 @@ class Difference:
 
 
 class Observer:
-    """Watches one attempt: is told what the replay does, and ends it by returning True.
+    """Watches the replay of one attempt. The replay tells it each step, and ends when it returns True.
 
-    `until` stops each shard's weights at that update; `check` compares; `around_nan` stops at such a batch; `keep` are
-    snapshots whose state is wanted, because later attempts go on from it. Snapshots above `newest` are not this
-    attempt's: a later one has given their numbers again.
+    `until` keeps each shard's weights of that update; `check` compares with the record; `around_nan` stops at the first
+    batch whose gradient was not finite; `keep` are the snapshots that later attempts go on from, whose state is kept.
+    Files of snapshots above `newest` are not compared: a later attempt has written them.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class Observer:
 
     @property
     def found(self) -> bool:
-        """What the replay was to look for."""
+        """Whether a difference or a batch that is not finite was found."""
         return self.difference is not None or self.nan is not None
 
     @property
     def reached(self) -> bool:
-        """The moment that `until` names."""
+        """Whether every shard has come to the update `until`."""
         return self.until is not None and len(self.weights) == len(self.replay.shards)
 
     @property
     def over(self) -> bool:
-        """All that was asked for is there."""
+        """Whether there is nothing more to look for."""
         kept = self.kept and all(len(states) == len(self.replay.shards) for states in self.kept.values())
         return self.found or self.reached or (bool(kept) and not (self._check or self._around_nan))
 
@@ -107,7 +107,12 @@ class Observer:
     def computing(self, node: Node, batch: Computed, host: ReplayedHost) -> bool:
         """The batch is about to be computed."""
         if self._around_nan and not (batch.finite or batch.skipped):
-            self.nan = _examined(node, batch.batch, host)
+            if isinstance(host, ScriptHost):
+                self.nan = host.examine(batch.batch)
+            else:
+                if isinstance(host, LoneHost):
+                    host.training.use(0)
+                self.nan = examine(node, batch.batch, host.training.backward)
         return self.over
 
     def computed(self, node: Node, batch: Computed, found: GradientComputed | BatchSkipped) -> bool:
@@ -158,16 +163,8 @@ def _push(node: Node, batches: list[Compute]) -> AppliedPush:
     return AppliedPush(str(node), tuple((batch.epoch, batch.start, batch.stop) for batch in batches))
 
 
-def _examined(node: Node, effect: Compute, host: ReplayedHost) -> NonFiniteBatch:
-    if isinstance(host, ScriptHost):
-        return host.examine(effect)
-    if isinstance(host, LoneHost):
-        host.training.use(0)
-    return examine(node, effect, host.training.backward)
-
-
 def different(path: Path, state: Mapping[str, Tensor]) -> str:
-    """What in a shard's file of a snapshot are other bits than here; nothing if none are."""
+    """What has other bits in a shard's file of a snapshot than in this state; empty if nothing has."""
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -61,31 +62,26 @@ class NonFiniteBatch:
 
 
 class Examination:
-    """A batch that is about to be computed, watched from when this is made until `end`."""
+    """Watches the computation of one batch: made just before it, and ended by `end`."""
 
     def __init__(self, node: Node, effect: Compute, backward: Backward, batch: Batch) -> None:
         self._node, self._effect, self._backward, self._batch = node, effect, backward, batch
         model = backward.on_vector.model
         self._as_it_was = copy.deepcopy(model)
         for parameter in self._as_it_was.parameters():
-            parameter.data = parameter.data.clone()  # of its own: the copy is of all memory that it was a view into
+            parameter.data = parameter.data.clone()  # else each keeps a copy of the whole buffer that it is a view into
         self._found: list[tuple[str, bool]] = []  # the first module with such an output; whether its inputs were finite
         self._hooks = [
-            module.register_forward_hook(
-                self._watch(f"{name} ({type(module).__name__})" if name else type(module).__name__)
-            )
-            for name, module in model.named_modules()
+            module.register_forward_hook(partial(self._watch, name)) for name, module in model.named_modules()
         ]
 
-    def _watch(self, name: str) -> Any:
-        def hook(module: nn.Module, given: Any, output: Any) -> None:
-            if not self._found and not _finite(output):
-                self._found.append((name, _finite(given)))
-
-        return hook
+    def _watch(self, name: str, module: nn.Module, given: Any, output: Any) -> None:
+        if not self._found and not _finite(output):
+            kind = type(module).__name__
+            self._found.append((f"{name} ({kind})" if name else kind, _finite(given)))
 
     def end(self, loss: float | None) -> NonFiniteBatch:
-        """What was seen, when the fresh gradients are there."""
+        """What was seen. Called when the gradients are there."""
         for hook in self._hooks:
             hook.remove()
         effect, backward = self._effect, self._backward
@@ -112,7 +108,7 @@ def _spoilt(gradient: Tensor) -> int:
 
 
 def _finite(value: Any) -> bool:
-    """Of all floating tensors in a nested value."""
+    """Whether all floating tensors in a nested value are finite."""
     if isinstance(value, Tensor):
         return not value.is_floating_point() or bool(value.isfinite().all())
     if isinstance(value, Mapping):

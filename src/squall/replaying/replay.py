@@ -74,7 +74,7 @@ class Replay:
         self._stopped = False
         self._threads = 0
         logs = replica_logs(schedule)
-        self._job = job = scripts.completed(job, min(logs)) if scripts is not None and logs else job
+        self.job = job = scripts.completed(job, min(logs)) if scripts is not None and logs else job
         self.replicas = {node: ReplayedReplica(node, paths, job) for node, paths in logs.items()}
         if snapshot is None:
             self.shards = [ReplayedShard(schedule, job, i, updates) for i in range(job.recipe.shards)]
@@ -95,11 +95,6 @@ class Replay:
         finally:
             for replica in self.replicas.values():
                 self._close(replica)
-
-    @property
-    def examples(self) -> int:
-        """In an epoch."""
-        return self._job.task.examples
 
     @property
     def why(self) -> str:
@@ -172,15 +167,15 @@ class Replay:
     def _begin(self, replica: ReplayedReplica) -> None:
         replica.begun = True
         replica.host = self._host(replica.node)
-        own_workers = self._job.task.loader.get("num_workers", 0)
+        own_workers = self.job.task.loader.get("num_workers", 0)
         if replica.host.began.workers if isinstance(replica.host, ScriptHost) else own_workers:
             for batch in replica.to_compute():
                 self._perform(replica, batch)
 
     def _host(self, node: Node) -> ReplayedHost:
         if self._scripts is not None:
-            return self._scripts.host(self._job, node)
-        job = own_model(self._job)
+            return self._scripts.host(self.job, node)
+        job = own_model(self.job)
         if not self._lone:
             return kind_of(job).replica_host(job, node.index)
         store = self.shards[0].host.store
@@ -207,7 +202,7 @@ class Replay:
         host: Host | None = replica.host
         assert host is not None
         if self._scripts is None:
-            self._use_threads(self._job.plan.threads)
+            self._use_threads(self.job.plan.threads)
         return host.perform(effect, 0.0)
 
     def _close(self, replica: ReplayedReplica) -> None:
@@ -254,7 +249,7 @@ class Replay:
     @property
     def _shard_threads(self) -> int:
         """One for a shard's process, whatever it had: no bit of an update by element depends on it."""
-        return 1 if self._job.plan.launcher == "local" and not self._lone else self._job.plan.threads
+        return 1 if self.job.plan.launcher == "local" and not self._lone else self.job.plan.threads
 
     def _calculate(self, shard: ReplayedShard, calculated: Calculated) -> None:
         """An update if it moves the weights. In either case it is compared."""

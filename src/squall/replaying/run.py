@@ -23,7 +23,7 @@ from squall.runtime import attempts
 from squall.runtime import replay_starts as cuts
 from squall.runtime.attempts import Start, surroundings
 from squall.runtime.backward import resolve_device
-from squall.runtime.job import Job, private_job
+from squall.runtime.job import private_job
 from squall.runtime.run_plan import Plan
 from squall.runtime.schedule import Damaged
 from squall.runtime.seeds import chance_kept, seed_everything
@@ -95,12 +95,12 @@ class _Rerun:
         self._notes: list[str] = []  # why the replay is not of the whole run
         self._passed: list[str] = []  # why it begins no sooner
         self._elsewhere: dict[str, None] = {}
-        self._snapshots: dict[int, None] = {}
+        self._snapshots = Snapshots(directory)
+        self._compared: dict[int, None] = {}  # snapshots, in their order
         self._fingerprints = 0
         self._strayed = False
         self._snapshot: int | None = None  # that the replay began at
         self._since = 0  # updates in it
-        self._job: Job
         self._observer: Observer | None = None  # of the attempt that was replayed last
 
     def run(self) -> None:
@@ -165,7 +165,10 @@ class _Rerun:
             torch.set_num_threads(1)  # a thread pool would not survive the forks
             run_to_join(code, perform)
             return
-        task = _task(code, one_thread=plan.launcher == "local" and not code["strategy"].recipe().alone)
+        if plan.launcher == "local" and not code["strategy"].recipe().alone:
+            torch.set_num_threads(1)  # as the nursery had that built it in the run: some initial weights depend on it
+        seed_everything(plan.seed)
+        task = code["task"]()
         torch.set_num_threads(plan.threads)
         perform(code["strategy"], task)
 
@@ -177,9 +180,14 @@ class _Rerun:
         newest = math.inf if path == self._attempts[-1] else attempts.kept_upto(later)
         restored = None
         if start.snapshot is not None and snapshot is None:
-            restored = self._bases.get(start.snapshot) or self._from_file(start.snapshot, newest, layout)
+            restored = self._bases.get(start.snapshot)
+            if restored is None and start.snapshot > newest:
+                raise SnapshotMismatch(
+                    f"snapshot {start.snapshot} was damaged later, and another one has its number now"
+                )
+            restored = restored or self._snapshots.restore(start.snapshot, layout)
         self._bases = {number: base for number, base in self._bases.items() if number <= (start.snapshot or 0)}
-        self._job = job = private_job(plan, strategy, task, layout, self._directory, restored)
+        job = private_job(plan, strategy, task, layout, self._directory, restored)
         until = self._until
         if until is not None and any(until > after.updates for after in later):
             until = None
@@ -190,37 +198,24 @@ class _Rerun:
         )
         observer.replay = replay = Replay(job, path, observer, scripts, updates=start.updates, snapshot=snapshot)
         if snapshot is not None:
-            self._begun_at(snapshot, [shard.version for shard in replay.shards])
+            versions = [shard.version for shard in replay.shards]
+            self._snapshot, self._since = snapshot, min(versions)
+            if self._until is not None and self._until < max(versions):
+                kept = f"the schedule is kept from snapshot {snapshot} (update {max(versions)}) on"
+                raise ValueError(f"until is {self._until}: {kept}")
         self._observer = observer
-        if scripts is not None:
-            self._check_examples(replay)
+        if scripts is not None and (numbers := self._snapshots.numbers()):
+            self._snapshots.manifest(numbers[-1]).check_examples(replay.job.task.examples)
         try:
             if not observer.begin():
                 replay.run()
         finally:
             self._fingerprints += observer.fingerprints
-            self._snapshots |= dict.fromkeys(observer.compared)
+            self._compared |= dict.fromkeys(observer.compared)
         whole = [number for number in keep if len(observer.kept[number]) == len(replay.shards)]
-        self._bases |= {number: _restored(number, job, replay, observer) for number in whole}
+        self._bases |= {number: _restored(number, observer) for number in whole}
         if replay.why and (len(whole) < len(keep) or not dropped):
             self._notes.append(replay.why)
-
-    def _begun_at(self, snapshot: int, versions: list[int]) -> None:
-        self._snapshot, self._since = snapshot, min(versions)
-        if self._until is not None and self._until < max(versions):
-            raise ValueError(
-                f"until is {self._until}: the schedule is kept from snapshot {snapshot} (update {max(versions)}) on"
-            )
-
-    def _from_file(self, number: int, newest: float, layout: Layout) -> Restored:
-        if number > newest:
-            raise SnapshotMismatch(f"snapshot {number} was damaged later, and another one has its number now")
-        return Snapshots(self._directory).restore(number, layout)
-
-    def _check_examples(self, replay: Replay) -> None:
-        snapshots = Snapshots(self._directory)
-        if numbers := snapshots.numbers():
-            snapshots.manifest(numbers[-1]).check_examples(replay.examples)
 
     def _here(self, code: Code | ScriptCode, start: Start) -> Plan:
         """The attempt's plan, as it can be carried out here; what is different is noted."""
@@ -237,9 +232,9 @@ class _Rerun:
         return plan
 
     def result(self, seconds: float) -> Replayed:
-        observer, job = self._observer, self._job
+        observer = self._observer
         assert observer is not None
-        shards = observer.replay.shards
+        job, shards = observer.replay.job, observer.replay.shards
         model, vector = job.task.model, torch.zeros(job.layout.length)
         for shard in shards:
             store = shard.host.store
@@ -251,7 +246,7 @@ class _Rerun:
         return Replayed(
             directory=self._directory, model=observer.nan.model if observer.nan is not None else model.eval(),
             updates=min(versions), versions=versions, elsewhere=tuple(self._elsewhere),
-            stopped="; ".join(self._notes), fingerprints=self._fingerprints, snapshots=tuple(self._snapshots),
+            stopped="; ".join(self._notes), fingerprints=self._fingerprints, snapshots=tuple(self._compared),
             difference=observer.difference, nan=observer.nan, seconds=seconds, checked=self._check,
             until=self._until, strayed=self._strayed, around_nan=self._around_nan,
             snapshot=self._snapshot, since=self._since, passed=tuple(self._passed),
@@ -268,21 +263,14 @@ def _attempts(directory: Path) -> list[Path]:
     )
 
 
-def _task(code: Code, one_thread: bool) -> Task:
-    """Built as the run has built it: the nursery has one thread, and some initial weights depend on that."""
-    if one_thread:
-        torch.set_num_threads(1)
-    seed_everything(code["plan"].seed)
-    return code["task"]()
-
-
-def _restored(number: int, job: Job, replay: Replay, observer: Observer) -> Restored:
-    """The snapshot that the replay has come by, for the next attempt; the file may have been removed since."""
+def _restored(number: int, observer: Observer) -> Restored:
+    """A snapshot as the replay has computed it, for the next attempt; the file may have been removed since."""
+    job, shards = observer.replay.job, observer.replay.shards
     tensors: dict[str, Tensor] = {}
-    for shard in replay.shards:
+    for shard in shards:
         store = shard.host.store
         put_together(observer.kept[number][shard.node], store.start, store.stop, job.layout.length, tensors)
-    versions = tuple(observer.saved_at[number][shard.node] for shard in replay.shards)
+    versions = tuple(observer.saved_at[number][shard.node] for shard in shards)
     manifest = Manifest(
         number=number, layout=job.layout, versions=versions, ledger={}, progress={}, asked_s=0.0, trained_s=0.0,
         optimizer="",

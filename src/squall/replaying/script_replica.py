@@ -141,7 +141,7 @@ class ReplayBackend(SessionBackend):
         if self._host is None:
             self.end(how)
         batch = self.next() if self._batch is None else self._batch
-        self.end(f"before it had stepped examples {batch.start} to {batch.stop} of epoch {batch.epoch}, {how}")
+        self.end(f"before it had stepped {_words(batch)}, {how}")
 
     def end(self, how: str) -> NoReturn:
         with contextlib.suppress(OSError):  # the replay wants no more either

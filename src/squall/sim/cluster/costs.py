@@ -92,12 +92,14 @@ class Costs:
         self._spins = [SPIN_S if self._roomy(place) else 0.0 for place in self._shards]
         self.prices: dict[type[Effect], Price] = {
             Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
-            Keep: self._keep, AddPortions: self._add_portions, CalculateVectors: self._vectors,
-            LeaseEnded: self._lease, EvaluateModel: self._evaluate, WriteSnapshot: self._snapshot,
+            AddPortions: self._add_portions, CalculateVectors: self._vectors, LeaseEnded: self._lease,
+            EvaluateModel: self._evaluate, Keep: lambda node, effect, begins: self._passes(node, 2, self._whole),
+            WriteSnapshot: lambda node, effect, begins: 4 * STATE * workload.elements[node.index] / DISK,
             KeepWeights: lambda node, effect, begins: 4 * self._whole / DISK,
         }  # fmt: skip
         if recipe.work.local is not None:
-            self.prices |= {UseWeights: self._own_weights, PreparePush: self._own_weights}
+            for own_weights in (UseWeights, PreparePush):
+                self.prices[own_weights] = lambda node, effect, begins: self._passes(node, 3, self._whole)
         self._last: dict[tuple[Node, Node], float] = {}  # link -> last arrival, where a message could overtake another
         fastest = max(kind.interface for kind in cluster.machines)
         jitter_s = cluster.between.jitter_s + cluster.within.jitter_s
@@ -129,12 +131,6 @@ class Costs:
             seconds *= 1 + (len(effect.terms) - 1) * SUM_SHARE / UPDATE_SHARE
         return self._at_shard(node, seconds, begins)
 
-    def _own_weights(self, node: Node, effect: Effect, begins: float) -> float:
-        return self._passes(node, 3, self._whole)
-
-    def _keep(self, node: Node, effect: Keep, begins: float) -> float:
-        return self._passes(node, 2, self._whole)
-
     def _add_portions(self, node: Node, effect: AddPortions, begins: float) -> float:
         return self._at_shard(node, self._passes(node, 3, self._workload.elements[node.index]), begins)
 
@@ -152,9 +148,6 @@ class Costs:
         place = self.placement.of(node)
         lease_s = place.kind.overhead.lease_s
         return place.cores.take(node, begins, lease_s, self.prolong) if lease_s else 0.0
-
-    def _snapshot(self, node: Node, effect: WriteSnapshot, begins: float) -> float:
-        return 4 * STATE * self._workload.elements[node.index] / DISK
 
     def _step_s(self, place: UsedMachine) -> float:
         found = self._steps.get(id(place.kind))

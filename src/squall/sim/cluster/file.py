@@ -68,7 +68,7 @@ def _fields(table: Table, values: Values, required: Iterable[str] = ()) -> dict[
 
 
 def _written(part: object, values: Values) -> dict[str, str]:
-    """The lines of a part: key -> value, without what says nothing."""
+    """The lines of a part: key -> value, without what has its default."""
     found = {key: getattr(part, key + value.suffix) for key, value in values.items()}
     silent = (None, (), math.inf, ROLES, Overhead())
     return {key: values[key].write(value) for key, value in found.items() if value not in silent}
@@ -254,7 +254,12 @@ def _check_together(tables: list[Table], machines: tuple[MachineKind, ...]) -> N
 
 def cluster_text(cluster: Cluster) -> str:
     """What `read_parts` reads as this cluster again, to the last bit."""
-    tables = [_text("[[machines]]", _machine_lines(machine)) for machine in cluster.machines]
+    tables = []
+    for machine in cluster.machines:
+        lines = _written(machine, _MACHINE)
+        if machine.step_s is not None:
+            del lines["speed"]
+        tables.append(_text("[[machines]]", lines))
     tables += [_text("[links.between]", _written(cluster.between, _LINK))]
     tables += [_text("[links.within]", _written(cluster.within, _LINK))]
     tables += [_text(f"[failures.{role}]", _written(failure, _FAILURE)) for role, failure in cluster.failures.items()]
@@ -264,10 +269,3 @@ def cluster_text(cluster: Cluster) -> str:
 
 def _text(header: str, lines: Mapping[str, str]) -> str:
     return "".join([f"{header}\n", *(f"{key} = {value}\n" for key, value in lines.items())])
-
-
-def _machine_lines(machine: MachineKind) -> dict[str, str]:
-    lines = _written(machine, _MACHINE)
-    if machine.step_s is not None:
-        del lines["speed"]
-    return lines

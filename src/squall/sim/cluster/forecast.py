@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from squall.protocol.effects import Effect, End, Payload, PublishSnapshot
+from squall.protocol.effects import Effect, End, PublishSnapshot
 from squall.protocol.events import Event
 from squall.protocol.notes import TargetReached, TrainingBegan, TrainingOver, WeightsMeasured, WorkReported
 from squall.report.words import clock, number, percent, size, two_columns
-from squall.runtime.driver import Host
+from squall.runtime.driver import Host, HostAround
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +94,12 @@ class Sums:
     end: End | None = None
 
 
-class NotesWatch(Host):
-    """The coordinator's host, or what stands before it: hears all that the coordinator notes."""
+class NotesWatch(HostAround):
+    """The coordinator's host, which also adds up what the coordinator notes."""
 
-    def __init__(self, sums: Sums, host: Host | None = None) -> None:
+    def __init__(self, sums: Sums, host: Host) -> None:
+        super().__init__(host)
         self._sums = sums
-        self._host = host
-
-    def attach(self, payload: Payload) -> None:
-        raise AssertionError("the coordinator never touches a parameter")
-
-    def poll(self) -> Event | None:
-        return self._host.poll() if self._host is not None else None
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         sums = self._sums
@@ -126,4 +120,4 @@ class NotesWatch(Host):
                 sums.published = effect
             case End():
                 sums.end = effect
-        return self._host.perform(effect, now) if self._host is not None else None
+        return super().perform(effect, now)

@@ -27,7 +27,7 @@ from squall.sim.cluster.measure_exchange import BYTES, exchange_seconds
 from squall.sim.cluster.measure_run import RUNS, overhead_of, running, single
 from squall.sim.cluster.measure_steps import quantiles, rounded, running_counts, slowdowns, stepping
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import MachineKind, Overhead
+from squall.sim.cluster.parts import MachineKind
 from squall.sim.cluster.quiet import BUSY, Turn, calmest, in_turns, others_in, quickest, times_of
 from squall.strategies import Downpour, Strategy
 from squall.strategies.work import Loop
@@ -112,16 +112,12 @@ def measure(
         name="machine", cores=cores, step_s=rounded(step_s), jitter=Trace(trace_file, quantiles(times)),
         slowdown=slowdowns(counts, means, cores),
         single_s=rounded(statistics.median(times_of(turn[len(counts)] for turn in turns))),
-        exchange=_exchanges(layout.elements, optimizer, EXCHANGES * seconds), memory=rounded(memory_bandwidth()),
+        exchange=_exchanges(layout.elements, optimizer, EXCHANGES * seconds), memory=rounded(_memory_bandwidth()),
     )  # fmt: skip
     if roomy:
         overhead = overhead_of([[turn[0], *turn[-RUNS:]] for turn in turns], machine.work_s(layout.elements))
-        machine = dataclasses.replace(machine, overhead=_each_rounded(overhead))
+        machine = dataclasses.replace(machine, overhead=overhead)
     return Measured(machine, tuple(times), built.batch_size, layout.elements, others)
-
-
-def _each_rounded(overhead: Overhead) -> Overhead:
-    return Overhead(**{name: rounded(value) for name, value in dataclasses.asdict(overhead).items()})
 
 
 def _calm_enough(turns: Sequence[Turn], busy: bool) -> float:
@@ -166,7 +162,7 @@ def _free_bytes() -> int:
     return min(1024 * int(kib), shared.f_bavail * shared.f_frsize)
 
 
-def memory_bandwidth() -> float:
+def _memory_bandwidth() -> float:
     """Bytes a second that one core reads and writes in a large copy."""
     size = max(1 << 20, min(COPIED_BYTES, int(MEMORY_SHARE * _free_bytes() / 2)))
     with forked([partial(_copies, size)]) as lines:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from multiprocessing import Pipe
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -21,33 +21,33 @@ from torch.utils.data import TensorDataset
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.role_processes import SPIN_S, run_role
-from squall.plan import Settings, make_plan
 from squall.protocol.effects import Compute, Effect
 from squall.protocol.events import Event, GradientComputed
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, Host
-from squall.runtime.job import Job, arena_shape, initial_vector
+from squall.runtime.job import Job
 from squall.runtime.kinds import machine
-from squall.runtime.run_plan import Aims
 from squall.sim.cluster.forks import forked
+from squall.sim.cluster.measure_run import REPLICA, SHARD, endless_job
 from squall.sim.cluster.quiet import Chunks, Enough, calmest, moment
 from squall.strategies import Downpour
 from squall.task import OptimizerFactory, Task
 from squall.transports.host import HostTransport
 from squall.vector import Layout
 
-REPLICA, SHARD = Node("replica", 0), Node("shard", 0)
 WARM_UP, FEWEST = 5, 5  # exchanges
 MOMENTS = 4
-ENDLESS = 10**9  # epochs
 BYTES = 40  # an element: three buffers of the arena, a shard's weights and optimizer state, and their temporaries
 
 
 def exchange_seconds(elements: int, optimizer: OptimizerFactory, seconds: float) -> float:
     """Median seconds of an exchange of one shard of so many elements; measured for about `seconds`."""
+    data = TensorDataset(torch.zeros(1000))  # an exchange each
+    task = Task(model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1)
+    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
-        job = _job(elements, optimizer, Path(folder))
+        job = endless_job(task, layout, Downpour(replicas=1, optimizer=optimizer), 1, folder)
+        job.arena.gradient(0, 0).normal_()
         works = [partial(_serve, job, COORDINATOR), partial(_serve, job, SHARD), partial(_replica, job)]
         with forked(works) as lines:
             turns = [[moment(lines[2:], seconds / MOMENTS, beside=lines[:2])] for _ in range(MOMENTS)]
@@ -59,23 +59,6 @@ class _Vector(nn.Module):
     def __init__(self, elements: int) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.zeros(elements))
-
-
-def _job(elements: int, optimizer: OptimizerFactory, directory: Path) -> Job:
-    strategy = Downpour(replicas=1, optimizer=optimizer)
-    data = TensorDataset(torch.zeros(1000))  # an exchange each
-    task = Task(
-        model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1
-    )  # fmt: skip
-    settings = Settings(threads=1, snapshot_every_s=None, progress=False)
-    plan = make_plan(strategy, settings, Aims(epochs=ENDLESS))
-    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-    arena = Arena.create(arena_shape(layout, strategy.recipe()), directory)
-    arena.gradient(0, 0).normal_()
-    return Job(
-        plan=plan, strategy=strategy, task=task, layout=layout, arena=arena, initial=initial_vector(layout, task),
-        directory=directory, commanded_at=time.time(),
-    )  # fmt: skip
 
 
 def _serve(job: Job, node: Node, line: ControlPipe) -> None:
@@ -106,8 +89,6 @@ def _replica(job: Job, line: ControlPipe) -> None:
     torch.set_num_threads(1)
     transport = HostTransport(REPLICA, job.directory, peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
     chunks = Chunks(line)
-    try:
+    with suppress(Enough):
         chunks.begin()
         Driver(machine(job, REPLICA), transport, _ReadyGradient(chunks)).run()
-    except Enough:
-        pass

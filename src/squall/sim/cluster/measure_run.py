@@ -12,7 +12,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
@@ -32,12 +32,13 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime import attempts
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, Host, HostAround
-from squall.runtime.job import Job, arena_shape, private_job
+from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.run_plan import Aims
 from squall.runtime.sequential import Sequential
 from squall.sim.cluster.forks import ForkedWork, answer, forked
+from squall.sim.cluster.measure_steps import rounded
 from squall.sim.cluster.parts import Overhead
 from squall.sim.cluster.quiet import Chunks, Enough, Moment, Stopwatch, Timed, Turn, core_s, moment
 from squall.strategies import Downpour, SingleProcess, Strategy, Synchronous
@@ -68,7 +69,7 @@ def running(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: in
         (dataclasses.replace(often, push_every=SELDOM, fetch_every=SELDOM), 0.0),
     ]  # fmt: skip
     with ExitStack() as stack:
-        yield [stack.enter_context(_run(_job(task, layout, each, threads), spins_s)) for each, spins_s in runs]
+        yield [stack.enter_context(_run(task, layout, each, threads, spins_s)) for each, spins_s in runs]
 
 
 def overhead_of(turns: Sequence[Turn], work_s: float) -> Overhead:
@@ -91,42 +92,44 @@ def overhead_of(turns: Sequence[Turn], work_s: float) -> Overhead:
         cold_s = max(0.0, asleep["coordinator"] - rounds["coordinator"])
         lease_s = rounds["coordinator"] + max(0.0, rounds["replica"] - asleep["replica"])
         found.append((batch_s, both_s - batch_s, serve_s, lease_s, woken_s, cold_s))
-    batch_s, exchange_s, serve_s, lease_s, wake_s, cold_s = map(median, zip(*found))
-    return Overhead(
-        batch_s=batch_s, exchange_s=exchange_s, serve_s=serve_s, lease_s=lease_s, wake_s=wake_s, cold_s=cold_s
-    )
+    names = ("batch_s", "exchange_s", "serve_s", "lease_s", "wake_s", "cold_s")
+    return Overhead(**{name: rounded(median(seconds)) for name, seconds in zip(names, zip(*found))})
 
 
 @contextmanager
 def single(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int) -> Iterator[Timed]:
     """A run of `SingleProcess`, everything included; a moment says the mean as the one of its `times`."""
-    job = _job(task, layout, SingleProcess(optimizer=optimizer), threads)
-    folder = tempfile.TemporaryDirectory(prefix="squall-measure-")
-    with folder, forked([partial(_alone, job, folder.name)]) as lines:
-        moment(lines, WARM_UP_S)
-        yield partial(moment, lines)
+    with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
+        job = endless_job(task, layout, SingleProcess(optimizer=optimizer), threads, folder)
+        with forked([partial(_alone, job)]) as lines:
+            moment(lines, WARM_UP_S)
+            yield partial(moment, lines)
 
 
-def _job(task: Task, layout: Layout, strategy: Strategy, threads: int) -> Job:
-    """Without a directory yet, and without evaluations."""
+def endless_job(task: Task, layout: Layout, strategy: Strategy, threads: int, folder: str) -> Job:
+    """A job for forked processes that does not end by itself, and without evaluations."""
+    shape = arena_shape(layout, strategy.recipe())
     settings = Settings(threads=threads, snapshot_every_s=None, progress=False)
-    plan = make_plan(strategy, settings, Aims(epochs=ENDLESS))
-    return private_job(plan, strategy, dataclasses.replace(task, validate=None), layout, Path())
+    return Job(
+        plan=make_plan(strategy, settings, Aims(epochs=ENDLESS)), strategy=strategy,
+        task=dataclasses.replace(task, validate=None), layout=layout,
+        arena=Arena.private(shape) if strategy.recipe().alone else Arena.create(shape, Path(folder)),
+        initial=initial_vector(layout, task), directory=Path(folder),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- a run of processes
 
 
 @contextmanager
-def _run(job: Job, spin_s: float) -> Iterator[Timed]:
+def _run(task: Task, layout: Layout, strategy: Strategy, threads: int, spin_s: float) -> Iterator[Timed]:
     """A moment says seconds of a core: of a batch by the replica, an update by the shard, a lease by the coordinator.
 
     `spin_s`: for which the shard looks out for a push before it sleeps.
     """
     served = torch.zeros(MOST_UPDATES, dtype=torch.float64).share_memory_()  # by the shard, which nobody can ask
     with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
-        arena = Arena.create(arena_shape(job.layout, job.recipe), Path(folder))
-        job = attempts.begin(dataclasses.replace(job, arena=arena, directory=Path(folder)))
+        job = attempts.begin(endless_job(task, layout, strategy, threads, folder))
         works: list[ForkedWork] = [
             partial(_serve, job, COORDINATOR, served, 0.0), partial(_serve, job, SHARD, served, spin_s),
             partial(_replica, job),
@@ -170,12 +173,10 @@ def _replica(job: Job, line: ControlPipe) -> None:
     keep_freed_memory()
     transport = _Awaited(HostTransport(REPLICA, job.directory, peers=[COORDINATOR, SHARD], spin_s=SPIN_S))
     chunks = Chunks(line)
-    try:
+    with suppress(Enough):
         chunks.begin()
         host = _MeteredReplica(make_host(job, REPLICA, None), chunks, transport)
         Driver(machine(job, REPLICA), transport, host).run()
-    except Enough:
-        pass
 
 
 class _Awaited:
@@ -248,7 +249,7 @@ class _MeteredReplica(_Metered):
 # ---------------------------------------------------------------- one process
 
 
-def _alone(job: Job, folder: str, line: ControlPipe) -> None:
+def _alone(job: Job, line: ControlPipe) -> None:
     torch.set_num_threads(job.plan.threads)
     chunks, watch, batches, loss = Chunks(line), Stopwatch(job.plan.threads), 0, job.task.loss
 
@@ -261,9 +262,7 @@ def _alone(job: Job, folder: str, line: ControlPipe) -> None:
         batches += 1
         return loss(model, batch)
 
-    job = dataclasses.replace(job, task=dataclasses.replace(job.task, loss=metered), directory=Path(folder))
-    try:
+    job = dataclasses.replace(job, task=dataclasses.replace(job.task, loss=metered))
+    with suppress(Enough):
         chunks.begin()
         Sequential(attempts.begin(job), LoneChannel()).run()
-    except Enough:
-        pass

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -136,17 +135,21 @@ def _numberless(plan: Plan, strategy: Strategy, task: Task, layout: Layout) -> J
     """A job whose vectors are never looked at: thousands of replicas' buffers would not fit anywhere."""
     arena = Arena.private(Shape(1, 1))
     return Job(plan=plan, strategy=strategy, task=task, layout=layout, arena=arena, initial=torch.zeros(0),
-               directory=Path(), commanded_at=time.time())  # fmt: skip
+               directory=Path())  # fmt: skip
 
 
 class _Simulation:
     """A job on a cluster, from its start to its forecast."""
 
     def __init__(self, job: Job, cluster: Cluster, real: bool) -> None:
+        self._began = time.perf_counter()
         self._job = job
         self._cluster = cluster
         self._real = real
         self._recipe = job.recipe
+        placement, chance = Placement(cluster, job.recipe), random.Random(job.plan.seed)
+        self._costs = Costs(cluster, job.recipe, self._workload(), placement, chance, job.plan.slow)
+        self._numberless = HostWithoutNumbers(self._costs)
         self._sums = Sums()
         # Links repair what a wire does. Where it does nothing, they would only cost time.
         self._linked = any(link.loss for link in (cluster.between, cluster.within))
@@ -156,20 +159,16 @@ class _Simulation:
         self._recorder: CoordinatorHost | None = None  # alike, of real gradients
 
     def run(self, watch: Callable[[float], None]) -> Forecast:
-        began = time.perf_counter()
-        job, recipe = self._job, self._recipe
-        placement = Placement(self._cluster, recipe)
-        costs = Costs(self._cluster, recipe, self._workload(), placement, random.Random(job.plan.seed), job.plan.slow)
+        job = self._job
         with _calm(job, self._channel) if self._real else _no_collections():
-            members = partial(self._members, costs, HostWithoutNumbers(costs))
-            rehearsal = Rehearsal(members, nodes(job), self._cluster, costs, job.plan.seed, self._hopeful)
+            rehearsal = Rehearsal(self._members, nodes(job), self._cluster, self._costs, job.plan.seed, self._hopeful)
             try:
                 rehearsal.run(watch)
             except Exception as error:
                 if self._recorder is not None:
                     self._recorder.perform(End("failed", f"{type(error).__name__}: {error}"), rehearsal.now)
                 raise
-        return self._forecast(rehearsal, costs, time.perf_counter() - began)
+        return self._forecast(rehearsal)
 
     def _workload(self) -> Workload:
         job, shards = self._job, self._recipe.shards
@@ -183,7 +182,7 @@ class _Simulation:
 
     # ------------------------------------------------------------ the run's nodes
 
-    def _members(self, costs: Costs, numberless: Host, now: float) -> MakeMember:
+    def _members(self, now: float) -> MakeMember:
         """What makes the nodes of a start, from the beginning or from the newest snapshot."""
         published = self._sums.published
         restored = self._restored(published.number) if published is not None else None
@@ -198,7 +197,7 @@ class _Simulation:
             linked = machine(job, node)
             if isinstance(linked.machine, Coordinator):
                 self._coordinator = linked.machine
-            return linked if self._linked else linked.machine, self._host(job, node, costs, numberless)
+            return linked if self._linked else linked.machine, self._host(job, node)
 
         return member
 
@@ -231,19 +230,19 @@ class _Simulation:
         )  # fmt: skip
         return Restored(manifest, {})
 
-    def _host(self, job: Job, node: Node, costs: Costs, numberless: Host) -> Host:
+    def _host(self, job: Job, node: Node) -> Host:
         if node == COORDINATOR:
             self._recorder = CoordinatorHost(job, self._channel) if self._real else None
-            return NotesWatch(self._sums, self._recorder)
+            return NotesWatch(self._sums, self._recorder or self._numberless)
         if not self._real:
-            return numberless
+            return self._numberless
         host = own_host(job, node)
-        return SimulatedTimes(host, costs) if node.role == "replica" else host
+        return SimulatedTimes(host, self._costs) if node.role == "replica" else host
 
     # ------------------------------------------------------------ what came of it
 
-    def _forecast(self, rehearsal: Rehearsal, costs: Costs, wall_s: float) -> Forecast:
-        job, recipe, sums = self._job, self._recipe, self._sums
+    def _forecast(self, rehearsal: Rehearsal) -> Forecast:
+        job, recipe, sums, costs = self._job, self._recipe, self._sums, self._costs
         assert self._coordinator is not None
         stopped_s = sums.stopped_s if sums.stopped_s is not None else rehearsal.now
         training_s = stopped_s - (sums.began_s or 0.0)
@@ -264,7 +263,7 @@ class _Simulation:
             goodput=trained / costs.computed if costs.computed else 0.0,
             lost=rehearsal.lost, restarts=rehearsal.restarts,
             metrics=sums.metrics, reached_s=None if sums.reached_s is None else sums.reached_s - (sums.began_s or 0.0),
-            messages=costs.messages, wall_s=wall_s,
+            messages=costs.messages, wall_s=time.perf_counter() - self._began,
         )  # fmt: skip
 
 

@@ -31,9 +31,7 @@ def stand_in(strategy: Strategy, cluster: Cluster, elements: int) -> tuple[Strat
         overhead=Overhead(), roles=MachineKind(name="").roles,
     )  # fmt: skip
     failures = {"coordinator": cluster.failures["replica"]} if "replica" in cluster.failures else {}
-    preemptions = [
-        dataclasses.replace(each, count=1) for each in cluster.preemptions if each.machine == kind.name
-    ]  # fmt: skip
+    preemptions = [dataclasses.replace(each, count=1) for each in cluster.preemptions if each.machine == kind.name]
     here = Link(latency_s=0.0)
     alone = dataclasses.replace(
         cluster, machines=(machine,), between=here, within=here, failures=failures, preemptions=tuple(preemptions)

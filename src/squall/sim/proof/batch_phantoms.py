@@ -102,9 +102,7 @@ class PortionPhantom(Phantom):
         weights = [value for of_shard in self.memory.trial[slot] for value in of_shard]
         away = [[w - example(i, j) for j, w in enumerate(weights)] for i in range(start, stop)]
         loss = sum(steepness(j) * d * d / 2 for of in away for j, d in enumerate(of)) / (stop - start)
-        vector = tuple(
-            sum(steepness(j) * of[j] for of in away) / (stop - start) for j in range(len(weights))
-        )  # fmt: skip
+        vector = tuple(sum(steepness(j) * of[j] for of in away) / (stop - start) for j in range(len(weights)))
         basis = tuple(written.version for written in self.memory.weights[slot, 0])
         self._last = Gradient(hosts.computed, epoch, start, stop, basis), vector
         return events.GradientComputed(loss if finite else float("nan"), finite, seconds)
@@ -140,9 +138,7 @@ class VectorPhantom(ShardPhantom):
     def _add(self, portions: list[KeptPortion]) -> None:
         first = WIDTH * self.node.index
         for kept in portions:
-            self.vectors["sum"] = tuple(
-                value + kept.vector[first + i] for i, value in enumerate(self.vectors["sum"])
-            )  # fmt: skip
+            self.vectors["sum"] = tuple(value + kept.vector[first + i] for i, value in enumerate(self.vectors["sum"]))
         self.fold = folded_with(self.fold, entry_of(portions))
 
     def _calculate(self, asked: Calculation) -> tuple[float, ...]:

@@ -53,9 +53,7 @@ class Trial:
 
     world: World
 
-    def __init__(
-        self, chaos: Chaos, watch: Callable[[Seen], None] | None = None, self_checks: bool = True
-    ) -> None:  # fmt: skip
+    def __init__(self, chaos: Chaos, watch: Callable[[Seen], None] | None = None, self_checks: bool = True) -> None:
         """`self_checks`: machines also check their own state (`protocol.check`), beside the auditor."""
         self.chaos = chaos
         self._self_checks = self_checks
