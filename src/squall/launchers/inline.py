@@ -76,16 +76,14 @@ class InlineRun:
         return self.channel.ended
 
     def _member(self, node: Node) -> tuple[Linked, Host]:
-        return machine(self._job, node), self._host(node)
+        if node == COORDINATOR:
+            clock = time.monotonic if self._step_s is None else None
+            return machine(self._job, node), CoordinatorHost(self._job, self.channel, clock)
+        return machine(self._job, node), own_host(self._job, node)
 
     def _step(self, node: Node, effect: Compute, begins: float) -> float:
         step_s = self._step_s(node) if self._step_s is not None else STEP_S
         return step_s * self._job.slowness(node)
-
-    def _host(self, node: Node) -> Host:
-        if node.role == "coordinator":
-            return CoordinatorHost(self._job, self.channel, time.monotonic if self._step_s is None else None)
-        return own_host(self._job, node)
 
 
 def own_host(job: Job, node: Node) -> Host:

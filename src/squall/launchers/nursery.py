@@ -21,6 +21,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -153,7 +154,10 @@ class Nursery:
     def _lose(self, child: Child, code: int) -> None:
         """Tell of a process that has ended before its work was done."""
         why = explain(code)
-        story = self._story(child.node) if code == RAISED else ""
+        story = ""
+        if code == RAISED:
+            with suppress(OSError):  # its disk was full, say
+                story = (self._sockets / f"{child.node}.traceback").read_text()
         self._launcher.say(kind="exited", node=str(child.node), pid=child.pid, why=why, traceback=story)
         if child.node == COORDINATOR:
             self._kill_all()
@@ -162,12 +166,6 @@ class Nursery:
             stop = f"{child.node.role} {child.node.index} raised an exception"
             self._coordinator.say(kind="stop", why=stop, failed=True)
         self._coordinator.say(kind="lost", node=str(child.node), why=why)
-
-    def _story(self, node: Node) -> str:
-        try:
-            return (self._sockets / f"{node}.traceback").read_text()
-        except OSError:
-            return ""
 
     def _kill_all(self) -> None:
         self._killing = True

@@ -97,9 +97,10 @@ class ScriptNursery(Nursery):
                 self._fork(node)
 
     def _ended(self) -> None:
-        """A script may have much to do when its training is over. If that was not well it has the time of a stop.
+        """Tell the scripts how the training has ended.
 
-        One that has not begun hears no other end than the interrupt.
+        Behind a training that finished a script may take its time. Otherwise it has as long as after a stop, and is
+        interrupted: a script that has not come to its batches listens to nothing else.
         """
         assert self._end is not None
         if self._end["status"] != "finished":

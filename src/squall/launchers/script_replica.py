@@ -153,19 +153,17 @@ class ReplicaBackend(SessionBackend):
         self._driver.post(BatchSkipped())
 
     def log(self, values: Mapping[str, float]) -> None:
+        """Values of the final weights are in the record when this returns; raises `RecordError`."""
         if not self.began:
             self._logged.append(values)
         elif not self._left:
             self._driver.post(ValuesLogged(dict(values)))
         else:
-            self._log_final(values)
-
-    def _log_final(self, values: Mapping[str, float]) -> None:
-        """What comes now is of the final weights. It is in the record when this returns; raises `RecordError`."""
-        self._pipe.say(kind="logged", values={name: repr(value) for name, value in values.items()})  # JSON has no NaN
-        answer = self._pipe.hear() or {"error": "the nursery is gone"}
-        if answer["error"]:
-            raise RecordError(answer["error"])
+            told = {name: repr(value) for name, value in values.items()}  # JSON has no NaN
+            self._pipe.say(kind="logged", values=told)
+            answer = self._pipe.hear() or {"error": "the nursery is gone"}
+            if answer["error"]:
+                raise RecordError(answer["error"])
 
     def leave(self) -> None:
         """A batch under way is given up; what is done is pushed and told."""
@@ -181,7 +179,7 @@ class ReplicaBackend(SessionBackend):
         self._finish()
 
     def _finish(self) -> None:
-        """Wait for the last snapshot, and take its weights."""
+        """Wait for the last snapshot, and take its weights. Raises what the training has ended with, if not well."""
         if not self._left:
             self._left = True
             self._settle()

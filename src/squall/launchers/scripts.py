@@ -62,7 +62,11 @@ def serve_script(launcher: ControlPipe, message: dict[str, Any], sockets: Path) 
     path = Path(message["script"])
     try:
         main = run_file(path, message["text"], message["arguments"], message["plan"].seed, join)
-        _check_training(joined, path)
+        if not joined:
+            raise _Unfinished(f"{path} ended without calling squall.join(model): call it before the training loop")
+        if not joined[0].began:
+            remedy = "iterate over session.batches, and call session.step(loss)"
+            raise _Unfinished(f"{path} ended without training: {remedy}")
         _end_training(joined[0], path)
         del main
     except Over:
@@ -102,9 +106,9 @@ def _story(error: BaseException) -> str:
 
 
 def _unraisable(replica: ReplicaBackend, found: sys.UnraisableHookArgs) -> None:
-    """A `break` lets go of the batches where Python ignores exceptions; code behind the loop does not run even so.
+    """Keep code behind the loop from running when the training ended badly, or an interrupt came, at a `break`.
 
-    Nor does it after an interrupt that came there.
+    A `break` deletes the batches, and Python only reports an exception that is raised where something is deleted.
     """
     if isinstance(found.exc_value, KeyboardInterrupt) or (found.exc_value and found.exc_value is replica.ended_with):
         leave(DONE)
@@ -113,10 +117,3 @@ def _unraisable(replica: ReplicaBackend, found: sys.UnraisableHookArgs) -> None:
 
 class _Unfinished(Exception):
     """The script ended and has not trained."""
-
-
-def _check_training(joined: list[ReplicaBackend], path: Path) -> None:
-    if not joined:
-        raise _Unfinished(f"{path} ended without calling squall.join(model): call it before the training loop")
-    if not joined[0].began:
-        raise _Unfinished(f"{path} ended without training: iterate over session.batches, and call session.step(loss)")

@@ -27,7 +27,7 @@ class Start(msgspec.Struct, frozen=True):
     updates: int  # in that snapshot
     where: dict[str, str]  # what the bits of a result depend on, beside the code
     kept: bool = True  # there is a schedule
-    end_alone: bool = False  # of which newer snapshots remove the beginning
+    end_alone: bool = False  # only its end is kept: newer snapshots remove what went before
 
 
 def read_start(path: Path) -> Start:
@@ -99,10 +99,10 @@ def _cpu() -> str:
 
 
 def begin(job: Job, script: bool = False) -> Job:
-    """The job with a directory for its schedule. Where that cannot be, the run goes on without, with a warning.
+    """The job with a directory for its schedule; without one where the plan keeps none.
 
-    So it does where the plan keeps none. The run's code lies beside the schedule, because a resume may change the
-    strategy.
+    Where it cannot be written the run goes on without, with a warning. The run's code lies beside the schedule,
+    because a resume may change the strategy.
     """
     home = job.directory / "schedule"
     restored = job.restored
@@ -126,7 +126,4 @@ def begin(job: Job, script: bool = False) -> Job:
 
 def numbers(directory: Path) -> list[int]:
     """The attempts that a run has a schedule of, oldest first."""
-    home = directory / "schedule"
-    if not home.is_dir():
-        return []
-    return sorted(int(path.name) for path in home.iterdir() if path.name.isdecimal())
+    return sorted(int(path.name) for path in (directory / "schedule").glob("*") if path.name.isdecimal())

@@ -98,7 +98,7 @@ class Backward:
         return to_device(batch, self.device) if self.device.type != "cpu" else batch
 
     def count(self) -> None:
-        """What the model's counters show now is known to the shards."""
+        """Remember what the model's counters show: the shards know that much, and a push says what was added since."""
         self._counted = [counter.double() for counter in self.layout.counters_of(self.on_vector.model)]
 
     def differentiate(self, batch: Batch) -> float:

@@ -100,7 +100,8 @@ class TrainingBatches:
     def prepare(self) -> None:
         """Load what is announced next, unless workers do. To be called when there is nothing else to do.
 
-        Chance is left alone: loading seeds (no GPU), and a script may break out of its loop and draw.
+        The random state is afterwards what it was: loading seeds it, and a script that breaks out of its loop may go on
+        drawing. Loading seeds no GPU.
         """
         key = next(iter(self._coming), None)
         if key is None or self._coming[key] is not None:

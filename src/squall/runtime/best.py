@@ -33,7 +33,7 @@ class BestWeights:
 
 
 def keep(directory: Path, effect: KeepWeights, weights: Tensor, layout: Layout) -> WeightsKept:
-    """Bring the weights onto the disk, in the place of those before; the reason if that fails."""
+    """Write the weights to the disk instead of those kept before. If that fails, the event says why."""
     path, beside = directory / NAME, directory / f"{NAME}.new"
     about = {
         "metric": effect.metric, "value": repr(effect.value), "updates": str(effect.updates),

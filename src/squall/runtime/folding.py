@@ -20,9 +20,10 @@ class Folding:
         self._examples = examples  # in an epoch
         self._eras: dict[int, _Pieces] = {0: _Pieces()}  # snapshot -> what ended behind its asking; 0: the beginning
 
-    def add(self, lease: LeaseRow) -> None:
-        if lease.trained_stop < lease.stop:
-            self._record.add(lease)  # what was given back is told as it was
+    def add(self, lease: LeaseRow, alone: bool = False) -> None:
+        """`alone`: it is put together with no other."""
+        if alone or lease.trained_stop < lease.stop:  # what was given back is told as it was
+            self._record.add(lease)
         else:
             self._put(list(self._eras.values())[-1], lease)
 

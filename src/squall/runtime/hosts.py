@@ -21,7 +21,6 @@ from squall.protocol.effects import (
 )
 from squall.protocol.events import Event, GradientComputed, ModelEvaluated
 from squall.runtime import best
-from squall.runtime.arena import Arena
 from squall.runtime.backward import Backward, ModelOnVector, pin
 from squall.runtime.batches import Key
 from squall.runtime.compute import Gradients
@@ -121,11 +120,10 @@ class EvaluatorHost(Host):
     """A model on the evaluator's slot, which lies behind the replicas'."""
 
     def __init__(self, job: Job) -> None:
-        arena: Arena = job.arena
         self._task = job.task
-        slot = arena.shape.replicas
+        slot = job.arena.shape.replicas
         self._device = job.device(slot)
-        self._weights, self._layout, self._directory = arena.weights(slot, 0), job.layout, job.directory
+        self._weights, self._layout, self._directory = job.arena.weights(slot, 0), job.layout, job.directory
         self._model = ModelOnVector(job.task.model, job.layout, [self._weights], self._device)
 
     def perform(self, effect: Effect, now: float) -> Event | None:

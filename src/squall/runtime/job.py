@@ -45,7 +45,7 @@ class Job:
         return self.strategy.recipe()
 
     def keep(self, schedule: Schedule | None) -> None:
-        """In the run's directory, so that no process has to take all of its steps."""
+        """Keep a learning-rate schedule in the run's directory, so that no process has to take all of its steps."""
         if schedule is not None:
             schedule.file = self.directory / NAME
 

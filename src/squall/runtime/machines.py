@@ -66,9 +66,10 @@ def _policy(job: Job) -> Policy:
 
 
 def begun(job: Job) -> tuple[int, int]:
-    """Updates and examples that shards count on from.
+    """How many updates and examples shards have applied when they begin.
 
-    In a resumed run all from the newest of the old versions, and from the examples of the shard that had fewest.
+    In a resumed run every shard counts on from the same two numbers: the newest version that a shard had, and the
+    examples of the shard that had fewest.
     """
     if job.restored is None:
         return 0, 0
@@ -77,7 +78,7 @@ def begun(job: Job) -> tuple[int, int]:
 
 
 def _trained(job: Job, manifest: Manifest) -> int:
-    """By the ledger, which counts what scripts have left out as well."""
+    """Examples that are trained by the ledger, which also counts those that scripts have left out."""
     if isinstance(job.recipe.work, BatchMethod):
         return msgspec.convert(manifest.ledger["trained"], int)
     return _leases(job).trained

@@ -48,7 +48,7 @@ class Schedule:
             self._keep()
 
     def advance(self, steps: int) -> None:
-        """Go on to where `steps` have been taken; not back."""
+        """Go on until `steps` have been taken. If more have been taken already, nothing changes."""
         if steps - self.steps > EVERY:
             self._leap(steps)
         with warnings.catch_warnings():
@@ -83,7 +83,10 @@ class Schedule:
                     yield int(kept["steps"]), kept["state"]
 
     def _leap(self, steps: int) -> None:
-        """To the last line before that step. The step itself is taken: so what the settings do not show counts, too."""
+        """Take up the newest line from before that step.
+
+        The step itself is then taken, so that what a scheduler keeps elsewhere than in its state is set, too.
+        """
         for kept_steps, kept in self._kept():
             if self.steps < kept_steps < steps:
                 with suppress(ValueError):

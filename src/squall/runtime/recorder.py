@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from squall.protocol import notes
-from squall.protocol.effects import Effect, End, Payload, PublishSnapshot, StartMember
+from squall.protocol.effects import Effect, End, PublishSnapshot, StartMember
 from squall.protocol.events import Event
 from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats, Weights
@@ -68,18 +68,15 @@ class CoordinatorHost(Host):
         self._unpublished = ""  # why the newest snapshot could not be made visible
         self._asked_s = 0.0  # training time when the snapshot under way was asked for
         plan, work = job.plan, job.recipe.work
-        facts = {
-            "strategy": plan.strategy, "optimizer": in_words(job.recipe), "replicas": plan.replicas,
-            "shards": plan.shards, "epochs": plan.epochs or "", "steps": plan.steps or "",
-            "seconds": plan.seconds or "", "examples_per_epoch": job.task.examples, "status": "running",
-            "ended": "", "reason": "", "keep_best": plan.keep_best or "", "evaluating": "",
-            "batch": work.batch(job.task.examples) if isinstance(work, BatchMethod) else "",
-            "counted": "example" if job.task.sampler is None else "position",
-            "snapshot": job.restored.manifest.number if job.restored is not None else 0,
-        }  # fmt: skip
-        for key, value in facts.items():
-            self._record.add(rows.StateRow(key, str(value)))
-
+        self._facts(
+            strategy=plan.strategy, optimizer=in_words(job.recipe), replicas=plan.replicas, shards=plan.shards,
+            epochs=plan.epochs or "", steps=plan.steps or "", seconds=plan.seconds or "",
+            examples_per_epoch=job.task.examples, status="running", ended="", reason="",
+            keep_best=plan.keep_best or "", evaluating="",
+            batch=work.batch(job.task.examples) if isinstance(work, BatchMethod) else "",
+            counted="example" if job.task.sampler is None else "position",
+            snapshot=job.restored.manifest.number if job.restored is not None else 0,
+        )  # fmt: skip
         first = self._record.fact("first_loss") if job.restored is not None else None
         self._divergence = Divergence(float(first) if first and first != "nan" else None)
         if job.restored is not None:
@@ -105,9 +102,6 @@ class CoordinatorHost(Host):
             if examples > 0 and not reported:
                 batches = -(-examples // self._job.task.batch_size)
                 self._record.add(rows.ProgressRow(at, replica, examples, batches, math.nan, 0.0, 0.0, 0, 0))
-
-    def attach(self, payload: Payload) -> None:
-        raise AssertionError("the coordinator never touches a parameter")
 
     def poll(self) -> Event | None:
         if self._clock is not None:  # nothing may have been performed for long
@@ -167,9 +161,9 @@ class CoordinatorHost(Host):
                 self._left_out.add(skip)
                 self._record.add(skip)
             case notes.EvaluationAsked(number):
-                self._record.add(rows.StateRow("evaluating", str(number)))
+                self._facts(evaluating=number)
             case notes.WeightsMeasured(values, weights):
-                self._record.add(rows.StateRow("evaluating", ""))
+                self._facts(evaluating="")
                 self._measured(values, weights)
             case notes.IterationDone(number, loss, trained):
                 epoch = trained // self._job.task.examples
@@ -208,8 +202,7 @@ class CoordinatorHost(Host):
         self._judge(self._divergence.trained(loss))
         if stats.batches and not self._stepped:
             self._stepped = True
-            self._record.add(rows.StateRow("first_step_s", repr(time.time() - self._job.commanded_at)))
-            self._record.add(rows.StateRow("first_loss", repr(self._divergence.first or loss)))
+            self._facts(first_step_s=time.time() - self._job.commanded_at, first_loss=self._divergence.first or loss)
         if stats.examples or stats.pushes:
             self._record.add(rows.ProgressRow(
                 now, node.index, stats.examples, stats.batches, loss, stats.compute_s, stats.wait_s,
@@ -227,10 +220,7 @@ class CoordinatorHost(Host):
             dealt.id, dealt.epoch, dealt.start, dealt.stop, holder.index, holder.incarnation, max(0.0, granted),
             self.training_s, ended.done,
         )  # fmt: skip
-        if self._left_out.ended(lease):  # its number is needed
-            self._record.add(lease)
-        else:
-            self._leases.add(lease)
+        self._leases.add(lease, alone=self._left_out.ended(lease))  # whose number is needed
 
     def _measured(self, values: dict[str, float], weights: Weights) -> None:
         epoch = (weights.examples + self._left_out.examples) // self._job.task.examples
@@ -245,15 +235,14 @@ class CoordinatorHost(Host):
     def _judge(self, changed: bool) -> None:
         """It is told when it begins, and again when a run that had recovered diverges anew."""
         if changed:
-            self._record.add(rows.StateRow("diverged", self._divergence.text))
+            self._facts(diverged=self._divergence.text)
             self._event("diverged", self._divergence.text or "no more: the loss is as it was at first, or less")
 
     def _member(self, node: Node, change: str, why: str = "", pid: int = 0) -> None:
         self._record.add(rows.MemberRow(str(node), pid, self.training_s, change, why))
 
     def _publish(self, effect: PublishSnapshot) -> None:
-        self._record.add(rows.StateRow("updates", str(max(effect.versions))))
-        self._record.add(rows.StateRow("snapshot", str(effect.number)))
+        self._facts(updates=max(effect.versions), snapshot=effect.number)
         if effect.final:
             self._book(effect.ledger, effect.progress, self.training_s)
         manifest = Manifest(
@@ -288,12 +277,11 @@ class CoordinatorHost(Host):
     def _finish(self, end: End) -> None:
         if self._unpublished and end.status in ("finished", "interrupted"):
             end = End("failed", self._unpublished)
-        self._record.add(rows.StateRow("training_s", repr(self.training_s)))
         self._judge(end.status == "finished" and self._divergence.ended())
-        self._record.add(rows.StateRow("diverged", self._divergence.text))
-        facts = {"evaluating": "", "status": end.status, "ended": end.cause, "reason": end.reason}
-        for key, value in facts.items():
-            self._record.add(rows.StateRow(key, value))
+        self._facts(
+            training_s=self.training_s, diverged=self._divergence.text, evaluating="", status=end.status,
+            ended=end.cause, reason=end.reason,
+        )  # fmt: skip
         kind = {"finished": "finished", "interrupted": "stopped"}.get(end.status, "error")
         self._event(kind, end.reason)
         try:
@@ -301,6 +289,10 @@ class CoordinatorHost(Host):
         except RecordError as error:
             end = End("failed", str(error))
         self._channel.end(end)
+
+    def _facts(self, **values: object) -> None:
+        for key, value in values.items():
+            self._record.add(rows.StateRow(key, str(value)))
 
     def _event(self, kind: str, text: str) -> None:
         self._record.add(rows.EventRow(self.training_s, kind, text))

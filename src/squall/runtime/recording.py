@@ -88,16 +88,23 @@ class RecordedShard(HostAround):
             self._unseen = True
             return event
         self.write()
-        if type(effect) is End:
-            self._log.close()
-        else:
-            self._log.add(self._entry(effect))
-        if self._cuts is not None and type(effect) is WriteSnapshot:
-            assert isinstance(event, SnapshotWritten)
-            path = self._cuts.begin(event, effect.version)
-            if path is not None:
+        match effect:
+            case CalculateVectors(calculation):
+                self._log.add([schedule.CALCULATED, self._fingerprint() & SEEN, calculation])
+            case AddPortions(owner, buffer, clock):
+                who = self._who(owner)
+                self._log.add([schedule.ADDED, who, buffer, self._clocks.steps(who, clock)])
+            case WriteSnapshot(number, version):
+                self._log.add([schedule.SAVED, number, version])
+                if self._cuts is not None:
+                    assert isinstance(event, SnapshotWritten)
+                    if (path := self._cuts.begin(event, version)) is not None:
+                        self._log.close()
+                        self._log, self._clocks = ScheduleWriter(path), ClockSteps()
+            case End():
                 self._log.close()
-                self._log, self._clocks = ScheduleWriter(path), ClockSteps()
+            case _:
+                raise AssertionError(effect)
         return event
 
     def attach(self, payload: Payload) -> None:
@@ -137,17 +144,6 @@ class RecordedShard(HostAround):
         self._seen.clear()
         if record:
             self._log.add(record)
-
-    def _entry(self, effect: Effect) -> list[object]:
-        match effect:
-            case CalculateVectors(calculation):
-                return [schedule.CALCULATED, self._fingerprint() & SEEN, calculation]
-            case AddPortions(owner, buffer, clock):
-                who = self._who(owner)
-                return [schedule.ADDED, who, buffer, self._clocks.steps(who, clock)]
-            case WriteSnapshot(number, version):
-                return [schedule.SAVED, number, version]
-        raise AssertionError(effect)
 
     def _who(self, node: Node) -> int:
         return node.index + self._replicas * node.incarnation

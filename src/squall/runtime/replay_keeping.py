@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +35,7 @@ KEPT_FETCHES = 16  # a shard keeps no more pushes of a replica than are made in 
 
 
 class _Open:
-    """A snapshot behind which there may still be pushes from before it."""
+    """A snapshot after which a shard may still apply pushes that were computed before it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -45,7 +44,10 @@ class _Open:
         self.kept: dict[Node, int] = {}  # pushes of each replica
 
     def wants(self, owner: Node, at_most: int) -> bool:
-        """The next push of this replica may be from before. Its second fetch is behind all shards' parts."""
+        """Whether the next push of this replica may have been computed before the snapshot.
+
+        It is not, once a second fetch was answered: that began when all shards had their parts.
+        """
         kept = self.kept.get(owner, 0)
         if kept >= at_most:
             return False
@@ -54,7 +56,7 @@ class _Open:
 
 
 class ShardCuts:
-    """What a shard keeps beside its schedule. A disk that is full ends what is kept at a snapshot, not the training."""
+    """What a shard keeps beside its schedule. Where the disk is full a snapshot is kept no longer; training goes on."""
 
     def __init__(self, job: Job, node: Node, store: Store, last: int) -> None:
         assert job.schedule is not None
@@ -100,7 +102,7 @@ class ShardCuts:
                 cut.fetches[node] = cut.fetches.get(node, 0) + 1
 
     def keep(self, update: Apply) -> None:
-        """What the update is about to use up, where a replay could not compute it."""
+        """Keep the pushes of an update that a replay from an open snapshot could not compute again."""
         for term in update.terms:
             numbers = [cut.number for cut in self._open if cut.wants(term.owner, self._at_most)]
             if numbers:
@@ -126,25 +128,23 @@ class ShardCuts:
         sys.stderr.write(f"squall: warning: no replay will begin at snapshot {number}: {why}\n")
 
     def _prune(self, newest: int) -> None:
-        """The newest does not count: others may not have come to it."""
+        """Remove what no replay will begin at. The newest does not count: other shards may not have come to it."""
         found = [number for number in complete(self._attempt, self._shards) if number < newest]
         if len(found) < self._last:
             return
         _remove(self._attempt / str(self._node))
         for number in numbers(self._attempt):
             if number < found[-self._last]:
-                self._forget(home(self._attempt, number))
+                kept = home(self._attempt, number)
+                with suppress(OSError):  # another shard has removed the directory, or has files there
+                    for path in kept.glob(f"*{self._node}*"):
+                        path.unlink(missing_ok=True)
+                    kept.rmdir()
         if self._node.index == 0:
             self._remove_older_attempts()
 
-    def _forget(self, kept: Path) -> None:
-        with suppress(OSError):  # another shard has removed the directory, or has files there
-            for path in kept.glob(f"*{self._node}*"):
-                path.unlink(missing_ok=True)
-            kept.rmdir()
-
     def _remove_older_attempts(self) -> None:
-        """Those that the end alone is kept of. What was recorded in whole stays."""
+        """Remove older attempts of which only the end is kept. What was recorded as a whole stays."""
         for path in self._attempt.parent.iterdir():
             if path.name.isdecimal() and int(path.name) < int(self._attempt.name):
                 with suppress(Damaged):
@@ -184,10 +184,7 @@ class ReplicaParts:
             if self._parts[after] <= begins:
                 del self._parts[number]
                 _remove(self._attempt / (f"{self._node}+{number}" if number else str(self._node)))
-        self._remove_predecessors(cuts)
-
-    def _remove_predecessors(self, cuts: Iterable[ShardCut]) -> None:
-        """Whoever a shard had sent weights to by then has a predecessor that computed nothing more."""
+        # Where a shard had sent weights to a process by then, those before it in the slot computed nothing more.
         slot = self._node.index
         known = [Node.parse(name).incarnation for cut in cuts for name in cut.fetches if Node.parse(name).index == slot]
         for node, paths in replica_logs(self._attempt).items():

@@ -28,6 +28,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -89,10 +90,14 @@ class ScheduleWriter:
             if self._memory is None:
                 return
             try:
-                at = self._make_room(HEAD + 4 + size)
+                if self._size >= PIECE and at > BEGIN:
+                    self._pack()
+                if self._at + HEAD + 4 + size >= self._size:
+                    self._grow(HEAD + 4 + size)
             except OSError as error:
                 self._give_up(error)
                 return
+            at = self._at
         memory = self._memory
         assert memory is not None
         self._check = check = crc32(data, self._check)
@@ -123,14 +128,6 @@ class ScheduleWriter:
             os.close(file)
         self._size = size
 
-    def _make_room(self, needed: int) -> int:
-        """Where the next record goes."""
-        if self._size >= PIECE and self._at > BEGIN:
-            self._pack()
-        if self._at + needed >= self._size:
-            self._grow(needed)
-        return self._at
-
     def _pack(self) -> None:
         """Killed at any moment, the process leaves every record in one of the files, and the number tells in which."""
         memory = self._memory
@@ -139,7 +136,7 @@ class ScheduleWriter:
         self._packed_bytes += 4 + len(piece)
         if self._packed_bytes + PIECE > self._at_most:
             raise OSError(0, "it has the size that --keep-schedule leaves it")
-        with open(packed(self._path), "ab", opener=_private) as file:
+        with open(packed(self._path), "ab", opener=partial(os.open, mode=0o600)) as file:
             file.write(len(piece).to_bytes(4, "little") + piece)
         memory[BEGIN:] = bytes(self._size - BEGIN)
         self._packed += 1
@@ -164,10 +161,6 @@ class ScheduleWriter:
 def packed(path: Path) -> Path:
     """Where the pieces of a long file are."""
     return path.with_name(f"packed-{path.name}")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def read(path: Path) -> Iterator[list[Any]]:

@@ -142,9 +142,7 @@ class Snapshots:
 
     def numbers(self) -> list[int]:
         """Complete snapshots, oldest first."""
-        if not self.directory.is_dir():
-            return []
-        return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdecimal())
+        return sorted(int(path.name) for path in self.directory.glob("*") if path.name.isdecimal())
 
     def newest(self) -> int | None:
         """The one to go on from; None: the run died before its first. What is half-written is removed.
@@ -160,18 +158,14 @@ class Snapshots:
                 damaged[number] = error
                 continue
             for bad, why in damaged.items():
-                self._put_aside(bad)
+                aside = self.directory / f"{bad:06d}.damaged"  # its number will be given again
+                shutil.rmtree(aside, ignore_errors=True)
+                (self.directory / f"{bad:06d}").rename(aside)
                 sys.stderr.write(f"squall: warning: {why}: going on from snapshot {number}, which is whole\n")
             return number
         for why in damaged.values():
             raise DamagedSnapshot(f"{why}: restore it from a copy, or start a new run (there is no older snapshot)")
         return None
-
-    def _put_aside(self, number: int) -> None:
-        """Its number will be given again."""
-        aside = self.directory / f"{number:06d}.damaged"
-        shutil.rmtree(aside, ignore_errors=True)
-        (self.directory / f"{number:06d}").rename(aside)
 
     def manifest(self, number: int) -> Manifest:
         """Raises `DamagedSnapshot`."""
@@ -208,9 +202,8 @@ class Snapshots:
 
     def discard_partial(self) -> None:
         """Remove what a run that died left half-written."""
-        if self.directory.is_dir():
-            for path in self.directory.glob("*.partial"):
-                shutil.rmtree(path, ignore_errors=True)
+        for path in self.directory.glob("*.partial"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def _check_files(self, manifest: Manifest) -> None:
         for path, checksum in zip(self._files(manifest), manifest.checksums, strict=True):

@@ -50,6 +50,7 @@ class Store:
         self._compensation: Compensation | None = None
         if loop.update.compensation is not None:
             self._compensation = Compensation(loop.update.compensation, loop.update.adaptive, self.parameters)
+        self._mean_squares = self._compensation.mean_squares if self._compensation is not None else []
         self._sums: list[Tensor] = []  # of several pushes, cut as the parameters are
         self._gradients: dict[tuple[int, int], list[Tensor]] = {}  # (slot, buffer) -> its part of each parameter
         self._targets: dict[tuple[int, int], tuple[list[tuple[Tensor, Tensor]], Any]] = {}  # -> to and from, rates
@@ -160,12 +161,9 @@ class Store:
                 if value is not None:
                     name = f"{piece.group}:{piece.start}:{piece.stop}:{key}"
                     tensors[name] = value if isinstance(value, Tensor) else torch.tensor(value)
-        for piece, value in zip(self.pieces, self._mean_squares()):
+        for piece, value in zip(self.pieces, self._mean_squares):
             tensors[f"{piece.group}:{piece.start}:{piece.stop}:{_MEAN_SQUARE}"] = value
         return tensors
-
-    def _mean_squares(self) -> list[Tensor]:
-        return self._compensation.mean_squares if self._compensation is not None else []
 
     def restore(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Go on from whole-vector state: "weights" and the optimizer's tensors [length] or scalars per group."""
@@ -190,7 +188,7 @@ class Store:
                 key = name.removeprefix(its)
                 if key not in (name, _MEAN_SQUARE):
                     own[key] = value.clone()
-        for piece, own_mean in zip(self.pieces, self._mean_squares()):
+        for piece, own_mean in zip(self.pieces, self._mean_squares):
             if (kept := state.get(f"{piece.group}:{piece.start}:{piece.stop}:{_MEAN_SQUARE}")) is not None:
                 own_mean.copy_(kept)
         if self.schedule is not None:

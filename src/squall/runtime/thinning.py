@@ -1,6 +1,7 @@
 """Reports become fewer as they grow old: a week's would be gigabytes, and a curve shows some hundred moments.
 
-What a resume may go back to stays apart, as it does in `runtime.folding`: a row is of one side of a snapshot's asking.
+A resume goes back to the moment when a snapshot was asked for, so rows of before and after it are never merged, here
+and in `runtime.folding`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from squall.record.writer import Record
 from squall.runtime.snapshot import Snapshots
 
 FRESH_S = 60.0  # of training time: who watches a run sees these as they came
-MOMENTS = 4096  # a row is of the run's last 4096th when it is thinned: of 2.5 minutes after a week
+MOMENTS = 4096  # a row is thinned to the run's 4096th part: after a week to 2.5 minutes
 
 
 class Thinning:

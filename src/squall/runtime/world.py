@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from heapq import heappop, heappush, heapreplace
 from itertools import repeat
+from typing import Any
 
 from squall.protocol.effects import Effect, End, Forget, Send, StartMember, Transmit
 from squall.protocol.events import Event, FrameArrived, MemberLost, MessageArrived, Started, TimePassed
@@ -26,6 +27,11 @@ from squall.runtime.world_nodes import Absent, Entry, Free, Parcel, ParcelArrive
 from squall.usercode.blame import note
 
 _FREE, _STARTED, _TIME_PASSED = Free(), Started(), TimePassed()
+_WORLD = Absent(Node("world", 0))  # to whom the actions of `at` are put into the queue
+_HEARD: dict[type, Callable[[Node, Any], Event]] = {
+    Frame: FrameArrived,
+    Parcel: lambda sender, parcel: ParcelArrived(sender, *parcel),
+}  # what comes, as an event; without links it is a message
 _ARRIVALS = (FrameArrived, ParcelArrived, MessageArrived)
 _CALLS = (TimePassed, Free)
 _MEMBERSHIP = (End, StartMember, Forget)
@@ -56,7 +62,6 @@ class World:
         self._spawn = spawn  # makes the machine and host of a replacement
         self._queue: list[Entry] = []
         self._heads: list[tuple[*Entry, Stream]] = []  # the first message of each stream
-        self._actions: dict[Node, Callable[[], None]] = {}  # of `at`, by a node made up for each
         self._count = 0
 
     def add(self, node: Node, linked: Linked | Machine, host: Host) -> None:
@@ -75,16 +80,13 @@ class World:
     def post(self, node: Node, event: Event, after_s: float = 0.0) -> None:
         self._put(self.now + after_s, self.processes.get(node) or Absent(node), event)
 
-    def _put(self, at: float, process: WorldNode | Absent, event: Event, first: bool = False) -> None:
+    def _put(self, at: float, process: WorldNode | Absent, what: Any, first: bool = False) -> None:
         self._count += 1
-        heappush(self._queue, (at, -self._count if first else self._count, process, None, event))
+        heappush(self._queue, (at, -self._count if first else self._count, process, None, what))
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         """Do something to the world at a time of its clock."""
-        self._count += 1
-        turn = Node("world", self._count)
-        self._actions[turn] = action
-        self._put(time_s, Absent(turn), _TIME_PASSED)
+        self._put(time_s, _WORLD, action)
 
     def kill(self, node: Node, why: str = "killed") -> None:
         """The process is gone between two events; the coordinator is told a little later."""
@@ -139,23 +141,11 @@ class World:
         if at > self.now:
             self.now = at
         now = self.now
-        event: Event = what
-        if sender is not None:
-            if type(what) is Frame:
-                event = FrameArrived(sender, what)
-            elif type(what) is Parcel:
-                event = ParcelArrived(sender, what.frame, what.payload, what.numbers)
-            else:
-                event = MessageArrived(sender, what)
-        if type(to) is WorldNode and to.alive:
-            process = to
-        elif to.node in self.processes:  # it has come since
-            process = self.processes[to.node]
-        else:
-            if to.node in self._actions:
-                self._actions.pop(to.node)()
-            return
-        if process.end is not None and process.over:
+        event: Event = what if sender is None else _HEARD.get(type(what), MessageArrived)(sender, what)
+        process = to if type(to) is WorldNode and to.alive else self.processes.get(to.node)  # it may have come since
+        if process is None or (process.end is not None and process.over):
+            if to is _WORLD:
+                what()
             return
         if now < process.busy_until or process.free_queued or (sender is None and type(event) in _CALLS):
             turn = self._to_handle(at, process, event)

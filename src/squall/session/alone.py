@@ -56,12 +56,6 @@ class AloneBackend(SessionBackend):
             self._scheduler.step()
         return True
 
-    def done(self, effect: Compute) -> None:
-        """Nothing is left to do: every step was made when it was accepted."""
-
-    def skip(self, effect: Compute) -> None:
-        """Nothing is left to do: a script that trains alone has no record."""
-
     def log(self, values: Mapping[str, float]) -> None:
         sys.stdout.write("  ".join(f"{name} {value:.4g}" for name, value in values.items()) + "\n")
 

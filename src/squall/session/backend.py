@@ -38,9 +38,11 @@ class SessionBackend(Protocol):
 
     def done(self, effect: Compute) -> None:
         """The loop has finished a batch that `accept` was told is not over."""
+        return None
 
     def skip(self, effect: Compute) -> None:
         """The batch is left out."""
+        return None
 
     def log(self, values: Mapping[str, float]) -> None: ...
 

@@ -70,9 +70,4 @@ def join(
     backend = (
         launched(model, optimizer, options) if launched is not None else AloneBackend(optimizer or default_optimizer)
     )
-    if len(shown) > 1 and not backend.several_steps:
-        raise ValueError(
-            "several optimizers step one after the other on a batch, so every push must be an update of its own: use"
-            " downpour, bounded_delay or asynchronous_sgd, without --overlap, and push and fetch for every batch"
-        )
     return Session(model, backend, options, shown)

@@ -27,7 +27,16 @@ class Session:
     def __init__(
         self, model: nn.Module, backend: SessionBackend, options: dict[str, Any], groups: Sequence[Groups] = ()
     ) -> None:  # fmt: skip
-        """`groups` are the param groups of each optimizer; none: one optimizer with all parameters in one group."""
+        """`groups` are the param groups of each optimizer; none: one optimizer with all parameters in one group.
+
+        Raises `ValueError` for several optimizers where the strategy cannot make an update of every step.
+        """
+        if len(groups) > 1 and not backend.several_steps:
+            raise ValueError(
+                "several optimizers step one after the other on a batch, so every push must be an update of its own:"
+                " use downpour, bounded_delay or asynchronous_sgd, without --overlap, and push and fetch for every"
+                " batch"
+            )
         self._model = model
         self._backend = backend
         self._options = options

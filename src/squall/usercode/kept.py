@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,7 +85,9 @@ def load_code(path: Path, task: TaskFunction | None = None) -> Code | ScriptCode
     """
     with _opened(path) as file:
         sources: Sources = pickle.load(file)
-        sources.importable()
+        folder = os.path.dirname(sources.file)
+        if folder and folder not in sys.path:  # its imports are found as `python FILE` finds them
+            sys.path.insert(0, folder)
         code: Code | ScriptCode = pickle.load(file)
         if "script" in code:
             return code

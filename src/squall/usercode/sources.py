@@ -44,12 +44,6 @@ class Sources(msgspec.Struct, frozen=True):
         modules = (name for name in _modules() if name.startswith(folders) and name not in shipped)
         return cls(file, function, shipped, {name: text for name in modules if (text := read(name)) is not None})
 
-    def importable(self) -> None:
-        """Put the file's folder into `sys.path`, so that its imports are found as `python FILE` finds them."""
-        folder = os.path.dirname(self.file)
-        if folder and folder not in sys.path:
-            sys.path.insert(0, folder)
-
 
 def _shipped(file: str) -> dict[str, str]:
     main = os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or "")
