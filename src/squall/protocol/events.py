@@ -28,6 +28,12 @@ class FrameArrived(Event, frozen=True, gc=False):
     frame: Frame
 
 
+class PeerReached(Event, frozen=True, gc=False):
+    """A connection to this peer is there, and carries nothing of what was sent before. Only `link.Linked` sees it."""
+
+    node: Node
+
+
 class MessageArrived(Event, frozen=True, gc=False):
     """A message, in order and once."""
 

@@ -4,7 +4,7 @@
 the machine in that order and once, holds those that came early, and drops those it has seen. Every frame carries
 the highest number received in order (`seen`), so that a reply acknowledges its request without a frame of its own;
 where no frame goes back within `ACK_AFTER_S`, one is sent for the acknowledgement alone. What is not acknowledged
-is sent again, at doubling intervals.
+is sent again, at doubling intervals, and at once when a broken connection is there again.
 
 A replacement process is a new node, hence a new link: numbers never restart within a link. A machine that has ended
 is not bothered any more, but its links are served until its peers know all that it had to say.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 
 from squall.protocol.effects import Effect, End, Forget, Send, Transmit
-from squall.protocol.events import Event, FrameArrived, MessageArrived, TimePassed
+from squall.protocol.events import Event, FrameArrived, MessageArrived, PeerReached, TimePassed
 from squall.protocol.frames import Frame
 from squall.protocol.machine import Machine
 from squall.protocol.nodes import Node
@@ -72,6 +72,11 @@ class Linked:
                 self._check(now, effects)
             if self.machine.wake_at is not None and now >= self.machine.wake_at:
                 self._hand_over(event, now, effects)
+        elif type(event) is PeerReached:
+            link = self._links.get(event.node)
+            if link is not None and link.unacked:
+                link.resend_due, link.pause = now, RESEND_AFTER_S
+                self._check(now, effects)
         else:
             self._hand_over(event, now, effects)
         return effects

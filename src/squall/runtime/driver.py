@@ -14,7 +14,7 @@ import msgspec
 from squall.errors import PeerFault
 from squall.protocol.effects import Effect, End, Forget, Payload, Transmit
 from squall.protocol.events import Event, FrameArrived, Started, TimePassed
-from squall.protocol.frames import decode, encode
+from squall.protocol.frames import Frame, decode, encode
 from squall.protocol.link import Linked
 from squall.protocol.nodes import Node
 
@@ -25,6 +25,21 @@ class Transport(Protocol):
     def send(self, to: Node, data: bytes) -> None: ...
 
     def receive(self, timeout_s: float | None) -> tuple[Node, bytes] | None: ...
+
+
+class Carrier(Protocol):
+    """What carries frames, with the numbers of their payloads, to peers that the transport does not reach.
+
+    What it has wakes the transport.
+    """
+
+    def knows(self, node: Node) -> bool: ...
+
+    def send(self, to: Node, frame: Frame, payload: Payload | None) -> None: ...
+
+    def forget(self, node: Node) -> None: ...
+
+    def take(self) -> Event | None: ...
 
 
 class Host(ABC):
@@ -81,10 +96,12 @@ class Driver:
     """One node's loop. `run` returns when the machine has ended and its peers know all it had to say."""
 
     def __init__(
-        self, linked: Linked, transport: Transport, host: Host, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, linked: Linked, transport: Transport, host: Host, clock: Callable[[], float] = time.monotonic,
+        carrier: Carrier | None = None,
+    ) -> None:  # fmt: skip
         self._linked = linked
         self._transport = transport
+        self._carrier = carrier
         self._host = host
         self._clock = clock
         self._events: deque[Event] = deque()
@@ -136,9 +153,9 @@ class Driver:
                 self._events.append(FrameArrived(sender, decode(data)))
             except (msgspec.DecodeError, ValueError) as error:
                 raise PeerFault(f"{sender} sent something that is not a frame: {error}") from error
-        event = self._host.poll()
-        if event is not None:
-            self._events.append(event)
+        for event in (self._carrier.take() if self._carrier is not None else None, self._host.poll()):
+            if event is not None:
+                self._events.append(event)
 
     def _handle(self, event: Event) -> None:
         now = self._clock()
@@ -146,11 +163,17 @@ class Driver:
             if isinstance(effect, Transmit):
                 if effect.payload is not None and not effect.again:
                     self._host.attach(effect.payload)
-                self._transport.send(effect.to, encode(effect.frame))
+                if self._carrier is not None and self._carrier.knows(effect.to):
+                    self._carrier.send(effect.to, effect.frame, effect.payload)
+                else:
+                    self._transport.send(effect.to, encode(effect.frame))
             elif isinstance(effect, End):
                 self._host.perform(effect, now)
                 self.end = effect
-            elif not isinstance(effect, Forget):
+            elif isinstance(effect, Forget):
+                if self._carrier is not None:
+                    self._carrier.forget(effect.node)
+            else:
                 answer = self._host.perform(effect, now)
                 if answer is not None:
                     self._events.append(answer)

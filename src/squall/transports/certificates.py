@@ -1,0 +1,106 @@
+"""Certificates of a run: one root, an authority a machine, and a certificate with its name for each process.
+
+Whoever holds the root's key decides which machines belong to the run, and a machine's nursery names the processes that
+it forks. Keys never leave the machine that made them, except that of a machine's authority, which goes to it over a
+connection that is encrypted and authenticated.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import NameOID
+
+CLOCKS_DIFFER = timedelta(days=2)  # between machines
+VALID = timedelta(days=3650)  # a run may be resumed, and long
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A name with its key, and the certificates that prove it; as PEM."""
+
+    name: str
+    key: bytes
+    chain: bytes  # its own certificate, then those of whoever issued it, without the root's
+    root: bytes
+
+    @classmethod
+    def new_root(cls, name: str) -> Identity:
+        """Of a new run. Its chain is empty: it is the root."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        root = _certificate(name, key.public_key(), name, key, authority=True)
+        return cls(name, _pem(key), b"", root)
+
+    def issue(self, name: str, *, authority: bool = False) -> Identity:
+        """A new identity that this one vouches for; an `authority` may issue others."""
+        own = load_pem_private_key(self.key, password=None)
+        assert isinstance(own, ec.EllipticCurvePrivateKey)
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _certificate(name, key.public_key(), self.name, own, authority)
+        return Identity(name, _pem(key), certificate + self.chain, self.root)
+
+    def contexts(self, directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """For a client and for a server: TLS 1.3, and each end proves that it belongs to the run.
+
+        OpenSSL reads keys from files alone: one lies in `directory`, which only the user may enter, for that moment.
+        """
+        file = directory / f"{self.name}.pem"
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+            opened.write(self.key + self.chain)
+        client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        client.check_hostname = False  # names are those of processes, and looked at by `name_of`
+        server.num_tickets = 0
+        for context in (client, server):
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(cadata=self.root.decode())
+            context.load_cert_chain(file)
+        file.unlink()
+        return client, server
+
+
+def name_of(connection: ssl.SSLSocket) -> str:
+    """The name that the peer's certificate proves; the handshake is over. Empty where there is none."""
+    subject: Any = (connection.getpeercert() or {}).get("subject", ())  # typeshed's union is wider than what comes
+    names = [value for part in subject for key, value in part if key == "commonName"]
+    return str(names[0]) if len(names) == 1 else ""
+
+
+def fingerprint(certificate: bytes) -> str:
+    """SHA-256 of a certificate in PEM, in hexadecimal digits."""
+    return x509.load_pem_x509_certificate(certificate).fingerprint(SHA256()).hex()
+
+
+def _certificate(
+    name: str, key: ec.EllipticCurvePublicKey, issuer: str, issuers_key: ec.EllipticCurvePrivateKey, authority: bool
+) -> bytes:  # fmt: skip
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(
+        issuer_name=_name(issuer), subject_name=_name(name), public_key=key,
+        serial_number=x509.random_serial_number(), not_valid_before=now - CLOCKS_DIFFER, not_valid_after=now + VALID,
+    )  # fmt: skip
+    limits = x509.BasicConstraints(ca=authority, path_length=None)
+    certificate = builder.add_extension(limits, critical=True).sign(issuers_key, SHA256())
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

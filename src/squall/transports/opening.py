@@ -1,0 +1,91 @@
+"""A connection between two machines that is being opened: it is made, encrypted, and each end proves its name.
+
+Nothing that a stranger sends is read as anything but TLS, and a stranger costs a socket for `OPEN_WITHIN_S`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+
+from squall.protocol.nodes import Node
+from squall.transports.certificates import name_of
+from squall.transports.stream import Broken
+
+OPEN_WITHIN_S = 10.0
+UNANSWERED_MS = 10_000  # a connection whose peer's machine does not confirm what was sent is given up
+
+
+class Opening:
+    """One end. `go` does what goes without waiting."""
+
+    def __init__(self, raw: socket.socket, context: ssl.SSLContext, now: float, *, server: bool) -> None:
+        raw.setblocking(False)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
+        self.until = now + OPEN_WITHIN_S
+        self._raw: socket.socket | None = raw  # not connected yet
+        self._context = context
+        self._server = server
+        self._connection: ssl.SSLSocket | None = None
+        if server:
+            self._encrypt(raw)
+
+    @classmethod
+    def dial(cls, address: tuple[str, int], context: ssl.SSLContext, now: float) -> Opening:
+        """Raises `OSError` where it is known at once that this cannot be reached."""
+        family, kind, protocol, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        raw = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+        opening = cls(raw, context, now, server=False)
+        raw.connect_ex(resolved)  # whether it has worked is seen when it can be written to
+        return opening
+
+    def fileno(self) -> int:
+        connection = self._connection or self._raw
+        assert connection is not None
+        return connection.fileno()
+
+    @property
+    def waits_for(self) -> int:
+        """What of the descriptor it waits for: `select.EPOLLIN` or `select.EPOLLOUT`."""
+        return select.EPOLLOUT if self._connection is None else self._wants
+
+    def go(self) -> bool:
+        """True when the connection is open. Raises `Broken`."""
+        try:
+            if self._connection is None:
+                assert self._raw is not None
+                error = self._raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if error:
+                    raise OSError(error, "not connected")
+                self._encrypt(self._raw)
+            assert self._connection is not None
+            self._connection.do_handshake()
+        except ssl.SSLWantReadError:
+            self._wants = select.EPOLLIN
+            return False
+        except ssl.SSLWantWriteError:
+            self._wants = select.EPOLLOUT
+            return False
+        except (OSError, ValueError) as error:
+            raise Broken(str(error)) from error
+        return True
+
+    def opened(self) -> tuple[ssl.SSLSocket, Node]:
+        """The connection, and who is at its other end. Raises `Broken` for a name that no process has."""
+        assert self._connection is not None
+        try:
+            return self._connection, Node.parse(name_of(self._connection))
+        except (ValueError, TypeError) as error:
+            raise Broken("a certificate without a process's name") from error
+
+    def close(self) -> None:
+        for connection in (self._connection, self._raw):
+            if connection is not None:
+                connection.close()
+
+    def _encrypt(self, raw: socket.socket) -> None:
+        self._wants = select.EPOLLIN
+        self._connection = self._context.wrap_socket(raw, server_side=self._server, do_handshake_on_connect=False)
+        self._raw = None

@@ -1,0 +1,155 @@
+"""One connection between processes of two machines: frames, each with the numbers that belong to it.
+
+    4 bytes    length of the head
+    n bytes    the head, as MessagePack: [bytes of numbers, frame, payload or nothing]
+    numbers    of the payload; they are received into their place, with no copy between
+
+Both ends have proved who they are before a stream begins (`transports.opening`). What cannot be understood raises
+`Broken`, and costs the connection.
+"""
+
+from __future__ import annotations
+
+import ssl
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from socket import socket
+
+import msgspec
+
+from squall.protocol.effects import Payload
+from squall.protocol.frames import MAX_FRAME_BYTES, Frame
+
+PASS_BYTES = 1 << 20  # what a turn reads or writes at most, so that no stream keeps the others waiting
+MAX_HEAD_BYTES = MAX_FRAME_BYTES + 1024
+_LENGTH = struct.Struct("!I")
+_SCRATCH = memoryview(bytearray(1 << 16))  # for numbers that nobody needs any more
+
+Views = Sequence[memoryview]  # bytes, one after the other
+Place = Callable[[Frame, Payload], Views | None]  # where numbers belong that come in; None: they came before
+
+
+class Broken(Exception):
+    """The connection has ended, or the peer has sent what no Squall process sends."""
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What comes before the numbers."""
+
+    size: int  # bytes of numbers
+    frame: Frame
+    payload: Payload | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Head)
+
+
+class Stream:
+    """Reads and writes as much as goes without waiting."""
+
+    def __init__(self, connection: socket, place: Place) -> None:
+        self.connection = connection
+        self.last = 0  # number of the last message that was given to this connection
+        self.sent_bytes = self.received_bytes = 0
+        self._place = place
+        self._outgoing: deque[memoryview] = deque()
+        self._length = memoryview(bytearray(_LENGTH.size))
+        self._incoming: deque[memoryview] = deque([self._length])  # to be filled, one after the other
+        self._head: memoryview | None = None  # being read
+        self._arrived: Head | None = None  # whose numbers are being read
+        self._unwanted = 0  # bytes of numbers still to come that nobody needs
+
+    def put(self, frame: Frame, payload: Payload | None = None, numbers: Views = ()) -> None:
+        """Send these next. The numbers are read when their turn has come."""
+        head = _encoder.encode(Head(sum(view.nbytes for view in numbers), frame, payload))
+        self._outgoing.append(memoryview(_LENGTH.pack(len(head)) + head))
+        self._outgoing.extend(numbers)
+        self.last = max(self.last, frame.number)
+
+    @property
+    def full(self) -> bool:
+        """There is more to be written."""
+        return bool(self._outgoing)
+
+    def write(self) -> bool:
+        """Write what goes; True if there is more that goes at once. Raises `Broken`."""
+        budget = PASS_BYTES
+        while self._outgoing and budget > 0:
+            view = self._outgoing[0]
+            try:
+                count = self.connection.send(view)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                return False
+            except (OSError, ValueError) as error:
+                raise Broken(str(error)) from error
+            budget -= count
+            self.sent_bytes += count
+            if count == view.nbytes:
+                self._outgoing.popleft()
+            else:
+                self._outgoing[0] = view[count:]
+        return bool(self._outgoing)
+
+    def read(self, arrived: list[Head]) -> bool:
+        """Add what has come whole, with its numbers; True if there may be more at once. Raises `Broken`."""
+        budget = PASS_BYTES
+        while budget > 0:
+            into = self._incoming[0] if self._incoming else _SCRATCH[: self._unwanted]
+            try:
+                count = self.connection.recv_into(into)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return False
+            except (OSError, ValueError) as error:
+                raise Broken(str(error)) from error
+            if count == 0:
+                raise Broken("the other end has closed it")
+            budget -= count
+            self.received_bytes += count
+            if not self._incoming:
+                self._unwanted -= count
+            elif count == into.nbytes:
+                self._incoming.popleft()
+            else:
+                self._incoming[0] = into[count:]
+            if not self._incoming and not self._unwanted:
+                self._next(arrived)
+        return True
+
+    def _next(self, arrived: list[Head]) -> None:
+        """What was being read is whole."""
+        if self._arrived is None and self._head is None:
+            (length,) = _LENGTH.unpack(self._length)
+            if not 0 < length <= MAX_HEAD_BYTES:
+                raise Broken(f"a head of {length} bytes")
+            self._head = memoryview(bytearray(length))
+            self._incoming.append(self._head)
+            return
+        if self._head is not None:
+            self._begin(self._head)
+            self._head = None
+        if not self._incoming and not self._unwanted:
+            assert self._arrived is not None
+            arrived.append(self._arrived)
+            self._arrived = None
+            self._incoming.append(self._length)
+
+    def _begin(self, encoded: memoryview) -> None:
+        """Make ready for the numbers of a frame whose head has come."""
+        try:
+            head = _decoder.decode(encoded)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise Broken(f"not a frame: {error}") from error
+        self._arrived = head
+        if head.payload is None:
+            if head.size:
+                raise Broken("numbers without a payload")
+            return
+        views = self._place(head.frame, head.payload)
+        if views is None:
+            self._unwanted = head.size
+        elif sum(view.nbytes for view in views) != head.size:
+            raise Broken(f"{head.size} bytes for {head.payload}")
+        else:
+            self._incoming.extend(view for view in views if view.nbytes)

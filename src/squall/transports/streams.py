@@ -1,0 +1,217 @@
+"""A process's connections to those on other machines: opened when they are needed, and again when they break.
+
+A frame for a peer that is not connected is dropped: its link sends it again, at once when the connection is there. What
+a connection carries already is not given to it a second time. Nothing here waits, and no peer can make it raise: what
+is broken or not understood is closed.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from squall.protocol.effects import Payload
+from squall.protocol.events import Event, FrameArrived, PeerReached
+from squall.protocol.frames import Frame
+from squall.protocol.nodes import Node
+from squall.transports.opening import Opening
+from squall.transports.stream import Broken, Head, Stream, Views
+
+Address = tuple[str, int]  # host and port
+OPENING_AT_MOST = 64  # strangers at a time
+REDIAL_S, REDIAL_AT_MOST_S = 0.05, 2.0
+
+
+class Streams:
+    """Named by its certificate. Whoever knows an address dials; the others wait to be called."""
+
+    def __init__(
+        self, contexts: tuple[ssl.SSLContext, ssl.SSLContext], places: Callable[[Payload], Views],
+        addresses: Mapping[Node, Address], listener: socket.socket | None = None,
+    ) -> None:  # fmt: skip
+        """`places` says where numbers lie; it raises `ValueError` for a payload that no process can have sent."""
+        self._client, self._server = contexts
+        self._places = places
+        self._addresses = dict(addresses)
+        self._listener = listener
+        self._streams: dict[Node, Stream] = {}
+        self._nodes: dict[int, Node] = {}  # by descriptor
+        self._opening: dict[int, tuple[Opening, Node | None]] = {}  # by descriptor, and whom it dials
+        self._redial: dict[Node, tuple[float, float]] = {}  # when it may be dialled again, and the pause after that
+        self._had: dict[Node, int] = {}  # number of the last message of each peer whose numbers have come
+        self._forgotten: set[Node] = set()
+        self._busy: dict[Node, None] = {}  # whose streams have more that goes at once
+        self._epoll = select.epoll()
+        self._ready: set[Node] = set()  # connected, and the process knows: it sends again what went with the last one
+        self._arrived: deque[Event] = deque()
+        self.closed_bytes = [0, 0]  # sent and received by connections that are gone
+        if listener is not None:
+            listener.setblocking(False)
+            self._epoll.register(listener, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Readable when there is something to do, beside what `wake_at` tells."""
+        return self._epoll.fileno()
+
+    def knows(self, node: Node) -> bool:
+        """It is reached over this, and in no other way."""
+        return node in self._addresses or node in self._had
+
+    @property
+    def wake_at(self) -> float | None:
+        """When there is something to do though nothing came."""
+        if self._busy:
+            return 0.0
+        return min((opening.until for opening, _ in self._opening.values()), default=None)
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Sent and received so far, without what TLS adds."""
+        streams = self._streams.values()
+        sent, received = self.closed_bytes
+        return sent + sum(s.sent_bytes for s in streams), received + sum(s.received_bytes for s in streams)
+
+    # ------------------------------------------------------------ what the process asks for
+
+    def send(self, to: Node, frame: Frame, payload: Payload | None, now: float) -> None:
+        stream = self._streams.get(to)
+        if stream is None:
+            self.dial(to, now)
+        elif to in self._ready and (frame.number == 0 or frame.number > stream.last):
+            stream.put(frame, payload, () if payload is None else self._places(payload))
+            self._busy[to] = None
+
+    @property
+    def news(self) -> bool:
+        return bool(self._arrived)
+
+    def take(self) -> Event | None:
+        """What has arrived, in its order: a frame whose numbers are at their place, or that a peer can be reached."""
+        if not self._arrived:
+            return None
+        event = self._arrived.popleft()
+        if isinstance(event, PeerReached):
+            self._ready.add(event.node)
+        return event
+
+    def dial(self, node: Node, now: float) -> None:
+        """Open a connection, unless that was tried a moment ago, or there is no address to dial."""
+        at, pause = self._redial.get(node, (0.0, REDIAL_S))
+        dialled = any(whom == node for _, whom in self._opening.values())
+        if node not in self._addresses or node in self._forgotten or dialled or now < at:
+            return
+        self._redial[node] = (now + pause, min(2 * pause, REDIAL_AT_MOST_S))
+        with suppress(OSError):
+            self._open(Opening.dial(self._addresses[node], self._client, now), node)
+
+    def forget(self, node: Node) -> None:
+        """Nothing that this peer sends is put anywhere any more."""
+        self._forgotten.add(node)
+        self._close(node)
+
+    def close(self) -> None:
+        for node in list(self._streams):
+            self._close(node)
+        for descriptor in list(self._opening):
+            self._give_up(descriptor)
+        if self._listener is not None:
+            self._listener.close()
+        self._epoll.close()
+
+    # ------------------------------------------------------------ turns
+
+    def turn(self, now: float) -> None:
+        """Do what goes without waiting."""
+        for descriptor, _ in self._epoll.poll(0):
+            if descriptor in self._nodes:
+                self._busy[self._nodes[descriptor]] = None
+            elif descriptor in self._opening:
+                self._go_on(descriptor)
+            elif self._listener is not None and descriptor == self._listener.fileno():
+                self._accept(now)
+        for descriptor in [d for d, (opening, _) in self._opening.items() if now >= opening.until]:
+            self._give_up(descriptor)
+        busy, self._busy = self._busy, {}
+        for node in busy:
+            if node in self._streams:
+                self._serve(node, self._streams[node])
+
+    def _serve(self, node: Node, stream: Stream) -> None:
+        heads: list[Head] = []
+        try:
+            more = stream.write()
+            more |= stream.read(heads)
+        except Broken:
+            self._close(node)
+        else:
+            if more:
+                self._busy[node] = None
+            watched = select.EPOLLIN | (select.EPOLLOUT if stream.full and not more else 0)
+            self._epoll.modify(stream.connection, watched)
+        for head in heads:
+            if head.payload is not None:
+                self._had[node] = max(self._had[node], head.frame.number)
+            self._arrived.append(FrameArrived(node, head.frame))
+
+    def _accept(self, now: float) -> None:
+        assert self._listener is not None
+        with suppress(OSError):  # whoever called has hung up, or this process may open no more files
+            raw, _ = self._listener.accept()
+            if len(self._opening) >= OPENING_AT_MOST:
+                raw.close()
+                return
+            self._open(Opening(raw, self._server, now, server=True), None)
+
+    def _open(self, opening: Opening, whom: Node | None) -> None:
+        self._opening[opening.fileno()] = opening, whom
+        self._epoll.register(opening.fileno(), opening.waits_for)
+
+    def _go_on(self, descriptor: int) -> None:
+        opening, whom = self._opening[descriptor]
+        try:
+            if not opening.go():
+                self._epoll.modify(descriptor, opening.waits_for)
+                return
+            connection, node = opening.opened()
+            if node in self._forgotten or (whom is not None and node != whom):
+                raise Broken(f"{node} has answered where {whom} was called")
+        except Broken:
+            self._give_up(descriptor)
+            return
+        del self._opening[descriptor]
+        self._redial.pop(node, None)
+        self._close(node)  # an earlier connection, of which the peer knows no more
+        self._epoll.modify(descriptor, select.EPOLLIN)
+        self._nodes[descriptor] = node
+        self._streams[node] = Stream(connection, lambda frame, payload: self._place(node, frame, payload))
+        self._had.setdefault(node, 0)
+        self._busy[node] = None  # something may have been read with the handshake
+        self._arrived.append(PeerReached(node))
+
+    def _place(self, node: Node, frame: Frame, payload: Payload) -> Views | None:
+        """Numbers are taken once: a place may be in use when they come again."""
+        try:
+            views = self._places(payload)
+        except ValueError as error:
+            raise Broken(str(error)) from error
+        return views if frame.number > self._had[node] else None
+
+    def _give_up(self, descriptor: int) -> None:
+        opening, _ = self._opening.pop(descriptor)
+        self._epoll.unregister(descriptor)
+        opening.close()
+
+    def _close(self, node: Node) -> None:
+        stream = self._streams.pop(node, None)
+        if stream is None:
+            return
+        self._ready.discard(node)
+        del self._nodes[stream.connection.fileno()]
+        self._epoll.unregister(stream.connection)  # a process that was forked may hold it open
+        for i, count in enumerate((stream.sent_bytes, stream.received_bytes)):
+            self.closed_bytes[i] += count
+        stream.connection.close()

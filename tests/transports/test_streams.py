@@ -1,0 +1,176 @@
+"""Frames and numbers between machines: whole, once, at their place, from whom they say, whatever else is sent."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from squall.protocol.effects import Payload
+from squall.protocol.events import Event, FrameArrived, PeerReached
+from squall.protocol.frames import Frame
+from squall.protocol.messages import Exchange
+from squall.protocol.nodes import Node
+from squall.transports.certificates import Identity
+from squall.transports.stream import Views
+from squall.transports.streams import Streams
+
+REPLICA, SHARD = Node("replica", 1), Node("shard")
+GRADIENT = Payload("gradient", REPLICA, 0, 1, 0)
+SIZE = 3_000_001  # bytes: more than a turn, and no multiple of a record
+SOON_S = 10.0
+
+
+class End:
+    """One process, in this one: its streams, and the memory of its machine."""
+
+    def __init__(self, identity: Identity, directory: Path, peers: dict[Node, tuple[str, int]] | None = None) -> None:
+        self.memory = bytearray(SIZE)
+        self.listener = socket.create_server(("127.0.0.1", 0)) if peers is None else None
+        self.streams = Streams(identity.contexts(directory), self.places, peers or {}, self.listener)
+        self.events: list[Event] = []
+
+    @property
+    def address(self) -> tuple[str, int]:
+        assert self.listener is not None
+        host, port = self.listener.getsockname()
+        return host, port
+
+    def places(self, payload: Payload) -> Views:
+        if payload.kind != "gradient":
+            raise ValueError(payload.kind)
+        return (memoryview(self.memory),)
+
+    def send(self, to: Node, frame: Frame, payload: Payload | None = None) -> None:
+        self.streams.send(to, frame, payload, time.monotonic())
+
+    @property
+    def frames(self) -> list[Frame]:
+        return [event.frame for event in self.events if isinstance(event, FrameArrived)]
+
+
+def turns(*ends: End, until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not until():
+        assert time.monotonic() < deadline, [end.events for end in ends]
+        for end in ends:
+            end.streams.turn(time.monotonic())
+            while (event := end.streams.take()) is not None:
+                end.events.append(event)
+
+
+@pytest.fixture
+def machine() -> Identity:
+    return Identity.new_root("a run").issue("machine-0", authority=True)
+
+
+@pytest.fixture
+def shard(machine: Identity, tmp_path: Path) -> Iterator[End]:
+    end = End(machine.issue(str(SHARD)), tmp_path)
+    yield end
+    end.streams.close()
+
+
+@pytest.fixture
+def replica(machine: Identity, shard: End, tmp_path: Path) -> Iterator[End]:
+    end = End(machine.issue(str(REPLICA)), tmp_path, {SHARD: shard.address})
+    yield end
+    end.streams.close()
+
+
+def connected(replica: End, shard: End) -> None:
+    replica.streams.dial(SHARD, time.monotonic())
+    turns(replica, shard, until=lambda: bool(replica.events and shard.events))
+    assert replica.events.pop() == PeerReached(SHARD)
+    assert shard.events.pop() == PeerReached(REPLICA)
+
+
+def test_numbers_arrive_at_their_place_with_their_frame(replica: End, shard: End) -> None:
+    connected(replica, shard)
+    replica.memory[:] = bytes(i % 251 for i in range(SIZE))
+    replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
+    shard.send(REPLICA, Frame(0, 1))
+    turns(replica, shard, until=lambda: bool(shard.frames and replica.frames))
+    assert shard.frames == [Frame(1, 0, Exchange(1, gradient=0))]
+    assert shard.memory == replica.memory
+    assert replica.streams.bytes[0] == shard.streams.bytes[1] > SIZE
+
+
+def test_what_was_sent_before_the_connection_broke_is_sent_again_and_taken_once(replica: End, shard: End) -> None:
+    connected(replica, shard)
+    first, second = (Frame(number, 0, Exchange(number, gradient=0)) for number in (1, 2))
+    replica.memory[:] = b"1" * SIZE
+    replica.send(SHARD, first, GRADIENT)
+    replica.send(SHARD, first, GRADIENT)  # the link's time was over: it is under way
+    turns(replica, shard, until=lambda: len(shard.frames) == 1)
+    shard.streams._streams[REPLICA].connection.shutdown(socket.SHUT_RDWR)
+    turns(replica, shard, until=lambda: SHARD not in replica.streams._streams and REPLICA not in shard.streams._streams)
+    shard.memory[:] = b"*" * SIZE  # the shard goes on with its own copy
+    replica.send(SHARD, first, GRADIENT)  # dials
+    turns(replica, shard, until=lambda: PeerReached(SHARD) in replica.events)
+    replica.send(SHARD, first, GRADIENT)
+    turns(replica, shard, until=lambda: len(shard.frames) == 2)
+    assert shard.memory == b"*" * SIZE
+    replica.send(SHARD, second, GRADIENT)
+    turns(replica, shard, until=lambda: len(shard.frames) == 3)
+    assert shard.memory == replica.memory
+
+
+def test_numbers_that_break_off_are_taken_when_they_come_again(replica: End, shard: End) -> None:
+    connected(replica, shard)
+    replica.memory[:] = b"1" * SIZE
+    replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
+    turns(replica, shard, until=lambda: shard.streams.bytes[1] > 1000)
+    shard.streams._close(REPLICA)
+    turns(replica, shard, until=lambda: SHARD not in replica.streams._streams)
+    assert not shard.frames
+    replica.streams.dial(SHARD, time.monotonic())
+    turns(replica, shard, until=lambda: PeerReached(SHARD) in replica.events)
+    replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
+    turns(replica, shard, until=lambda: bool(shard.frames))
+    assert shard.memory == replica.memory
+
+
+def test_a_forgotten_peer_changes_nothing_any_more(replica: End, shard: End) -> None:
+    connected(replica, shard)
+    replica.memory[:] = b"1" * SIZE
+    replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
+    turns(replica, shard, until=lambda: shard.streams.bytes[1] > 1000)
+    shard.streams.forget(REPLICA)
+    before = bytes(shard.memory)
+    turns(replica, shard, until=lambda: SHARD not in replica.streams._streams)
+    calls: list[float] = []
+
+    def called_often() -> bool:
+        replica.streams.dial(SHARD, time.monotonic() + len(calls))
+        calls.append(1.0)
+        return len(calls) > 100
+
+    turns(replica, shard, until=called_often)
+    assert not shard.frames
+    assert shard.memory == before
+
+
+@pytest.mark.parametrize("name", ["replica-2.0", "nobody", "replica-x.y"])
+def test_a_member_that_answers_under_another_name_is_not_listened_to(
+    name: str, machine: Identity, shard: End, tmp_path: Path
+) -> None:
+    """Names are those of certificates."""
+    other = End(machine.issue(name), tmp_path, {SHARD: shard.address, Node("shard", 1): shard.address})
+    other.streams.dial(Node("shard", 1), time.monotonic())
+    turns(other, shard, until=lambda: not other.streams._opening)
+    assert not other.events
+    other.streams.close()
+
+
+def test_a_stranger_is_refused(shard: End, tmp_path: Path) -> None:
+    """It has a certificate, of another run."""
+    other = Identity.new_root("another run").issue("machine-0", authority=True).issue(str(REPLICA))
+    stranger = End(other, tmp_path, {SHARD: shard.address})
+    stranger.streams.dial(SHARD, time.monotonic())
+    turns(stranger, shard, until=lambda: not stranger.streams._opening and not shard.streams._opening)
+    assert not shard.events
+    stranger.streams.close()
