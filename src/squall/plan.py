@@ -16,7 +16,7 @@ from squall.runtime.backward import resolve_device
 from squall.runtime.optimizers import build_optimizer, in_words
 from squall.runtime.run_plan import NO_AIMS, Aims, Plan, last_snapshots
 from squall.strategies import STRATEGIES, Strategy
-from squall.strategies.work import BatchMethod, Loop
+from squall.strategies.work import BatchMethod, Loop, require
 from squall.task import Task
 from squall.vector import Layout
 from squall.version import __version__
@@ -58,12 +58,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.launcher not in LAUNCHERS:
             raise ValueError(f"launcher is {self.launcher!r}: use one of {', '.join(LAUNCHERS)}")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads is {self.threads}: it must be at least 1, or None to divide the cores")
-        if self.shard_threads < 1:
-            raise ValueError(f"shard_threads is {self.shard_threads}: it must be at least 1")
-        if self.slow is not None and not 0 < self.slow <= 1:
-            raise ValueError(f"slow is {self.slow}: it must be above 0 and at most 1, such as 0.1")
+        threads, slow = self.threads, self.slow
+        require("threads", threads, threads is None or threads >= 1, "at least 1, or None to divide the cores")
+        require("shard_threads", self.shard_threads, self.shard_threads >= 1, "at least 1")
+        require("slow", slow, slow is None or 0 < slow <= 1, "above 0 and at most 1, such as 0.1")
         kept = self.keep_schedule
         if not (last_snapshots(kept) if isinstance(kept, str) else kept is None or kept >= 0):
             raise ValueError(
@@ -72,8 +70,7 @@ class Settings:
             )
         for name in ("seconds", "evaluate_every_s", "snapshot_every_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}: it must be positive, or None")
+            require(name, value, value is None or value > 0, "positive, or None")
 
 
 def timed(settings: Settings | None, seconds: float | None) -> Settings:
@@ -92,8 +89,7 @@ def make_plan(
     recipe = strategy.recipe()
     for name in ("epochs", "steps", "patience"):
         value = getattr(aims, name)
-        if value is not None and not (isinstance(value, int) and value >= 1):
-            raise ValueError(f"{name} is {value!r}: it must be at least 1, and whole")
+        require(name, value, value is None or (isinstance(value, int) and value >= 1), "at least 1, and whole")
     if settings.shard_threads > 1 and not (isinstance(recipe.work, Loop) and recipe.work.update.elementwise):
         raise ValueError(
             f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
@@ -117,7 +113,7 @@ def make_plan(
 
 
 def _fields(settings: Settings) -> dict[str, Any]:
-    """Those of today, also of settings that an older version has pickled, or a subclass has more of."""
+    """The fields of `Settings` by name, also where an older version has pickled fewer, or a subclass has more."""
     return {field.name: getattr(settings, field.name) for field in dataclasses.fields(Settings)}
 
 

@@ -30,7 +30,7 @@ from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import MachineKind
 from squall.sim.cluster.quiet import BUSY, Turn, calmest, in_turns, others_in, quickest, times_of
 from squall.strategies import Downpour, Strategy
-from squall.strategies.work import Loop
+from squall.strategies.work import Loop, require
 from squall.task import OptimizerFactory, TaskFunction, check_task
 from squall.vector import Layout
 
@@ -82,10 +82,8 @@ def measure(
         ValueError: a setting or the task is wrong; or other programs take the cores, even in the calmest moments.
         TaskError: the task's own code failed.
     """
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"seconds is {seconds}: it must be positive")
-    if threads < 1:
-        raise ValueError(f"threads is {threads}: it must be at least 1")
+    require("seconds", seconds, 0 < seconds < math.inf, "positive")
+    require("threads", threads, threads >= 1, "at least 1")
     recipe = (strategy or Downpour()).recipe()
     if not isinstance(recipe.work, Loop):
         recipe = Downpour().recipe()

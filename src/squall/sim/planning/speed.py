@@ -19,7 +19,7 @@ from squall.protocol.nodes import Node
 from squall.protocol.reports import REPORT_LEASES
 from squall.sim.cluster.costs import UPDATE_SHARE
 from squall.sim.cluster.forecast import Forecast
-from squall.sim.cluster.jitter import Constant, Jitter, Trace
+from squall.sim.cluster.jitter import Constant, Trace
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import MachineKind
 from squall.sim.cluster.placement import Placement
@@ -33,7 +33,7 @@ MESSAGES = 8_000  # about so many at most in the shorter run, as long as it has 
 REPORTS = 4  # of a replica in the shorter run
 FEWEST = 5  # exchanges of a replica, or the shorter run is made longer
 INNER = 16  # batches between exchanges that are simulated one by one; of more, several are taken as one long one
-DRAWS = 400  # of a law of the mean of several steps
+DRAWS = 400  # times that stand for the law of the mean of several steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,8 @@ def _coarser(strategy: Strategy, task: Task, cluster: Cluster) -> tuple[Strategy
     times as long and with 50 times the examples, tell as much.
     """
     recipe = strategy.recipe()
-    every, field = recipe.work.every, _field_of_rounds(strategy)
+    every = recipe.work.every
+    field = next((name for name in ("inner_steps", "every") if hasattr(strategy, name)), None)
     task = dataclasses.replace(task, validate=None)  # evaluations would take simulated time, and say nothing
     if recipe.work.local is None or field is None or every <= INNER:
         return strategy, task, cluster
@@ -169,19 +170,11 @@ def _coarser(strategy: Strategy, task: Task, cluster: Cluster) -> tuple[Strategy
     )
 
 
-def _field_of_rounds(strategy: Strategy) -> str | None:
-    return next((name for name in ("inner_steps", "every") if hasattr(strategy, name)), None)
-
-
 def _longer(kind: MachineKind, cluster: Cluster, elements: int, times: int) -> MachineKind:
-    """Its steps are as long as so many, with the updates of a replica's own optimizer between them."""
+    """The machine with steps that are each as long as `times` steps and the replica's own updates between them."""
     update_s = UPDATE_SHARE * kind.work_s(elements) + kind.overhead.batch_s
     step_s = times * cluster.step_s(kind) + (times - 1) * update_s
-    return dataclasses.replace(kind, step_s=step_s, jitter=_mean_of(kind.jitter, times))
-
-
-def _mean_of(law: Jitter, times: int) -> Jitter:
-    if isinstance(law, Constant):
-        return law
-    chance = random.Random(times)
-    return Trace("", tuple(sum(law.draw(chance) for _ in range(times)) / times for _ in range(DRAWS)))
+    law, chance = kind.jitter, random.Random(times)
+    if not isinstance(law, Constant):
+        law = Trace("", tuple(sum(law.draw(chance) for _ in range(times)) / times for _ in range(DRAWS)))
+    return dataclasses.replace(kind, step_s=step_s, jitter=law)

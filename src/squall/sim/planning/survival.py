@@ -33,7 +33,8 @@ class Survival:
 
 
 def survival_of(recipe: Recipe, cluster: Cluster, round_s: float) -> Survival:
-    """
+    """What failures leave of the speed.
+
     Args:
         recipe: of the strategy.
         cluster: with its failures; of the preemptions those count that come again and again.
@@ -42,7 +43,10 @@ def survival_of(recipe: Recipe, cluster: Cluster, round_s: float) -> Survival:
     placement = Placement(cluster, recipe)
     going = [_failures_of(placement, cluster, "replica", index) for index in range(recipe.replicas)]
     rate = sum(often for often, _ in going)  # a second, of all replicas
-    noticed_s = max(0.0, NOTICED_AFTER_S - _patience_s(recipe, round_s)) if recipe.loop.exchanges.awaited else 0.0
+    rules = recipe.loop.exchanges.rules
+    # How long the others go on without a replica: a bounded delay, or for good where rounds may close without it.
+    patience_s = (rules.max_delay or 0) * round_s if rules.waits_for_all else NOTICED_AFTER_S
+    noticed_s = max(0.0, NOTICED_AFTER_S - patience_s) if recipe.loop.exchanges.awaited else 0.0
     ends = [_failures_of(placement, cluster, "shard", index) for index in range(recipe.shards)]
     ends.append(_failures_of(placement, cluster, "coordinator", 0))
     cost_s = sum(often * (gone_s + SNAPSHOT_EVERY_S / 2) for often, gone_s in ends)
@@ -62,16 +66,11 @@ def _share(ratio: float) -> float:
 def _failures_of(placement: Placement, cluster: Cluster, role: str, index: int) -> tuple[float, float]:
     """How often a second a process goes, and for how many seconds in the mean."""
     place = placement.of(Node(role, index))
-    causes = [(1 / failure.every_s, failure.repair_s) for name, failure in cluster.failures.items() if name == role]
+    failure = cluster.failures.get(role)
+    causes = [(1 / failure.every_s, failure.repair_s)] if failure is not None else []
     for preemption in cluster.preemptions:
         if preemption.machine == place.kind.name and preemption.every_s is not None:
             chance = min(preemption.count / place.kind.count, 1.0)
             causes.append((chance / preemption.every_s, preemption.for_s))
     often = sum(rate for rate, _ in causes)
     return often, sum(rate * seconds for rate, seconds in causes) / often if often else 0.0
-
-
-def _patience_s(recipe: Recipe, round_s: float) -> float:
-    """How long the others go on without a replica: a bounded delay, or as good as for ever where rounds may close."""
-    rules = recipe.loop.exchanges.rules
-    return (rules.max_delay or 0) * round_s if rules.waits_for_all else NOTICED_AFTER_S

@@ -70,8 +70,11 @@ DOOMED = 0.15  # of the deaths are followed by those of all who start in the pla
 LASTING_S = 4.0  # that an epoch takes longer where a place is left so: else it would be over before that is given up
 HUNG = 0.5  # of the user's stops find somebody who does not answer
 MORTAL = ("replica", "evaluator")  # others start in their place
-# What a world may go without: the field, and its value then.
-OFF: dict[str, bool | None] = {"scripted": False, "keeps": False, "evaluate": False, "snapshot_every_s": None}
+# What a world may go without: the field, its value then, and the flag of `squall simulate` for that.
+OFF: dict[str, tuple[bool | None, str]] = {
+    "scripted": (False, "--no-script"), "keeps": (False, "--no-best"), "evaluate": (False, "--no-evaluator"),
+    "snapshot_every_s": (None, "--no-snapshots"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -229,5 +232,5 @@ def smaller(world: Chaos) -> list[Chaos]:
     if world.examples > 2 * world.batch_size and world.strategy != "sandblaster, sampled":
         without.append({"examples": world.examples - world.batch_size})
     without += [{size: getattr(world, size) - 1} for size in ("replicas", "shards") if getattr(world, size) > 1]
-    without += [{name: value} for name, value in OFF.items() if getattr(world, name) != value]
+    without += [{name: value} for name, (value, _) in OFF.items() if getattr(world, name) != value]
     return [dataclasses.replace(world, **less) for less in without]

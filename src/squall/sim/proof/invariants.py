@@ -112,7 +112,10 @@ class Auditor:
             if push is None or push.gradients != now_there:
                 sent = "nothing" if push is None else _numbers(push.gradients)
                 raise Broken("I6", f"shard {shard} applies {_numbers(now_there)}, and the push had {sent}")
-            self._check_once(shard, push)
+            if shard in push.staleness:
+                raise Broken("I2", f"shard {shard} applies clock {push.exchange.clock} of {push.node} twice")
+            for gradient in push.gradients:
+                self._have(shard, gradient)
             self._check_staleness(shard, push, apply)
             pushes.append(push)
         self._check_weights(shard, apply, pushes)
@@ -156,13 +159,8 @@ class Auditor:
 
     # ------------------------------------------------------------ one update
 
-    def _check_once(self, shard: int, push: SentPush) -> None:
-        if shard in push.staleness:
-            raise Broken("I2", f"shard {shard} applies clock {push.exchange.clock} of {push.node} twice")
-        for gradient in push.gradients:
-            self._have(shard, gradient)
-
     def _have(self, shard: int, gradient: Gradient) -> None:
+        """The shard has applied this computation; it must be for the first time."""
         batch, number = gradient.batch, gradient.number
         kept = self._further if gradient.further else self._applied
         computations = kept[shard].setdefault(batch, [])

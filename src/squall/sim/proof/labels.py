@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from squall.protocol.effects import Compute, Transmit
 from squall.protocol.events import GradientComputed
-from squall.protocol.messages import Evaluated, Logged, Weights
+from squall.protocol.messages import Evaluated, Logged
 from squall.protocol.nodes import Node
 from squall.protocol.notes import WeightsMeasured
 
@@ -48,15 +48,14 @@ class Labels:
                 updates, examples = self._in_use[node]
                 self._in_use[node] = updates, examples + own.stop - own.start
             case Transmit(again=False) if isinstance(what.frame.message, Evaluated | Logged):
-                return self._wrong_label(node, what.frame.message.weights)
+                weights = what.frame.message.weights
+                label, right = (weights.updates, weights.examples), self._in_use.get(node, (0, 0))
+                self._told.add(label)
+                if label != right:
+                    return f"{node} tells updates, examples {label} of weights with {right}"
             case WeightsMeasured(values, weights):
                 label = weights.updates, weights.examples
                 if label not in self._told:
                     names = ", ".join(values)
                     return f"the record labels {names} with updates, examples {label}, and nobody has told that"
         return ""
-
-    def _wrong_label(self, node: Node, weights: Weights) -> str:
-        label, right = (weights.updates, weights.examples), self._in_use.get(node, (0, 0))
-        self._told.add(label)
-        return "" if label == right else f"{node} tells updates, examples {label} of weights with {right}"

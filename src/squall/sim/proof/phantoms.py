@@ -10,7 +10,7 @@ payload that has not come, or is not the one that its message tells of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 from zlib import crc32
 
@@ -129,18 +129,15 @@ class ReplicaPhantom(Phantom):
                 return self._compute(effect)
             case effects.UseWeights(buffer):
                 self.active = buffer
+                if self._batch is not None and self._steps:
+                    self._steps -= 1
+                    return self._compute(self._batch, again=True)
                 if self._batch is not None:
-                    return self._step_again(self._batch)
+                    self._batch = None
+                    return events.BatchOver()
                 if self.hosts.logs and self.node.index == 0:
                     return events.ValuesLogged({"logged": 1.0})
         return None
-
-    def _step_again(self, batch: effects.Compute) -> Event:
-        if self._steps:
-            self._steps -= 1
-            return self._compute(batch, again=True)
-        self._batch = None
-        return events.BatchOver()
 
     def _compute(self, effect: effects.Compute, again: bool = False) -> Event:
         hosts, slot = self.hosts, self.node.index
@@ -215,11 +212,7 @@ class EvaluatorPhantom(Phantom):
 
     def _loss(self, buffer: int) -> float:
         """Of what lies in the buffer: now better, now worse, and never the same of other weights."""
-        return loss_of(self.memory.weights[self.node.index, buffer])
-
-
-def loss_of(weights: Sequence[Written]) -> float:
-    return crc32(repr(list(weights)).encode()) / 2**32
+        return crc32(repr(self.memory.weights[self.node.index, buffer]).encode()) / 2**32
 
 
 class CoordinatorPhantom(Phantom):

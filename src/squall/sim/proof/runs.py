@@ -98,14 +98,10 @@ class ChaoticRun(ABC):
             case Transmit(frame=Frame(message=Evaluate(number))) if number != self._asked:
                 raise Broken("I7", f"evaluation {number} is asked for, and the record names {self._asked}")
         if self.chaos.keeps and isinstance(what, WeightsMeasured) and "loss" in what.values:
-            self._check_best(what.values["loss"])
-
-    def _check_best(self, loss: float) -> None:
-        """A loss is recorded: if it is the best, its weights are kept."""
-        self._least = min(self._least, loss)
-        told, kept = self.hosts.best or (math.inf, math.inf)
-        if told != kept or self._least < kept:
-            raise Broken("I9", f"the best loss is {self._least}, and weights of {kept} are kept as those of {told}")
+            self._least = min(self._least, what.values["loss"])
+            told, kept = self.hosts.best or (math.inf, math.inf)
+            if told != kept or self._least < kept:
+                raise Broken("I9", f"the best loss is {self._least}, and weights of {kept} are kept as those of {told}")
 
     def member(self, node: Node) -> tuple[Linked, Phantom]:
         """A new process: its machine and its host."""

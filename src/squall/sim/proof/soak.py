@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.pool import AsyncResult
 
 from squall.sim.proof.broken import Broken
-from squall.sim.proof.chaos import Chaos, chaos, smaller
+from squall.sim.proof.chaos import OFF, Chaos, chaos, smaller
 from squall.sim.proof.trace_lines import trace_line
 from squall.sim.proof.trial import Seen, Trial
 
@@ -65,10 +65,14 @@ def trace_of(world: Chaos) -> list[str]:
 
 
 def shrink(found: WorldVerdict) -> WorldVerdict:
-    """The same broken with as few faults as possible, then as soon as possible; leaving out one thing at a time."""
+    """The same broken with as few faults as possible, then as soon as possible.
+
+    Faults that never came to happen are left out all at once, other things one at a time.
+    """
     tried = 0
     while True:
-        for candidate in _earlier_end(found.chaos, found.events):
+        happened = tuple(fault for fault in found.chaos.faults if fault.at <= found.events)
+        for candidate in [dataclasses.replace(found.chaos, faults=happened), *smaller(found.chaos)]:
             tried += 1
             attempt = verdict(candidate)
             if attempt.invariant == found.invariant and _length(attempt) < _length(found):
@@ -82,14 +86,6 @@ def shrink(found: WorldVerdict) -> WorldVerdict:
 
 def _length(found: WorldVerdict) -> tuple[int, int]:
     return len(found.chaos.faults), found.events
-
-
-def _earlier_end(world: Chaos, events: int) -> Iterator[Chaos]:
-    """What never came to happen goes first, all at once."""
-    happened = tuple(fault for fault in world.faults if fault.at <= events)
-    if len(happened) < len(world.faults):
-        yield dataclasses.replace(world, faults=happened)
-    yield from smaller(world)
 
 
 def rebuilt(seed: int, faults: Sequence[int] | None = None, **changes: int | bool | float | None) -> Chaos:
@@ -140,10 +136,9 @@ def flags(world: Chaos) -> str:
     for name in SIZES:
         if getattr(world, name) != getattr(whole, name):
             found.append(f"--{name} {getattr(world, name)}")
-    found += ["--no-evaluator"] if whole.evaluate and not world.evaluate else []
-    found += ["--no-snapshots"] if whole.snapshot_every_s is not None and world.snapshot_every_s is None else []
-    found += ["--no-script"] if whole.scripted and not world.scripted else []
-    found += ["--no-best"] if whole.keeps and not world.keeps else []
+    for name, (value, flag) in OFF.items():
+        if getattr(world, name) == value != getattr(whole, name):
+            found.append(flag)
     return " ".join(found)
 
 
