@@ -145,7 +145,8 @@ def _version(package: str) -> str:
 
 
 def cores(cgroup: Path = CGROUP) -> Finding:
-    usable, quota, omp = _usable_cores(), _cpu_quota(cgroup), os.environ.get("OMP_NUM_THREADS")
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, omp = _cpu_quota(cgroup), os.environ.get("OMP_NUM_THREADS")
     if quota is not None and quota < usable:
         found = f"{usable} are visible, but a cgroup allows the time of {quota:g}: more threads only hinder each other"
         remedy = f"keep replicas x --threads at {max(1, int(quota))} or below, or give the container more CPU"
@@ -157,10 +158,6 @@ def cores(cgroup: Path = CGROUP) -> Finding:
     if omp:
         found += f" (OMP_NUM_THREADS={omp} does not change that, --threads does)"
     return Finding("cores", True, found)
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu_quota(cgroup: Path) -> float | None:

@@ -59,7 +59,12 @@ class Whole:
             metric.to(device)
 
     def add(self, model: nn.Module, batch: Batch, count: int) -> None:
-        self._metric.update(*self._fed(model, batch))
+        if self._inputs is _pair and not (isinstance(batch, list | tuple) and len(batch) == 2):
+            raise ValueError(
+                f"metric {self._name!r} is fed model(batch[0]) and batch[1], and a batch is no pair: give"
+                " (metric, function), where function(model, batch) returns what its update takes"
+            )
+        self._metric.update(*self._inputs(model, batch))
 
     def value(self) -> float:
         return self._number(self._metric.compute())
@@ -80,14 +85,6 @@ class Whole:
         except (TypeError, ValueError, RuntimeError):
             shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(f"metric {self._name!r} must compute one number: it computed {shown}") from None
-
-    def _fed(self, model: nn.Module, batch: Batch) -> tuple[Any, ...]:
-        if self._inputs is not _pair or (isinstance(batch, list | tuple) and len(batch) == 2):
-            return tuple(self._inputs(model, batch))
-        raise ValueError(
-            f"metric {self._name!r} is fed model(batch[0]) and batch[1], and a batch is no pair: give"
-            " (metric, function), where function(model, batch) returns what its update takes"
-        )
 
 
 def begin(name: str, metric: Metric, device: torch.device) -> Averaged | Whole:

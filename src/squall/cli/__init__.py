@@ -31,7 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             replay.begin_anew(arguments)
         with _prints_to_stderr("--json" in run.before_script(arguments)), warnings.catch_warnings():
             warnings.showwarning = _warn
-            status, output = _parse_and_run(arguments, commanded_at)
+            local = _start_early(arguments)
+            try:
+                status, output = _run(_parser(arguments).parse_args(arguments), local, commanded_at)
+            finally:
+                if local is not None:
+                    local.close()
         sys.stdout.write(output)
         return status
     except KeyboardInterrupt as interrupt:
@@ -46,16 +51,6 @@ def _warn(
 ) -> None:  # fmt: skip
     """A warning is for the user, who need not know where it was raised."""
     sys.stderr.write(f"squall: warning: {message}\n")
-
-
-def _parse_and_run(arguments: Sequence[str], commanded_at: float) -> tuple[int, str]:
-    local = _start_early(arguments)
-    try:
-        options = _parser(arguments).parse_args(arguments)
-        return _run(options, local, commanded_at)
-    finally:
-        if local is not None:
-            local.close()
 
 
 @contextlib.contextmanager

@@ -59,19 +59,15 @@ def _measure(options: argparse.Namespace, local: object, commanded_at: float) ->
         loaded.function, strategy, seconds=options.seconds, threads=options.threads, trace_file=trace_file,
         busy=options.busy,
     )  # fmt: skip
-    trace = write(measured, path, _comment(measured, options.file, options.threads, torch.__version__))
+    comment = (
+        f"{options.file}, measured by squall {__version__} with torch {torch.__version__} on {datetime.date.today()};"
+        f" threads of a replica: {options.threads}. Other programs had {measured.others:.0%} of the cores.\n"
+        "Not measured, so put in your own: count, interface, links, failures. docs/cluster.md describes this file."
+    )
+    trace = write(measured, path, comment)
     if options.json:
         return 0, json.dumps(_document(measured, path, trace)) + "\n"
     return 0, _summary(measured, path, trace, options.file)
-
-
-def _comment(measured: Measured, file: str, threads: int, torch_version: str) -> str:
-    today = datetime.date.today().isoformat()
-    return (
-        f"{file}, measured by squall {__version__} with torch {torch_version} on {today};"
-        f" threads of a replica: {threads}. Other programs had {measured.others:.0%} of the cores.\n"
-        "Not measured, so put in your own: count, interface, links, failures. docs/cluster.md describes this file."
-    )
 
 
 def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:

@@ -66,11 +66,11 @@ def _add_flag(group: Any, kind: type[Strategy], field: dataclasses.Field[Any], s
     flag = "--" + field.name.replace("_", "-")
     declared = typing.get_type_hints(kind)[field.name]
     if typing.get_origin(declared) is typing.Literal:
-        group.add_argument(flag, choices=typing.get_args(declared), default=None, help=text)
+        group.add_argument(flag, choices=typing.get_args(declared), help=text)
     elif declared is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
     else:
-        group.add_argument(flag, type=_parse(declared), default=None, metavar=field.name.upper(), help=text)
+        group.add_argument(flag, type=_parse(declared), metavar=field.name.upper(), help=text)
 
 
 def _parse(declared: Any) -> Any:

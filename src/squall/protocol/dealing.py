@@ -31,11 +31,6 @@ class Dealer:
         return self.newest_clock > 0
 
     @property
-    def entry_clock(self) -> int:
-        """Where a newcomer's clock begins: behind the rounds that were dealt. Without rounds the shards know best."""
-        return self.newest_clock if self.in_rounds else 0
-
-    @property
     def warming_up(self) -> bool:
         return self.leases.trained < self._dealing.warm_start
 

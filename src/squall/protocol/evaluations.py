@@ -10,7 +10,7 @@ from squall.protocol.notes import EvaluationAsked, Remark, WeightsMeasured
 
 
 class Evaluations:
-    """Asks the evaluator; an evaluation wanted while one is under way follows it, on the weights of then."""
+    """Asks the evaluator. What is wanted while an evaluation is under way follows it, on the weights of that moment."""
 
     def __init__(self, evaluator: Node, best: Best) -> None:
         self.evaluator = evaluator
@@ -26,9 +26,8 @@ class Evaluations:
         self.wanted = False
         self.under_way = self._count
         self._count += 1
-        effects += [
-            EvaluationAsked(self.under_way), Send(self.evaluator, Evaluate(self.under_way, self.best.value)),
-        ]  # fmt: skip
+        effects.append(EvaluationAsked(self.under_way))
+        effects.append(Send(self.evaluator, Evaluate(self.under_way, self.best.value)))
 
     def logged(self, message: Logged, effects: list[Effect]) -> Verdict:
         """Results that a user's script has measured itself."""

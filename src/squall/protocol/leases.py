@@ -47,7 +47,7 @@ class Leases:
         self.epoch = 0  # that fresh ranges are cut from
         self.cursor = 0  # examples of it that were dealt
         self.returned: list[Range] = []  # came back unfinished, sorted
-        self._dropped_by: dict[Range, Node] = {}  # of these, those whose last holder was too slow for its round
+        self._dropped_by: dict[Range, Node] = {}  # returned range -> its last holder, which was too slow for its round
         self.held: dict[int, _Held] = {}
         self._held_of: dict[int, int] = {}  # epoch -> leases held
         self.trained = 0  # examples applied by all shards, repeats counted once

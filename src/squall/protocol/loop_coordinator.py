@@ -23,9 +23,9 @@ class LoopCoordinator(Coordinator):
         super().__init__(policy, snapshots)
         self.leases = leases
         self.dealer = Dealer(policy.replicas, exchanges, leases)
-        self._requests: dict[Node, int] = {}  # replica waiting for a grant -> clock asked for
+        self._requests: dict[Node, int] = {}  # replica that waits for a grant -> the clock that it has asked for
         self._skips: dict[int, list[tuple[int, int]]] = {}  # lease -> examples left out of it
-        self._starved: dict[Node, None] = {}  # of these, those that know that there is nothing for now
+        self._starved: dict[Node, None] = {}  # waiting replicas that were told that there is nothing for now
         self._epochs_seen = leases.epochs_done()
 
     # ------------------------------------------------------------ what the base asks
@@ -36,7 +36,8 @@ class LoopCoordinator(Coordinator):
 
     @property
     def _entry_clock(self) -> int:
-        return self.dealer.entry_clock
+        """Behind the rounds that were dealt; without rounds the shards know best."""
+        return self.dealer.newest_clock if self.dealer.in_rounds else 0
 
     def _on_work(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
         match message:

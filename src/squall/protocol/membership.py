@@ -72,22 +72,20 @@ class Membership:
 
     def take_joined(self) -> list[tuple[Node, int]]:
         """Replicas that may push from now on, with their entry clocks."""
-        ready = _reached(self._joining, min(self._seen))
-        for node in ready:
-            del self._joining[node]
-        return [(node, self.live[node]) for node in ready]
+        return [(node, self.live[node]) for node in _take_reached(self._joining, min(self._seen))]
 
     def take_departed(self) -> list[tuple[Node, list[Applied]]]:
         """Replicas of which nothing more can come, with what each shard has applied of their work."""
-        ready = _reached(self._departing, min(self._seen))
-        for node in ready:
-            del self._departing[node]
-            self._slots.discard(node.index)
+        ready = _take_reached(self._departing, min(self._seen))
+        self._slots.difference_update(node.index for node in ready)
         return [(node, self._applied.pop(node)) for node in ready]
 
 
-def _reached(pending: dict[Node, int], seen: int) -> list[Node]:
-    return [node for node, number in pending.items() if number <= seen]
+def _take_reached(pending: dict[Node, int], seen: int) -> list[Node]:
+    reached = [node for node, number in pending.items() if number <= seen]
+    for node in reached:
+        del pending[node]
+    return reached
 
 
 def common(applied: Sequence[Applied], shards: int) -> Applied:

@@ -70,7 +70,7 @@ class Replica:
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if type(event) is MessageArrived:  # most are, and most of an answer
+        if type(event) is MessageArrived:  # most events are messages, and most of those are answers
             if type(event.message) is Exchanged:
                 if self._exchanges.answered(event.sender.index, event.message):
                     self._on_answered(now, effects)
@@ -147,7 +147,10 @@ class Replica:
             self._report(now, effects, at_once=True)
             self._exchange(now, effects, push=True, fetch=True)
         elif not self._hand.asked or self._hand.starved or self._in_rounds:
-            self._flush(now, effects)
+            if exchanges.since_push:  # let what is gathered so far be applied
+                self._exchange(now, effects, push=True, fetch=True)
+            else:
+                self._report(now, effects, at_once=True)
 
     def _take_work(self, effects: list[Effect]) -> bool:
         """True when there is a batch to compute. Asks for the next lease while the last batch is computed."""
@@ -184,8 +187,7 @@ class Replica:
             self._on_non_finite(batch, now, effects)
             return
         examples, gathered = batch.stop - batch.start, exchanges.gathered
-        if exchanges.steps_alone:
-            exchanges.stepped_alone(examples, self._computing_since + event.seconds)
+        exchanges.computed(examples, self._computing_since + event.seconds)
         if self._stepped:  # the batch counts with its first step
             exchanges.gather(gathered.and_step(event.factors), further_step=True)
         else:
@@ -261,13 +263,6 @@ class Replica:
             effects.append(self._exchanges.computation(self._batch))
         elif self._again:
             self._exchange(now, effects, push=False, fetch=True)
-
-    def _flush(self, now: float, effects: list[Effect]) -> None:
-        """Nothing to compute: let what is gathered so far be applied, and everything done be known."""
-        if self._exchanges.since_push:
-            self._exchange(now, effects, push=True, fetch=True)
-        else:
-            self._report(now, effects, at_once=True)
 
     # ------------------------------------------------------------ reports and the end
 

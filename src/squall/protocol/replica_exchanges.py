@@ -45,7 +45,8 @@ class ReplicaExchanges:
         self._active = 0  # weights buffer that is computed on
         self._versions = [0] * shards  # of the active weights
         self._basis = self._versions  # those that the oldest gradient in the buffer was computed on
-        self.examples, self.since = 0, math.inf  # behind the active weights, with own steps on them; their newest is of
+        self.examples = 0  # behind the active weights, those of the replica's own steps on them included
+        self.since = math.inf  # when the active weights were fetched, or moved by the replica's newest step
         self.missing = 0  # answers to come
         self.pushed = NO_WORK  # with the exchange under way
         self._fetching = -1  # weights buffer that the exchange under way fills; -1: it fetches nothing
@@ -66,11 +67,6 @@ class ReplicaExchanges:
             return False
         return not self._cadence.overlap or self.push_due or self.fetch_due or self._fetching == self._active
 
-    @property
-    def steps_alone(self) -> bool:
-        """The replica moves its own weights by the batch under computation."""
-        return self._cadence.local or self.since_fetch + 1 < self.fetch_every
-
     # ------------------------------------------------------------ what is gathered
 
     def computation(self, batch: Batch) -> Compute:
@@ -90,9 +86,11 @@ class ReplicaExchanges:
         if further_step:
             self._basis = self._versions
 
-    def stepped_alone(self, examples: int, at: float) -> None:
-        self.examples += examples
-        self.since = at
+    def computed(self, examples: int, at: float) -> None:
+        """A gradient was computed. Where the replica moves its own weights between fetches, it has moved them by it."""
+        if self._cadence.local or self.since_fetch + 1 < self.fetch_every:
+            self.examples += examples
+            self.since = at
 
     def weights(self, now: float) -> Weights:
         """The weights that the replica computes on."""

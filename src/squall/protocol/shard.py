@@ -80,7 +80,7 @@ class Shard:
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if type(event) is MessageArrived:  # most are, and most of an exchange
+        if type(event) is MessageArrived:  # most events are messages, and most of those are exchanges
             if type(event.message) is Exchange:
                 self._on_exchange(event.sender, event.message, now, effects)
             else:

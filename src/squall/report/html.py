@@ -75,7 +75,9 @@ def write_report(run_dir: str | Path) -> Path:
         with closing(Reader(folder / "run.sqlite")) as reader:
             summary = summarize(reader)
             missing += _gaps(reader, summary)
-            body = _cards(summary) + _charts(charts(reader)) + _timeline(reader) + _audit(reader)
+            proof = escape(str(audit(reader)))
+            body = _cards(summary) + _charts(charts(reader)) + _timeline(reader)
+            body += f"<h2>Which examples were trained</h2><pre>{proof}</pre>"
     except RecordError as error:
         missing.append(f"Nothing of the training is known: {error}.")
     page = folder / "report.html"
@@ -159,10 +161,6 @@ def _timeline(reader: Reader) -> str:
     hidden = len(entries) - len(rows)
     text = f"<p>The first {hidden:,} are left out.</p>" if hidden else ""
     return f"<h2>What happened</h2>{text}{table_of(rows, 'times') if rows else '<p>Nothing was recorded.</p>'}"
-
-
-def _audit(reader: Reader) -> str:
-    return f"<h2>Which examples were trained</h2><pre>{escape(str(audit(reader)))}</pre>"
 
 
 def _settings(path: Path) -> tuple[str, list[str]]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
+from squall.protocol.sandblaster.messages import Calculation
 from squall.protocol.sandblaster.method import (
-    Calculate,
     EvaluateTrial,
     Failed,
     Iterated,
@@ -37,7 +37,7 @@ class Vectors:
     def answer(self, request: object) -> tuple[float, ...]:
         self.requests.append(request)
         match request:
-            case Calculate(combine, rows, columns, largest):
+            case Calculation(_, combine, rows, columns, largest):
                 self._combine(combine)
                 for done in combine:
                     if done.target.startswith("y"):
@@ -119,7 +119,7 @@ def test_the_rounds_of_an_iteration_do_not_grow_with_the_history(history: int) -
     ours = Vectors(*CASES["rosenbrock"])
     ours.at_most = 30
     ours.run(MethodSettings(history=history, tolerance_change=0.0))
-    rounds = sum(isinstance(request, Calculate | EvaluateTrial) for request in ours.requests)
+    rounds = sum(isinstance(request, Calculation | EvaluateTrial) for request in ours.requests)
     first = 2  # evaluation and products at the start
     assert rounds == first + 30 + 2 * (ours.evaluations - 1)
 

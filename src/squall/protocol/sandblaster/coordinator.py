@@ -24,7 +24,6 @@ from squall.protocol.policy import Policy
 from squall.protocol.sandblaster.dealing import PortionDealer
 from squall.protocol.sandblaster.messages import Calculated, Calculation, PortionRequest, PortionsTaken
 from squall.protocol.sandblaster.method import (
-    Calculate,
     EvaluateTrial,
     Failed,
     Iterated,
@@ -148,7 +147,7 @@ class BatchCoordinator(Coordinator):
                 return
             self._request = request
             match request:
-                case Calculate():
+                case Calculation():
                     self._calculate(request, None, effects)
                     return
                 case EvaluateTrial():
@@ -171,17 +170,17 @@ class BatchCoordinator(Coordinator):
         else:
             self._stop(*self._ended, now, effects)
 
-    def _calculate(self, asked: Calculate, opens: int | None, effects: list[Effect]) -> None:
+    def _calculate(self, asked: Calculation, opens: int | None, effects: list[Effect]) -> None:
         self._number += 1
         self._answers = {}
-        message = Calculation(self._number, *asked, opens, self._trained)
+        message = msgspec.structs.replace(asked, number=self._number, opens=opens, examples=self._trained)
         effects.extend(Send(shard, message) for shard in self._shards)
 
     def _evaluate(self, effects: list[Effect]) -> None:
         """Have the shards open a new evaluation; portions are dealt when all have."""
         assert isinstance(self._request, EvaluateTrial)
         self.dealer.begin()
-        self._calculate(Calculate(self._request.combine), self.dealer.evaluation, effects)
+        self._calculate(Calculation(combine=self._request.combine), self.dealer.evaluation, effects)
 
     def _on_calculated(
         self, shard: Node, number: int, values: tuple[float, ...], now: float, effects: list[Effect]
@@ -195,7 +194,7 @@ class BatchCoordinator(Coordinator):
             self.dealer.open(self.work.batches.range(self._request.batch))
             self._proceed(now, effects)
             return
-        assert isinstance(self._request, Calculate)
+        assert isinstance(self._request, Calculation)
         by_shard = zip(*(self._answers[shard] for shard in self._shards))
         dots = len(self._request.rows) * len(self._request.columns)
         answer = tuple(sum(of) if i < dots else max(of) for i, of in enumerate(by_shard))

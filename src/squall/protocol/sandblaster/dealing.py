@@ -51,7 +51,6 @@ class PortionDealer:
         return keep
 
     def deal_to_idle(self, now: float, effects: list[Effect]) -> None:
-        self.late_at = None
         for node in list(self._idle):
             self.deal(node, False, now, effects)
 

@@ -16,9 +16,10 @@ class Calculation(Struct, frozen=True, tag="vectors", array_like=True, gc=False)
     """Combine vectors, then form the dot products of all rows with all columns, and the largest magnitudes.
 
     `opens`: after combining, set `sum` to zero and take pushed portions of this evaluation from now on, of no other.
+    The method says what to calculate; the coordinator puts in `number`, `opens` and `examples`.
     """
 
-    number: Count
+    number: Count = 0
     combine: tuple[Combine, ...] = ()
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from squall.protocol.sandblaster.line_search import ROUNDING, SEARCHES
-from squall.protocol.sandblaster.messages import Combine
+from squall.protocol.sandblaster.messages import Calculation, Combine
 
 DAMPED_BELOW = 0.2  # share of the curvature that the last direction assumed (Powell 1978)
 FAILURES_AT_MOST = 3  # line searches in a row, on other batches
@@ -43,18 +43,6 @@ class MethodState(msgspec.Struct):
     iteration: int = 0
     loss: float | None = None  # at `weights`; None: not known, nor is the gradient
     slots: list[int] = []  # of the history's pairs, oldest first
-
-
-class Calculate(NamedTuple):
-    """Have the shards combine vectors, then form the dot products of all rows with all columns.
-
-    Answered by those, row by row, and behind them the largest magnitude in each of `largest`.
-    """
-
-    combine: tuple[Combine, ...] = ()
-    rows: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    largest: tuple[str, ...] = ()
 
 
 class EvaluateTrial(NamedTuple):
@@ -87,7 +75,7 @@ class Outcome(NamedTuple):
     failed: bool = False
 
 
-Request = Calculate | EvaluateTrial | Proceed | Iterated | Failed
+Request = Calculation | EvaluateTrial | Proceed | Iterated | Failed
 Method = Generator[Request, Sequence[float], Outcome]
 
 
@@ -104,7 +92,7 @@ def minimize(state: MethodState, rules: MethodSettings) -> Method:
     dots, failures, largest = _Dots(), 0, math.inf
     if state.slots or state.loss is not None:  # a resumed run
         names = _basis(state)
-        largest = yield from dots.form(Calculate(rows=names, columns=names, largest=("gradient",)))
+        largest = yield from dots.form(Calculation(rows=names, columns=names, largest=("gradient",)))
     while (yield Proceed())[0]:
         if state.loss is None or rules.sampled:
             (loss,) = yield EvaluateTrial(state.iteration, (Combine("trial", (("weights", 1.0),)),))
@@ -112,7 +100,8 @@ def minimize(state: MethodState, rules: MethodSettings) -> Method:
                 return Outcome(f"no finite loss and gradient where iteration {state.iteration + 1} begins", failed=True)
             state.loss = loss
             taken = (Combine("gradient", (("sum", 1.0),)),)
-            largest = yield from dots.form(Calculate(taken, ("gradient",), _basis(state), ("gradient",)))
+            asked = Calculation(combine=taken, rows=("gradient",), columns=_basis(state), largest=("gradient",))
+            largest = yield from dots.form(asked)
         if largest <= rules.tolerance_gradient:
             return Outcome(f"the gradient's largest component is {largest:.2g}")
         moved = yield from _iterate(state, rules, dots)
@@ -137,7 +126,7 @@ class _Dots:
     def __init__(self) -> None:
         self._values: dict[tuple[str, str], float] = {}
 
-    def form(self, asked: Calculate) -> Generator[Request, Sequence[float], float]:
+    def form(self, asked: Calculation) -> Generator[Request, Sequence[float], float]:
         """Ask for products and remember them; returns the largest magnitude that was asked for."""
         answer = yield asked
         pairs = [(row, column) for row in asked.rows for column in asked.columns]
@@ -174,7 +163,7 @@ def _iterate(
             (loss,) = yield EvaluateTrial(state.iteration, (*combine, move))
             combine, slope_there = (), math.inf
             if math.isfinite(loss):
-                (slope_there,) = yield Calculate(rows=("sum",), columns=("direction",))
+                (slope_there,) = yield Calculation(rows=("sum",), columns=("direction",))
             step = search.send((loss, slope_there))
     except StopIteration as over:
         if over.value is None:
@@ -206,7 +195,8 @@ def _accept(
         s, y = Combine(f"s{slot}", (("direction", step),)), Combine(f"y{slot}", pair)
         combine, rows = (s, y, *combine), (y.target, "gradient")
     yield Iterated(state.loss)
-    largest = yield from dots.form(Calculate(combine, rows, _basis(state), ("gradient",)))
+    asked = Calculation(combine=combine, rows=rows, columns=_basis(state), largest=("gradient",))
+    largest = yield from dots.form(asked)
     if pair is not None and not dots.usable(f"s{slot}", f"y{slot}"):
         state.slots = []  # the other slots would no longer be in a row
     return largest
