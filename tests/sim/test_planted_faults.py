@@ -36,6 +36,7 @@ from squall.protocol.sandblaster.messages import Calculation
 from squall.protocol.sandblaster.portions import Portions
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
+from squall.protocol.shard_duties import ShardDuties
 from squall.protocol.snapshot_rounds import SnapshotRounds
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Role, Weather
@@ -520,8 +521,8 @@ def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
 # ---------------------------------------------------------------- what these worlds have found
 
 
-def dead_evaluators_served(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("squall.protocol.shard.predecessors", lambda sender, known: [])
+def dead_evaluators_served(original: Any, shard: ShardDuties, evaluator: Node, *given: Any) -> None:
+    shard._send_weights("weights", evaluator, *given)
 
 
 STORM = Weather(0, 100.0, loss=0.0, duplication=0.0, jitter_s=0.02)
@@ -546,7 +547,7 @@ FOUND: dict[str, tuple[Chaos, Patch, str]] = {
         dataclasses.replace(
             chaos(2235), faults=(STORM, Kill(35, Role("evaluator")), Kill(79, Role("evaluator"))), epochs=1, examples=8,
             evaluate=True, evaluate_every_s=0.01, notice_s=0.0, scripted=False, keeps=False),
-        dead_evaluators_served, "I6"),
+        wrapped(ShardDuties, "_show", dead_evaluators_served), "I6"),
 }  # fmt: skip
 
 

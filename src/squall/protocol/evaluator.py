@@ -6,20 +6,12 @@ import math
 import sys
 
 from squall.protocol.best import better
-from squall.protocol.effects import Effect, End, EvaluateModel, Forget, KeepWeights, Send
+from squall.protocol.effects import Effect, End, EvaluateModel, KeepWeights, Send
 from squall.protocol.events import Event, MessageArrived, ModelEvaluated, Started, TimePassed, WeightsKept
 from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop, Weights
 from squall.protocol.nodes import COORDINATOR, Node
 
 BUFFER = 0
-
-
-def predecessors(evaluator: Node, known: int) -> list[Effect]:
-    """For a shard that hears from this evaluator, and has known incarnation `known`: those before it are dead.
-
-    What they asked for and comes late would be written over weights that are being evaluated.
-    """
-    return [Forget(Node("evaluator", evaluator.index, older)) for older in range(known, evaluator.incarnation)]
 
 
 class Evaluator:

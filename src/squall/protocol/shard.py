@@ -15,28 +15,13 @@ The rules that tell the algorithms apart live here:
 
 from __future__ import annotations
 
-import msgspec
-
 from squall.protocol.clocks import Clocks
-from squall.protocol.effects import Apply, Effect, End, Forget, Payload, Send, Term, WriteSnapshot
-from squall.protocol.evaluator import predecessors
-from squall.protocol.events import Event, MessageArrived, SnapshotWritten, Started, TimePassed
+from squall.protocol.effects import Apply, Effect, Forget, Payload, Send, Term
+from squall.protocol.events import Event, MessageArrived, TimePassed
 from squall.protocol.exchanges import Rules, mean_factors
-from squall.protocol.frames import Message
-from squall.protocol.messages import (
-    Cover,
-    Departed,
-    Exchange,
-    Exchanged,
-    Member,
-    SnapshotTaken,
-    Stop,
-    TakeSnapshot,
-    View,
-    ViewSeen,
-    covered,
-)
+from squall.protocol.messages import Cover, Departed, Exchange, Exchanged, Member, View, ViewSeen, covered
 from squall.protocol.nodes import COORDINATOR, Node, replica_node
+from squall.protocol.shard_duties import ShardDuties
 
 LEASES_KEPT = 64  # of each replica; with `reports.REPORT_LEASES` unreported ones, the coordinator knows of all others
 
@@ -57,13 +42,10 @@ class _Replica:
         self.covers = covered(self.covers, covers)[-LEASES_KEPT - len(covers) :]
 
 
-class Shard:
+class Shard(ShardDuties):
     def __init__(self, index: int, rules: Rules, version: int = 0, examples: int = 0) -> None:
-        self.node = Node("shard", index)
+        super().__init__(index, version, examples)
         self.rules = rules
-        self.version = version  # updates applied
-        self.examples = examples  # behind them
-        self.view = View(0, ())
         self._replicas: dict[Node, _Replica] = {}  # the newest view, in slot order
         self._rounds: dict[int, dict[Node, Exchange]] = {}  # clock -> pushes not applied yet ("mean")
         self._closed = 0  # clock of the newest round that was applied
@@ -75,55 +57,24 @@ class Shard:
         # What was applied of the replicas that departed with the newest view. Of those that departed earlier every
         # ledger knows, because a view is shown only when all shards have seen the one before.
         self._gone: list[Cover] = []
-        self._evaluator = 0  # the highest incarnation of an evaluator that has asked for weights
-        self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if type(event) is MessageArrived:  # most events are messages, and most of those are exchanges
-            if type(event.message) is Exchange:
-                self._on_exchange(event.sender, event.message, now, effects)
-            else:
-                self._on_message(event.sender, event.message, now, effects)
-            return effects
-        match event:
-            case SnapshotWritten(number, error, checksum):
-                taken = msgspec.structs.replace(self._snapshots.pop(number), error=error, checksum=checksum)
-                effects.append(Send(COORDINATOR, taken))
-            case TimePassed():
-                self._settle(now, effects)
-            case Started():
-                pass
-            case _:
-                raise AssertionError(f"{self.node} does not know {event!r}")
+        if type(event) is MessageArrived and type(event.message) is Exchange:  # most are
+            self._on_exchange(event.sender, event.message, now, effects)
+        elif type(event) is TimePassed:
+            self._settle(now, effects)
+        else:
+            self._on_duty(event, now, effects)
         return effects
-
-    def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
-        match message:
-            case View():
-                self._on_view(message, now, effects)
-            case TakeSnapshot(number):
-                known = [self._gone, *(replica.covers for replica in self._replicas.values())]
-                progress = tuple(cover for covers in known for cover in covers)
-                self._snapshots[number] = SnapshotTaken(number, self.version, progress, examples=self.examples)
-                effects.append(WriteSnapshot(number, self.version))
-            case Stop():
-                effects.append(End("finished"))
-            case _:
-                raise AssertionError(f"{self.node} does not know {message!r}")
 
     # ------------------------------------------------------------ exchanges
 
     def _on_exchange(self, sender: Node, exchange: Exchange, now: float, effects: list[Effect]) -> None:
         replica = self._replicas.get(sender)
         if replica is None:
-            if sender.role == "replica":
-                return  # not in the newest view: it is gone, and its slot may be another's by now
-            effects.extend(predecessors(sender, self._evaluator))
-            self._evaluator = max(self._evaluator, sender.incarnation)
-            weights = Payload("weights", sender, exchange.weights, exchange.clock, self.node.index, self.version)
-            answer = Exchanged(exchange.clock, self.version, examples=self.examples)
-            effects.append(Send(sender, answer, weights))  # an evaluator only looks
+            if sender.role != "replica":  # one that is not in the newest view is gone: its slot may be another's by now
+                self._show(sender, exchange, effects)
             return
         if exchange.gradient < 0:
             self._fetch(replica, exchange, now, effects)
@@ -254,10 +205,11 @@ class Shard:
 
     # ------------------------------------------------------------ members
 
+    def _progress(self) -> tuple[Cover, ...]:
+        known = [self._gone, *(replica.covers for replica in self._replicas.values())]
+        return tuple(cover for covers in known for cover in covers)
+
     def _on_view(self, view: View, now: float, effects: list[Effect]) -> None:
-        if view.number <= self.view.number:
-            return
-        self.view = view
         self._gone = []
         before, self._replicas = self._replicas, {}
         slowest = min((before[node].clock for node in map(_node, view.members) if node in before), default=0)

@@ -2,79 +2,39 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from squall.protocol.effects import AddPortions, CalculateVectors, Effect, End, Forget, Payload, Send, WriteSnapshot
-from squall.protocol.evaluator import predecessors
-from squall.protocol.events import Event, MessageArrived, SnapshotWritten, Started, TimePassed, VectorsCalculated
-from squall.protocol.frames import Message
-from squall.protocol.messages import (
-    Departed,
-    Exchange,
-    Exchanged,
-    SnapshotTaken,
-    Stop,
-    TakeSnapshot,
-    View,
-    ViewSeen,
-)
+from squall.protocol.effects import AddPortions, CalculateVectors, Effect, Forget, Send
+from squall.protocol.events import Event, MessageArrived, VectorsCalculated
+from squall.protocol.messages import Cover, Departed, Exchange, View, ViewSeen
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.sandblaster.messages import Calculated, Calculation, PortionsTaken, PushPortions
+from squall.protocol.shard_duties import ShardDuties
 
 
-class BatchShard:
+class BatchShard(ShardDuties):
     wake_at: float | None = None
 
     def __init__(self, index: int, version: int = 0, examples: int = 0) -> None:
-        self.node = Node("shard", index)
-        self.version = version  # steps accepted
-        self.examples = examples  # evaluated until then
+        super().__init__(index, version, examples)
         self.evaluation = 0  # whose portions are taken
-        self.view = View(0, ())
-        self._evaluator = 0  # the highest incarnation of an evaluator that has asked for weights
         self._taken: dict[Node, dict[int, int]] = {}  # live replica -> portion -> evaluation, in the sum
-        self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
         match event:
-            case MessageArrived(sender, message):
-                self._on_message(sender, message, effects)
+            case MessageArrived(_, Calculation() as calculation):
+                self._on_calculation(calculation, effects)
+            case MessageArrived(sender, PushPortions() as push):
+                self._on_push(sender, push, effects)
+            case MessageArrived(sender, Exchange() as asked):
+                if sender.role == "evaluator":
+                    self._show(sender, asked, effects)
+                elif sender in self._taken:  # else it is not in the newest view: its slot may be another's by now
+                    self._send_weights("trial", sender, asked, effects)
             case VectorsCalculated(number, values):
                 effects.append(Send(COORDINATOR, Calculated(number, values)))
-            case SnapshotWritten(number, error, checksum):
-                taken = msgspec.structs.replace(self._snapshots.pop(number), error=error, checksum=checksum)
-                effects.append(Send(COORDINATOR, taken))
-            case Started() | TimePassed():
-                pass
             case _:
-                raise AssertionError(f"{self.node} does not know {event!r}")
+                self._on_duty(event, now, effects)
         return effects
-
-    def _on_message(self, sender: Node, message: Message, effects: list[Effect]) -> None:
-        match message:
-            case Calculation():
-                self._on_calculation(message, effects)
-            case PushPortions():
-                self._on_push(sender, message, effects)
-            case Exchange(clock):
-                if sender.role == "replica" and sender not in self._taken:
-                    return  # not in the newest view: its slot may be another's by now
-                if sender.role == "evaluator":
-                    effects.extend(predecessors(sender, self._evaluator))
-                    self._evaluator = max(self._evaluator, sender.incarnation)
-                kind = "trial" if sender.role == "replica" else "weights"
-                payload = Payload(kind, sender, message.weights, clock, self.node.index, self.version)
-                effects.append(Send(sender, Exchanged(clock, self.version, examples=self.examples), payload))
-            case View():
-                self._on_view(message, effects)
-            case TakeSnapshot(number):
-                self._snapshots[number] = SnapshotTaken(number, self.version, (), examples=self.examples)
-                effects.append(WriteSnapshot(number, self.version))
-            case Stop():
-                effects.append(End("finished"))
-            case _:
-                raise AssertionError(f"{self.node} does not know {message!r}")
 
     def _on_calculation(self, message: Calculation, effects: list[Effect]) -> None:
         if message.opens is not None:
@@ -98,10 +58,10 @@ class BatchShard:
             effects.append(Send(COORDINATOR, answer))
         effects.append(Send(sender, answer))
 
-    def _on_view(self, view: View, effects: list[Effect]) -> None:
-        if view.number <= self.view.number:
-            return
-        self.view = view
+    def _progress(self) -> tuple[Cover, ...]:
+        return ()  # there are no leases
+
+    def _on_view(self, view: View, now: float, effects: list[Effect]) -> None:
         before, self._taken = self._taken, {}
         for member in view.members:
             node = Node("replica", member.slot, member.incarnation)
