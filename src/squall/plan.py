@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from squall.runtime.backward import resolve_device
-from squall.runtime.optimizers import build_optimizer, in_words
+from squall.runtime.optimizers import build_optimizer, check_optimizers, in_words
 from squall.runtime.run_plan import NO_AIMS, Aims, Plan, last_snapshots
+from squall.runtime.seeds import seed_everything
 from squall.strategies import STRATEGIES, Strategy
 from squall.strategies.work import BatchMethod, Loop, require
-from squall.task import Task
+from squall.task import Task, TaskFunction, check_task
 from squall.vector import Layout
 from squall.version import __version__
 
@@ -133,6 +134,16 @@ def check_together(plan: Plan, strategy: Strategy, task: Task) -> Layout:
             raise ValueError(f"{setting} names the metric {metric!r}, but {hint}")
     _check_schedule(task, strategy)
     return layout
+
+
+def build_checked(function: TaskFunction, plan: Plan, strategy: Strategy) -> tuple[Task, Layout]:
+    """The plan's task, built and checked in full, and the layout of its parameter vector. Raises `ValueError`."""
+    check_optimizers(strategy.recipe())
+    seed_everything(plan.seed)
+    if not callable(function):
+        raise ValueError(f"task must be a function without arguments that builds a squall.Task: it is {function!r}")
+    task = check_task(function())
+    return task, check_together(plan, strategy, task)
 
 
 def _check_schedule(task: Task, strategy: Strategy) -> None:

@@ -14,19 +14,19 @@ from squall.attending import attend, finish, mended, raise_for
 from squall.evaluation_callback import EvaluationCallback, OnEvaluation
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
-from squall.plan import Settings, check_together, make_plan, timed
+from squall.plan import Settings, build_checked, make_plan, timed
 from squall.run import Run, new_directory
 from squall.runtime import attempts, best
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.job import private_job
 from squall.runtime.lock import hold
-from squall.runtime.optimizers import check_optimizers, state_name
+from squall.runtime.optimizers import state_name
 from squall.runtime.run_plan import Aims
-from squall.runtime.seeds import chance_kept, seed_everything
+from squall.runtime.seeds import chance_kept
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
 from squall.strategies import Strategy
-from squall.task import Task, TaskFunction, check_task
+from squall.task import Task, TaskFunction
 from squall.usercode.kept import Code, ScriptCode, pack, write_plan
 from squall.usercode.rereading import code_again, resumed_code
 from squall.usercode.sources import Sources
@@ -147,7 +147,8 @@ class Launch:
         try:
             if self._local is not None:
                 self._local.prepare(*self._messages())
-            built = None if "script" in code else self._checked(code["task"])  # a script's is checked where it joins
+            # The task of a script is checked where it joins.
+            built = None if "script" in code else build_checked(code["task"], self.plan, self._strategy)
             shipped = pack(code)
             path = Path(directory) if again and directory is not None else new_directory(directory)
             with hold(path) as lock:
@@ -177,14 +178,6 @@ class Launch:
             return {"strategy": self._strategy}, {**rest, **own}
         sources = Sources.now(code.get("file", ""), code.get("shipped"))
         return {"task": code["task"], "strategy": self._strategy}, {**rest, "sources": sources}
-
-    def _checked(self, function: TaskFunction) -> tuple[Task, Layout]:
-        check_optimizers(self._strategy.recipe())
-        seed_everything(self.plan.seed)
-        if not callable(function):
-            raise ValueError(f"task must be a function without arguments that builds a squall.Task: it is {function!r}")
-        task = check_task(function())
-        return task, check_together(self.plan, self._strategy, task)
 
     def _last_snapshot(self, path: Path, built: tuple[Task, Layout] | None) -> int | None:
         """The snapshot to go on from; None starts from the beginning, because the run died before its first."""

@@ -79,13 +79,13 @@ def test_one_process_is_in_every_ranking_as_fast_as_it_was_measured() -> None:
     machine = MachineKind(name="box", cores=2, step_s=100e-6, single_s=200e-6, overhead=code)
     ranking = plan_cluster(TASK, Cluster(machines=(machine,)), strategies=BOTH, budget=3)
     alone = ranking.first
-    assert (str(alone.candidate), alone.candidate.alone) == ("single_process", True)
+    assert (str(alone.candidate), alone.candidate.recipe.alone) == ("single_process", True)
     assert alone.useful == pytest.approx(16 / 200e-6, rel=0.01)
     assert alone.speed.bytes_per_second == 0
     assert "Stay with one process: single_process trains 80,000 examples/s, more than any with" in reason(ranking)
     assert "1 alone" in text(ranking)
     failing = Cluster(machines=(machine,), failures={"replica": FailureLaw(every_s=60, repair_s=30)})
-    (entry,) = [e for e in plan_cluster(TASK, failing, strategies=BOTH).entries if e.candidate.alone]
+    (entry,) = [e for e in plan_cluster(TASK, failing, strategies=BOTH).entries if e.candidate.recipe.alone]
     assert entry.survival.left == pytest.approx(0.5), "it is gone for half a minute, and loses as much each time"
 
 

@@ -156,7 +156,7 @@ class Replay:
         return True
 
     def _may_begin(self, replica: ReplayedReplica) -> bool:
-        """Its predecessors are over."""
+        """Whether its predecessors in the slot are over."""
         slot, incarnation = replica.node.index, replica.node.incarnation
         for other in self.replicas.values():
             before = other.node.index == slot and other.node.incarnation < incarnation
@@ -183,7 +183,7 @@ class Replay:
         return LoneHost(job, store)
 
     def _in_use(self, replica: ReplayedReplica, buffer: int) -> bool:
-        """A shard has still to apply what was pushed from the buffer."""
+        """Whether a shard has still to apply what was pushed from the buffer."""
         clock = replica.pushed.get(buffer)
         return clock is not None and any(shard.has_yet_to_apply(replica.node, clock) for shard in self.shards)
 
@@ -252,7 +252,7 @@ class Replay:
         return 1 if self.job.plan.launcher == "local" and not self._lone else self.job.plan.threads
 
     def _calculate(self, shard: ReplayedShard, calculated: Calculated) -> None:
-        """An update if it moves the weights. In either case it is compared."""
+        """A calculation counts as an update if it moves the weights. It is compared in either case."""
         self._use_threads(self._shard_threads)
         shard.host.perform(CalculateVectors(calculated.calculation), 0.0)
         shard.version += any(combine.target == "weights" for combine in calculated.calculation.combine)

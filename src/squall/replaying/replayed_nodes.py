@@ -92,7 +92,7 @@ class ReplayedNode:
                 return
 
     def _leads_to(self, path: Path, last: ScheduleRecord | None) -> bool:
-        """Whether this part goes on where that record ends the one before."""
+        """Whether this part goes on where the part before it ends, with its last record."""
         return True
 
     def _break(self, why: str) -> None:
@@ -165,7 +165,7 @@ class ReplayedReplica(ReplayedNode):
 
 
 class ReplayedShard(ReplayedNode):
-    """`updates` are those before this attempt; `snapshot` is what it begins at, None: where the attempt does."""
+    """`updates` were made before this attempt. The replay begins at `snapshot`, or (None) where the attempt does."""
 
     def __init__(self, attempt: Path, job: Job, index: int, updates: int, snapshot: int | None = None) -> None:
         node = Node("shard", index)
@@ -192,7 +192,7 @@ class ReplayedShard(ReplayedNode):
         return isinstance(last, Saved) and path.parent == home(self._attempt, last.number)
 
     def take_up(self, cut: ShardCut) -> None:
-        """Be where the shard was at that snapshot."""
+        """Give the shard the state that it had at the snapshot."""
         store, number = self.host.store, self._snapshot
         assert isinstance(store, Store)
         assert number is not None
@@ -205,20 +205,21 @@ class ReplayedShard(ReplayedNode):
             self.deliveries[node] += count
 
     def kept(self, owner: Node, clock: int) -> Path:
-        """Where a push is from before the owner's cut."""
+        """The file of a push from before the owner's cut."""
         assert self._snapshot is not None
         return kept_push(self._attempt, self._snapshot, self.node, owner, clock)
 
     def put_back(self, term: Term) -> None:
-        """What the replay does not compute."""
+        """Put a push that was kept, because the replay cannot compute it, into its gradient buffer."""
         assert isinstance(self.host.store, Store)
         put_back(self.kept(term.owner, term.clock), term, self.host.store)
 
     def done_with(self, node: Node) -> bool:
+        """Whether it has applied and delivered all that this process had to do with it."""
         pushes = len(self.clocks.get(node, ()))
         return self.applied[node] == pushes and self.delivered[node] == self.deliveries[node]
 
     def has_yet_to_apply(self, node: Node, clock: int) -> bool:
-        """A push of this clock or an older one."""
+        """Whether a push of this clock, or an older one, is still to be applied."""
         clocks, done = self.clocks.get(node), self.applied[node]
         return clocks is not None and done < len(clocks) and clocks[done] <= clock

@@ -19,8 +19,8 @@ class _Job:
     def __init__(self, began: float, left: float, stretch: float, spin_s: float) -> None:
         self.began = began
         self.left = left  # seconds that it would take alone
-        self.stretch = stretch  # the process sleeps afterwards, for so many times what it took, less one
-        self.spin_s = spin_s  # it keeps its core for so long afterwards, unless it begins the next: it looks out
+        self.stretch = stretch  # the process sleeps afterwards, until all has taken so many times as long
+        self.spin_s = spin_s  # it looks out afterwards: it keeps its core for so long, unless it begins the next
         self.until = began
 
 
@@ -35,12 +35,12 @@ class Cores:
         self._jobs: dict[Node, _Job] = {}
         self._spinning: dict[Node, float] = {}  # processes that look out -> until when
         self._asleep_at: dict[Node, float] = {}  # since when
-        self._at = 0.0  # that `left` is true of
+        self._at = 0.0  # the time from which every `left` counts
 
     def take(
         self, node: Node, begins: float, seconds: float, prolong: Prolong, stretch: float = 1.0, spin_s: float = 0.0
     ) -> float:
-        """Begin what takes so many seconds alone, or go on with that behind what the node does; how long it takes.
+        """Begin a computation of so many seconds alone, or add it to the node's own; returns the seconds to its end.
 
         A node that neither works nor looks out sleeps, and takes longer for it (`Overhead`).
         """
@@ -65,7 +65,7 @@ class Cores:
         return cold_s + code.wake_s if node.role == "shard" else cold_s
 
     def forget(self, node: Node) -> None:
-        """It is gone, and what it did with it. The others are told when the next begins: they are not slower for it."""
+        """The node's process is gone. The others, which are faster now, are told when the next computation begins."""
         for known in (self._jobs, self._spinning, self._asleep_at):
             known.pop(node, None)
 
@@ -93,12 +93,12 @@ class Cores:
         self._rest()
 
     def _rest(self) -> None:
-        """Who has looked out for long enough sleeps."""
+        """Processes that have looked out for long enough go to sleep."""
         for node in [node for node, until in self._spinning.items() if until <= self._at]:
             self._asleep_at[node] = self._spinning.pop(node)
 
     def _foresee(self, beginner: Node, prolong: Prolong) -> None:
-        """When each will be over, if it stays at these; those are put off that this changes."""
+        """Foresee when each computation ends if no other begins, and put off those that end later than was foreseen."""
         at, done = self._at, 0.0
         spinning = list(self._spinning.values())
         heapify(spinning)

@@ -68,8 +68,8 @@ class Costs:
         slow: float | None = None,
     ) -> None:  # fmt: skip
         self.placement = placement
-        self.prolong: Prolong = lambda node, until: None  # where the world is told of what others have put off
-        self.last_s = 0.0  # that the computation begun last takes
+        self.prolong: Prolong = lambda node, until: None  # called where the end of a computation is put off by another
+        self.last_s = 0.0  # of the computation that was begun last
         self.bytes = 0  # sent from machine to machine, or put into shared memory
         self.messages = 0
         self.busy_s = 0.0  # of all shards together
@@ -89,7 +89,9 @@ class Costs:
         code = [place.kind.overhead.serve_s / 2 for place in self._shards]  # half of it around each
         self._updates = [UPDATE_SHARE * seconds + half for seconds, half in zip(work, code)]
         self._copies = [(1 - UPDATE_SHARE) * seconds + half for seconds, half in zip(work, code)]
-        self._spins = [SPIN_S if self._roomy(place) else 0.0 for place in self._shards]
+        # A shard looks out for the next push where replicas leave it a core of its own.
+        on = [sum(role in ("replica", "shard") for role, _ in placement.on(place)) for place in self._shards]
+        self._spins = [SPIN_S if there <= place.kind.cores else 0.0 for place, there in zip(self._shards, on)]
         self.prices: dict[type[Effect], Price] = {
             Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
             AddPortions: self._add_portions, CalculateVectors: self._vectors, LeaseEnded: self._lease,
@@ -161,11 +163,6 @@ class Costs:
             seconds = place.cores.take(node, begins, seconds, self.prolong, spin_s=spin_s)
         self.busy_s += seconds
         return seconds
-
-    def _roomy(self, place: UsedMachine) -> bool:
-        """A shard looks out for the next push where replicas leave it a core of its own."""
-        there = [role for role, _ in self.placement.on(place) if role in ("replica", "shard")]
-        return len(there) <= place.kind.cores
 
     def _passes(self, node: Node, passes: int, elements: int) -> float:
         return 4 * passes * elements / self.placement.of(node).kind.memory

@@ -13,7 +13,7 @@ from typing import Any
 
 from squall.errors import ProcessLost, TaskError
 from squall.launchers.control_pipe import ControlPipe
-from squall.runtime.processes import die_with_parent
+from squall.runtime.processes import fork
 from squall.usercode.blame import encode
 
 ForkedWork = Callable[[ControlPipe], None]
@@ -26,15 +26,12 @@ def forked(works: Sequence[ForkedWork]) -> Iterator[list[ControlPipe]]:
     lines: list[ControlPipe] = []
     try:
         for work in works:
-            sys.stdout.flush()
-            sys.stderr.flush()
             held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Python's hooks of a fork swallow it
             try:
                 mine, theirs = Pipe()
-                parent = os.getpid()
-                child = os.fork()
-                if child == 0:
-                    _become(work, ControlPipe(theirs), parent, held)
+                child = fork()
+                if not child:
+                    _become(work, ControlPipe(theirs), held)
                 children.append(child)
                 lines.append(ControlPipe(mine))
                 theirs.close()
@@ -50,12 +47,11 @@ def forked(works: Sequence[ForkedWork]) -> Iterator[list[ControlPipe]]:
             line.connection.close()
 
 
-def _become(work: ForkedWork, line: ControlPipe, parent: int, mask: set[int]) -> None:
+def _become(work: ForkedWork, line: ControlPipe, mask: set[int]) -> None:
     """Never returns into the parent's own code."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and ends its children
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        die_with_parent(parent)
         work(line)
     except BaseException as error:
         line.say(failed=encode(error))

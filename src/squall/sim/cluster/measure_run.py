@@ -1,7 +1,7 @@
 """What a run's own code takes of the cores, beside gradients and passes over vectors: measured in runs of the task.
 
-For a network whose step is a fraction of a millisecond that is most of the time. What a process looks out for answers
-is not counted.
+For a network whose step is a fraction of a millisecond that is most of the time. The time for which a process looks
+out for answers is not counted.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def running(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: in
 
 
 def overhead_of(turns: Sequence[Turn], work_s: float) -> Overhead:
-    """From turns of a step alone and of those four.
+    """From turns of a step alone and of those four runs.
 
-    Batches have their mean, as steps have; of the turns the medians count, and of updates, whose caches other programs
-    empty. `work_s` is of a shard's passes over its elements, which the exchange counts. Adding up the gradients of
-    several batches is none of a batch's own code: with a large vector it takes longer than all that a replica does for
-    an exchange, which is therefore the most that is counted. The coordinator sleeps for a lease of many batches, and
-    hardly at all where each batch is a round.
+    Of the batches in a turn the mean counts, as it does of steps; of a shard's updates, whose caches other programs
+    empty, the median; and of all turns the median. `work_s` is the time of a shard's passes over its elements, which
+    counts as the exchange's. Adding up the gradients of several batches is none of a batch's own code: with a large
+    vector it takes longer than all that a replica does for an exchange, which is therefore the most that is counted.
+    The coordinator sleeps for a lease of many batches, and hardly at all where each batch is a round.
     """
     found = []
     for alone, *runs in turns:
@@ -195,7 +195,7 @@ class _Awaited:
 
 
 class _Metered(HostAround, ABC):
-    """A host that looks at its thread's time on a core, but for what it looks out, whenever what is counted begins."""
+    """A host that counts its thread's seconds on a core from one counted effect to the next, without looking out."""
 
     def __init__(self, host: Host, counted: type[Effect], transport: _Awaited) -> None:
         super().__init__(host)
@@ -211,7 +211,7 @@ class _Metered(HostAround, ABC):
 
     @abstractmethod
     def count(self, seconds: float) -> None:
-        """What was counted has taken so long."""
+        """So long it took from one counted effect to the next."""
 
 
 class _MeteredShard(_Metered):

@@ -71,7 +71,7 @@ def _steps(task: Task, layout: Layout, threads: int, line: ControlPipe) -> None:
 
 
 def _announced(task: Task, batches: TrainingBatches) -> Iterator[Compute]:
-    """Batches some time before they are needed told to the loader, as a replica tells those of a lease."""
+    """Batches of which the loader is told some time before, as a replica tells it of those of a lease."""
     ahead: deque[Compute] = deque()
     for effect in _epochs(task):
         batches.expect(Key(effect.epoch, effect.start, effect.stop))

@@ -73,7 +73,7 @@ class MachineKind:
     def slowdown_of(self, running: int, looking_out: int = 0) -> float:
         """Factor on the step time while so many computations run. Beyond the cores, they share them.
 
-        Who looks out for a message has a core like the others, and takes nothing of the memory that makes them slower.
+        A process that looks out for a message takes a core as well, but none of the memory's bandwidth.
         """
         factor = self.slowdown[min(running, self.cores) - 1] if self.slowdown else 1.0
         return factor * max(1.0, (running + looking_out) / self.cores)
@@ -91,12 +91,12 @@ class MachineKind:
         return before[1] * elements / before[0]
 
     def work_s(self, elements: int) -> float:
-        """Of an exchange's time, a shard's passes over so many elements."""
+        """Seconds of an exchange in which the shard passes over so many elements."""
         return self.exchange_s(elements) - self.doorbell_s
 
     @property
     def bell_s(self) -> float:
-        """Of an exchange's time, what neither end works: until its bell, and the answer's, is heard."""
+        """Seconds of an exchange in which neither end works: each doorbell has to be heard."""
         return max(0.0, self.doorbell_s - self.overhead.exchange_s - self.overhead.serve_s)
 
     @property

@@ -34,7 +34,7 @@ class Placement:
     def __init__(self, cluster: Cluster, recipe: Recipe) -> None:
         self.places = [UsedMachine(kind, number) for kind in cluster.machines for number in range(kind.count)]
         self._of: dict[tuple[str, int], UsedMachine] = {}
-        self.seats: dict[Node, UsedMachine] = {}  # of all that were asked for: a faster way to the same
+        self.seats: dict[Node, UsedMachine] = {}  # what `of` has found so far: nodes are asked for again and again
         crowd = [0.0] * len(self.places)  # processes a core
         for role, count in (("replica", recipe.replicas), ("shard", recipe.shards)):
             self._spread(role, range(count), crowd)

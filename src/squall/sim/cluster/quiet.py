@@ -1,10 +1,10 @@
 """What other programs do on a machine while it is measured, and how a measurement does without it.
 
-Two things keep the figures of a busy machine true. What a process waited for a core is subtracted, which the kernel
-knows. And what is measured is cut into moments, those of different things in turns: the turns count in which other
-programs took least, because a core's caches and its share of the memory suffer from them as well. What the kernel does
-not know of, as neighbours of a virtual machine, shows in the same steps taking longer: what is of one process alone is
-of the turns in which they were quickest, and what is subtracted is of one turn.
+Two things keep the figures of a busy machine true. The kernel tells how long a process waited for a core, and that is
+subtracted. And what is measured is cut into moments, those of different things in turns: the turns count in which other
+programs took least, because a core's caches and its share of the memory suffer from them as well. The kernel does not
+see the neighbours of a virtual machine, but the same steps take longer then. So what one process does alone is taken
+from the turns in which its steps were quickest, and figures are subtracted from each other within one turn only.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import torch
 
 from squall.attending import finish
 from squall.launchers.inline import LoneChannel, own_host
-from squall.plan import SIMULATED, Settings, check_together, make_plan, strategy_name
+from squall.plan import SIMULATED, Settings, build_checked, make_plan, strategy_name
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import End
 from squall.protocol.link import Linked
@@ -32,11 +32,10 @@ from squall.runtime.job import Job, private_job
 from squall.runtime.kinds import machine
 from squall.runtime.lock import hold
 from squall.runtime.machines import nodes
-from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import may_open
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.run_plan import Aims, Plan
-from squall.runtime.seeds import chance_kept, seed_everything
+from squall.runtime.seeds import chance_kept
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
 from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast, NotesWatch, Sums
@@ -47,7 +46,7 @@ from squall.sim.cluster.rehearsal import MakeMember, Rehearsal
 from squall.sim.cluster.without_numbers import HostWithoutNumbers, SimulatedTimes
 from squall.strategies import Strategy
 from squall.strategies.work import Loop
-from squall.task import Task, TaskFunction, check_task
+from squall.task import Task, TaskFunction
 from squall.usercode.kept import Code, write_plan
 from squall.vector import Layout
 
@@ -99,20 +98,21 @@ def simulate(
     settings = dataclasses.replace(settings or Settings(), launcher="inline", progress=False)
     aims = Aims(epochs=epochs, steps=steps, until=until, keep_best=keep_best, patience=patience)
     plan = make_plan(strategy, settings, aims, seed=seed)
-    check_optimizers(strategy.recipe())
-    seed_everything(seed)
-    built = check_task(task())
-    layout = check_together(plan, strategy, built)
+    built, layout = build_checked(task, plan, strategy)
     if not real:
         return _Simulation(_numberless(plan, strategy, built, layout), cluster, real=False).run(watch)
     plan = msgspec.structs.replace(plan, launcher=SIMULATED)
-    path = new_directory(run_dir)
-    with hold(path):
-        write_plan(path, Code(task=task, strategy=strategy, settings=settings, plan=plan))
-        job = private_job(plan, strategy, built, layout, path)
+    job = private_job(plan, strategy, built, layout, new_directory(run_dir))
+    return _kept(job, Code(task=task, strategy=strategy, settings=settings, plan=plan), cluster, watch)
+
+
+def _kept(job: Job, code: Code, cluster: Cluster, watch: Callable[[float], None]) -> Forecast:
+    """Simulate with real gradients, and keep the run in the job's directory."""
+    with hold(job.directory):
+        write_plan(job.directory, code)
         forecast = _Simulation(job, cluster, real=True).run(watch)
-        finish(Run(path, task))
-    return dataclasses.replace(forecast, run_directory=str(path))
+        finish(Run(job.directory, code["task"]))
+    return dataclasses.replace(forecast, run_directory=str(job.directory))
 
 
 def _with_numbers(gradients: str, strategy: Strategy, of_metrics: dict[str, object]) -> bool:

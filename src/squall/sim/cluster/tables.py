@@ -12,6 +12,8 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,7 +52,7 @@ class Document:
             raise ClusterError(f"{path} is not UTF-8 at byte {error.start}: save it as UTF-8") from error
 
     def line_of(self, place: Place) -> int:
-        """Counted from 1. Of the statement (a key with its value, or a table's header) that brings the place."""
+        """The line, from 1 on, of the statement (a key with its value, or a table's header) that brings the place."""
         lines = self.text.split("\n")
         lacking, bound = 0, len(lines)  # the first `lacking` lines lack it; no cut from `bound` on does
         while lacking + 1 < bound:
@@ -67,7 +69,7 @@ class Document:
 
 
 def _unreadable_line(text: str) -> int:
-    """Of a number or nesting that Python does not read; the last line, where the text ends too early."""
+    """The line of a number or nesting that Python cannot read; the last line where the text ends too early."""
     lines = text.rstrip().split("\n")
     for count in range(1, len(lines) + 1):
         try:
@@ -87,13 +89,10 @@ def _parsed(lines: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _holds(value: Any, place: Place) -> bool:
-    for key in place:
-        if isinstance(key, int):
-            if not isinstance(value, list) or key >= len(value):
-                return False
-        elif not isinstance(value, dict) or key not in value:
-            return False
-        value = value[key]
+    try:
+        reduce(getitem, place, value)
+    except (KeyError, IndexError, TypeError):
+        return False
     return True
 
 
@@ -106,7 +105,7 @@ class Table:
         self.values = values
 
     def refuse(self, key: str | None, what: str, remedy: str) -> NoReturn:
-        """Of a key that is there, or of the table itself (None)."""
+        """Complain of a key that is there, or of the table itself (None)."""
         self._document.refuse(self._place if key is None else (*self._place, key), what, remedy)
 
     def expect(self, known: Iterable[str], required: Iterable[str] = ()) -> None:
@@ -121,7 +120,7 @@ class Table:
 
     @property
     def folder(self) -> Path:
-        """Of the file."""
+        """The folder that the file is in."""
         return self._document.path.parent
 
     @property
@@ -140,7 +139,7 @@ class Table:
         return found
 
     def tables(self, key: str) -> list[Table]:
-        """Of [[key]]; empty where there is none."""
+        """The tables [[key]]; empty where the key is not there."""
         value = self.values.get(key, [])
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             self.refuse(key, f"{key} is not a list of tables", f"begin each with [[{key}]]")
@@ -179,7 +178,7 @@ class Table:
         return float(value)
 
     def whole(self, key: str, most: int) -> int:
-        """1 to `most`"""
+        """A whole number from 1 to `most`."""
         value = self.values[key]
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             what = f"{key} = {_shown(value)} is not a whole number from 1 to {most}"

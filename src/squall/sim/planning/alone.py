@@ -20,7 +20,7 @@ CORES = 4  # a replica, a shard, the coordinator and the evaluator: nobody keeps
 def stand_in(strategy: Strategy, cluster: Cluster, elements: int) -> tuple[Strategy, Cluster]:
     """What to simulate in place of a strategy that has no shards, and on which cluster; others as they are.
 
-    It is on the machine that is fastest. Whatever ends it there has it begin again from its last snapshot.
+    It runs on the fastest machine. A failure there has it begin again from its last snapshot.
     """
     if not strategy.recipe().alone:
         return strategy, cluster

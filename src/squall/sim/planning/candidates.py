@@ -59,17 +59,12 @@ class Candidate:
         return self.recipe.work.every, delay, self.recipe.replicas
 
     @property
-    def alone(self) -> bool:
-        """One process, without replicas and shards."""
-        return self.recipe.alone
-
-    @property
     def sizes(self) -> str:
         """Replicas + shards."""
-        return "1 alone" if self.alone else f"{self.recipe.replicas} + {self.recipe.shards}"
+        return "1 alone" if self.recipe.alone else f"{self.recipe.replicas} + {self.recipe.shards}"
 
     def __str__(self) -> str:
-        if self.alone:
+        if self.recipe.alone:
             return self.name
         return f"{self.name}, {plural(self.recipe.replicas, 'replica')}, {plural(self.recipe.shards, 'shard')}"
 

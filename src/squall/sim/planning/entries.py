@@ -82,7 +82,7 @@ def finalists(entries: Iterable[RankingEntry], trials: int) -> list[RankingEntry
 
 
 def _order(entries: Sequence[RankingEntry]) -> list[RankingEntry]:
-    """Of one strategy: one entry for each setting."""
+    """One entry for each setting of a strategy, in the order in which they are worth a trial."""
     by_name: dict[str, list[RankingEntry]] = defaultdict(list)
     for entry in entries:
         by_name[entry.candidate.name].append(entry)

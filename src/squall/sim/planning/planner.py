@@ -166,7 +166,7 @@ class _Simulations:
         """Simulate its speed."""
         strategy, cluster = stand_in(candidate.strategy, self._cluster, self._elements)
         speed = speed_of(Candidate(candidate.name, strategy), self._built, cluster, self._seed)
-        if candidate.alone:
+        if candidate.recipe.alone:
             speed = dataclasses.replace(speed, idle=0.0, shard_busy=0.0, bytes_per_second=0.0, network=0.0)
         survival = survival_of(strategy.recipe(), cluster, speed.round_s)
         entry = self.entries[str(candidate)] = RankingEntry(candidate=candidate, speed=speed, survival=survival)

@@ -53,7 +53,7 @@ def _others(ranking: Ranking) -> list[RankingEntry]:
 
 
 def _first(first: RankingEntry, target: tuple[str, float] | None) -> str:
-    if first.candidate.alone:
+    if first.candidate.recipe.alone:
         goal = "trains" if target is None or first.reached_s is None else (
             f"reaches {target[0]} {target[1]:g} in {clock(first.reached_s)}, sooner than any with several processes, at"
         )  # fmt: skip
@@ -86,7 +86,7 @@ def _with_more(ranking: Ranking) -> list[str]:
 
 def _without(ranking: Ranking) -> list[str]:
     """What one process does, where it is not the first and its own line would not say so."""
-    found = next((entry for entry in ranking.entries if entry.candidate.alone), None)
+    found = next((entry for entry in ranking.entries if entry.candidate.recipe.alone), None)
     if found is None or found is ranking.first or not found.useful:
         return []
     ratio = ranking.first.useful / found.useful

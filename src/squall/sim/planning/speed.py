@@ -77,7 +77,7 @@ def _run(task: Task, strategy: Strategy, cluster: Cluster, seconds: float, seed:
 
 
 def _exchanges(forecast: Forecast) -> float:
-    """Of each replica, mean."""
+    """Exchanges of a replica, mean."""
     return sum(forecast.staleness.values()) / forecast.shards / forecast.replicas
 
 

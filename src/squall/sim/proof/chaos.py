@@ -167,7 +167,7 @@ def _others(replicas: int, shards: int) -> list[Role]:
 
 
 def _hung(seed: int, faults: tuple[Fault, ...], others: list[Role]) -> tuple[Fault, ...]:
-    """Who stands still when the user stops the run does so for longer than a user waits."""
+    """The faults, and processes that stand still when the user stops the run, for longer than a user waits."""
     chance = random.Random(f"{seed} hung")  # of its own: all else of a seed's world stays as it was
     stops = [fault.at for fault in faults if isinstance(fault, UserStop) and chance.random() < HUNG]
     pauses = [Pause(max(0, at - chance.randint(0, 10)), 30.0, chance.choice(others)) for at in stops]
@@ -175,7 +175,7 @@ def _hung(seed: int, faults: tuple[Fault, ...], others: list[Role]) -> tuple[Fau
 
 
 def _doomed(world: Chaos) -> Chaos:
-    """Some who die leave a place in which nobody lives."""
+    """The world, in which after some deaths the next processes in that place die as they start."""
     chance, faults, paces = random.Random(f"{world.seed} doomed"), list(world.faults), world.paces
     passes = 1 if isinstance(world.recipe.work, Loop) else 4  # more; L-BFGS evaluates its batch again and again
     lasting_s = LASTING_S / passes * world.batch_size / world.examples
@@ -187,7 +187,7 @@ def _doomed(world: Chaos) -> Chaos:
 
 
 def _death_in(fault: Fault, chance: random.Random, parts: list[Role]) -> list[Fault]:
-    """Who dies while its messages are late or cut off, or while it stands still, leaves things half done."""
+    """Deaths of processes whose messages are late or cut off, or that stand still: they leave things half done."""
     match fault:
         case Cut(_, _, sender, receiver):
             ends = [sender, receiver]

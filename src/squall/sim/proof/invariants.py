@@ -32,7 +32,7 @@ class Auditor:
         self.recipe = recipe
         self.examples, self.batch_size, self.limits = examples, batch_size, limits
         self._left_out: set[tuple[int, BatchRange]] = set()  # by loops: lease and batch
-        self._skipped: set[BatchRange] = set()  # of these, what has ended so
+        self._skipped: set[BatchRange] = set()  # of these, the batches that were over without a step
         self.allowed: Counter[BatchRange] = Counter()  # repeats that the audit names: what was given back by its holder
         self._bound = _bound(recipe)
         self._rows = LeaseRows()
@@ -61,7 +61,7 @@ class Auditor:
         self._go_on(left or Leases(self.examples, self.batch_size, self.limits))
 
     def _go_on(self, left: Leases) -> None:
-        """What the data position deals again may be in the files of some shards; what it does not may be skipped."""
+        """A batch that is dealt again may be in some shards' files already; one that is not may have been left out."""
         done = trained(left, self.batch_size)
         for batch in sorted({batch for applied in self._applied for batch in applied} - done):
             self.allowed[batch] += 1
@@ -269,7 +269,7 @@ class Auditor:
 def _bound(recipe: Recipe) -> tuple[int, int] | None:
     """Updates of its own, and of each other process, that an applied push may be behind; None: any number.
 
-    See `protocol.shard` for where the numbers come from. Late pushes of rounds that fold them are as late as they are.
+    See `protocol.shard` for where the numbers come from. A late push that a round folds in may be behind any number.
     """
     cadence, rules = recipe.loop.exchanges.cadence, recipe.loop.exchanges.rules
     if rules.gather == "mean":

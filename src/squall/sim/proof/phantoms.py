@@ -120,8 +120,8 @@ class Phantom(Host):
 class ReplicaPhantom(Phantom):
     active = 0
     _batch: effects.Compute | None = None  # may be stepped again
-    _steps = 0  # to come on it
-    _stepped: BatchRange | None = None  # was pushed already
+    _steps = 0  # further ones to come on that batch
+    _stepped: BatchRange | None = None  # the batch of the last step
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

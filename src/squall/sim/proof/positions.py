@@ -40,14 +40,14 @@ class LeaseRows:
         self._saved: dict[int, Range] = {}  # those of the newest snapshot
 
     def begin(self) -> None:
-        """A life."""
+        """A life of the run begins, from the newest snapshot."""
         self._told = dict(self._saved)
 
     def add(self, lease: int, trained: Range) -> None:
         self._told[lease] = trained
 
     def published(self, manifest: PublishSnapshot) -> Iterable[Range]:
-        """What a run that goes on from it finds: what was told until now, and of leases that it knows what it says."""
+        """What the record says to a run that goes on from it: rows, and of leases under way what the snapshot says."""
         ledger = msgspec.convert(manifest.ledger, Ledger)
         ended = {lease for lease in self._told if lease < ledger.next_id and str(lease) not in ledger.held}
         self._saved = {lease: self._told[lease] for lease in ended}

@@ -35,7 +35,7 @@ class WorldVerdict:
     events: int
     faults: dict[str, int]  # that happened, by kind
     error: str = ""  # what was broken; empty: nothing
-    invariant: str = ""  # "I1" to "I8"; of another error its type
+    invariant: str = ""  # "I1" to "I9"; of another error its type
 
     def __str__(self) -> str:
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items())) or "no faults"

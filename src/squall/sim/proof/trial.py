@@ -211,7 +211,7 @@ class Trial:
         return spoilt > 0
 
     def _breaks(self, number: int) -> bool:
-        """The nursery hears of it."""
+        """Whether a loop ends the training here. In a real run the nursery then tells the coordinator."""
         breaks = number == self.chaos.breaks_at
         if breaks:
             self.world.post(COORDINATOR, StopRequested("a loop takes no more batches", wanted=True))
