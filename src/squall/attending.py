@@ -29,7 +29,7 @@ def attend(
 ) -> None:  # fmt: skip
     """Launch the run's processes and stay until they have ended; raises what ended them, if that was not their work.
 
-    `snapshot` is that to go on from, `lock` the descriptor of the directory's.
+    `snapshot` is the number of the one to go on from, `lock` the descriptor of the directory's lock.
     """
     try:
         local.launch(path, snapshot, lock)
@@ -71,9 +71,9 @@ def _attend(local: LocalRun, path: Path, wanted: list[Viewer], watch: Evaluation
 
 
 def finish(run: Run, again: bool = False) -> None:
-    """The last thing that a run does, however it ended: its report; what fails here must not hide that.
+    """Write the run's report, however the run ended. A failure of the report must not hide why it ended.
 
-    One that has not begun leaves nothing, unless it was to go on.
+    A run that has not begun leaves no directory, unless it was to go on with an older one.
     """
     if not begun(run.directory):
         if not again:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 Batch = Any
-# A function of a batch, an object with update and compute, a factory of one, or a pair of such and what it is fed.
+# A function of a batch, an object with update and compute, a factory of one, or a pair: such an object or factory, and
+# a function of model and batch that returns what its update takes.
 Metric = Callable[[nn.Module, Batch], "Tensor | float"] | Any
 
 

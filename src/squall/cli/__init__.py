@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(output)
         return status
     except KeyboardInterrupt as interrupt:
-        exec("")  # else Python ends by the signal if it came to code from a string, as imports run it
+        exec("")  # resets a flag: after an interrupt within `exec`, which imports use, Python would end by the signal
         sys.stderr.write(f"squall: {str(interrupt) or 'interrupted'}\n")
         return 130
 

@@ -13,9 +13,9 @@ class Goal(msgspec.Struct, frozen=True):
     """What a run is to get better at. A loss is best when it is lowest, everything else when it is highest."""
 
     metric: str = "loss"
-    keep: bool = False  # the weights of the best evaluation
+    keep: bool = False  # the weights of the best evaluation are kept
     patience: int | None = None  # so many evaluations in a row without an improvement end the run
-    best: float | None = None  # so far, of a run that goes on
+    best: float | None = None  # the best value so far, where a run is resumed
 
 
 def better(metric: str, value: float, than: float | None) -> bool:
@@ -34,7 +34,7 @@ class Best:
     def __init__(self, goal: Goal, until: tuple[str, float] | None) -> None:
         self.goal, self._until = goal, until
         self.value = goal.best
-        self._without = 0  # evaluations since it improved
+        self._without = 0  # evaluations since the best one
 
     def judge(self, values: dict[str, float], kept: bool = True) -> Verdict:
         """Count an evaluation. One whose weights could not be kept is not the best, but a target is a target."""

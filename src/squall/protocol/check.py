@@ -1,4 +1,4 @@
-"""What must hold of a machine between two events. Tests ask after every event; a breach tells the node's state."""
+"""What must hold of a machine between two events. Tests check it after every event; an error shows the node's state."""
 
 from __future__ import annotations
 

@@ -50,18 +50,18 @@ class Closing(ABC):
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._replacing = Replacing()
         self._begun = False  # a replica was welcomed
-        self._wanted = False  # a script asked for the end
+        self._wanted = False  # a script asked for the end: the run has finished well
         self._hurried = False  # a user's stop, or an error: no final evaluation
         self._save_by: float | None = None  # when a run in a hurry stops waiting for its last snapshot
         self._last_snapshot = False  # the snapshot under way closes the run
-        self._ends_at: float | None = None  # when the training time given is over
+        self._ends_at: float | None = None  # when the training time that the user has given is over
         self._evaluate_at: float | None = None
         self._snapshot_at: float | None = None
-        self._deadline: float | None = None  # of a phase of the end
+        self._deadline: float | None = None  # when this phase of the end is waited for no longer
 
     @abstractmethod
     def _over(self) -> tuple[Cause, str] | None:
-        """Why there is nothing left to do; None while there is."""
+        """Why there is nothing left to do; None while there is something."""
 
     @abstractmethod
     def _ledger(self) -> dict[str, object]:
@@ -101,7 +101,7 @@ class Closing(ABC):
                 self.error = f"the last snapshot could not be written: {self._snapshots.failure}"
             self._end(effects)
         elif self.phase is Phase.SNAPSHOT:
-            self._close_with_snapshot(now, effects)  # the one under way had begun too early
+            self._close_with_snapshot(now, effects)  # this one was begun before the training was over
         elif self.phase is Phase.RUNNING:
             self._snapshot_at = after(now, self.policy.snapshot_every_s)
 
@@ -138,7 +138,7 @@ class Closing(ABC):
         self._set_deadline(now)
 
     def _set_deadline(self, now: float) -> None:
-        """Of the phase under way, if somebody is in a hurry."""
+        """Give the phase under way its time, if the run ends in a hurry."""
         if self._deadline is not None:
             return
         if self.phase in (Phase.STOPPING, Phase.EVALUATING) and self._hurried:

@@ -53,7 +53,7 @@ class Coordinator(Closing):
 
     @abstractmethod
     def _proceed(self, now: float, effects: list[Effect]) -> None:
-        """Members have come or gone: give work to whom it is due."""
+        """Members have come or gone: give work to those who wait for it and may have it now."""
 
     @abstractmethod
     def _take_back(self, node: Node, applied: list[Applied], effects: list[Effect]) -> None:
@@ -191,12 +191,12 @@ class Coordinator(Closing):
             self._fail(f"shard {node.index} was lost ({why})", effects)
             return
         if node.role == "evaluator" or not self._depart(node, effects):
-            effects.append(Forget(node))  # at once: its Join may still be on its way, and nobody is behind it
+            effects.append(Forget(node))  # at once: its Join may still be on its way, and no view has to be waited for
         self._replace(node, why, now, effects)
         self._look_for_end(now, effects)
 
     def _replace(self, node: Node, why: str, now: float, effects: list[Effect]) -> None:
-        ends = self.phase is Phase.EVALUATING  # and would not, if each evaluator died late
+        ends = self.phase is Phase.EVALUATING  # the run would never end if each evaluator died late, and none counted
         hopeless = self._replacing.lost(node, now, however_late=ends) >= LOST_IN_A_ROW
         if not self._needs(node):
             return

@@ -21,8 +21,8 @@ class Dealer:
         self._push_every, self._dealing = exchanges.cadence.push_every, exchanges.dealing
         self.in_rounds, self._awaited = exchanges.in_rounds, exchanges.awaited
         self._lease_is_push = exchanges.droppable
-        self.newest_clock = 0  # that anyone asked for
-        self._rounds: dict[int, dict[Node, Grant]] = {}  # gathered: clock -> dealt, and not yet asked for
+        self.newest_clock = 0  # the highest clock that a replica has asked work for
+        self._rounds: dict[int, dict[Node, Grant]] = {}  # clock -> grants that were dealt and are not asked for yet
         self._step_s: dict[Node, float] = {}  # how long a replica's batches took lately
 
     @property

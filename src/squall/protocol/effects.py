@@ -104,12 +104,12 @@ class UseWeights(Effect, frozen=True, gc=False):
 
 
 class Term(msgspec.Struct, frozen=True, gc=False):
-    """One pushed gradient in an update. Who pushed it and when tells it from all others of a run."""
+    """One pushed gradient in an update. No other push of a run has the same owner and clock."""
 
     owner: Node
     buffer: int
     weight: float  # share of the update's sum; the weights of a mean add up to 1
-    clock: int  # as the owner sent it; that of its round may be a later one
+    clock: int  # the owner's; the clock of its round may be a later one
 
     @property
     def slot(self) -> int:
@@ -186,7 +186,7 @@ class StartMember(Effect, frozen=True, gc=False):
 
 
 class Cause(StrEnum):
-    """Why a training is over. The audit judges by it: only what the run says it has trained can be missed."""
+    """Why a training is over. The audit calls an example missed only where the run, by this, should have trained it."""
 
     DATA = "data"  # all of it is trained
     STEPS = "steps"
@@ -204,4 +204,4 @@ class End(Effect, frozen=True, gc=False):
 
     status: str  # "finished" | "interrupted" | "failed" | "nonfinite" (a batch gave NaN or Inf twice)
     reason: str = ""  # or what went wrong
-    cause: Cause = Cause.FAILED  # of a whole run's end
+    cause: Cause = Cause.FAILED  # why the whole run ends, from the coordinator

@@ -44,12 +44,12 @@ class MessageArrived(Event, frozen=True, gc=False):
 class GradientComputed(Event, frozen=True, gc=False):
     """The answer to `Compute`. A gradient that is not finite was left out of the buffer."""
 
-    loss: float  # mean over the batch; NaN with a finite gradient: not known
+    loss: float  # mean over the batch; NaN beside a finite gradient means that the loss is not known
     finite: bool
     seconds: float
     factors: Factors = ()  # that a script's loop sets for this step
     extras: dict[str, float] | None = None  # what the loss returned beside itself
-    over: bool = True  # else the loop may step on the batch again, until `BatchOver`
+    over: bool = True  # False: the loop may step on the batch again, until `BatchOver`
 
 
 class BatchOver(Event, frozen=True, gc=False):
@@ -80,8 +80,8 @@ class MemberLost(Event, frozen=True, gc=False):
 class StopRequested(Event, frozen=True, gc=False):
     """The user (or a cluster that takes the machine back) asks for a snapshot and an orderly end.
 
-    `failed`: it is asked because a process cannot go on, so the run did not end well. `wanted`: a user's script has all
-    that it wants, so it did.
+    `failed`: a process cannot go on, so the run does not end well. `wanted`: a user's script has all that it wants, so
+    the run ends well.
     """
 
     why: str

@@ -13,9 +13,9 @@ class Cadence(msgspec.Struct, frozen=True):
     """When a replica exchanges, and what moves its weights in between."""
 
     push_every: int = 1  # batches
-    fetch_every: int = 1  # batches; between fetches the replica moves its weights by SGD, or by an optimizer of its own
-    overlap: bool = False  # it computes the next gradient while the last one is exchanged
-    local: bool = False  # it has an optimizer of its own
+    fetch_every: int = 1  # batches; in between the replica moves its weights by SGD, or by an optimizer of its own
+    overlap: bool = False  # the replica computes the next gradient while the last one is exchanged
+    local: bool = False  # the replica has an optimizer of its own
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Rules(msgspec.Struct, frozen=True):
     backup: int = 0  # replicas that a round does not wait for
     quorum: int | None = None  # pushes that close a round; None: those of all but the backup replicas
     grace: float = 0.0  # how long a round stays open beyond that, as a share of the last round's duration
-    late: str = "drop"  # or "fold": what happens to a push that comes after its round
+    late: str = "drop"  # a push that comes after its round is dropped, or goes into the next: "fold"
     whole: int = 0  # batches of a whole push; a round with fewer is that much less of a step. 0: every round is whole
 
     @property
@@ -51,7 +51,7 @@ class Dealing(msgspec.Struct, frozen=True):
 
 
 class Exchanges(msgspec.Struct, frozen=True):
-    """The three together. Their defaults are Downpour's: every push is an update, and nobody waits."""
+    """Cadence, rules and dealing together. Their defaults are Downpour's: every push is an update, and nobody waits."""
 
     cadence: Cadence = Cadence()
     rules: Rules = Rules()

@@ -49,7 +49,7 @@ class HeldWork:
         return self._lease is not None
 
     def request(self, clock: int, ready: bool, round_open: bool) -> LeaseRequest | None:
-        """For the next grant, when no more than a batch is left in hand; `clock` is that of the last exchange."""
+        """Ask for the next grant when no more than a batch is left in hand; `clock` is that of the last exchange."""
         last = self._lease is None or self._lease.stop - self._next <= self.batch_size
         if not last or self._grants or self.asked:
             return None
@@ -59,7 +59,7 @@ class HeldWork:
         return LeaseRequest(clock + 1 + (ready or self.idle or round_open), step_s)
 
     def spent(self, seconds: float) -> None:
-        """On a batch, from when it was asked for to its gradient."""
+        """A batch took so long, from when it was asked for until its gradient was there."""
         self._steps += 1
         self._spent_s += seconds
 

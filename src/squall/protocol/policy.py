@@ -6,7 +6,7 @@ import msgspec
 
 from squall.protocol.best import Goal
 
-SAVE_WITHIN_S = 1.2  # beyond that, shards that have not written a small snapshot
+SAVE_WITHIN_S = 1.2  # how long a small snapshot is waited for after a user's stop
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -15,9 +15,9 @@ class Policy(msgspec.Struct, frozen=True):
     replicas: int
     shards: int
     evaluate: bool = True  # there is a validation set
-    evaluate_every_s: float | None = None  # beside the one after each epoch
+    evaluate_every_s: float | None = None  # beside the evaluation after each epoch
     until: tuple[str, float] | None = None  # end when this metric is reached (loss: falls to)
     seconds: float | None = None  # of training
     snapshot_every_s: float | None = 60.0
-    save_within_s: float = SAVE_WITHIN_S  # the last snapshot of a run that a user stops
+    save_within_s: float = SAVE_WITHIN_S  # how long the last snapshot of a run that a user stops may take
     goal: Goal = Goal()

@@ -41,7 +41,7 @@ from squall.protocol.reports import Reports, ReportSums
 
 
 class Replica:
-    """What it does is told by what it has: without a clock it joins, with a batch it computes, else it waits."""
+    """Its state shows in what it has: without a clock it joins, with a batch it computes, else it waits."""
 
     __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
         "_again", "_awaited", "_batch", "_computing_since", "_ended", "_epoch", "_exchanges", "_hand", "_in_rounds",
@@ -59,9 +59,9 @@ class Replica:
         self._exchanges = ReplicaExchanges(node, shards, exchanges.cadence)
         self._reports = Reports()
         self._batch: Batch | None = None  # under computation
-        self._stepped = False  # it was pushed, and may be stepped again
-        self._retried = False  # it was not finite once
-        self._again = False  # it is to be computed again, on weights to come
+        self._stepped = False  # the batch was pushed, and the loop may step on it again
+        self._retried = False  # the batch gave NaN or Inf once
+        self._again = False  # the batch is to be computed again, on weights that are being fetched
         self._epoch = 0  # of the newest batch
         self._computing_since = self._waiting_since = 0.0
         self._stopping = False
@@ -209,7 +209,7 @@ class Replica:
         effects.append(Send(COORDINATOR, Skip(batch.lease, batch.epoch, batch.start, batch.stop)))
 
     def _on_skipped(self, now: float, effects: list[Effect]) -> None:
-        """The batch has had its turn, for whoever counts or waits for batches."""
+        """The coordinator knows: the batch has had its turn like any other, with nothing in the gradient."""
         batch, self._batch = self._batch, None
         assert batch is not None
         self._exchanges.gather(self._exchanges.gathered.and_none_of(Cover(batch.lease, batch.stop)))

@@ -44,7 +44,7 @@ class ReplicaExchanges:
         self._gradient = 0  # buffer that gradients go to
         self._active = 0  # weights buffer that is computed on
         self._versions = [0] * shards  # of the active weights
-        self._basis = self._versions  # those that the oldest gradient in the buffer was computed on
+        self._basis = self._versions  # of the weights that the oldest gradient in the buffer was computed on
         self.examples = 0  # behind the active weights, those of the replica's own steps on them included
         self.since = math.inf  # when the active weights were fetched, or moved by the replica's newest step
         self.missing = 0  # answers to come
@@ -108,7 +108,7 @@ class ReplicaExchanges:
         self._fetching = -1
         if fetch:
             self._fetching = 1 - self._active if self._cadence.overlap and push else self._active
-            if push or self.fetch_due:  # weights to try a batch again on do not shift the later fetches
+            if push or self.fetch_due:  # a fetch for a batch that is tried again does not shift the later ones
                 self.since_fetch = 0
         if self._cadence.local and work.batches:
             effects.append(PreparePush(gradient))
@@ -136,7 +136,7 @@ class ReplicaExchanges:
         return not self.missing
 
     def finish(self, now: float, effects: list[Effect], tally: ReportSums) -> Answer:
-        """Make of all answers what they say. A newcomer learns at which clock the others are."""
+        """Carry out what all answers together say. A newcomer learns at which clock the others are."""
         clocks, versions, dropped, examples = [], [], False, sys.maxsize
         for answer in self._answers:
             assert answer is not None

@@ -10,7 +10,7 @@ from squall.protocol.messages import Cover, Extras, Left, Progress, Stats, cover
 from squall.protocol.pushed_work import PushedWork, added
 
 REPORT_EVERY_S = 0.25
-REPORT_LEASES = 16  # unreported ones at most; shards remember more (`shard.LEASES_KEPT`)
+REPORT_LEASES = 16  # with so many unreported leases a report is due; shards remember more (`shard.LEASES_KEPT`)
 
 
 class ReportSums:
@@ -62,7 +62,7 @@ class Reports:
         self.tally.add(work)
 
     def epoch_ends(self, clock: int) -> None:
-        """The push of this clock ends it. Its report is not put off, because the epoch's evaluation waits for it."""
+        """The push of this clock ends an epoch. It is reported at once, because the epoch's evaluation waits for it."""
         self._from = min(self._from, clock)
 
     def due(self, clock: int, now: float, at_once: bool) -> Progress | None:

@@ -16,9 +16,9 @@ Extend = Callable[[dict[str, object], dict[str, int]], dict[str, object]]
 class SnapshotRounds:
     """Asks every shard for its part; when all are on disk the snapshot is published with the ledger of the asking.
 
-    The ledger is taken before the shards are asked, so everything that it calls trained is in their files; what was
-    trained in between is told by the shards themselves (`progress`), of leases that the ledger is `extended` by where
-    they were granted later. Nothing is lost, and nothing repeats that all files have.
+    The ledger is taken before the shards are asked, so everything that it calls trained is in their files. The shards
+    themselves tell what was trained in between (`progress`); where that was of leases granted later, those are added to
+    the ledger (`extended`). Nothing is lost, and nothing repeats that all files have.
     """
 
     def __init__(self, shards: list[Node], newest: int) -> None:
@@ -50,7 +50,7 @@ class SnapshotRounds:
     ) -> bool:
         """True when this was the last answer; the snapshot is then published, or its failure noted.
 
-        `extended` adds to the ledger what only the shards' progress tells of.
+        `extended` adds to the ledger the leases that are in the shards' progress alone.
         """
         if self._answers is None or message.number != self.newest:
             return False

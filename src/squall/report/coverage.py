@@ -38,7 +38,7 @@ class TrainedRange:
 class EpochAudit:
     """One epoch, or all from `epoch` to `last`, which are alike; `spans` cover it in order, without gap or overlap.
 
-    `owed`: positions below it are trained, as the run says; it is 0 where the run promises nothing (yet).
+    `owed`: the run says that positions below it are trained; it is 0 where the run promises nothing (yet).
     `skipped`: what scripts have left out of it. `noun`: what leases count; a sampler's position may be any example.
     """
 
@@ -104,7 +104,7 @@ class Audit:
 
     Attributes:
         parts: epochs, in order; neighbours that are alike are one.
-        absent: epochs that are trained, as the run says, and of which there is no lease.
+        absent: epochs that the run calls trained and of which there is no lease.
         batches: what is known of a method that deals no leases, in a sentence; empty for all others.
         noun: what leases count: examples, or positions of a sampler's order.
     """

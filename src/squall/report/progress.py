@@ -1,7 +1,7 @@
 """A running training, shown in a terminal or told line by line in a log."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from squall.record.rows import EventRow, Row
-from squall.report.silence import Silence
 from squall.report.totals import ReplicaTally, Totals, loss, staleness, waiting
 from squall.report.words import clock, loss_text, number, percent, plural, rate_text
 
 SHOWN = 12  # replicas with a line of their own
+SILENT_S = 10.0  # who is silent for so long is named, or for longer where a replica's reports lie further apart
 TROUBLE = {"lost": "yellow", "warning": "yellow", "nonfinite": "yellow", "diverged": "red", "error": "red"}
 
 
@@ -28,7 +28,7 @@ class ProgressViewer:
     def __init__(
         self, console: Console | None = None, interval_s: float = 5.0, causes: Callable[[], Sequence[str]] = tuple
     ) -> None:  # fmt: skip
-        """`causes` is asked when replicas are silent: what is known to stand still."""
+        """`causes` is called when replicas are silent, and names what is known to stand still."""
         self._causes = causes
         self._silence = Silence()
         # Results may be piped from standard output, so progress keeps to the other one.
@@ -37,8 +37,8 @@ class ProgressViewer:
         self._tally = Totals()
         self._live: Live | None = None
         self._printed = -math.inf  # the `now` of the last line
-        self._line = ""  # the last
-        self._silent = ""  # who is not heard of
+        self._line = ""  # the last line
+        self._silent = ""  # who is not heard of, in words
 
     def show(self, rows: Sequence[Row], now: float) -> None:
         self._tally.take(rows)
@@ -74,6 +74,46 @@ class ProgressViewer:
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+
+class Silence:
+    """Who has been silent for how long, on the viewer's clock: the record's stands still when all hang."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, tuple[float, float]] = {}  # replica -> time of its last report, and when it was seen
+        self._longest: dict[int, float] = {}  # seconds between two of its reports
+        self._asked = "", 0.0  # the evaluation under way, and when it was first seen
+        self._slowest_s = 0.0  # of the evaluations so far
+
+    def told(self, reports: Mapping[int, float], evaluating: str, now: float) -> str:
+        """In words; empty when nobody is silent.
+
+        `reports` has the time of each living replica's last, `evaluating` names the evaluation under way, if there is
+        one.
+        """
+        before, asked_at = self._asked
+        if evaluating != before:
+            self._slowest_s = max(self._slowest_s, now - asked_at if before else 0.0)
+            self._asked = evaluating, now
+        asked_s = now - self._asked[1] if evaluating else 0.0
+        late = asked_s >= max(SILENT_S, 2 * self._slowest_s)
+        evaluator = f"the evaluator has not answered for {asked_s:.0f} s" if late else ""
+        return "; ".join(filter(None, [self._replicas(reports, now), evaluator]))
+
+    def _replicas(self, reports: Mapping[int, float], now: float) -> str:
+        silent = []
+        for replica, report in sorted(reports.items()):
+            known, seen_at = self._heard.get(replica, (report, now))
+            if known != report:
+                self._longest[replica] = max(self._longest.get(replica, 0.0), now - seen_at)
+                seen_at = now
+            self._heard[replica] = report, seen_at
+            if now - seen_at >= max(SILENT_S, 2 * self._longest.get(replica, 0.0)):
+                silent.append(f"replica {replica} for {now - seen_at:.0f} s")
+        if not silent:
+            return ""
+        unwritten = "" if len(silent) < len(reports) else " (or the record cannot be written)"
+        return f"not heard of: {', '.join(silent)}{unwritten}"
 
 
 def sentence(tally: Totals) -> str:

@@ -51,7 +51,7 @@ class Reader:
         with_skips = ", ".join(str(lease) for lease, *_ in skips)
         query = f"""SELECT {first}, {first} + trained_stop - start FROM lease
                     WHERE trained_stop > start AND lease NOT IN ({with_skips}) ORDER BY 1"""
-        parts: list[tuple[int, int]] = []  # what is between the skips
+        parts: list[tuple[int, int]] = []  # of leases with skips: what was trained between those
         for _, of_lease in groupby(skips, key=itemgetter(0)):
             rows = list(of_lease)
             zero, begin, end = size * rows[0][1], rows[0][4], rows[0][5]
@@ -68,7 +68,7 @@ class Reader:
         return sorted((epoch * size + start, epoch * size + stop) for _, epoch, start, stop, *_ in self._skips())
 
     def _skips(self) -> list[tuple[int, int, int, int, int, int]]:
-        """Those that count: lease, epoch, start, stop, and from where to where the lease was trained around them."""
+        """The skips that count, each with its lease, epoch, start and stop, and the lease's start and trained stop."""
         return self._query(
             """SELECT lease, skip.epoch, skip.start, skip.stop, lease.start, lease.trained_stop
                FROM skip JOIN lease USING (lease) WHERE skip.stop <= lease.trained_stop ORDER BY 1, 3"""

@@ -20,13 +20,13 @@ class Viewer(Protocol):
     """Shows a run to somebody, in the launching process. It has no thread, and is back within milliseconds."""
 
     def show(self, rows: Sequence[Row], now: float) -> None:
-        """What is new, oldest first in each table (all but leases); asked again and again, also when nothing is.
+        """Show the new rows, oldest first in each table (all but leases). Called often, also when nothing is new.
 
         `now` is in seconds, on a clock that does not go back.
         """
 
     def close(self) -> None:
-        """Nothing comes any more. How the run has ended was among the rows, if it could be written."""
+        """No more rows will come. How the run has ended was among them, if it could be written."""
 
 
 class Viewers:

@@ -72,10 +72,10 @@ class BatchCoordinator(Coordinator):
         self._method = minimize(self.state, work.rules)
         self._request: Request | None = None  # that is being answered
         self._number = 0  # of the last calculation
-        self._answers: dict[Node, tuple[float, ...]] = {}  # to it
-        self._evaluated_at = self.state.iteration  # the last one whose weights were to be measured
+        self._answers: dict[Node, tuple[float, ...]] = {}  # the shards' to that calculation
+        self._evaluated_at = self.state.iteration  # the last iteration whose weights were to be measured
         self._nonfinite = ""  # the portion whose loss or gradient was no number
-        self._ended: tuple[Cause, str] | None = None  # why the method did
+        self._ended: tuple[Cause, str] | None = None  # why the method has ended
 
     @property
     def wake_at(self) -> float | None:

@@ -17,13 +17,13 @@ class PortionDealer:
     def __init__(self, balance: Balance, shards: int) -> None:
         self.evaluation = 0  # its number; never used again
         self.portions: Portions | None = None  # of the evaluation under way, once all shards have opened it
-        self.late_at: float | None = None  # when an idle replica may back up somebody
+        self.late_at: float | None = None  # when an idle replica may compute a portion that another one is late with
         self._balance = balance
         self._shards = shards
-        self._unpushed: dict[Node, int] = {}  # replica -> portions kept, and not told to be pushed
+        self._unpushed: dict[Node, int] = {}  # replica -> portions that it keeps and was not told to push
         self._taken: Counter[int] = Counter()  # portion -> shards that have it
         self._idle: dict[Node, None] = {}  # replicas that wait for a portion
-        self._took_s: deque[float] = deque(maxlen=32)  # by the last portions
+        self._took_s: deque[float] = deque(maxlen=32)  # how long the last portions took
 
     @property
     def complete(self) -> bool:

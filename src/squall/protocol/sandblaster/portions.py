@@ -100,7 +100,7 @@ class Portions:
         return portion
 
     def late_at(self, node: Node) -> float:
-        """When this replica may back somebody up; infinite if there is nothing to wait for."""
+        """When this replica may compute what another one is late with; infinite if there is no such portion."""
         late = self._late(node)
         return math.inf if late is None else self._out[late].since + PATIENCE * self._usual_s
 
