@@ -43,7 +43,8 @@ BYTES = 40  # an element: three buffers of the arena, a shard's weights and opti
 def exchange_seconds(elements: int, optimizer: OptimizerFactory, seconds: float) -> float:
     """Median seconds of an exchange of one shard of so many elements; measured for about `seconds`."""
     data = TensorDataset(torch.zeros(1000))  # an exchange each
-    task = Task(model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1)
+    model = nn.ParameterList([torch.zeros(elements)])
+    task = Task(model=model, loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1)
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
         job = endless_job(task, layout, Downpour(replicas=1, optimizer=optimizer), 1, folder)
@@ -53,12 +54,6 @@ def exchange_seconds(elements: int, optimizer: OptimizerFactory, seconds: float)
             turns = [[moment(lines[2:], seconds / MOMENTS, beside=lines[:2])] for _ in range(MOMENTS)]
     times: list[float] = [time for (each,) in calmest(turns) for time in each.said[0]["times"]]
     return statistics.median(times)
-
-
-class _Vector(nn.Module):
-    def __init__(self, elements: int) -> None:
-        super().__init__()
-        self.weights = nn.Parameter(torch.zeros(elements))
 
 
 def _serve(job: Job, node: Node, line: ControlPipe) -> None:

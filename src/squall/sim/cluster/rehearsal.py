@@ -57,7 +57,7 @@ class Rehearsal:
         self._back_s: dict[tuple[str, int], float] = {}  # (role, index) -> when it is repaired
         self._preempts_s = [preemption.at_s for preemption in cluster.preemptions]  # the next time of each
         self._crashed = False
-        self._world = self._start(0.0)
+        self._start(0.0)
 
     @property
     def now(self) -> float:
@@ -76,22 +76,22 @@ class Rehearsal:
                 return
             self.restarts += 1
             self._crashed = False
-            self._world = self._start(self._restart_s())
+            self._start(self._restart_s())
 
-    def _start(self, now: float) -> World:
+    def _start(self, now: float) -> None:
         self._costs.placement.clear()
         member = self._members(now)
         conditions = Conditions(
-            self._costs, self._costs.prices, NOTICED_AFTER_S, lambda node: max(0.0, self._there_s(node) - world.now)
-        )
-        world = World(conditions, seed=self._seed, spawn=member, now=now)
-        self._costs.prolong = world.prolong
+            self._costs, self._costs.prices, NOTICED_AFTER_S,
+            lambda node: max(0.0, self._there_s(node) - self._world.now),
+        )  # fmt: skip
+        self._world = World(conditions, seed=self._seed, spawn=member, now=now)
+        self._costs.prolong = self._world.prolong
         for node in self._nodes:
-            world.bring(node)
-            self._expect_failure(world, node.role, node.index)
+            self._world.bring(node)
+            self._expect_failure(node.role, node.index)
         for number in range(len(self._preempts_s)):
-            self._expect_preemption(world, number)
-        return world
+            self._expect_preemption(number)
 
     def _restart_s(self) -> float:
         """When the coordinator and all shards can be there; machines may be taken away while the run is down."""
@@ -114,39 +114,37 @@ class Rehearsal:
 
     # ------------------------------------------------------------ failures
 
-    def _expect_failure(self, world: World, role: str, index: int) -> None:
+    def _expect_failure(self, role: str, index: int) -> None:
         failure = self._cluster.failures.get(role)
         if failure is not None:
-            at = world.now + self._chance.expovariate(1 / failure.every_s)
-            world.at(at, partial(self._fail, world, role, index))
+            at = self.now + self._chance.expovariate(1 / failure.every_s)
+            self._world.at(at, partial(self._fail, role, index, failure.repair_s))
 
-    def _fail(self, world: World, role: str, index: int) -> None:
-        repair_s = self._cluster.failures[role].repair_s
-        self._kill(world, role, index, "its process failed", world.now + repair_s)
-        self._expect_failure(world, role, index)
+    def _fail(self, role: str, index: int, repair_s: float) -> None:
+        self._kill(role, index, "its process failed", self.now + repair_s)
+        self._expect_failure(role, index)
 
-    def _kill(self, world: World, role: str, index: int, why: str, back_s: float) -> None:
-        for node in [node for node in world.processes if (node.role, node.index) == (role, index)]:
-            world.kill(node, why)
+    def _kill(self, role: str, index: int, why: str, back_s: float) -> None:
+        for node in [node for node in self._world.processes if (node.role, node.index) == (role, index)]:
+            self._world.kill(node, why)
             self.lost += 1
             self._back_s[role, index] = back_s
             self._costs.placement.of(node).cores.forget(node)
             if role in NEEDED:
-                self._crashed = world.ended = True
+                self._crashed = self._world.ended = True
 
-    def _expect_preemption(self, world: World, number: int) -> None:
-        at = self._preempts_s[number]
-        if at < math.inf:
-            world.at(at, partial(self._preempt, world, number))
+    def _expect_preemption(self, number: int) -> None:
+        if self._preempts_s[number] < math.inf:
+            self._world.at(self._preempts_s[number], partial(self._preempt, number))
 
-    def _preempt(self, world: World, number: int) -> None:
+    def _preempt(self, number: int) -> None:
         preemption = self._cluster.preemptions[number]
-        for place in self._take(preemption, world.now):
+        for place in self._take(preemption, self.now):
             for role, index in self._costs.placement.on(place):
                 why = f"its machine ({preemption.machine} {place.number}) was taken away"
-                self._kill(world, role, index, why, world.now)
+                self._kill(role, index, why, self.now)
         self._set_next(number)
-        self._expect_preemption(world, number)
+        self._expect_preemption(number)
 
     def _set_next(self, number: int) -> None:
         every_s = self._cluster.preemptions[number].every_s

@@ -60,6 +60,10 @@ class Cut:
         arrow = "<->" if self.both_ways else "->"
         return f"{self.sender} {arrow} {self.receiver} is cut for {self.seconds:.2f} s"
 
+    def severs(self, sender: Node, receiver: Node) -> bool:
+        ends = (Role.of(sender), Role.of(receiver))
+        return ends == (self.sender, self.receiver) or (self.both_ways and ends == (self.receiver, self.sender))
+
 
 @dataclass(frozen=True)
 class Pause:
@@ -137,29 +141,18 @@ class FaultyWire:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._weather: list[tuple[float, Weather]] = []  # until when
-        self._cuts: list[tuple[float, Cut]] = []
+        self._faults: list[tuple[float, Weather | Cut]] = []  # until when
 
     def begin(self, fault: Weather | Cut, now: float) -> None:
-        if isinstance(fault, Weather):
-            self._weather.append((now + fault.seconds, fault))
-        else:
-            self._cuts.append((now + fault.seconds, fault))
+        self._faults.append((now + fault.seconds, fault))
 
     def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
-        if not self._weather and not self._cuts:
-            return self._network.arrivals(sender, effect, now, chance)
-        self._weather = [(until, weather) for until, weather in self._weather if until > now]
-        self._cuts = [(until, cut) for until, cut in self._cuts if until > now]
-        if any(_severs(cut, sender, effect.to) for _, cut in self._cuts):
+        self._faults = [(until, fault) for until, fault in self._faults if until > now]
+        faults = [fault for _, fault in self._faults]
+        if any(isinstance(fault, Cut) and fault.severs(sender, effect.to) for fault in faults):
             return ()
-        times = list(self._network.arrivals(sender, effect, now, chance))
-        for _, weather in self._weather:
-            times += [at for at in times if chance.random() < weather.duplication]
+        times = self._network.arrivals(sender, effect, now, chance)
+        for weather in (fault for fault in faults if isinstance(fault, Weather)):
+            times = [*times, *(at for at in times if chance.random() < weather.duplication)]
             times = [at + chance.random() * weather.jitter_s for at in times if chance.random() >= weather.loss]
         return times
-
-
-def _severs(cut: Cut, sender: Node, receiver: Node) -> bool:
-    ends = (Role.of(sender), Role.of(receiver))
-    return ends == (cut.sender, cut.receiver) or (cut.both_ways and ends == (cut.receiver, cut.sender))

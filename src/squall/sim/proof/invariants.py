@@ -45,7 +45,8 @@ class Auditor:
         shards = range(self.recipe.shards)
         self.hosts = hosts
         self._rows.begin()
-        self._logs = [ShardLog(Written(version, files[shard].fold if files else 0)) for shard in shards]
+        folds = [file.fold for file in files] or [0] * self.recipe.shards
+        self._logs = [ShardLog(Written(version, fold), self._examples_saved) for fold in folds]
         self._applied: list[dict[BatchRange, list[int]]] = [{} for _ in shards]  # computations, by shard
         self._further: list[dict[BatchRange, list[int]]] = [{} for _ in shards]  # those of further steps on a batch
         self._shards_with: Counter[int] = Counter()  # of a computation
@@ -53,7 +54,7 @@ class Auditor:
         self._pushes: dict[tuple[int, int], SentPush] = {}  # by slot and buffer
         self._under_way: dict[Node, SentPush | None] = {}  # of replicas: the last push sent
         self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
-        self._labels = Labels(self.recipe.shards, version, self._examples_saved, self.recipe.work.local is not None)
+        self._labels = Labels(self._logs, self.recipe.work.local is not None)
         for shard, file in enumerate(files):
             for applied in file.applied:
                 for gradient in applied.gradients:
@@ -123,7 +124,7 @@ class Auditor:
         log.folds.append(folded(log.folds[-1], update))
         log.pushers.append(tuple(push.node for push in pushes))
         trained = (gradient for push in pushes for gradient in push.gradients if not gradient.further)
-        self._labels.applied(shard, sum(gradient.stop - gradient.start for gradient in trained))
+        log.examples.append(log.examples[-1] + sum(gradient.stop - gradient.start for gradient in trained))
 
     def _on_exchanged(self, shard: int, to: Node, answer: Exchanged) -> None:
         self._at_version(shard, answer.version, f"its answer to {to}")
@@ -173,19 +174,16 @@ class Auditor:
         if self._shards_with[number] == self.recipe.shards:
             self._whole[batch] += 1
 
-    def _check_repeats(self, shard: int, batch: BatchRange) -> None:
-        if len(self._applied[shard][batch]) > 1 + self.allowed[batch]:
-            raise Broken("I4", f"shard {shard} applies {_text(batch)} again, and no lease on it was given back")
-        if self._whole[batch] > 1:
-            raise Broken("I4", f"all shards have {_text(batch)} twice")
-
     def _check_staleness(self, shard: int, push: SentPush, apply: Apply) -> None:
         log = self._logs[shard]
         basis = min((gradient.basis[shard] for gradient in push.gradients), default=log.version)
         staleness = push.staleness[shard] = log.version - basis
         for gradient in push.gradients:
-            if not gradient.further:
-                self._check_repeats(shard, gradient.batch)
+            batch = gradient.batch
+            if not gradient.further and len(self._applied[shard][batch]) > 1 + self.allowed[batch]:
+                raise Broken("I4", f"shard {shard} applies {_text(batch)} again, and no lease on it was given back")
+            if not gradient.further and self._whole[batch] > 1:
+                raise Broken("I4", f"all shards have {_text(batch)} twice")
         if self.recipe.loop.exchanges.rules.scaled and apply.rate != 1 / max(1, staleness):
             raise Broken("I3", f"shard {shard} scales a push of staleness {staleness} by {apply.rate}")
         if self._bound is None:
@@ -231,7 +229,8 @@ class Auditor:
         written = self.hosts.files(manifest.number)
         if manifest.checksums != tuple(file.checksum for file in written):
             raise Broken("I1", f"the manifest of snapshot {manifest.number} has the checksums of other files")
-        if manifest.examples != (behind := self._labels.behind(manifest.versions)):
+        behind = tuple(log.examples_at(version) for log, version in zip(self._logs, manifest.versions))
+        if manifest.examples != behind:
             raise Broken("I7", f"snapshot {manifest.number} is of {manifest.examples} examples, and holds {behind}")
         self._examples_saved = min(behind)
         files = [[g for applied in file.applied for g in applied.gradients if not g.further] for file in written]

@@ -9,6 +9,7 @@ from squall.protocol.events import GradientComputed
 from squall.protocol.messages import Evaluated, Logged
 from squall.protocol.nodes import Node
 from squall.protocol.notes import WeightsMeasured
+from squall.sim.proof.logs import ShardLog
 
 Label = tuple[int, int]  # updates and examples, each by the shard that has fewest
 
@@ -16,25 +17,17 @@ Label = tuple[int, int]  # updates and examples, each by the shard that has fewe
 class Labels:
     """Keeps what is in everybody's weights. `wrong` compares what is told of them."""
 
-    def __init__(self, shards: int, version: int, examples: int, local: bool) -> None:
-        """Each shard begins with `version` updates of `examples`; `local`: every batch moves the replica's weights."""
-        self._first, self._local = version, local
-        self._examples = [[examples] for _ in range(shards)]  # by shard, after each update
+    def __init__(self, logs: Sequence[ShardLog], local: bool) -> None:
+        """`logs` are by shard; `local`: every batch moves the replica's weights."""
+        self._logs, self._local = logs, local
         self._in_use: dict[Node, Label] = {}
         self._stepping: dict[Node, Compute] = {}  # computations that will move a replica's own weights
         self._told: set[Label] = set()
 
-    def applied(self, shard: int, examples: int) -> None:
-        self._examples[shard].append(self._examples[shard][-1] + examples)
-
     def used(self, node: Node, versions: Mapping[int, int]) -> None:
         """The node goes on with weights of these versions, by shard."""
-        examples = min(self._examples[shard][version - self._first] for shard, version in versions.items())
+        examples = min(self._logs[shard].examples_at(version) for shard, version in versions.items())
         self._in_use[node] = min(versions.values()), examples
-
-    def behind(self, versions: Sequence[int]) -> tuple[int, ...]:
-        """Examples behind these versions, by shard."""
-        return tuple(self._examples[shard][version - self._first] for shard, version in enumerate(versions))
 
     def wrong(self, node: Node, what: object) -> str:
         """What is wrong with what is seen of a node, or nothing."""

@@ -20,9 +20,10 @@ class SentPush:
 class ShardLog:
     """What one shard has applied in this life."""
 
-    def __init__(self, written: Written) -> None:
+    def __init__(self, written: Written, examples: int) -> None:
         self.first = written.version
-        self.folds = [written.fold]  # after each update
+        self.folds = [written.fold]  # before and after each update
+        self.examples = [examples]  # trained, in the same way
         self.pushers: list[tuple[Node, ...]] = []  # of each update
 
     @property
@@ -31,3 +32,6 @@ class ShardLog:
 
     def written(self, version: int) -> Written:
         return Written(version, self.folds[version - self.first])
+
+    def examples_at(self, version: int) -> int:
+        return self.examples[version - self.first]
