@@ -39,34 +39,23 @@ if TYPE_CHECKING:
     from squall.train import resume as resume
 
 _HOMES = {
-    "session.batches": ("Batches",),
-    "session.entry": ("join",),
-    "errors": ("Interrupted", "NotFinite", "PeerFault", "ProcessLost", "SnapshotMismatch", "SquallError", "TaskError"),
-    "train": ("fit", "resume"),
-    "plan": ("Settings",),
-    "replaying.replayed": ("Replayed",),
-    "replaying.run": ("replay",),
-    "run": ("Run",),
-    "session.session": ("Session",),
-    "sim.cluster.forecast": ("Forecast",),
-    "sim.cluster.model": ("Cluster",),
-    "sim.cluster.simulate": ("simulate",),
-    "strategies": (
-        "AsynchronousSGD",
-        "Averaging",
-        "BoundedDelay",
-        "DelayedProximal",
-        "DiLoCo",
-        "Downpour",
-        "ElasticAveraging",
-        "Sandblaster",
-        "SingleProcess",
-        "Strategy",
-        "Synchronous",
-    ),
-    "task": ("Task",),
+    "session.batches": "Batches",
+    "session.entry": "join",
+    "errors": "Interrupted NotFinite PeerFault ProcessLost SnapshotMismatch SquallError TaskError",
+    "train": "fit resume",
+    "plan": "Settings",
+    "replaying.replayed": "Replayed",
+    "replaying.run": "replay",
+    "run": "Run",
+    "session.session": "Session",
+    "sim.cluster.forecast": "Forecast",
+    "sim.cluster.model": "Cluster",
+    "sim.cluster.simulate": "simulate",
+    "strategies": "AsynchronousSGD Averaging BoundedDelay DelayedProximal DiLoCo Downpour ElasticAveraging Sandblaster"
+    " SingleProcess Strategy Synchronous",
+    "task": "Task",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = sorted([*_HOME_OF, "__version__"])
 

@@ -16,7 +16,6 @@ from squall.version import __version__
 
 if TYPE_CHECKING:
     from squall.sim.cluster.measure import Measured
-    from squall.sim.cluster.parts import MachineKind
 
 _ABOUT = (
     "Measure a task on this machine (steps, alone and several at once; exchanges; memory), and write a cluster file"
@@ -73,7 +72,7 @@ def _measure(options: argparse.Namespace, local: object, commanded_at: float) ->
 def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
     from squall.report.words import size
 
-    machine = measured.machine
+    machine, code = measured.machine, measured.machine.overhead
     ordered = sorted(measured.steps)
     usual, slow = ordered[len(ordered) // 2], ordered[int(0.95 * len(ordered))]
     slowdown = [f"{k} at once x {factor:.3g}" for k, factor in enumerate(machine.slowdown, 1)]
@@ -85,7 +84,9 @@ def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
         ("other programs", f"had {measured.others:.0%} of the cores in the moments that count"),
         ("slowdown", ", ".join(slowdown if len(slowdown) <= 8 else [slowdown[0], slowdown[-1]])),
         ("exchange", ", ".join(exchanges)),
-        ("overhead", _overhead(machine)),
+        ("overhead", f"of a replica {_time(code.batch_s)} a batch and {_time(code.exchange_s)} an exchange,"
+         f" of a shard {_time(code.serve_s)} an exchange and {_time(code.wake_s)} to wake it, of the coordinator"
+         f" and a replica {_time(code.lease_s)} a lease; {_time(code.cold_s)} more after a long sleep"),
         ("single process", f"{_time(machine.single_s)} for a batch" if machine.single_s else "not measured"),
         ("memory", f"{size(round(machine.memory))}/s copied by one core"),
         ("written", f"{path}, and {trace} with the step times"),
@@ -93,15 +94,6 @@ def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
         ("next", f"squall simulate {file} --cluster {path} --replicas {machine.cores}"),
     ]  # fmt: skip
     return "".join(f" {name:<14} {text}\n" for name, text in rows)
-
-
-def _overhead(machine: MachineKind) -> str:
-    code = machine.overhead
-    return (
-        f"of a replica {_time(code.batch_s)} a batch and {_time(code.exchange_s)} an exchange,"
-        f" of a shard {_time(code.serve_s)} an exchange and {_time(code.wake_s)} to wake it, of the coordinator"
-        f" and a replica {_time(code.lease_s)} a lease; {_time(code.cold_s)} more after a long sleep"
-    )
 
 
 def _document(measured: Measured, path: Path, trace: Path) -> dict[str, Any]:

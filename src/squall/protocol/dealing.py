@@ -26,11 +26,6 @@ class Dealer:
         self._step_s: dict[Node, float] = {}  # how long a replica's batches took lately
 
     @property
-    def begun(self) -> bool:
-        """A round was dealt."""
-        return self.newest_clock > 0
-
-    @property
     def warming_up(self) -> bool:
         return self.leases.trained < self._dealing.warm_start
 

@@ -111,7 +111,8 @@ class LoopCoordinator(Coordinator):
         if not self.dealer.in_rounds:
             return True
         expected = self.policy.replicas - len(self._replacing.given_up)
-        return self.members.settled and (self.dealer.begun or len(self.members.live) == expected)
+        begun = self.dealer.newest_clock > 0
+        return self.members.settled and (begun or len(self.members.live) == expected)
 
     def _on_progress(
         self, node: Node, covers: tuple[Cover, ...], stats: Stats, now: float, effects: list[Effect]

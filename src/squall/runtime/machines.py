@@ -9,7 +9,7 @@ from squall.protocol.leases import Leases
 from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.nodes import COORDINATOR, Node, replica_node, shard_nodes
 from squall.protocol.policy import Policy
-from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchOrder, BatchWork
+from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchWork
 from squall.protocol.sandblaster.method import MethodState
 from squall.protocol.sandblaster.portions import Balance
 from squall.runtime import best
@@ -45,8 +45,8 @@ def batch_coordinator(job: Job) -> BatchCoordinator:
     assert isinstance(method, BatchMethod)
     size = method.size(job.task.batch_size, examples, job.recipe.replicas)
     balance = Balance(size, method.push_every, method.backup)
-    batches = BatchOrder(examples, method.batch(examples) if method.examples is not None else None)
-    work = BatchWork(method.rules, batches, balance, job.plan.limits())
+    batch = method.batch(examples) if method.examples is not None else None
+    work = BatchWork(method.rules, examples, batch, balance, job.plan.limits())
     if job.restored is None:
         return BatchCoordinator(_policy(job), work)
     manifest = job.restored.manifest

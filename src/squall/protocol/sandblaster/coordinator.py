@@ -37,30 +37,26 @@ from squall.protocol.sandblaster.method import (
 from squall.protocol.sandblaster.portions import Balance
 
 
-class BatchOrder:
-    """Which examples each iteration is on. Numbers past an epoch's last whole batch are of the next epoch."""
-
-    def __init__(self, examples: int, batch: int | None) -> None:
-        self.examples = examples
-        self.batch = batch  # examples; None: all of them, in every iteration
-
-    def range(self, number: int) -> Range:
-        if self.batch is None:
-            return Range(0, 0, self.examples)
-        epoch, place = divmod(number, self.examples // self.batch)
-        return Range(epoch, place * self.batch, (place + 1) * self.batch)
-
-
 class BatchWork(NamedTuple):
     """What is to be done: how, on which batches, balanced how, and for how long."""
 
     rules: MethodSettings
-    batches: BatchOrder
+    examples: int  # in an epoch
+    batch: int | None  # examples; None: all of them, in every iteration
     balance: Balance
     limits: Limits
 
+    def examples_of(self, iteration: int) -> Range:
+        """Iterations past an epoch's last whole batch are on the next epoch."""
+        if self.batch is None:
+            return Range(0, 0, self.examples)
+        epoch, place = divmod(iteration, self.examples // self.batch)
+        return Range(epoch, place * self.batch, (place + 1) * self.batch)
+
 
 class BatchCoordinator(Coordinator):
+    trained = 0
+
     def __init__(
         self, policy: Policy, work: BatchWork, state: MethodState | None = None, trained: int = 0, snapshots: int = 0
     ) -> None:
@@ -68,7 +64,7 @@ class BatchCoordinator(Coordinator):
         self.work = work
         self.state = state or MethodState()
         self.dealer = PortionDealer(work.balance, policy.shards)
-        self._trained = trained
+        self.trained = trained
         self._method = minimize(self.state, work.rules)
         self._request: Request | None = None  # that is being answered
         self._number = 0  # of the last calculation
@@ -85,10 +81,6 @@ class BatchCoordinator(Coordinator):
     def _on_time(self, now: float, effects: list[Effect]) -> None:
         super()._on_time(now, effects)
         self._proceed(now, effects)
-
-    @property
-    def trained(self) -> int:
-        return self._trained
 
     # ------------------------------------------------------------ what the base asks
 
@@ -133,7 +125,7 @@ class BatchCoordinator(Coordinator):
         method = msgspec.to_builtins(self.state)
         if self.work.rules.sampled:
             method["loss"] = None  # of a batch that does not come again
-        return {"examples": self.work.batches.examples, "trained": self._trained, "method": method}
+        return {"examples": self.work.examples, "trained": self.trained, "method": method}
 
     # ------------------------------------------------------------ the method
 
@@ -173,7 +165,7 @@ class BatchCoordinator(Coordinator):
     def _calculate(self, asked: Calculation, opens: int | None, effects: list[Effect]) -> None:
         self._number += 1
         self._answers = {}
-        message = msgspec.structs.replace(asked, number=self._number, opens=opens, examples=self._trained)
+        message = msgspec.structs.replace(asked, number=self._number, opens=opens, examples=self.trained)
         effects.extend(Send(shard, message) for shard in self._shards)
 
     def _evaluate(self, effects: list[Effect]) -> None:
@@ -191,7 +183,7 @@ class BatchCoordinator(Coordinator):
         if len(self._answers) < len(self._shards):
             return
         if isinstance(self._request, EvaluateTrial):
-            self.dealer.open(self.work.batches.range(self._request.batch))
+            self.dealer.open(self.work.examples_of(self._request.batch))
             self._proceed(now, effects)
             return
         assert isinstance(self._request, Calculation)
@@ -208,7 +200,7 @@ class BatchCoordinator(Coordinator):
             self._evaluations.ask(effects)
         if limits.steps is not None and number >= limits.steps:
             self._ended = Cause.STEPS, f"{number} iterations are done"
-        elif limits.epochs is not None and self.trained >= limits.epochs * self.work.batches.examples:
+        elif limits.epochs is not None and self.trained >= limits.epochs * self.work.examples:
             self._ended = Cause.DATA, "all data is trained"
         return 0.0 if self._ended else 1.0
 
@@ -236,7 +228,7 @@ class BatchCoordinator(Coordinator):
         assert portions is not None
         if self.phase is not Phase.RUNNING:
             return
-        self._trained += portions.examples
+        self.trained += portions.examples
         for node, stats in portions.work():
             self._note_stats(node, stats, effects)
         self.dealer.portions = None

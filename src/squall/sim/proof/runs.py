@@ -22,7 +22,7 @@ from squall.protocol.nodes import Node
 from squall.protocol.notes import EvaluationAsked, WeightsMeasured
 from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica
-from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchOrder, BatchWork
+from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchWork
 from squall.protocol.sandblaster.method import MethodState
 from squall.protocol.sandblaster.portions import Balance
 from squall.protocol.sandblaster.replica import BatchReplica
@@ -197,7 +197,7 @@ class ChaoticBatchRun(ChaoticRun):
         if saved is not None:
             ledger, number = saved.manifest.ledger, saved.manifest.number
             state, trained = msgspec.convert(ledger["method"], MethodState), msgspec.convert(ledger["trained"], int)
-        work = BatchWork(method.rules, BatchOrder(chaos.examples, method.examples), balance, limits)
+        work = BatchWork(method.rules, chaos.examples, method.examples, balance, limits)
         self._coordinator = coordinator = BatchCoordinator(self._policy, work, state, trained, number)
         self._auditor.begin(self.hosts, coordinator, saved.files if saved is not None else None)
 
