@@ -123,23 +123,18 @@ def check_data(task: Task) -> None:
         raise ValueError(
             f"Task.loader sets {', '.join(clash)}: leases decide that; use Task.batch_size, shuffle and sampler"
         )
-    _check_order(task)
-    try:
-        DataLoader(task.train, **task.loader)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"Task.loader is not what torch's DataLoader takes: {error}") from error
-
-
-def _check_order(task: Task) -> None:
-    """List the first epoch's order, as every process will."""
     if task.sampler is not None:
         if not hasattr(task.sampler, "__len__"):
             raise ValueError(f"Task.sampler ({type(task.sampler).__name__}) has no length: leases are ranges of it")
         if len(cast(Sized, task.sampler)) == 0:
             raise ValueError("Task.sampler is empty: give at least one example")
-        listed(task.sampler, 0, 0, len(cast(Sized, task.train)))
+        listed(task.sampler, 0, 0, len(cast(Sized, task.train)))  # the first epoch's order, as every process lists it
     if task.examples == 0:
         raise ValueError(f"loader's drop_last drops all: Task.batch_size is {task.batch_size}, make it smaller")
+    try:
+        DataLoader(task.train, **task.loader)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"Task.loader is not what torch's DataLoader takes: {error}") from error
 
 
 def _check_parameters(task: Task) -> None:

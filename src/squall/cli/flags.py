@@ -56,8 +56,8 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
     return group
 
 
-def add_snapshots(group: Any) -> None:
-    group.add_argument("--snapshot-every-s", type=float, default=60.0, help="seconds between snapshots (default: 60)")
+def add_snapshots(group: Any, unit: str = "seconds") -> None:
+    group.add_argument("--snapshot-every-s", type=float, default=60.0, help=f"{unit} between snapshots (default: 60)")
 
 
 def schedule(text: str) -> float | str | None:

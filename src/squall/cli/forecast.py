@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from squall.cli.flags import add_limits
+from squall.cli.flags import add_limits, add_snapshots
 
 SHOWN_EVERY_S = 1.0
 
@@ -27,9 +27,7 @@ def add_cluster_flags(parser: argparse.ArgumentParser, arguments: Sequence[str])
     parser.add_argument("--seed", type=int, default=0, help="of the run, and of all chance (default: 0)")
     parser.add_argument("--slow", type=float, metavar="0.1", help="let the last replica run at a fraction of its speed")
     parser.add_argument("--evaluate-every-s", type=float, help="virtual seconds between evaluations")
-    parser.add_argument(
-        "--snapshot-every-s", type=float, default=60.0, help="virtual seconds between snapshots (default: 60)"
-    )
+    add_snapshots(parser, "virtual seconds")
     parser.add_argument("--run-dir", help="directory of the run of real gradients (default: the next under runs/)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from squall.run import Run
     from squall.runtime.run_plan import Plan
 
-LIMITS = ("epochs", "steps", "until", "keep_best", "patience")
-
 
 def add(commands: Any, arguments: Sequence[str]) -> None:
     again = commands.add_parser("resume", help="go on with a run from its last snapshot")
@@ -37,13 +35,14 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 
 
 def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
+    from squall.runtime.run_plan import Aims
     from squall.train import Launch
     from squall.usercode.rereading import code_again, resumed_code
 
     path = Path(options.run_dir)
     old = code_again(path, options.task, options.as_it_was)
     changes = {n: getattr(options, n) for n in ("replicas", "shards") if getattr(options, n) is not None}
-    limits = {n: getattr(options, n) for n in LIMITS if getattr(options, n) is not None}
+    limits = {f.name: value for f in dataclasses.fields(Aims) if (value := getattr(options, f.name)) is not None}
     strategy = _changed(old["strategy"], changes)
     scripted = "script" in old
     if scripted:
