@@ -87,7 +87,10 @@ class ReplicaBackend(SessionBackend):
         limits = {"epochs": epochs if steps is None else None, "steps": steps}
         self._pipe.say(kind="begin", examples=task.examples, batch_size=task.batch_size, **limits)
         self._job = job = dataclasses.replace(self._job, task=task)
-        self._await_coordinator()
+        # A message that is sent before the coordinator listens would be sent again only a second later.
+        while not (self._sockets / str(COORDINATOR)).exists():
+            if self._pipe.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
+                break
         self._host = _ScriptHost(job, self.rank, self._pipe)
         self._transport = transport_of(job, self._node, self._sockets, self._pipe)
         self._seen = recorded(self._host, job, self._node)
@@ -95,12 +98,6 @@ class ReplicaBackend(SessionBackend):
         self._driver.start()
         for values in self._logged:
             self.log(values)
-
-    def _await_coordinator(self) -> None:
-        """A message that is sent before the coordinator listens would be sent again only a second later."""
-        while not (self._sockets / str(COORDINATOR)).exists():
-            if self._pipe.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
-                return
 
     def next(self) -> Compute | None:
         while self._host.wanted is None and not self._is_over:

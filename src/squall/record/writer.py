@@ -38,10 +38,8 @@ _SQL_TYPE = {float: "REAL", int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
 _COLUMNS: dict[type[Row], list[tuple[str, Any]]] = {
     table: [(field.name, field.type) for field in fields(table)] for table in get_args(Row)
 }
-_KEYS: dict[type[Row], str] = {
-    LeaseRow: "lease",
-    StateRow: "key",
-}  # a second row with the key takes the place of the first
+# A second row with the key takes the place of the first.
+_KEYS: dict[type[Row], str] = {LeaseRow: "lease", StateRow: "key"}
 
 
 def _schema(table: type[Row]) -> str:
@@ -221,7 +219,7 @@ class Record:
     def thin(self, table: type[Report], upto_s: float, width_s: float, again: bool = False) -> None:
         """Merge rows up to that training time within bins of `width_s`; those that were merged before only `again`.
 
-        A merged row has the place of the last of them, so that who has read that far does not read it once more.
+        A merged row has the place of the last of them, so that whoever has read that far does not read it again.
         """
         made: Any = table
         name, behind = table_name(table), 0 if again else self._thinned.get(table, 0)

@@ -18,6 +18,7 @@ from squall.replaying.nonfinite import NonFiniteBatch, examine
 from squall.replaying.replay import Replay
 from squall.replaying.replayed_nodes import ReplayedHost, ReplayedShard
 from squall.replaying.scripts import ScriptHost
+from squall.runtime.portions import PortionHost
 from squall.runtime.records import SEEN, Computed, Saved
 from squall.runtime.sequential import LoneHost
 from squall.runtime.snapshot import Snapshots
@@ -112,7 +113,8 @@ class Observer:
             else:
                 if isinstance(host, LoneHost):
                     host.training.use(0)
-                self.nan = examine(node, batch.batch, host.training.backward)
+                backward = host.backward if isinstance(host, PortionHost) else host.training.backward
+                self.nan = examine(node, batch.batch, backward)
         return self.over
 
     def computed(self, node: Node, batch: Computed, found: GradientComputed | BatchSkipped) -> bool:

@@ -23,13 +23,15 @@ NAME = "best.safetensors"
 
 @dataclass(frozen=True)
 class BestWeights:
-    """What was evaluated, and with which result."""
+    """What was evaluated, and with which result. `weights` are as the file has them: they may be damaged."""
 
     metric: str
     value: float
     updates: int
     examples: int
     layout: Layout
+    weights: Tensor
+    checksum: str  # that they had
 
 
 def keep(directory: Path, effect: KeepWeights, weights: Tensor, layout: Layout) -> WeightsKept:
@@ -53,37 +55,30 @@ def keep(directory: Path, effect: KeepWeights, weights: Tensor, layout: Layout) 
 
 
 def kept(directory: Path) -> BestWeights | None:
-    """None where nothing is. Raises `SnapshotMismatch` for a file that is damaged."""
-    found = _read(directory / NAME)
-    return found[0] if found is not None else None
-
-
-def weights(directory: Path, layout: Layout) -> Tensor | None:
-    """The vector, for a model of this layout; None where nothing is kept. Raises `SnapshotMismatch`."""
-    found = _read(directory / NAME)
-    if found is None:
-        return None
-    about, vector, checksum = found
-    if differences := layout.differences(about.layout):
-        raise SnapshotMismatch("\n  ".join([f"{directory / NAME} belongs to another model:", *differences[:20]]))
-    if _checksum(vector) != checksum:
-        raise SnapshotMismatch(f"{directory / NAME} is damaged: its checksum is another: remove it")
-    return vector
-
-
-def _read(path: Path) -> tuple[BestWeights, Tensor, str] | None:
+    """None where nothing is. Raises `SnapshotMismatch` for a file that cannot be read."""
+    path = directory / NAME
     if not path.exists():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             about, vector = file.metadata(), file.get_tensor("weights")
-        layout = msgspec.json.decode(about["layout"], type=Layout)
-        found = BestWeights(
-            about["metric"], float(about["value"]), int(about["updates"]), int(about["examples"]), layout
-        )
-        return found, vector, about["checksum"]
+        layout, value = msgspec.json.decode(about["layout"], type=Layout), float(about["value"])
+        updates, examples = int(about["updates"]), int(about["examples"])
+        return BestWeights(about["metric"], value, updates, examples, layout, vector, about["checksum"])
     except (OSError, SafetensorError, KeyError, ValueError, msgspec.DecodeError) as error:
         raise SnapshotMismatch(f"{path} cannot be read ({error}): remove it") from error
+
+
+def weights(directory: Path, layout: Layout) -> Tensor | None:
+    """The vector, for a model of this layout; None where nothing is kept. Raises `SnapshotMismatch`."""
+    found = kept(directory)
+    if found is None:
+        return None
+    if differences := layout.differences(found.layout):
+        raise SnapshotMismatch("\n  ".join([f"{directory / NAME} belongs to another model:", *differences[:20]]))
+    if _checksum(found.weights) != found.checksum:
+        raise SnapshotMismatch(f"{directory / NAME} is damaged: its checksum is another: remove it")
+    return found.weights
 
 
 def _checksum(vector: Tensor) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -25,11 +25,9 @@ def build_optimizer(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> 
     chosen = factory.keywords if isinstance(factory, partial) else {}
     decided = any(name in chosen for name in ("fused", "foreach", "capturable", "differentiable"))
     with _without_compiler():
-        if not decided and _takes_fused(factory):
-            try:
+        with suppress(RuntimeError, TypeError, ValueError):
+            if not decided and "fused" in inspect.signature(factory).parameters:
                 return factory(_fresh(groups), fused=True)
-            except (RuntimeError, ValueError):
-                pass
         return factory(_fresh(groups))
 
 
@@ -74,13 +72,6 @@ def in_words(recipe: Recipe) -> str:
 
 def _fresh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [dict(group) for group in groups]  # an optimizer adds its defaults to the dicts that it is given
-
-
-def _takes_fused(factory: OptimizerFactory) -> bool:
-    try:
-        return "fused" in inspect.signature(factory).parameters
-    except (TypeError, ValueError):
-        return False
 
 
 def check_optimizers(recipe: Recipe) -> None:

@@ -13,8 +13,6 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 MAX_INT = 2**31 - 1
-
-
 OTHER_FILES = 256  # room for what a process has open beside those that it counts
 
 

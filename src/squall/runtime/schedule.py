@@ -186,15 +186,7 @@ def read(path: Path) -> Iterator[list[Any]]:
 
 def _bare(memory: mmap.mmap, stop: int) -> bytes:
     """Records without their checksums, which nothing makes small: what they are compressed into has one."""
-    bare, at = bytearray(), BEGIN
-    while at < stop:
-        begin, length = at + HEAD, memory[at]
-        if length == ESCAPE:
-            length = 4 + int.from_bytes(memory[begin : begin + 4], "little")
-        bare.append(memory[at])
-        bare += memory[begin : begin + length]
-        at = begin + length
-    return bytes(bare)
+    return b"".join(memory[at : at + 1] + memory[at + HEAD : end] for at, _, end in _spans(memory, stop, BEGIN, HEAD))
 
 
 def _pieces(path: Path) -> Iterator[Iterator[list[Any]]]:
@@ -210,30 +202,26 @@ def _pieces(path: Path) -> Iterator[Iterator[list[Any]]]:
                 bare = lzma.decompress(piece)
             except lzma.LZMAError as error:
                 raise Damaged(f"{path} is damaged: {error}") from None
-            yield _unpacked(bare)
+            yield (_decoder.decode(bare[begin:end]) for _, begin, end in _spans(bare, len(bare), 0, 1))
 
 
-def _unpacked(bare: bytes) -> Iterator[list[Any]]:
-    at = 0
-    while at < len(bare):
-        length, at = bare[at], at + 1
+def _spans(data: mmap.mmap | bytes, stop: int, at: int, head: int) -> Iterator[tuple[int, int, int]]:
+    """Where each record has its head, of so many bytes, where what it says begins, and where that ends."""
+    while at < stop and (length := data[at]):
+        begin = at + head
         if length == ESCAPE:
-            length, at = int.from_bytes(bare[at : at + 4], "little"), at + 4
-        yield _decoder.decode(bare[at : at + length])
-        at += length
+            length, begin = int.from_bytes(data[begin : begin + 4], "little"), begin + 4
+        yield at, begin, begin + length
+        at = begin + length
 
 
 def _records(memory: mmap.mmap, size: int, path: Path) -> Iterator[list[Any]]:
-    at, check, count = BEGIN, 0, 0
-    while at < size and (length := memory[at]):
+    check, count, end = 0, 0, BEGIN
+    for at, begin, end in _spans(memory, size, BEGIN, HEAD):
         here = f"{path} is damaged at record {count} (byte {at})"
-        begin = at + HEAD
-        if length == ESCAPE:
-            length = int.from_bytes(memory[begin : begin + 4], "little")
-            begin += 4
-        data = memory[begin : begin + length]
+        data = memory[begin:end]
         check = crc32(data, check)
-        if begin + length > size or (check & 0xFFFF).to_bytes(2, "little") != memory[at + 1 : at + HEAD]:
+        if end > size or (check & 0xFFFF).to_bytes(2, "little") != memory[at + 1 : at + HEAD]:
             raise Damaged(here)
         try:
             record = _decoder.decode(data)
@@ -242,6 +230,6 @@ def _records(memory: mmap.mmap, size: int, path: Path) -> Iterator[list[Any]]:
         if not isinstance(record, list):
             raise Damaged(here)
         yield record
-        at, count = begin + length, count + 1
-    if at < size and memory[size - 1]:  # only an orderly end cuts off what is not used, and that leaves no zero
-        raise Damaged(f"{path} is damaged at record {count} (byte {at})")
+        count += 1
+    if end < size and memory[size - 1]:  # only an orderly end cuts off what is not used, and that leaves no zero
+        raise Damaged(f"{path} is damaged at record {count} (byte {end})")
