@@ -39,7 +39,7 @@ class LocalRun:
     """Starts the nursery as early as possible: it imports torch while the launching process checks the task."""
 
     def __init__(self) -> None:
-        # Made by the nursery, when it can also see to it that it is removed.
+        # The nursery makes this directory, when it can also see to it that it is removed.
         self._sockets = Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
         mine, theirs = socket.socketpair()
         self._life, held = Pipe(duplex=False)  # its other end is open for as long as anybody lives who inherits it

@@ -60,7 +60,7 @@ SPIN_S = 1000e-6
 # A shard that has this many elements takes far longer for an exchange than the kernel for moving it to another core.
 UNHURRIED_ELEMENTS = 1_000_000
 
-# Training goes first. An evaluation that may end it is not kept waiting as long.
+# Training has priority over evaluations, and less so where an evaluation may end the run.
 EVALUATOR_NICE, JUDGE_NICE = 10, 5
 
 

@@ -28,8 +28,8 @@ class Backlog:
     def __init__(self) -> None:
         self.rows: dict[type, list[Any]] = defaultdict(list)
         self.keyed: dict[type, dict[Hashable, Any]] = defaultdict(dict)  # None: the row is to be deleted
-        # Rows before each of these are not merged with rows behind it: of the published snapshots that a resume may go
-        # back to, and of the one that is asked for.
+        # By table, how many rows there were when each snapshot was asked for that a resume may go back to. Rows of
+        # before and after such a moment are not merged.
         self._seals: dict[type, list[int]] = defaultdict(list)
         self._asked: set[type] = set()  # tables whose last seal is not of a published snapshot
         self._limits: dict[type, int] = defaultdict(lambda: AT_MOST)
@@ -66,7 +66,7 @@ class Backlog:
             waiting.clear()
 
     def _shrink(self, rows: list[Any], seals: list[int]) -> None:
-        """Merge what has become mergeable since seals are gone."""
+        """Merge rows that were kept apart by seals which are gone."""
         if not rows or not hasattr(rows[0], "merged"):
             return
         begin = 0

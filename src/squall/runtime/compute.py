@@ -63,7 +63,7 @@ class Gradients:
             effect: what was computed.
             loss: of the batch; None if it is not known.
             started: when, by `time.perf_counter()`.
-            factors: that the step's learning rates are to have; gradients of groups with None are left where they are.
+            factors: of the step's learning rates, one a group; None leaves the gradients of a group out.
             over: the batch is not stepped again.
         """
         finite = self.backward.finish() and (loss is None or math.isfinite(loss))

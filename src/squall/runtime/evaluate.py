@@ -24,7 +24,7 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, *, loss: bool =
     losses = {"loss": lambda model, batch: loss_and_extras(task.loss(model, batch))[0].reshape(())} if loss else {}
     begun = {name: begin(name, metric, device) for name, metric in (losses | dict(task.metrics)).items()}
     autocast = torch.autocast(device.type, task.autocast) if task.autocast is not None else contextlib.nullcontext()
-    at, what = 0, "the dataset"  # what is under way
+    at, what = 0, "the dataset"  # for the exception's note: how far it came, and in whose code
     try:
         with torch.no_grad(), autocast:
             for count, batch in validation_batches(task):

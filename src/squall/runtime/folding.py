@@ -1,7 +1,7 @@
-"""Leases that were trained as a whole, put together where one follows on another: a few rows instead of millions.
+"""Puts leases that were trained as a whole together where one follows on another: a few rows instead of millions.
 
-A resume goes back to a snapshot, and with it the record: leases that ended behind its asking are forgotten. So what
-ended before and what ended behind the asking of a snapshot that is still there stays apart.
+A resume takes the record back to the moment when a snapshot was asked for, and leases that ended after it are deleted.
+So leases of before and after that moment are not put together as long as the snapshot is there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Folding:
     def __init__(self, record: Record, examples: int) -> None:
         self._record = record
         self._examples = examples  # in an epoch
-        self._eras: dict[int, _Pieces] = {0: _Pieces()}  # snapshot -> what ended behind its asking; 0: the beginning
+        self._eras: dict[int, _Pieces] = {0: _Pieces()}  # snapshot -> what ended after it was asked for; 0: at first
 
     def add(self, lease: LeaseRow, alone: bool = False) -> None:
         """`alone`: it is put together with no other."""
@@ -32,7 +32,7 @@ class Folding:
         self._eras[number] = _Pieces()
 
     def published(self, numbers: Sequence[int]) -> None:
-        """Nobody goes back any more to a snapshot before the newest that is not among these."""
+        """These snapshots are there: only to them a resume may still go back."""
         into = None
         for number, pieces in list(self._eras.items()):
             if into is not None and number not in numbers and number <= numbers[-1]:
@@ -57,7 +57,7 @@ class Folding:
         self._record.add(lease)
 
     def _joined(self, first: LeaseRow, second: LeaseRow) -> LeaseRow:
-        """Under the number of the first: any of theirs serves to find the row when the record goes back."""
+        """One row for both. It has the first's number: either serves to find the row when the record goes back."""
         self._record.remove(second)
         one = (first.replica, first.incarnation) == (second.replica, second.incarnation)
         replica, incarnation = (first.replica, first.incarnation) if one else (SEVERAL, 0)
@@ -69,7 +69,7 @@ class Folding:
 
 
 class _Pieces:
-    """What ended between two askings: disjoint ranges, none of which follows on another."""
+    """Leases that ended between two snapshots' moments: disjoint ranges, none of which follows on another."""
 
     def __init__(self) -> None:
         self.by_start: dict[int, LeaseRow] = {}

@@ -1,4 +1,4 @@
-"""What scripts leave out, as far as the coordinator's host must know it: a count of trained examples lacks it."""
+"""Batches that scripts leave out: leases count their examples as trained, and the record must not."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from squall.record.rows import LeaseRow, SkipRow
 
 
 class LeftOut:
-    """`examples`: left out of what is trained around them, or is to be; those of earlier processes to begin with."""
+    """`examples` counts those that were left out; it begins with those of earlier processes of the run."""
 
     def __init__(self, examples: int = 0) -> None:
         self.examples = examples
         self._of: dict[int, list[SkipRow]] = defaultdict(list)  # leases that have not ended
 
     def known(self, skips: Iterable[SkipRow]) -> None:
-        """By earlier processes, of leases that had not ended."""
+        """Take up what was left out by earlier processes, of leases that had not ended."""
         for skip in skips:
             self._of[skip.lease].append(skip)
 
@@ -29,6 +29,6 @@ class LeftOut:
         return sum(skip.stop - skip.start for skip in self._of.get(lease, ()) if start <= skip.start < stop)
 
     def ended(self, lease: LeaseRow) -> bool:
-        """Whether something was left out of it. What it was not trained beyond is dealt again, and counts no more."""
+        """Whether something was left out of it. What it was not trained beyond is dealt again, and not counted here."""
         self.examples -= self.within(lease.lease, lease.trained_stop, lease.stop)
         return bool(self._of.pop(lease.lease, ()))

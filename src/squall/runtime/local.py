@@ -96,7 +96,7 @@ class LocalTraining:
             put_count(pushed, count_in(pushed) - before)
 
     def _advance(self, effect: Compute) -> None:
-        """The schedule is a function of the batch's place in the run, so that a replacement goes on where it should."""
+        """Bring the schedule to the batch's place in the run, so that a replacement process has the right rate."""
         if self.schedule is not None:
             batch = effect.epoch * self._batches_per_epoch + effect.start // self._batch_size
             self.schedule.advance(batch // self._replicas)

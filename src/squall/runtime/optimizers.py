@@ -49,7 +49,7 @@ def _without_compiler() -> Iterator[None]:
 
 
 def state_name(recipe: Recipe) -> str:
-    """Whose state a shard's snapshot holds."""
+    """The optimizer whose state a shard's snapshot holds."""
     if isinstance(recipe.work, BatchMethod):
         return f"L-BFGS with history={recipe.work.rules.history}"
     factory = recipe.loop.update.optimizer
@@ -121,7 +121,10 @@ def _name(factory: OptimizerFactory) -> str:
 
 
 def check_settings(factory: OptimizerFactory) -> None:
-    """Some optimizers refuse a flat parameter (Muon): only what no parameter suits is a wrong setting."""
+    """Raise `ValueError` for an optimizer that can be built on no parameter.
+
+    Some refuse a flat one (Muon), so a matrix is tried as well.
+    """
     for shape in ((8,), (2, 4)):
         try:
             build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(shape))]}])

@@ -93,7 +93,10 @@ class CoordinatorHost(Host):
         self._book(manifest.ledger, manifest.progress, manifest.trained_s, reported=manifest.final)
 
     def _book(self, ledger: dict[str, object], progress: dict[str, int], at: float, reported: bool = False) -> None:
-        """What a snapshot holds of leases that had not ended; what is beyond its ledger may be `reported` already."""
+        """Add rows for the trained parts of leases that had not ended when a snapshot was made.
+
+        `reported`: what was trained after the ledger's moment is in the record already.
+        """
         for name, (epoch, start, done, stop, replica) in msgspec.convert(ledger, Ledger).leases.items():
             upto = max(done, progress.get(name, done))
             if upto > start:
@@ -233,7 +236,7 @@ class CoordinatorHost(Host):
         self._channel.evaluated(told)
 
     def _judge(self, changed: bool) -> None:
-        """It is told when it begins, and again when a run that had recovered diverges anew."""
+        """Tell that the run diverges, once, or does no more. If it does so anew it is told again."""
         if changed:
             self._facts(diverged=self._divergence.text)
             self._event("diverged", self._divergence.text or "no more: the loss is as it was at first, or less")
@@ -263,9 +266,9 @@ class CoordinatorHost(Host):
         self._event("snapshot", f"snapshot {effect.number} in {path}")
 
     def _secured(self) -> bytes | UnsetType:
-        """Rows first: a run that goes on from a snapshot has no others of what its ledger calls trained.
+        """Write all rows before the snapshot appears: a run that goes on from it takes its ledger's word for the rest.
 
-        It brings along those that cannot be written now.
+        Those that cannot be written now are returned, and travel in the manifest.
         """
         try:
             self._record.secure()

@@ -47,7 +47,7 @@ SEEN = 127  # bits of a fingerprint that are kept: one difference in 128 is not 
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """A shard's update, and the fingerprint of its weights behind it."""
+    """A shard's update, with the fingerprint of its weights after it."""
 
     update: Apply
     fingerprint: int
@@ -61,7 +61,7 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 class Calculated(msgspec.Struct, frozen=True):
-    """A shard's vectors were combined and multiplied, and the fingerprint of its weights behind that."""
+    """A shard's vectors were combined and multiplied; with the fingerprint of its weights after that."""
 
     calculation: Calculation
     fingerprint: int
@@ -134,7 +134,7 @@ class Fingerprint:
 
 
 def short(value: float) -> float:
-    """As it is written."""
+    """A float as it is written: n for 1/n."""
     if value == 1.0:
         return 1
     whole = round(1 / value) if value > 0 else 0

@@ -116,7 +116,7 @@ class ScheduleWriter:
         self._release()
 
     def _grow(self, needed: int, flags: int = 0) -> None:
-        """Reserved, so that a full disk is an error here, and not a signal that kills at the next record."""
+        """Reserve more room, so that a full disk is an error here, and not a signal that kills at the next record."""
         size = self._size + max(needed, self._size, FIRST_BYTES)
         file = os.open(self._path, os.O_RDWR | flags, 0o600)
         try:
@@ -129,7 +129,7 @@ class ScheduleWriter:
         self._size = size
 
     def _pack(self) -> None:
-        """Killed at any moment, the process leaves every record in one of the files, and the number tells in which."""
+        """Move the records into the packed file. Killed at any moment, the process leaves each in one of the two."""
         memory = self._memory
         assert memory is not None
         piece = lzma.compress(_bare(memory, self._at), preset=0)

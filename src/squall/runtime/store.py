@@ -127,7 +127,7 @@ class Store:
         return self._sums
 
     def _move_buffers(self, terms: Sequence[Term], share: float) -> None:
-        """Towards the mean of the pushed ones. What all agree on (a mask of infinities) stays exactly as it is."""
+        """Move buffers towards the mean of the pushed ones. What no push has changed (a mask of infinities) stays."""
         for piece in self._tail:
             own, inside = self._own(piece), slice(piece.start, piece.stop)
             pushed = [self.arena.gradient(term.slot, term.buffer)[inside] for term in terms]

@@ -14,7 +14,7 @@ from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.driver import Host
 
-HUBS = ("coordinator", "shard")  # whom all the others speak to
+HUBS = ("coordinator", "shard")  # roles that all other nodes exchange messages with
 
 
 class Clock(NamedTuple):
@@ -65,7 +65,7 @@ class WorldNode:
         self.node = node
         self.alive = True  # it was added, and not killed
         self.linked = linked  # a machine with links or without
-        self.forgotten: dict[Node, None] | None = None  # by a machine without links: whose messages are dropped
+        self.forgotten: dict[Node, None] | None = None  # senders whose messages a machine without links drops
         self.host = host
         # None: the host has nothing to do for a message, and is not called for each.
         self.attach = host.attach if type(host).attach is not Host.attach else None
@@ -97,9 +97,9 @@ class Absent:
         self.node = node
 
 
-# When, a number that breaks ties, to whom, and an event; or from whom, and what comes. It is made an event on arrival:
-# tens of thousands of messages are on their way, and each object of theirs is one to be fetched from afar.
+# (time, tie-breaking number, receiver, None, event), or (time, number, receiver, sender, message). A message becomes an
+# event only when it arrives: tens of thousands are on their way, and objects that they do not have fit into no cache.
 Entry = tuple[float, int, WorldNode | Absent, Node | None, Any]
-# What hubs hear and say mostly arrives in the order in which it was sent. That waits in streams, and not
-# in the queue; an entry names its stream.
+# What hubs hear and say mostly arrives in the order in which it was sent. It waits in streams instead of the queue; an
+# entry of a stream names it.
 Stream = deque[tuple[float, int, WorldNode | Absent, Node | None, Any, "Stream"]]

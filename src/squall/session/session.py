@@ -137,9 +137,9 @@ class Session:
         return Batches(self, -(-task.examples // batch_size), epochs)
 
     def _next(self) -> Compute | None:
-        """The batch that comes next, for which this waits; None when the training is over. It is not handed out yet.
+        """Wait for the batch that comes next, which is not handed out yet; None when the training is over.
 
-        For `Batches`, as the next two.
+        `Batches` calls this and the next two.
         """
         self._end_steps()
         if self._current is not None and self._lost:
