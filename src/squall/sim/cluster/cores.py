@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from squall.protocol.nodes import Node
@@ -13,26 +14,24 @@ COLD_AFTER_S = 1e-3  # a process that has slept for longer finds the caches with
 HAIR_S = 1e-12  # what is left of a computation that is over, by rounding
 
 
-class _Job:
-    __slots__ = ("began", "left", "spin_s", "stretch", "until")
-
-    def __init__(self, began: float, left: float, stretch: float, spin_s: float) -> None:
-        self.began = began
-        self.left = left  # seconds that it would take alone
-        self.stretch = stretch  # the process sleeps afterwards, until all has taken so many times as long
-        self.spin_s = spin_s  # it looks out afterwards: it keeps its core for so long, unless it begins the next
-        self.until = began
+@dataclass(slots=True)
+class _Computation:
+    began: float
+    left: float  # seconds that it would take alone
+    stretch: float  # the process sleeps afterwards, until all has taken so many times as long
+    spin_s: float  # it looks out afterwards: it keeps its core for so long, unless it begins the next
+    until: float  # as foreseen
 
 
 class Cores:
     """Processor sharing. When a computation ends is foreseen as if nothing else began; what begins then puts it off."""
 
-    __slots__ = ("_asleep_at", "_at", "_jobs", "_kind", "_spinning", "alone")
+    __slots__ = ("_asleep_at", "_at", "_kind", "_running", "_spinning", "alone")
 
     def __init__(self, kind: MachineKind) -> None:
         self.alone = True  # one process has them all
         self._kind = kind
-        self._jobs: dict[Node, _Job] = {}
+        self._running: dict[Node, _Computation] = {}
         self._spinning: dict[Node, float] = {}  # processes that look out -> until when
         self._asleep_at: dict[Node, float] = {}  # since when
         self._at = 0.0  # the time from which every `left` counts
@@ -46,14 +45,14 @@ class Cores:
         """
         if self.alone:
             return seconds * stretch
-        job = self._jobs.get(node)
+        job = self._running.get(node)
         if job is not None and job.until > begins - HAIR_S:
             job.left += seconds
         else:
             self._advance(begins)
             if self._spinning.pop(node, None) is None:
                 seconds += self._waking_s(node, begins)
-            job = self._jobs[node] = _Job(begins, seconds, stretch, spin_s)
+            job = self._running[node] = _Computation(begins, seconds, stretch, spin_s, until=begins)
         self._foresee(node, prolong)
         return job.began + (job.until - job.began) * job.stretch - begins
 
@@ -66,23 +65,23 @@ class Cores:
 
     def forget(self, node: Node) -> None:
         """The node's process is gone. The others, which are faster now, are told when the next computation begins."""
-        for known in (self._jobs, self._spinning, self._asleep_at):
+        for known in (self._running, self._spinning, self._asleep_at):
             known.pop(node, None)
 
     def clear(self) -> None:
         """Nothing runs any more."""
-        for known in (self._jobs, self._spinning, self._asleep_at):
+        for known in (self._running, self._spinning, self._asleep_at):
             known.clear()
 
     def _advance(self, now: float) -> None:
-        while self._jobs and self._at < now:
-            slowdown = self._kind.slowdown_of(len(self._jobs), len(self._spinning))
-            shortest = min(job.left for job in self._jobs.values())
+        while self._running and self._at < now:
+            slowdown = self._kind.slowdown_of(len(self._running), len(self._spinning))
+            shortest = min(job.left for job in self._running.values())
             until = min(now, self._at + shortest * slowdown, *self._spinning.values())
-            for node, job in list(self._jobs.items()):
+            for node, job in list(self._running.items()):
                 job.left -= (until - self._at) / slowdown
                 if job.left <= HAIR_S:
-                    del self._jobs[node]
+                    del self._running[node]
                     if job.spin_s:
                         self._spinning[node] = until + job.spin_s
                     else:
@@ -102,7 +101,7 @@ class Cores:
         at, done = self._at, 0.0
         spinning = list(self._spinning.values())
         heapify(spinning)
-        by_length = sorted(self._jobs.items(), key=lambda item: item[1].left)
+        by_length = sorted(self._running.items(), key=lambda item: item[1].left)
         for number, (node, job) in enumerate(by_length):
             left, done = job.left - done, job.left
             while spinning:

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
 
 from squall.plan import Settings, check_together, make_plan
 from squall.report.words import clock, rate_text
@@ -33,6 +32,7 @@ from squall.sim.planning.ranking import Ranking, ranked
 from squall.sim.planning.speed import speed_of
 from squall.sim.planning.survival import survival_of
 from squall.strategies import Strategy
+from squall.strategies.work import require
 from squall.task import Task, TaskFunction, check_task
 
 EPOCHS = 50  # a trial's limit without `seconds`, until a first one has reached the target
@@ -76,7 +76,6 @@ def plan_cluster(
         ValueError: a setting, the task or the cluster is wrong.
     """
     wanted = _Trials(until, seconds, trials, keep)
-    _refuse(wanted)
     budget = cores(cluster) if budget is None else budget
     sizes = counts(cluster, budget)  # before the task is built: it refuses a cluster without room
     seed_everything(seed)
@@ -88,13 +87,14 @@ def plan_cluster(
     left_out = sorted(families - {candidate.family for candidate in candidates})
     target = _check(candidates, built, wanted, seed)
     if keep is not None:
-        wanted = wanted._replace(keep=new_directory(keep))
+        wanted = dataclasses.replace(wanted, keep=new_directory(keep))
     simulations = _Simulations(task, built, _timed(cluster, built, candidates[-1], seed), seed, progress)
     interrupted = simulations.run(candidates, wanted)
     return ranked(simulations.entries.values(), target, budget, interrupted, left_out)
 
 
-class _Trials(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Trials:
     """What is asked of simulations with real gradients; see `plan_cluster`."""
 
     until: str | None
@@ -102,15 +102,12 @@ class _Trials(NamedTuple):
     most: int
     keep: str | Path | None
 
-
-def _refuse(trials: _Trials) -> None:
-    """Raise `ValueError` for settings that do not go together."""
-    if trials.most < 1:
-        raise ValueError(f"trials is {trials.most}: it must be at least 1")
-    if trials.seconds is not None and trials.until is None:
-        raise ValueError("seconds limits the trials of until: give until too, or leave seconds out")
-    if trials.keep is not None and trials.until is None:
-        raise ValueError("keep is for the runs of the trials of until: give until too, or leave keep out")
+    def __post_init__(self) -> None:
+        require("trials", self.most, self.most >= 1, "at least 1")
+        if self.seconds is not None and self.until is None:
+            raise ValueError("seconds limits the trials of until: give until too, or leave seconds out")
+        if self.keep is not None and self.until is None:
+            raise ValueError("keep is for the runs of the trials of until: give until too, or leave keep out")
 
 
 def _check(candidates: Sequence[Candidate], task: Task, trials: _Trials, seed: int) -> tuple[str, float] | None:
