@@ -166,7 +166,7 @@ def test_a_frame_behind_a_strangers_is_heard_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("timeout_s", [None, 1e7], ids=["for ever", "for months"])
 def test_something_else_can_wake_a_waiting_process(tmp_path: Path, timeout_s: float | None) -> None:
     reading, writing = os.pipe()
-    server = HostTransport(COORDINATOR, tmp_path, serve=True, wake_on=reading)
+    server = HostTransport(COORDINATOR, tmp_path, serve=True, wake_on=[reading])
     os.write(writing, b"!")
     assert server.receive(timeout_s) is None
     server.close()

@@ -16,7 +16,7 @@ from squall.protocol.messages import Exchange
 from squall.protocol.nodes import Node
 from squall.transports.certificates import Identity
 from squall.transports.stream import Views
-from squall.transports.streams import Streams
+from squall.transports.streams import REDIAL_S, Streams
 
 REPLICA, SHARD = Node("replica", 1), Node("shard")
 GRADIENT = Payload("gradient", REPLICA, 0, 1, 0)
@@ -82,7 +82,6 @@ def replica(machine: Identity, shard: End, tmp_path: Path) -> Iterator[End]:
 
 
 def connected(replica: End, shard: End) -> None:
-    replica.streams.dial(SHARD, time.monotonic())
     turns(replica, shard, until=lambda: bool(replica.events and shard.events))
     assert replica.events.pop() == PeerReached(SHARD)
     assert shard.events.pop() == PeerReached(REPLICA)
@@ -109,7 +108,7 @@ def test_what_was_sent_before_the_connection_broke_is_sent_again_and_taken_once(
     shard.streams._streams[REPLICA].connection.shutdown(socket.SHUT_RDWR)
     turns(replica, shard, until=lambda: SHARD not in replica.streams._streams and REPLICA not in shard.streams._streams)
     shard.memory[:] = b"*" * SIZE  # the shard goes on with its own copy
-    replica.send(SHARD, first, GRADIENT)  # dials
+    replica.send(SHARD, first, GRADIENT)  # into the void
     turns(replica, shard, until=lambda: PeerReached(SHARD) in replica.events)
     replica.send(SHARD, first, GRADIENT)
     turns(replica, shard, until=lambda: len(shard.frames) == 2)
@@ -127,7 +126,6 @@ def test_numbers_that_break_off_are_taken_when_they_come_again(replica: End, sha
     shard.streams._close(REPLICA)
     turns(replica, shard, until=lambda: SHARD not in replica.streams._streams)
     assert not shard.frames
-    replica.streams.dial(SHARD, time.monotonic())
     turns(replica, shard, until=lambda: PeerReached(SHARD) in replica.events)
     replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
     turns(replica, shard, until=lambda: bool(shard.frames))
@@ -142,14 +140,7 @@ def test_a_forgotten_peer_changes_nothing_any_more(replica: End, shard: End) -> 
     shard.streams.forget(REPLICA)
     before = bytes(shard.memory)
     turns(replica, shard, until=lambda: SHARD not in replica.streams._streams)
-    calls: list[float] = []
-
-    def called_often() -> bool:
-        replica.streams.dial(SHARD, time.monotonic() + len(calls))
-        calls.append(1.0)
-        return len(calls) > 100
-
-    turns(replica, shard, until=called_often)
+    turns(replica, shard, until=lambda: replica.streams._redial[SHARD][1] > 4 * REDIAL_S)  # it has called again
     assert not shard.frames
     assert shard.memory == before
 
@@ -160,7 +151,6 @@ def test_a_member_that_answers_under_another_name_is_not_listened_to(
 ) -> None:
     """Names are those of certificates."""
     other = End(machine.issue(name), tmp_path, {SHARD: shard.address, Node("shard", 1): shard.address})
-    other.streams.dial(Node("shard", 1), time.monotonic())
     turns(other, shard, until=lambda: not other.streams._opening)
     assert not other.events
     other.streams.close()
@@ -170,7 +160,6 @@ def test_a_stranger_is_refused(shard: End, tmp_path: Path) -> None:
     """It has a certificate, of another run."""
     other = Identity.new_root("another run").issue("machine-0", authority=True).issue(str(REPLICA))
     stranger = End(other, tmp_path, {SHARD: shard.address})
-    stranger.streams.dial(SHARD, time.monotonic())
     turns(stranger, shard, until=lambda: not stranger.streams._opening and not shard.streams._opening)
     assert not shard.events
     stranger.streams.close()

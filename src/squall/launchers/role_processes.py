@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,16 +15,19 @@ from setproctitle import setproctitle
 from squall.launchers.control_pipe import ControlPipe
 from squall.protocol.effects import End
 from squall.protocol.events import Event, MemberLost, StopRequested
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, Node, shard_nodes
 from squall.record.writer import COMMIT_EVERY_S
 from squall.runtime.driver import Driver, Host
 from squall.runtime.hosts import SlowedHost
 from squall.runtime.job import Job
 from squall.runtime.kinds import host, machine
-from squall.runtime.machines import nodes
+from squall.runtime.places import Places
 from squall.runtime.processes import keep_freed_memory, never_interrupt
 from squall.runtime.recorder import CoordinatorHost
+from squall.runtime.site import Site
+from squall.transports.carrier import Carrier
 from squall.transports.host import HostTransport
+from squall.transports.streams import Streams
 
 
 class NurseryChannel:
@@ -75,23 +79,50 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         never_interrupt()
     elif node.role == "evaluator":
         os.nice(EVALUATOR_NICE if job.plan.until is None and job.plan.patience is None else JUDGE_NICE)
-    transport = transport_of(job, node, sockets, pipe)
+    transport, carriers = connections(job, node, sockets, pipe)
     try:
         # The coordinator's rows are written while nobody speaks, too.
         poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf
-        Driver(machine(job, node), transport, make_host(job, node, pipe)).run(poll_every_s)
+        host = make_host(job, node, pipe)
+        Driver(machine(job, node), transport, host, carriers=carriers).run(poll_every_s)
     finally:
-        transport.close()
+        close(transport, carriers)
 
 
-def transport_of(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> HostTransport:
-    """The node's transport. A message on the `pipe` wakes the process as well."""
-    servers = [n for n in nodes(job) if n.role in ("coordinator", "shard")]
-    peers = {"coordinator": [], "shard": [COORDINATOR]}.get(node.role, servers)
-    return HostTransport(
-        node, sockets, serve=node in servers, peers=peers, spin_s=_spin_s(job, node),
-        wake_on=pipe.connection.fileno() if pipe is not None else None,
+def connections(
+    job: Job, node: Node, sockets: Path, pipe: ControlPipe | None
+) -> tuple[HostTransport, list[Carrier]]:  # fmt: skip
+    """What reaches the node's peers on this machine, and those elsewhere. A message on the `pipe` wakes it as well."""
+    carriers = [] if job.site is None else [_carrier(job, job.site, node, sockets)]
+    peers = _servers(job, node, here=True)
+    transport = HostTransport(
+        node, sockets, serve=node.role in ("coordinator", "shard"), peers=peers,
+        spin_s=_spin_s(job, node) if job.site is None else 0.0,
+        wake_on=[*([pipe.connection.fileno()] if pipe is not None else []), *(c.fileno() for c in carriers)],
     )  # fmt: skip
+    return transport, carriers
+
+
+def close(transport: HostTransport, carriers: Sequence[Carrier]) -> None:
+    transport.close()
+    for carrier in carriers:
+        carrier.close()
+
+
+def _carrier(job: Job, site: Site, node: Node, sockets: Path) -> Carrier:
+    """What reaches the node's peers on other machines."""
+    places = Places(node, job.recipe.shards, job.layout, job.arena.shape, memoryview(job.arena.memory))
+    addresses = {server: site.addresses[server] for server in _servers(job, node, here=False)}
+    contexts = site.identity.issue(str(node)).contexts(sockets)
+    return Carrier(Streams(contexts, places, addresses, site.listeners.get(node)))
+
+
+def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:
+    """Whom a node connects to, on this machine or elsewhere."""
+    if node == COORDINATOR:
+        return []
+    shards = shard_nodes(job.recipe.shards) if node.role != "shard" else ()
+    return [server for server in (COORDINATOR, *shards) if (job.site is None or job.site.has(server)) == here]
 
 
 def make_host(job: Job, node: Node, pipe: ControlPipe | None) -> Host:

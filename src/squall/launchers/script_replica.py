@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from squall.errors import Interrupted, NotFinite, SquallError
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.role_processes import name_process, transport_of
+from squall.launchers.role_processes import close, connections, name_process
 from squall.protocol.effects import Compute, Effect, UseWeights
 from squall.protocol.events import BatchOver, BatchSkipped, Event, LoopLeft, ValuesLogged
 from squall.protocol.messages import Factors
@@ -92,9 +92,9 @@ class ReplicaBackend(SessionBackend):
             if self._pipe.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
                 break
         self._host = _ScriptHost(job, self.rank, self._pipe)
-        self._transport = transport_of(job, self._node, self._sockets, self._pipe)
+        self._transport, self._carriers = connections(job, self._node, self._sockets, self._pipe)
         self._seen = recorded(self._host, job, self._node)
-        self._driver = Driver(machine(job, self._node), self._transport, self._seen)
+        self._driver = Driver(machine(job, self._node), self._transport, self._seen, carriers=self._carriers)
         self._driver.start()
         for values in self._logged:
             self.log(values)
@@ -186,7 +186,7 @@ class ReplicaBackend(SessionBackend):
     def _settle(self) -> None:
         if self._driver.end is not None:
             self._driver.finish()
-        self._transport.close()
+        close(self._transport, self._carriers)
         while self._host.over is None:
             self._host.hear()
         self.status = self._host.over["status"]

@@ -2,7 +2,9 @@
 
 The arena is an unnamed file: it is made under /dev/shm with mode 0600 and unlinked before anything is written to it,
 so that whatever dies, and however, nothing stays behind. Processes get it by being forked from the one that made it.
-Its pages are reserved at once: too small a /dev/shm is an answer here, not a SIGBUS later.
+Its pages are reserved at once: too small a /dev/shm is an answer here, not a SIGBUS later. Where a run has several
+machines each has an arena with room for all slots, and reserves what is used there: a number has the same place on
+every machine.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import mmap
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,9 @@ from squall.runtime.disk import refusal
 SHARED_MEMORY = Path("/dev/shm")
 _PAGE = 4096
 _PART = 1 << 18  # elements, 1 MiB: well inside a core's part of the cache
+
+
+Span = tuple[int, int]  # bytes [start, stop)
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,20 @@ class Shape:
         return 8 * self.groups * (self.replicas + 1) * self.weights
 
     @property
+    def rates_span(self) -> Span:
+        """Bytes behind the buffers."""
+        start = (self.replicas * (self.weights + self.gradients) + 1) * self.stride
+        return start, start + -(-self.rates_bytes // _PAGE) * _PAGE
+
+    @property
     def total_bytes(self) -> int:
-        buffers = self.replicas * (self.weights + self.gradients) + 1
-        return buffers * self.stride + -(-self.rates_bytes // _PAGE) * _PAGE
+        return self.rates_span[1]
+
+    def buffers(self, slot: int) -> Iterator[int]:
+        """The first byte of each buffer of a slot."""
+        number = self.weights + self.gradients
+        for index in range(slot * number, slot * number + (number if slot < self.replicas else 1)):
+            yield index * self.stride
 
 
 class Arena:
@@ -61,27 +78,34 @@ class Arena:
         self.memory = memory
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         self._floats = whole.view(torch.float32)
-        rates = whole[shape.total_bytes - -(-shape.rates_bytes // _PAGE) * _PAGE :][: shape.rates_bytes]
+        rates = whole[shape.rates_span[0] :][: shape.rates_bytes]
         self._rates = rates.view(torch.float64).view(shape.replicas + 1, shape.weights, shape.groups)
 
     @classmethod
-    def create(cls, shape: Shape, fallback: Path, directory: Path = SHARED_MEMORY) -> Arena:
-        """Reserve an arena in `directory`, or in `fallback` (on disk, slower) with a warning that says why."""
+    def create(
+        cls, shape: Shape, fallback: Path, directory: Path = SHARED_MEMORY, used: Sequence[Span] | None = None
+    ) -> Arena:  # fmt: skip
+        """Reserve an arena in `directory`, or in `fallback` (on disk, slower) with a warning that says why.
+
+        `used`: what will be used of it; None: all.
+        """
+        spans = [(0, shape.total_bytes)] if used is None else [*used, shape.rates_span]
+        size = sum(stop - start for start, stop in spans)
         try:
-            return cls(shape, _reserve(directory, shape.total_bytes))
+            return cls(shape, _reserve(directory, shape.total_bytes, spans))
         except OSError as error:
             warnings.warn(
-                f"{directory} cannot hold the arena of {_mib(shape.total_bytes)} ({error.strerror}); it is put into a"
+                f"{directory} cannot hold the arena of {_mib(size)} ({error.strerror}); it is put into a"
                 f" file under {fallback}, which is slower. Make shared memory larger: docker run --shm-size=..., or"
                 " mount -o remount,size=... /dev/shm",
                 RuntimeWarning,
                 stacklevel=2,
             )
         try:
-            return cls(shape, _reserve(fallback, shape.total_bytes))
+            return cls(shape, _reserve(fallback, shape.total_bytes, spans))
         except OSError as error:
             remedy = refusal(fallback, error)
-            raise OSError(f"the arena of {_mib(shape.total_bytes)} in a file under {remedy}") from error
+            raise OSError(f"the arena of {_mib(size)} in a file under {remedy}") from error
 
     @classmethod
     def private(cls, shape: Shape) -> Arena:
@@ -112,14 +136,16 @@ def newest_first(vector: Tensor) -> tuple[Tensor, ...]:
     return parts[::-1]
 
 
-def _reserve(directory: Path, size: int) -> mmap.mmap:
+def _reserve(directory: Path, size: int, spans: Sequence[Span]) -> mmap.mmap:
     free = os.statvfs(directory)
-    if free.f_bavail * free.f_frsize < size:
+    if free.f_bavail * free.f_frsize < sum(stop - start for start, stop in spans):
         raise OSError(28, f"{_mib(free.f_bavail * free.f_frsize)} free")
     handle, name = tempfile.mkstemp(prefix="squall-", dir=directory)  # mode 0600
     try:
         os.unlink(name)
-        os.posix_fallocate(handle, 0, size)
+        os.truncate(handle, size)
+        for start, stop in spans:
+            os.posix_fallocate(handle, start, stop - start)
         return mmap.mmap(handle, size)
     finally:
         os.close(handle)

@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -97,11 +97,11 @@ class Driver:
 
     def __init__(
         self, linked: Linked, transport: Transport, host: Host, clock: Callable[[], float] = time.monotonic,
-        carrier: Carrier | None = None,
+        carriers: Sequence[Carrier] = (),
     ) -> None:  # fmt: skip
         self._linked = linked
         self._transport = transport
-        self._carrier = carrier
+        self._carriers = carriers
         self._host = host
         self._clock = clock
         self._events: deque[Event] = deque()
@@ -153,7 +153,7 @@ class Driver:
                 self._events.append(FrameArrived(sender, decode(data)))
             except (msgspec.DecodeError, ValueError) as error:
                 raise PeerFault(f"{sender} sent something that is not a frame: {error}") from error
-        for event in (self._carrier.take() if self._carrier is not None else None, self._host.poll()):
+        for event in (*[carrier.take() for carrier in self._carriers], self._host.poll()):
             if event is not None:
                 self._events.append(event)
 
@@ -163,16 +163,18 @@ class Driver:
             if isinstance(effect, Transmit):
                 if effect.payload is not None and not effect.again:
                     self._host.attach(effect.payload)
-                if self._carrier is not None and self._carrier.knows(effect.to):
-                    self._carrier.send(effect.to, effect.frame, effect.payload)
+                for carrier in self._carriers:
+                    if carrier.knows(effect.to):
+                        carrier.send(effect.to, effect.frame, effect.payload)
+                        break
                 else:
                     self._transport.send(effect.to, encode(effect.frame))
             elif isinstance(effect, End):
                 self._host.perform(effect, now)
                 self.end = effect
             elif isinstance(effect, Forget):
-                if self._carrier is not None:
-                    self._carrier.forget(effect.node)
+                for carrier in self._carriers:
+                    carrier.forget(effect.node)
             else:
                 answer = self._host.perform(effect, now)
                 if answer is not None:

@@ -18,6 +18,7 @@ from squall.runtime.arena import Arena, Shape
 from squall.runtime.backward import resolve_device
 from squall.runtime.rates import NAME, Schedule
 from squall.runtime.run_plan import Plan
+from squall.runtime.site import Site
 from squall.runtime.snapshot import Restored
 from squall.strategies import Recipe, Strategy
 from squall.task import Task
@@ -38,6 +39,7 @@ class Job:
     directory: Path  # of the run
     commanded_at: float = field(default_factory=time.time)  # when the user gave the command, seconds since 1970
     restored: Restored | None = None  # the snapshot that the run goes on from
+    site: Site | None = None  # None: the run has one machine
     schedule: Path | None = None  # where hosts keep their schedules; None: there will be no replay
 
     @cached_property

@@ -19,11 +19,11 @@ from squall.strategies.work import BatchMethod
 
 
 def nodes(job: Job) -> list[Node]:
-    """The processes that a run begins with: first whom others connect to, last who computes all along."""
+    """The processes that begin on this machine: first whom others connect to, last who computes all along."""
     evaluators = [Node("evaluator", job.recipe.replicas)] if job.task.validate is not None else []
     shards = shard_nodes(job.recipe.shards)
     replicas = [replica_node(slot, 0) for slot in range(job.recipe.replicas)]
-    return [COORDINATOR, *shards, *evaluators, *replicas]
+    return [n for n in (COORDINATOR, *shards, *evaluators, *replicas) if job.site is None or job.site.has(n)]
 
 
 def lease_coordinator(job: Job) -> LoopCoordinator:

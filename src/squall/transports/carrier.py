@@ -79,7 +79,7 @@ class Carrier:
                 wake_at = self._streams.wake_at
                 if self._streams.news:
                     os.eventfd_write(self._news, 1)
-            timeout_ms = None if wake_at is None else max(0, math.ceil((wake_at - time.monotonic()) * 1000))
+            timeout_ms = None if wake_at == math.inf else max(0, math.ceil((wake_at - time.monotonic()) * 1000))
             for descriptor, _ in watched.poll(timeout_ms):
                 if descriptor == self._work:
                     os.eventfd_read(self._work)

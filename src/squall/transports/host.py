@@ -25,13 +25,13 @@ class HostTransport:
 
     def __init__(
         self, node: Node, directory: Path, *, serve: bool = False, peers: Iterable[Node] = (), spin_s: float = 0.0,
-        wake_on: int | None = None,
+        wake_on: Iterable[int] = (),
     ) -> None:  # fmt: skip
         self._router = Router(node, directory, serve, peers)
         self._bell = Doorbell(node, directory) if node != COORDINATOR else None
         self._spin_s = spin_s
         self._watched = select.poll()
-        for descriptor in (self._router, self._bell, wake_on):
+        for descriptor in (self._router.fileno(), self._bell.fileno() if self._bell is not None else None, *wake_on):
             if descriptor is not None:
                 self._watched.register(descriptor, select.POLLIN)
 
@@ -40,7 +40,7 @@ class HostTransport:
             self._router.send(to, data)
 
     def receive(self, timeout_s: float | None) -> tuple[Node, bytes] | None:
-        """The next frame, or None when the time is over or the file descriptor `wake_on` has something.
+        """The next frame, or None when the time is over or a file descriptor of `wake_on` has something.
 
         May return None early. Looks out for `spin_s` before it sleeps.
         """

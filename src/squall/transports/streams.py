@@ -1,4 +1,4 @@
-"""A process's connections to those on other machines: opened when they are needed, and again when they break.
+"""A process's connections to those on other machines: opened at once, and again when they break.
 
 A frame for a peer that is not connected is dropped: its link sends it again, at once when the connection is there. What
 a connection carries already is not given to it a second time. Nothing here waits, and no peer can make it raise: what
@@ -7,6 +7,7 @@ is broken or not understood is closed.
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import ssl
@@ -42,6 +43,7 @@ class Streams:
         self._nodes: dict[int, Node] = {}  # by descriptor
         self._opening: dict[int, tuple[Opening, Node | None]] = {}  # by descriptor, and whom it dials
         self._redial: dict[Node, tuple[float, float]] = {}  # when it may be dialled again, and the pause after that
+        self._redial_at = 0.0  # the earliest of those
         self._had: dict[Node, int] = {}  # number of the last message of each peer whose numbers have come
         self._forgotten: set[Node] = set()
         self._busy: dict[Node, None] = {}  # whose streams have more that goes at once
@@ -62,11 +64,11 @@ class Streams:
         return node in self._addresses or node in self._had
 
     @property
-    def wake_at(self) -> float | None:
-        """When there is something to do though nothing came."""
+    def wake_at(self) -> float:
+        """When there is something to do though nothing came; infinity: never."""
         if self._busy:
             return 0.0
-        return min((opening.until for opening, _ in self._opening.values()), default=None)
+        return min((self._redial_at, *(opening.until for opening, _ in self._opening.values())))
 
     @property
     def bytes(self) -> tuple[int, int]:
@@ -79,9 +81,7 @@ class Streams:
 
     def send(self, to: Node, frame: Frame, payload: Payload | None, now: float) -> None:
         stream = self._streams.get(to)
-        if stream is None:
-            self.dial(to, now)
-        elif to in self._ready and (frame.number == 0 or frame.number > stream.last):
+        if stream is not None and to in self._ready and (frame.number == 0 or frame.number > stream.last):
             stream.put(frame, payload, () if payload is None else self._places(payload))
             self._busy[to] = None
 
@@ -97,16 +97,6 @@ class Streams:
         if isinstance(event, PeerReached):
             self._ready.add(event.node)
         return event
-
-    def dial(self, node: Node, now: float) -> None:
-        """Open a connection, unless that was tried a moment ago, or there is no address to dial."""
-        at, pause = self._redial.get(node, (0.0, REDIAL_S))
-        dialled = any(whom == node for _, whom in self._opening.values())
-        if node not in self._addresses or node in self._forgotten or dialled or now < at:
-            return
-        self._redial[node] = (now + pause, min(2 * pause, REDIAL_AT_MOST_S))
-        with suppress(OSError):
-            self._open(Opening.dial(self._addresses[node], self._client, now), node)
 
     def forget(self, node: Node) -> None:
         """Nothing that this peer sends is put anywhere any more."""
@@ -126,6 +116,8 @@ class Streams:
 
     def turn(self, now: float) -> None:
         """Do what goes without waiting."""
+        if now >= self._redial_at:
+            self._dial(now)
         for descriptor, _ in self._epoll.poll(0):
             if descriptor in self._nodes:
                 self._busy[self._nodes[descriptor]] = None
@@ -139,6 +131,21 @@ class Streams:
         for node in busy:
             if node in self._streams:
                 self._serve(node, self._streams[node])
+
+    def _dial(self, now: float) -> None:
+        """Open a connection to everybody whose address is known, and again when it breaks, at growing pauses."""
+        self._redial_at = math.inf
+        waited_for = {whom for _, whom in self._opening.values()} | self._streams.keys() | self._forgotten
+        for node, address in self._addresses.items():
+            if node in waited_for:
+                continue
+            at, pause = self._redial.get(node, (0.0, REDIAL_S))
+            if now >= at:
+                at = now + pause
+                self._redial[node] = at, min(2 * pause, REDIAL_AT_MOST_S)
+                with suppress(OSError):
+                    self._open(Opening.dial(address, self._client, now), node)
+            self._redial_at = min(self._redial_at, at)
 
     def _serve(self, node: Node, stream: Stream) -> None:
         heads: list[Head] = []
@@ -156,6 +163,7 @@ class Streams:
             if head.payload is not None:
                 self._had[node] = max(self._had[node], head.frame.number)
             self._arrived.append(FrameArrived(node, head.frame))
+            self._redial.pop(node, None)  # not before: it may hang up on us
 
     def _accept(self, now: float) -> None:
         assert self._listener is not None
@@ -183,7 +191,6 @@ class Streams:
             self._give_up(descriptor)
             return
         del self._opening[descriptor]
-        self._redial.pop(node, None)
         self._close(node)  # an earlier connection, of which the peer knows no more
         self._epoll.modify(descriptor, select.EPOLLIN)
         self._nodes[descriptor] = node
@@ -202,6 +209,7 @@ class Streams:
 
     def _give_up(self, descriptor: int) -> None:
         opening, _ = self._opening.pop(descriptor)
+        self._redial_at = 0.0
         self._epoll.unregister(descriptor)
         opening.close()
 
@@ -209,6 +217,7 @@ class Streams:
         stream = self._streams.pop(node, None)
         if stream is None:
             return
+        self._redial_at = 0.0
         self._ready.discard(node)
         del self._nodes[stream.connection.fileno()]
         self._epoll.unregister(stream.connection)  # a process that was forked may hold it open

@@ -161,7 +161,7 @@ def _serve(job: Job, node: Node, served: Tensor, spin_s: float, line: ControlPip
     mine, theirs = Pipe()  # where a run's coordinator hears its nursery: `theirs` stays open, and says nothing
     peers = [] if node == COORDINATOR else [COORDINATOR]
     transport = _Awaited(
-        HostTransport(node, job.directory, serve=True, peers=peers, wake_on=mine.fileno(), spin_s=spin_s)
+        HostTransport(node, job.directory, serve=True, peers=peers, wake_on=[mine.fileno()], spin_s=spin_s)
     )
     host = make_host(job, node, ControlPipe(mine))
     Driver(machine(job, node), transport, host if node == COORDINATOR else _MeteredShard(host, served, transport)).run()

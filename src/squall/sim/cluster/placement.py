@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
+from collections import Counter
 
 from squall.protocol.nodes import Node
+from squall.runtime.placement import place
 from squall.sim.cluster.cores import Cores
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import MachineKind
@@ -26,44 +27,28 @@ class UsedMachine:
 
 
 class Placement:
-    """Replicas are spread over the cores of all machines that may have them, shards over those with the fewest.
-
-    A replacement takes the place of the process that it replaces.
-    """
+    """Processes where a real run has them too. A replacement takes the place of the process that it replaces."""
 
     def __init__(self, cluster: Cluster, recipe: Recipe) -> None:
         self.places = [UsedMachine(kind, number) for kind in cluster.machines for number in range(kind.count)]
-        self._of: dict[tuple[str, int], UsedMachine] = {}
+        seats = place(recipe, [used.kind for used in self.places])
+        self._of = {key: self.places[i] for key, i in seats.items()}
         self.seats: dict[Node, UsedMachine] = {}  # what `of` has found so far: nodes are asked for again and again
-        crowd = [0.0] * len(self.places)  # processes a core
-        for role, count in (("replica", recipe.replicas), ("shard", recipe.shards)):
-            self._spread(role, range(count), crowd)
-        self._spread("coordinator", range(1), crowd)
-        self._spread("evaluator", range(recipe.replicas, recipe.replicas + 1), crowd)
-
-    def _spread(self, role: str, indices: range, crowd: list[float]) -> None:
-        """The least crowded first; those of equal crowd in the order of the file."""
-        able = [(crowd[i], i) for i, place in enumerate(self.places) if role in place.kind.roles]
-        heapq.heapify(able)
-        for index in indices:
-            _, i = able[0]
-            place = self._of[role, index] = self.places[i]
-            if role in ("replica", "shard"):  # the others hardly compute
-                place.cores.alone = crowd[i] == 0
-                crowd[i] += 1 / place.kind.cores
-            heapq.heapreplace(able, (crowd[i], i))
+        computing = Counter(i for (role, _), i in seats.items() if role in ("replica", "shard"))
+        for i, count in computing.items():
+            self.places[i].cores.alone = count == 1
 
     def of(self, node: Node) -> UsedMachine:
-        place = self.seats.get(node)
-        if place is None:
-            place = self.seats[node] = self._of[node.role, node.index]
-        return place
+        used = self.seats.get(node)
+        if used is None:
+            used = self.seats[node] = self._of[node.role, node.index]
+        return used
 
     def clear(self) -> None:
         """Nobody is there any more."""
-        for place in self.places:
-            place.cores.clear()
+        for used in self.places:
+            used.cores.clear()
 
-    def on(self, place: UsedMachine) -> list[tuple[str, int]]:
+    def on(self, used: UsedMachine) -> list[tuple[str, int]]:
         """(role, index) of what is there."""
-        return [key for key, where in self._of.items() if where is place]
+        return [key for key, where in self._of.items() if where is used]

@@ -1,0 +1,62 @@
+"""Where the numbers of payloads lie: at one place of the arena, which is the same on every machine."""
+
+from __future__ import annotations
+
+from squall.protocol.effects import Payload
+from squall.protocol.nodes import Node
+from squall.runtime.arena import Shape, Span
+from squall.runtime.placement import Seats
+from squall.transports.stream import Views
+from squall.vector import Layout
+
+
+class Places:
+    """The bytes of payloads that a process sends or receives; called with each."""
+
+    def __init__(self, node: Node, shards: int, layout: Layout, shape: Shape, memory: memoryview) -> None:
+        """`memory` is the arena's."""
+        self._node = node
+        self._shape = shape
+        self._memory = memory
+        self._ranges = [layout.shard_range(shard, shards) for shard in range(shards)]
+        self._views: dict[tuple[str, int, int, int], Views] = {}
+
+    def __call__(self, payload: Payload) -> Views:
+        """Raises `ValueError` for what this process has no part in."""
+        key = payload.kind, payload.slot, payload.buffer, payload.shard
+        if key not in self._views:
+            self._views[key] = self._find(payload)
+        if self._node not in (payload.owner, Node("shard", payload.shard)):
+            raise ValueError(f"{payload} at {self._node}")
+        return self._views[key]
+
+    def _find(self, payload: Payload) -> Views:
+        shape, slot, buffer = self._shape, payload.slot, payload.buffer
+        gradient = payload.kind == "gradient"
+        buffers = shape.gradients if gradient else shape.weights if slot < shape.replicas else 1
+        slots = shape.replicas + (0 if gradient else 1)
+        if not (0 <= slot < slots and 0 <= buffer < buffers and 0 <= payload.shard < len(self._ranges)):
+            raise ValueError(f"there is no place for {payload}")
+        start, stop = self._ranges[payload.shard]
+        at = [*shape.buffers(slot)][buffer + shape.weights if gradient else buffer]
+        numbers = self._memory[at + 4 * start : at + 4 * stop]
+        if gradient:
+            return (numbers,)
+        rates = shape.rates_span[0] + 8 * shape.groups * (slot * shape.weights + buffer)
+        return numbers, self._memory[rates : rates + 8 * shape.groups]
+
+
+def used_spans(shape: Shape, layout: Layout, shards: int, seats: Seats, machine: int) -> list[Span]:
+    """What a machine needs of its arena: the slots of its own processes, and its shards' ranges of the others."""
+    own = {index for (role, index), at in seats.items() if at == machine and role in ("replica", "evaluator")}
+    ranges = [
+        layout.shard_range(index, shards) for (role, index), at in seats.items() if (role, at) == ("shard", machine)
+    ]
+    spans = []
+    for slot in range(shape.replicas + 1):
+        for at in shape.buffers(slot):
+            if slot in own:
+                spans.append((at, at + shape.stride))
+            else:
+                spans += [(at + 4 * start, at + 4 * stop) for start, stop in ranges]
+    return spans
