@@ -87,7 +87,11 @@ class TrainingBatches:
         self._steps = task.train if isinstance(task.train, Steps) else None
         # A TensorDataset gives a batch by one indexing of each tensor, instead of one per example and a stack.
         self._tensors = task.train.tensors if type(task.train) is TensorDataset and not task.loader else None
-        self._loader = _loader(task, self._requests)
+        arguments = loader_arguments(task)
+        if arguments.get("num_workers", 0) > 0:
+            arguments.setdefault("persistent_workers", True)
+        sampler: Any = _Sampler(self._requests)
+        self._loader = DataLoader(_Seeded(task.train), batch_sampler=sampler, **arguments)
         self._ahead = self._loader.num_workers > 0
         self._iterator: Iterator[Batch] | None = None
 
@@ -193,14 +197,6 @@ class _Sampler:
 
     def __iter__(self) -> Iterator[_Request]:
         return self._requests()
-
-
-def _loader(task: Task, requests: Callable[[], Iterator[_Request]]) -> DataLoader[Any]:
-    arguments = loader_arguments(task)
-    if arguments.get("num_workers", 0) > 0:
-        arguments.setdefault("persistent_workers", True)
-    data = _Seeded(task.train)
-    return DataLoader(data, batch_sampler=_Sampler(requests), **arguments)  # type: ignore[arg-type]
 
 
 def validation_batches(task: Task) -> Iterator[tuple[int, Batch]]:

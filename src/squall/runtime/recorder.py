@@ -87,9 +87,8 @@ class CoordinatorHost(Host):
     def _rewind(self, manifest: Manifest) -> None:
         """The record goes back to the snapshot as the weights do; leases held then end as they are in it."""
         ledger = msgspec.convert(manifest.ledger, Ledger)
-        held = [int(lease) for lease in ledger.held]
         self._left_out.known(self._record.skips(int(lease) for lease in ledger.leases))
-        self._record.rewind(manifest.asked_s, ledger.next_id, ledger.dealt_upto, held)
+        self._record.rewind(manifest.asked_s, ledger.next_id, ledger.dealt_upto, [int(lease) for lease in ledger.held])
         self._book(manifest.ledger, manifest.progress, manifest.trained_s, reported=manifest.final)
 
     def _book(self, ledger: dict[str, object], progress: dict[str, int], at: float, reported: bool = False) -> None:
@@ -186,9 +185,8 @@ class CoordinatorHost(Host):
             case notes.MemberLeft(node):
                 self._member(node, "left")
             case notes.MemberDied(node, why):
-                text = f"{node.role} {node.index}: {why}"
-                self._member(node, "lost", text)
-                self._event("lost", text)
+                self._member(node, "lost", f"{node.role} {node.index}: {why}")
+                self._event("lost", f"{node.role} {node.index}: {why}")
             case notes.MemberReplaced(node):
                 self._event("replaced", f"{node.role} {node.index}")
             case notes.TargetReached(text):
@@ -285,8 +283,7 @@ class CoordinatorHost(Host):
             training_s=self.training_s, diverged=self._divergence.text, evaluating="", status=end.status,
             ended=end.cause, reason=end.reason,
         )  # fmt: skip
-        kind = {"finished": "finished", "interrupted": "stopped"}.get(end.status, "error")
-        self._event(kind, end.reason)
+        self._event({"finished": "finished", "interrupted": "stopped"}.get(end.status, "error"), end.reason)
         try:
             self._record.close()
         except RecordError as error:
