@@ -39,7 +39,7 @@ from squall.protocol.notes import LeaseEnded
 from squall.runtime.wire import Price
 from squall.sim.cluster.cores import Prolong
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.placement import Placement, UsedMachine
+from squall.sim.cluster.placement import Placement
 from squall.strategies import Recipe
 
 UPDATE_SHARE = 3 / 5  # of a shard's work on an exchange: read gradient and weights, write weights; the rest copies
@@ -74,7 +74,6 @@ class Costs:
         self.messages = 0
         self.busy_s = 0.0  # of all shards together
         self.computed = 0  # examples
-        self._cluster = cluster
         self._recipe = recipe
         self._workload = workload
         self._chance = chance
@@ -83,7 +82,7 @@ class Costs:
         self._fetched = [4 * count for count in workload.elements]  # bytes of an exchange with each shard
         self._pushed = [count // recipe.work.blocks for count in self._fetched]
         self._whole = sum(workload.elements)
-        self._steps: dict[int, float] = {}  # machine kind, by id -> step time
+        self._steps = {id(kind): cluster.step_s(kind, workload.step_s) for kind in cluster.machines}
         self._shards = [placement.of(Node("shard", index)) for index in range(len(workload.elements))]
         work = [place.kind.work_s(count // recipe.work.blocks) for place, count in zip(self._shards, workload.elements)]
         code = [place.kind.overhead.serve_s / 2 for place in self._shards]  # half of it around each
@@ -113,7 +112,7 @@ class Costs:
         self.computed += effect.stop - effect.start
         place = self.placement.of(node)
         part = (effect.stop - effect.start) / self._workload.batch_size
-        seconds = part * self._step_s(place) * place.kind.jitter.draw(self._chance)
+        seconds = part * self._steps[id(place.kind)] * place.kind.jitter.draw(self._chance)
         code = place.kind.overhead
         seconds += code.batch_s + code.exchange_s * self._recipe.shards / self._recipe.work.every
         if effect.accumulate:  # what the buffer holds is read once more
@@ -142,20 +141,14 @@ class Costs:
         return self._at_shard(node, self._passes(node, passes, self._workload.elements[node.index]), begins)
 
     def _evaluate(self, node: Node, effect: EvaluateModel, begins: float) -> float:
-        step_s = self._step_s(self.placement.of(node))
-        seconds = FORWARD_SHARE * step_s * self._workload.validation / self._workload.batch_size
-        return self.placement.of(node).cores.take(node, begins, seconds, self.prolong)
+        place = self.placement.of(node)
+        seconds = FORWARD_SHARE * self._steps[id(place.kind)] * self._workload.validation / self._workload.batch_size
+        return place.cores.take(node, begins, seconds, self.prolong)
 
     def _lease(self, node: Node, effect: LeaseEnded, begins: float) -> float:
         place = self.placement.of(node)
         lease_s = place.kind.overhead.lease_s
         return place.cores.take(node, begins, lease_s, self.prolong) if lease_s else 0.0
-
-    def _step_s(self, place: UsedMachine) -> float:
-        found = self._steps.get(id(place.kind))
-        if found is None:
-            found = self._steps[id(place.kind)] = self._cluster.step_s(place.kind, self._workload.step_s)
-        return found
 
     def _at_shard(self, node: Node, seconds: float, begins: float) -> float:
         place, spin_s = self._shards[node.index], self._spins[node.index]

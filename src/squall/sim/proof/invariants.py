@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from squall.protocol.effects import Apply, EvaluateModel, PublishSnapshot, Transmit, UseWeights, WriteSnapshot
 from squall.protocol.leases import Leases, Limits
@@ -16,12 +17,11 @@ from squall.protocol.messages import Exchange, Exchanged, Lease
 from squall.protocol.nodes import Node
 from squall.protocol.notes import BatchLeftOut, LeaseEnded, WorkReported
 from squall.sim.proof.broken import Broken
-from squall.sim.proof.labels import Labels
-from squall.sim.proof.logs import SentPush, ShardLog
+from squall.sim.proof.logs import Labels, SentPush, ShardLog
 from squall.sim.proof.loops import mean_rates
 from squall.sim.proof.memory import BatchRange, File, Gradient, Written, folded
 from squall.sim.proof.phantoms import PhantomHosts
-from squall.sim.proof.positions import LeaseRows, restored, trained
+from squall.sim.proof.positions import LeaseRows, batches, restored, trained
 from squall.strategies.base import Recipe
 
 
@@ -34,6 +34,7 @@ class Auditor:
         self._left_out: set[tuple[int, BatchRange]] = set()  # by loops: lease and batch
         self._skipped: set[BatchRange] = set()  # of these, the batches that were over without a step
         self.allowed: Counter[BatchRange] = Counter()  # repeats that the audit names: what was given back by its holder
+        self._batches = partial(batches, size=batch_size)
         self._bound = _bound(recipe)
         self._rows = LeaseRows()
         self._examples_saved = 0  # in the newest snapshot, by the shard that has fewest
@@ -218,10 +219,6 @@ class Auditor:
                     raise Broken("I1", f"{_text(batch)} counts as trained, and shard {shard} does not have it")
         self.allowed.update(self._batches(lease.epoch, done, lease.stop))
         self._rows.add(lease.id, Range(lease.epoch, lease.start, done))
-
-    def _batches(self, epoch: int, start: int, stop: int) -> list[BatchRange]:
-        size = self.batch_size
-        return [(epoch, at, min(at + size, stop)) for at in range(start, stop, size)]
 
     def _on_published(self, manifest: PublishSnapshot) -> None:
         """A run that goes on from it trains exactly what is not in every shard's file."""

@@ -1,10 +1,17 @@
-"""What the auditor keeps of pushes and of shards."""
+"""What the auditor keeps: of pushes, of shards, and of what is in the weights that are measured (I7)."""
 
 from __future__ import annotations
 
-from squall.protocol.messages import Exchange
+from collections.abc import Mapping, Sequence
+
+from squall.protocol.effects import Compute, Transmit
+from squall.protocol.events import GradientComputed
+from squall.protocol.messages import Evaluated, Exchange, Logged
 from squall.protocol.nodes import Node
+from squall.protocol.notes import WeightsMeasured
 from squall.sim.proof.memory import Gradient, Written
+
+Label = tuple[int, int]  # updates and examples, each by the shard that has fewest
 
 
 class SentPush:
@@ -35,3 +42,43 @@ class ShardLog:
 
     def examples_at(self, version: int) -> int:
         return self.examples[version - self.first]
+
+
+class Labels:
+    """Keeps what is in everybody's weights. `wrong` compares what is told of them."""
+
+    def __init__(self, logs: Sequence[ShardLog], local: bool) -> None:
+        """`logs` are by shard; `local`: every batch moves the replica's weights."""
+        self._logs, self._local = logs, local
+        self._in_use: dict[Node, Label] = {}
+        self._stepping: dict[Node, Compute] = {}  # computations that will move a replica's own weights
+        self._told: set[Label] = set()
+
+    def used(self, node: Node, versions: Mapping[int, int]) -> None:
+        """The node goes on with weights of these versions, by shard."""
+        examples = min(self._logs[shard].examples_at(version) for shard, version in versions.items())
+        self._in_use[node] = min(versions.values()), examples
+
+    def wrong(self, node: Node, what: object) -> str:
+        """What is wrong with what is seen of a node, or nothing."""
+        match what:
+            case Compute(local_step=steps):
+                self._stepping.pop(node, None)
+                if steps or self._local:
+                    self._stepping[node] = what
+            case GradientComputed(finite=True) if node in self._stepping:
+                own = self._stepping.pop(node)
+                updates, examples = self._in_use[node]
+                self._in_use[node] = updates, examples + own.stop - own.start
+            case Transmit(again=False) if isinstance(what.frame.message, Evaluated | Logged):
+                weights = what.frame.message.weights
+                label, right = (weights.updates, weights.examples), self._in_use.get(node, (0, 0))
+                self._told.add(label)
+                if label != right:
+                    return f"{node} tells updates, examples {label} of weights with {right}"
+            case WeightsMeasured(values, weights):
+                label = weights.updates, weights.examples
+                if label not in self._told:
+                    names = ", ".join(values)
+                    return f"the record labels {names} with updates, examples {label}, and nobody has told that"
+        return ""

@@ -18,15 +18,16 @@ def restored(manifest: PublishSnapshot, batch_size: int, limits: Limits) -> Leas
     return Leases.restore(dict(manifest.ledger), progress, batch_size, limits)
 
 
+def batches(epoch: int, start: int, stop: int, size: int) -> list[BatchRange]:
+    """The batches of a range of examples."""
+    return [(epoch, at, min(at + size, stop)) for at in range(start, stop, size)]
+
+
 def trained(left: Leases, size: int) -> set[BatchRange]:
     """Batches that were dealt, and are not dealt again."""
-
-    def batches(epoch: int, start: int, stop: int) -> list[BatchRange]:
-        return [(epoch, at, min(at + size, left.examples)) for at in range(start, stop, size)]
-
-    dealt = [batch for epoch in range(left.epoch) for batch in batches(epoch, 0, left.examples)]
-    again = {batch for span in left.returned for batch in batches(*span)}
-    return {*dealt, *batches(left.epoch, 0, left.cursor)} - again
+    dealt = [batch for epoch in range(left.epoch) for batch in batches(epoch, 0, left.examples, size)]
+    again = {batch for span in left.returned for batch in batches(*span, size)}
+    return {*dealt, *batches(left.epoch, 0, left.cursor, size)} - again
 
 
 class LeaseRows:
