@@ -39,7 +39,7 @@ class End:
         host, port = self.listener.getsockname()
         return host, port
 
-    def places(self, payload: Payload) -> Views:
+    def places(self, payload: Payload, peer: Node) -> Views:
         if payload.kind != "gradient":
             raise ValueError(payload.kind)
         return (memoryview(self.memory),)

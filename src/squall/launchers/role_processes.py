@@ -21,6 +21,7 @@ from squall.runtime.driver import Driver, Host
 from squall.runtime.hosts import SlowedHost
 from squall.runtime.job import Job
 from squall.runtime.kinds import host, machine
+from squall.runtime.pieces import PiecesHost
 from squall.runtime.places import Places
 from squall.runtime.processes import keep_freed_memory, never_interrupt
 from squall.runtime.recorder import CoordinatorHost
@@ -111,7 +112,7 @@ def close(transport: HostTransport, carriers: Sequence[Carrier]) -> None:
 
 def _carrier(job: Job, site: Site, node: Node, sockets: Path) -> Carrier:
     """What reaches the node's peers on other machines."""
-    places = Places(node, job.recipe.shards, job.layout, job.arena.shape, memoryview(job.arena.memory))
+    places = Places(node, job.recipe.shards, job.layout, job.arena.shape, memoryview(job.arena.memory), site.pieces)
     addresses = {server: site.addresses[server] for server in _servers(job, node, here=False)}
     contexts = site.identity.issue(str(node)).contexts(sockets)
     return Carrier(Streams(contexts, places, addresses, site.listeners.get(node)))
@@ -128,7 +129,10 @@ def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:
 def make_host(job: Job, node: Node, pipe: ControlPipe | None) -> Host:
     if node == COORDINATOR:
         assert pipe is not None
-        return CoordinatorHost(job, NurseryChannel(pipe), time.monotonic)
+        coordinator = CoordinatorHost(job, NurseryChannel(pipe), time.monotonic)
+        if job.site is None:
+            return coordinator
+        return PiecesHost(coordinator, job.directory, job.recipe.shards, job.site.pieces)
     made, ratio = host(job, node), job.slowness(node)
     return SlowedHost(made, ratio) if ratio > 1 else made
 

@@ -12,8 +12,16 @@ from abc import abstractmethod
 
 from squall.protocol import notes
 from squall.protocol.closing import Closing, Phase, after
-from squall.protocol.effects import Cause, Effect, Forget, Send, StartMember
-from squall.protocol.events import Event, MemberLost, MessageArrived, Started, StopRequested, TimePassed
+from squall.protocol.effects import Cause, Effect, Forget, Send, StartMember, WritePiece
+from squall.protocol.events import (
+    Event,
+    MemberLost,
+    MessageArrived,
+    PieceWritten,
+    Started,
+    StopRequested,
+    TimePassed,
+)
 from squall.protocol.frames import Message
 from squall.protocol.membership import Applied
 from squall.protocol.messages import (
@@ -22,6 +30,8 @@ from squall.protocol.messages import (
     Left,
     Logged,
     NonFinite,
+    PieceKept,
+    SnapshotPiece,
     SnapshotTaken,
     Stats,
     Stop,
@@ -82,6 +92,8 @@ class Coordinator(Closing):
                     self.error = why
                 self._wanted |= wanted and self.phase is Phase.RUNNING
                 self._hurry(why, now, effects, wanted)
+            case PieceWritten(shard, number, error):
+                effects.append(Send(Node("shard", shard), PieceKept(number, error)))
             case TimePassed():
                 self._on_time(now, effects)
             case Started():
@@ -107,6 +119,8 @@ class Coordinator(Closing):
                 self._on_non_finite(sender, message, now, effects)
             case Evaluated():
                 self._on_evaluated(message, now, effects)
+            case SnapshotPiece():
+                effects.append(WritePiece(sender.index, message))
             case SnapshotTaken():
                 self._on_snapshot_taken(sender, message, now, effects)
             case _:

@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from squall.protocol.frames import Frame, Message
-from squall.protocol.messages import Factors
+from squall.protocol.messages import Factors, SnapshotPiece
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.messages import Calculation
 
@@ -24,9 +24,10 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
     """Numbers that belong to a message, by their place: a shard's range of a buffer of a replica or the evaluator.
 
     Every host has such a place, or all have the same in shared memory. A later clock, or version, replaces an earlier.
+    A piece of a shard's file belongs to the shard, its clock counts pieces, and its version is the snapshot's number.
     """
 
-    kind: str  # "gradient" | "weights" | "trial"
+    kind: str  # "gradient" | "weights" | "trial" | "piece"
     owner: Node  # of the buffer
     buffer: int
     clock: int  # the owner's, of the exchange
@@ -149,6 +150,13 @@ class WriteSnapshot(Effect, frozen=True, gc=False):
 
     number: int
     version: int
+
+
+class WritePiece(Effect, frozen=True, gc=False):
+    """Write what a piece's payload has brought into a shard's file of a snapshot, at its place."""
+
+    shard: int
+    piece: SnapshotPiece
 
 
 class PublishSnapshot(Effect, frozen=True, gc=False):

@@ -90,11 +90,20 @@ class StopRequested(Event, frozen=True, gc=False):
 
 
 class SnapshotWritten(Event, frozen=True, gc=False):
-    """The answer to `WriteSnapshot`: this shard's file is on disk."""
+    """The answer to `WriteSnapshot`: this shard's file is on disk, of the coordinator's machine or of another."""
 
     number: int
     error: str = ""  # why the file could not be written, empty when it was
     checksum: int = 0  # of the file, which the manifest names
+    size: int = 0  # bytes that have to travel to the coordinator's machine; 0: the file is there
+
+
+class PieceWritten(Event, frozen=True, gc=False):
+    """The answer to `WritePiece`."""
+
+    shard: int
+    number: int  # of the snapshot
+    error: str = ""
 
 
 class ModelEvaluated(Event, frozen=True, gc=False):

@@ -234,6 +234,25 @@ class SnapshotTaken(Struct, frozen=True, tag="snapshot!", array_like=True, gc=Fa
     examples: Count = 0  # behind that version
 
 
+PIECE_BYTES = 1 << 22  # of a shard's file; other messages wait for no longer than one takes
+
+
+class SnapshotPiece(Struct, frozen=True, tag="piece", array_like=True, gc=False):
+    """Bytes [start, start + size) of `total` of a file that the shard has on another machine travel along."""
+
+    number: Count
+    start: Count
+    size: Annotated[int, msgspec.Meta(ge=1, le=PIECE_BYTES)]
+    total: Count
+
+
+class PieceKept(Struct, frozen=True, tag="piece!", array_like=True, gc=False):
+    """It is in its place, or there was an error; the next may come."""
+
+    number: Count
+    error: str = ""
+
+
 # ---------------------------------------------------------------- coordinator <-> evaluator
 
 
@@ -253,5 +272,6 @@ class Evaluated(Struct, frozen=True, tag="evaluate!", array_like=True, gc=False)
 
 Message = (
     Join | Welcome | LeaseRequest | Grant | Progress | Dropped | Logged | NonFinite | Stop | Left
-    | Skip | SkipNoted | Exchange | Exchanged | View | ViewSeen | TakeSnapshot | SnapshotTaken | Evaluate | Evaluated
+    | Skip | SkipNoted | Exchange | Exchanged | View | ViewSeen | TakeSnapshot | SnapshotTaken
+    | SnapshotPiece | PieceKept | Evaluate | Evaluated
 )  # fmt: skip

@@ -8,8 +8,40 @@ import msgspec
 
 from squall.protocol.effects import Effect, End, Forget, Payload, Send, WriteSnapshot
 from squall.protocol.events import Event, MessageArrived, SnapshotWritten, Started, TimePassed
-from squall.protocol.messages import Cover, Exchange, Exchanged, SnapshotTaken, Stop, TakeSnapshot, View
+from squall.protocol.messages import (
+    PIECE_BYTES,
+    Cover,
+    Exchange,
+    Exchanged,
+    PieceKept,
+    SnapshotPiece,
+    SnapshotTaken,
+    Stop,
+    TakeSnapshot,
+    View,
+)
 from squall.protocol.nodes import COORDINATOR, Node
+
+
+class Travelling:
+    """A shard's file on its way to the coordinator's machine, one piece at a time."""
+
+    def __init__(self, taken: SnapshotTaken, size: int) -> None:
+        self.taken = taken  # what is said when all of it is there
+        self._size = 0 if taken.error else size  # bytes
+        self._start = 0  # of the next piece
+
+    def next_piece(self) -> SnapshotPiece | None:
+        if self._start >= self._size:
+            return None
+        return SnapshotPiece(self.taken.number, self._start, min(PIECE_BYTES, self._size - self._start), self._size)
+
+    def kept(self, error: str) -> None:
+        """A piece has arrived, or the whole file is lost."""
+        self._start += PIECE_BYTES
+        if error:
+            self.taken = msgspec.structs.replace(self.taken, error=error)
+            self._size = 0
 
 
 class ShardDuties(ABC):
@@ -22,6 +54,7 @@ class ShardDuties(ABC):
         self.view = View(0, ())
         self._evaluator = 0  # the highest incarnation of an evaluator that has asked for weights
         self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
+        self._travelling: Travelling | None = None
 
     @abstractmethod
     def _on_view(self, view: View, now: float, effects: list[Effect]) -> None:
@@ -40,15 +73,32 @@ class ShardDuties(ABC):
             case MessageArrived(_, TakeSnapshot(number)):
                 self._snapshots[number] = SnapshotTaken(number, self.version, self._progress(), examples=self.examples)
                 effects.append(WriteSnapshot(number, self.version))
-            case SnapshotWritten(number, error, checksum):
+            case SnapshotWritten(number, error, checksum, size):
                 taken = msgspec.structs.replace(self._snapshots.pop(number), error=error, checksum=checksum)
-                effects.append(Send(COORDINATOR, taken))
+                self._travelling = Travelling(taken, size)
+                self._send_piece(effects)
+            case MessageArrived(_, PieceKept(number, error)):
+                if self._travelling is not None and number == self._travelling.taken.number:
+                    self._travelling.kept(error)
+                    self._send_piece(effects)
             case MessageArrived(_, Stop()):
                 effects.append(End("finished"))
             case Started() | TimePassed():
                 pass
             case _:
                 raise AssertionError(f"{self.node} does not know {event!r}")
+
+    def _send_piece(self, effects: list[Effect]) -> None:
+        """Send the next piece of the file on its way; behind the last one, that the snapshot is taken."""
+        travelling = self._travelling
+        assert travelling is not None
+        if (piece := travelling.next_piece()) is None:
+            effects.append(Send(COORDINATOR, travelling.taken))
+            self._travelling = None
+            return
+        count, number = piece.start // PIECE_BYTES, piece.number
+        payload = Payload("piece", self.node, 0, count, self.node.index, number)
+        effects.append(Send(COORDINATOR, piece, payload))
 
     def _show(self, evaluator: Node, asked: Exchange, effects: list[Effect]) -> None:
         """Answer an evaluator with the weights. Those before it are dead.

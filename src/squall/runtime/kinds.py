@@ -9,7 +9,7 @@ from typing import NamedTuple
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
@@ -18,6 +18,7 @@ from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
 from squall.runtime.job import Job
 from squall.runtime.machines import batch_coordinator, begun, lease_coordinator
+from squall.runtime.pieces import FarShardHost
 from squall.runtime.portions import PortionHost
 from squall.runtime.recording import recorded
 from squall.runtime.vectors import VectorHost
@@ -79,4 +80,7 @@ def host(job: Job, node: Node) -> Host:
         return EvaluatorHost(job)
     kind = kind_of(job)
     made = kind.shard_host if node.role == "shard" else kind.replica_host
-    return recorded(made(job, node.index), job, node)
+    wrapped = recorded(made(job, node.index), job, node)
+    if node.role == "shard" and job.site is not None and not job.site.has(COORDINATOR):
+        return FarShardHost(wrapped, job.directory, node.index, job.recipe.shards, job.site.pieces)
+    return wrapped

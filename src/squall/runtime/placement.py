@@ -24,12 +24,13 @@ class Room(Protocol):
 def place(recipe: Recipe, machines: Sequence[Room]) -> Seats:
     """Replicas are spread over the cores of all machines that may have them, shards over those with the fewest.
 
-    The coordinator is on the first machine that may have it. Raises `ValueError` where none may have a role.
+    The coordinator is on the first machine that may have it, where the run's directory is, and so is the evaluator if
+    it may. Raises `ValueError` where none may have a role.
     """
     seats: Seats = {}
     crowd = [0.0] * len(machines)  # processes a core
 
-    def spread(role: str, indices: range) -> None:
+    def spread(role: str, indices: range, crowd: list[float]) -> None:
         """The least crowded first; those of equal crowd in their order."""
         able = [(crowd[i], i) for i, machine in enumerate(machines) if role in machine.roles]
         if not able:
@@ -42,8 +43,10 @@ def place(recipe: Recipe, machines: Sequence[Room]) -> Seats:
                 crowd[i] += 1 / machines[i].cores
             heapq.heapreplace(able, (crowd[i], i))
 
-    spread("replica", range(recipe.replicas))
-    spread("shard", range(recipe.shards))
-    seats["coordinator", 0] = next(i for i, machine in enumerate(machines) if "coordinator" in machine.roles)
-    spread("evaluator", range(recipe.replicas, recipe.replicas + 1))
+    spread("replica", range(recipe.replicas), crowd)
+    spread("shard", range(recipe.shards), crowd)
+    order = [float(i) for i in range(len(machines))]
+    spread("coordinator", range(1), order)
+    order[seats["coordinator", 0]] = -1.0
+    spread("evaluator", range(recipe.replicas, recipe.replicas + 1), order)
     return seats

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from squall.protocol.effects import Payload
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.arena import Shape, Span
+from squall.runtime.pieces import Pieces
 from squall.runtime.placement import Seats
 from squall.transports.stream import Views
 from squall.vector import Layout
@@ -13,25 +14,31 @@ from squall.vector import Layout
 class Places:
     """The bytes of payloads that a process sends or receives; called with each."""
 
-    def __init__(self, node: Node, shards: int, layout: Layout, shape: Shape, memory: memoryview) -> None:
+    def __init__(
+        self, node: Node, shards: int, layout: Layout, shape: Shape, memory: memoryview, pieces: Pieces
+    ) -> None:  # fmt: skip
         """`memory` is the arena's."""
         self._node = node
         self._shape = shape
         self._memory = memory
+        self._pieces = pieces
         self._ranges = [layout.shard_range(shard, shards) for shard in range(shards)]
         self._views: dict[tuple[str, int, int, int], Views] = {}
 
-    def __call__(self, payload: Payload) -> Views:
-        """Raises `ValueError` for what this process has no part in."""
+    def __call__(self, payload: Payload, peer: Node) -> Views:
+        """Raises `ValueError` for what this process and the peer do not exchange."""
+        shard = Node("shard", payload.shard)
+        if {self._node, peer} != {shard, COORDINATOR if payload.kind == "piece" else payload.owner}:
+            raise ValueError(f"{payload} between {self._node} and {peer}")
         key = payload.kind, payload.slot, payload.buffer, payload.shard
         if key not in self._views:
             self._views[key] = self._find(payload)
-        if self._node not in (payload.owner, Node("shard", payload.shard)):
-            raise ValueError(f"{payload} at {self._node}")
         return self._views[key]
 
     def _find(self, payload: Payload) -> Views:
         shape, slot, buffer = self._shape, payload.slot, payload.buffer
+        if payload.kind == "piece":
+            return (self._pieces.view(payload.shard),)
         gradient = payload.kind == "gradient"
         buffers = shape.gradients if gradient else shape.weights if slot < shape.replicas else 1
         slots = shape.replicas + (0 if gradient else 1)

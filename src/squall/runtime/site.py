@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from squall.protocol.nodes import Node
+from squall.runtime.pieces import Pieces
 from squall.runtime.placement import Seats
 from squall.transports.certificates import Identity
 from squall.transports.streams import Address
@@ -21,6 +22,7 @@ class Site:
         addresses: of the coordinator and the shards.
         identity: of this machine, an authority for its processes.
         listeners: the bound sockets of those that are on this machine.
+        pieces: of snapshots, on their way to the coordinator's machine.
     """
 
     machine: int
@@ -28,6 +30,7 @@ class Site:
     addresses: dict[Node, Address]
     identity: Identity
     listeners: dict[Node, socket.socket]
+    pieces: Pieces = field(default_factory=Pieces)
 
     def has(self, node: Node) -> bool:
         """The process begins on this machine."""

@@ -31,10 +31,10 @@ class Streams:
     """Named by its certificate. Whoever knows an address dials; the others wait to be called."""
 
     def __init__(
-        self, contexts: tuple[ssl.SSLContext, ssl.SSLContext], places: Callable[[Payload], Views],
+        self, contexts: tuple[ssl.SSLContext, ssl.SSLContext], places: Callable[[Payload, Node], Views],
         addresses: Mapping[Node, Address], listener: socket.socket | None = None,
     ) -> None:  # fmt: skip
-        """`places` says where numbers lie; it raises `ValueError` for a payload that no process can have sent."""
+        """`places` says where numbers lie that a peer sends or gets; `ValueError`: it has no part in them."""
         self._client, self._server = contexts
         self._places = places
         self._addresses = dict(addresses)
@@ -82,7 +82,7 @@ class Streams:
     def send(self, to: Node, frame: Frame, payload: Payload | None, now: float) -> None:
         stream = self._streams.get(to)
         if stream is not None and to in self._ready and (frame.number == 0 or frame.number > stream.last):
-            stream.put(frame, payload, () if payload is None else self._places(payload))
+            stream.put(frame, payload, () if payload is None else self._places(payload, to))
             self._busy[to] = None
 
     @property
@@ -202,7 +202,7 @@ class Streams:
     def _place(self, node: Node, frame: Frame, payload: Payload) -> Views | None:
         """Numbers are taken once: a place may be in use when they come again."""
         try:
-            views = self._places(payload)
+            views = self._places(payload, node)
         except ValueError as error:
             raise Broken(str(error)) from error
         return views if frame.number > self._had[node] else None

@@ -1,0 +1,81 @@
+"""A shard's snapshot files on their way to the coordinator's machine: read there and written here, piece by piece."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from squall.protocol.effects import Effect, Payload, WritePiece, WriteSnapshot
+from squall.protocol.events import Event, PieceWritten, SnapshotWritten
+from squall.protocol.messages import PIECE_BYTES
+from squall.runtime.driver import Host, HostAround
+from squall.runtime.snapshot import Snapshots, sync
+
+
+class Pieces:
+    """Where a piece lies that travels, by shard: PIECE_BYTES, of which the last piece of a file uses a part."""
+
+    def __init__(self) -> None:
+        self._views: dict[int, memoryview] = {}
+
+    def view(self, shard: int) -> memoryview:
+        if shard not in self._views:
+            self._views[shard] = memoryview(bytearray(PIECE_BYTES))
+        return self._views[shard]
+
+
+class FarShardHost(HostAround):
+    """A shard whose machine is not the coordinator's: its files are written here and have to travel."""
+
+    def __init__(self, host: Host, directory: Path, shard: int, shards: int, pieces: Pieces) -> None:
+        super().__init__(host)
+        self._snapshots = Snapshots(directory)
+        self._shard, self._shards = shard, shards
+        self._pieces = pieces
+
+    def attach(self, payload: Payload) -> None:
+        if payload.kind != "piece":
+            super().attach(payload)
+            return
+        with open(self._file(payload.version), "rb", buffering=0) as file:
+            file.seek(payload.clock * PIECE_BYTES)
+            file.readinto(self._pieces.view(self._shard))
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if isinstance(effect, WriteSnapshot):
+            self._snapshots.discard_partial()  # it has arrived, or its snapshot was given up
+        event = super().perform(effect, now)
+        if isinstance(event, SnapshotWritten) and not event.error:
+            size = self._file(event.number).stat().st_size
+            return SnapshotWritten(event.number, checksum=event.checksum, size=size)
+        return event
+
+    def _file(self, number: int) -> Path:
+        return self._snapshots.part(number, self._shard, self._shards)
+
+
+class PiecesHost(HostAround):
+    """The coordinator's, which writes the pieces that come from other machines."""
+
+    def __init__(self, host: Host, directory: Path, shards: int, pieces: Pieces) -> None:
+        super().__init__(host)
+        self._snapshots = Snapshots(directory)
+        self._shards = shards
+        self._pieces = pieces
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if not isinstance(effect, WritePiece):
+            return super().perform(effect, now)
+        piece, error = effect.piece, ""
+        path = self._snapshots.part(piece.number, effect.shard, self._shards)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | (0 if piece.start else os.O_TRUNC)
+            with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+                file.seek(piece.start)
+                file.write(self._pieces.view(effect.shard)[: piece.size])
+            if piece.start + piece.size == piece.total:
+                sync(path)
+        except OSError as problem:
+            error = str(problem)
+        return PieceWritten(effect.shard, piece.number, error)

@@ -1,0 +1,94 @@
+"""A shard's snapshot file comes to the coordinator's machine in pieces, whole, or with the reason why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from squall.protocol.effects import Effect, Payload, WritePiece, WriteSnapshot
+from squall.protocol.events import Event, MessageArrived, PieceWritten, SnapshotWritten
+from squall.protocol.exchanges import Rules
+from squall.protocol.messages import PIECE_BYTES, PieceKept, SnapshotPiece, SnapshotTaken, TakeSnapshot
+from squall.protocol.nodes import COORDINATOR
+from squall.protocol.shard import Shard
+from squall.runtime.driver import Host
+from squall.runtime.pieces import FarShardHost, Pieces, PiecesHost
+from squall.runtime.snapshot import Snapshots, checksum_of
+
+ELEMENTS = 5 * PIECE_BYTES // 8  # two and a half pieces of float32
+SHARD, SHARDS = 1, 2
+
+
+class Part:
+    """A shard's numbers."""
+
+    start, stop = ELEMENTS, 2 * ELEMENTS
+
+    def state(self) -> dict[str, Tensor]:
+        return {"weights": torch.arange(ELEMENTS, dtype=torch.float32)}
+
+
+class Writer(Host):
+    def __init__(self, directory: Path) -> None:
+        self.snapshots = Snapshots(directory)
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        assert isinstance(effect, WriteSnapshot)
+        return self.snapshots.write_shard(effect.number, SHARD, SHARDS, Part())
+
+
+class Machines:
+    """The shard's machine, with its protocol machine, and the coordinator's; payloads are copied between them."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.there, self.here = tmp_path / "there", tmp_path / "here"
+        self.sent, self.received = Pieces(), Pieces()
+        self.far = FarShardHost(Writer(self.there), self.there, SHARD, SHARDS, self.sent)
+        self.kept = PiecesHost(Writer(self.here), self.here, SHARDS, self.received)
+        self.shard = Shard(SHARD, Rules())
+        self.pieces: list[SnapshotPiece] = []
+
+    def take(self, number: int) -> SnapshotTaken:
+        [write] = self.shard.on(MessageArrived(COORDINATOR, TakeSnapshot(number)), 0.0)
+        written = self.far.perform(write, 0.0)
+        assert isinstance(written, SnapshotWritten)
+        [said] = self.shard.on(written, 0.0)
+        while isinstance(said.message, SnapshotPiece):  # type: ignore[attr-defined]
+            [said] = self.shard.on(MessageArrived(COORDINATOR, self.carry(said)), 0.0)
+        assert isinstance(said.message, SnapshotTaken)  # type: ignore[attr-defined]
+        return said.message  # type: ignore[attr-defined,no-any-return]
+
+    def carry(self, said: Any) -> PieceKept:
+        assert isinstance(said.payload, Payload)
+        self.pieces.append(said.message)
+        self.far.attach(said.payload)
+        self.received.view(SHARD)[:] = self.sent.view(SHARD)
+        stored = self.kept.perform(WritePiece(SHARD, said.message), 0.0)
+        assert isinstance(stored, PieceWritten)
+        return PieceKept(stored.number, stored.error)
+
+
+def test_a_file_arrives_whole(tmp_path: Path) -> None:
+    machines = Machines(tmp_path)
+    taken = machines.take(3)
+    arrived = Snapshots(machines.here).part(3, SHARD, SHARDS)
+    assert (taken.error, taken.checksum) == ("", checksum_of(arrived))
+    assert [piece.start for piece in machines.pieces] == [0, PIECE_BYTES, 2 * PIECE_BYTES]
+    assert arrived.stat().st_mode & 0o777 == 0o600
+    machines.take(4)
+    assert not Snapshots(machines.there).part(3, SHARD, SHARDS).exists()  # what has arrived takes no room
+
+
+def test_a_disk_that_takes_no_more_is_the_snapshots_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = Machines(tmp_path)
+    machines.here.mkdir()
+    (machines.here / "snapshots").write_text("in the way")
+    taken = machines.take(3)
+    assert "snapshots" in taken.error
+    assert len(machines.pieces) == 1
+    (machines.here / "snapshots").unlink()
+    assert machines.take(4).error == ""
