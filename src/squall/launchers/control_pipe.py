@@ -1,20 +1,31 @@
-"""What the launcher, the nursery and the coordinator speak on: small JSON messages over a pipe."""
+"""What the launcher, the nurseries and the coordinator speak on: small JSON messages over a pipe."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from multiprocessing import reduction
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 
-class ControlPipe:
-    """One end of a pipe; `open` until the other end is gone."""
+class MessageConnection(Protocol):
+    """A `multiprocessing.connection.Connection`, or what is used as one."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    @property
+    def closed(self) -> bool: ...
+    def fileno(self) -> int: ...
+    def send_bytes(self, message: bytes, /) -> None: ...
+    def recv_bytes(self) -> bytes: ...
+    def poll(self, timeout: float = 0.0, /) -> bool: ...
+    def close(self) -> None: ...
+
+
+class ControlPipe:
+    """One end of a pipe; `open` until the other end is gone, or has sent what is no message."""
+
+    def __init__(self, connection: MessageConnection) -> None:
+        self.connection: Any = connection  # typeshed lets `wait` take its own classes alone
         self.open = True
 
     def say(self, **message: Any) -> None:
@@ -34,9 +45,9 @@ class ControlPipe:
         return reduction.recv_handle(self.connection)
 
     def hear(self) -> dict[str, Any] | None:
-        """The next message; None when the other end is gone."""
+        """The next message; None when the pipe is not open any more."""
         try:
             return msgspec.json.decode(self.connection.recv_bytes(), type=dict[str, Any])
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError, RecursionError):  # the last two: not JSON, or nested without end
             self.open = False
             return None

@@ -7,7 +7,9 @@ connection that is encrypted and authenticated.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -71,6 +73,35 @@ class Identity:
             context.load_cert_chain(file)
         file.unlink()
         return client, server
+
+    def reception(self) -> ssl.SSLContext:
+        """For a server to which strangers come, who prove nothing yet; it proves that it has this root's key."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+        file = os.memfd_create("root", os.MFD_CLOEXEC)
+        try:
+            os.write(file, self.key + self.root)
+            context.load_cert_chain(f"/proc/self/fd/{file}")
+        finally:
+            os.close(file)
+        return context
+
+
+def call_reception(raw: socket.socket, expected: str) -> ssl.SSLSocket:
+    """Encrypt a connection to a server of which the root's fingerprint is known, and nothing else.
+
+    It takes as long as the socket's timeout says. Raises `OSError`, and `ValueError` if the server is another one.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = context.wrap_socket(raw)
+    certificate = connection.getpeercert(binary_form=True) or b""  # the handshake has proved that its key is there
+    if hashlib.sha256(certificate).hexdigest() != expected:
+        connection.close()
+        raise ValueError("the certificate is another one")
+    return connection
 
 
 def name_of(connection: ssl.SSLSocket) -> str:

@@ -15,6 +15,19 @@ from squall.transports.stream import Broken
 
 OPEN_WITHIN_S = 10.0
 UNANSWERED_MS = 10_000  # a connection whose peer's machine does not confirm what was sent is given up
+PROBE_EVERY_S = 3  # where nobody speaks
+
+
+def notice_loss(connection: socket.socket) -> None:
+    """Have the kernel send at once, and end the connection when the peer's machine is gone, though nobody speaks."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_USER_TIMEOUT, UNANSWERED_MS),
+        (socket.TCP_KEEPIDLE, UNANSWERED_MS // 1000),
+        (socket.TCP_KEEPINTVL, PROBE_EVERY_S),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Opening:
@@ -22,8 +35,7 @@ class Opening:
 
     def __init__(self, raw: socket.socket, context: ssl.SSLContext, now: float, *, server: bool) -> None:
         raw.setblocking(False)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
+        notice_loss(raw)
         self.until = now + OPEN_WITHIN_S
         self._raw: socket.socket | None = raw  # not connected yet
         self._context = context
@@ -72,11 +84,16 @@ class Opening:
             raise Broken(str(error)) from error
         return True
 
+    @property
+    def connection(self) -> ssl.SSLSocket:
+        """That is open."""
+        assert self._connection is not None
+        return self._connection
+
     def opened(self) -> tuple[ssl.SSLSocket, Node]:
         """The connection, and who is at its other end. Raises `Broken` for a name that no process has."""
-        assert self._connection is not None
         try:
-            return self._connection, Node.parse(name_of(self._connection))
+            return self.connection, Node.parse(name_of(self.connection))
         except (ValueError, TypeError) as error:
             raise Broken("a certificate without a process's name") from error
 
