@@ -139,7 +139,7 @@ class Stream:
         """Make ready for the numbers of a frame whose head has come."""
         try:
             head = _decoder.decode(encoded)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (ValueError, RecursionError) as error:  # the second: nested without end
             raise Broken(f"not a frame: {error}") from error
         self._arrived = head
         if head.payload is None:

@@ -1,0 +1,116 @@
+"""Whatever a stranger or a member of the run sends over a stream costs its connection, and never the receiver."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from squall.protocol.effects import Payload
+from squall.protocol.frames import MAX_FRAME_BYTES, Frame
+from squall.protocol.messages import Exchange
+from squall.transports.certificates import Identity
+from squall.transports.opening import Opening
+from squall.transports.stream import MAX_HEAD_BYTES, Broken, Head
+from tests import deep
+from tests.transports.test_streams import GRADIENT, REPLICA, SHARD, SIZE, End, turns
+
+FRAME = Frame(1, 0, Exchange(1, gradient=0))
+
+
+@pytest.fixture
+def machine() -> Identity:
+    return Identity.new_root("a run").issue("machine-0", authority=True)
+
+
+@pytest.fixture
+def shard(machine: Identity, tmp_path: Path) -> Iterator[End]:
+    end = End(machine.issue(str(SHARD)), tmp_path)
+    yield end
+    end.streams.close()
+
+
+def framed(head: bytes) -> bytes:
+    return struct.pack("!I", len(head)) + head
+
+
+def nonsense(chance: random.Random) -> bytes:
+    """Nothing of it is a message that a process sends, or it breaks off."""
+    whole = framed(msgspec.msgpack.encode(Head(SIZE, FRAME, GRADIENT)))
+    nested = chance.choice([b"\x91", b"\x93\x00", b"\x81\xa1a"]) * 20_000
+    elsewhere = Payload("nowhere", REPLICA, 0, 1, 0)
+    kinds = (
+        lambda: struct.pack("!I", chance.choice([0, MAX_HEAD_BYTES + 1, (1 << 32) - 1])),
+        lambda: framed(chance.randbytes(chance.randrange(1, 300))),
+        lambda: framed(chance.choice([nested, b"\x93\x00\x92\x01\x00" + nested])),
+        lambda: framed(msgspec.msgpack.encode([10, FRAME, None])),  # numbers that belong to nothing
+        lambda: framed(msgspec.msgpack.encode([chance.choice([0, SIZE - 1, SIZE + 1, 1 << 62]), FRAME, GRADIENT])),
+        lambda: framed(msgspec.msgpack.encode(Head(SIZE, FRAME, elsewhere))),
+        lambda: framed(msgspec.msgpack.encode([0, [-1, 0, None], None])),
+        lambda: framed(msgspec.msgpack.encode([0, [1, 0, ["no message", 3]], None])),
+        lambda: whole[: chance.randrange(1, len(whole))],
+        lambda: whole + chance.randbytes(chance.randrange(1000)),  # its numbers break off
+        lambda: struct.pack("!I", MAX_FRAME_BYTES) + b"\x93",
+        lambda: bytes(byte ^ (chance.random() < 0.05) << chance.randrange(8) for byte in whole),
+    )
+    return chance.choice(kinds)()
+
+
+def connected(shard: End, client: object) -> Opening:
+    """A call to the shard that is encrypted, at whose end anything can be sent."""
+    opening = Opening.dial(shard.address, client, time.monotonic())  # type: ignore[arg-type]
+    shard.events.clear()
+    turns(shard, until=lambda: _gone_on(opening) and bool(shard.events))
+    return opening
+
+
+def _gone_on(opening: Opening) -> bool:
+    try:
+        return opening.go()
+    except Broken:
+        raise AssertionError("the shard has refused it") from None
+
+
+def test_nonsense_of_a_member_costs_its_connection_and_no_more(machine: Identity, shard: End, tmp_path: Path) -> None:
+    """10,000 in `make deep`: a stream breaks with the first, so that each has one of its own."""
+    chance = random.Random(16)
+    client, _ = machine.issue(str(REPLICA)).contexts(tmp_path)
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in deep.sweep(range(10_000), 1000):
+        opening = connected(shard, client)
+        shard.events.clear()
+        connection = opening.connection
+        connection.setblocking(True)
+        connection.sendall(nonsense(chance))
+        connection.shutdown(socket.SHUT_WR)
+        turns(shard, until=lambda: REPLICA not in shard.streams._streams)
+        assert FRAME not in shard.frames
+        opening.close()
+    assert len(os.listdir("/proc/self/fd")) == files
+    replica = End(machine.issue(str(REPLICA)), tmp_path, {SHARD: shard.address})
+    shard.events.clear()
+    turns(replica, shard, until=lambda: bool(replica.events))
+    replica.send(SHARD, Frame(1, 0, Exchange(1)))
+    turns(replica, shard, until=lambda: Frame(1, 0, Exchange(1)) in shard.frames)
+    replica.streams.close()
+
+
+def test_nonsense_of_strangers_costs_their_connections_and_no_more(shard: End) -> None:
+    """They have no certificate, and come no further than TLS."""
+    chance = random.Random(16)
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(10_000):
+        with socket.create_connection(shard.address) as stranger:
+            record = b"\x16\x03\x01" + struct.pack("!H", chance.randrange(1 << 16)) + b"\x01"
+            stranger.sendall(chance.choice([b"", record]) + chance.randbytes(chance.randrange(1, 2000)))
+        shard.streams.turn(time.monotonic())
+    turns(shard, until=lambda: not shard.streams._opening)
+    assert not shard.events
+    assert len(os.listdir("/proc/self/fd")) == files
