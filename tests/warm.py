@@ -29,8 +29,8 @@ import torch
 from setproctitle import setproctitle
 
 from squall.cli import main
-from squall.launchers import local
 from squall.launchers import nursery_main as serve
+from squall.launchers import nursery_process
 from squall.launchers.environment import environment
 
 IMPORTED = [
@@ -53,12 +53,12 @@ def python(script: object, *arguments: object, **options: Any) -> subprocess.Com
 @contextmanager
 def nurseries() -> Iterator[None]:
     """In here the nurseries of this process's runs are forked by the warm one."""
-    before, local.start_nursery = local.start_nursery, _start_nursery  # type: ignore[assignment]
+    before, nursery_process.start_nursery = nursery_process.start_nursery, _start_nursery  # type: ignore[assignment]
     _warm_process()  # no child that a test would find to be left
     try:
         yield
     finally:
-        local.start_nursery = before
+        nursery_process.start_nursery = before
 
 
 class _Forked:
@@ -169,7 +169,7 @@ def be_squall(arguments: list[str], out: Connection, err: Connection) -> None:
         os.environ.update(environment())  # else it becomes a new interpreter, to have that
     sys.path[0] = os.getcwd()
     sys.argv = ["squall", *arguments]
-    local.start_nursery = _fork_nursery
+    nursery_process.start_nursery = _fork_nursery
     raise SystemExit(main(arguments))
 
 
@@ -178,7 +178,7 @@ def _be_python(arguments: list[str], out: Connection, err: Connection) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
     sys.path[0] = str(Path(arguments[0]).resolve().parent)
     sys.argv = arguments
-    local.start_nursery = _fork_nursery
+    nursery_process.start_nursery = _fork_nursery
     runpy.run_path(arguments[0], run_name="__main__")
 
 
@@ -209,7 +209,7 @@ def _until_it_leads(pid: int) -> None:
 
 
 class _Child:
-    """As much of `subprocess.Popen` as `LocalRun` uses, of a process that this one has forked."""
+    """As much of `subprocess.Popen` as `NurseryProcess` uses, of a process that this one has forked."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -9,7 +9,7 @@ import pytest
 
 from squall.errors import ProcessLost, SquallError
 from squall.evaluation_callback import EvaluationCallback
-from squall.launchers import local
+from squall.launchers import nursery_process
 from squall.launchers.local import ANSWER_WITHIN_S, INSISTED_S, LocalRun
 from squall.protocol.effects import End
 from squall.record.rows import RecordError
@@ -43,7 +43,7 @@ SHARD_LOST = {"kind": "exited", "node": "shard-0.0", "pid": 7, "why": "killed by
 @pytest.fixture
 def run_that_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LocalRun]:
     def start(*said: dict[str, object]) -> LocalRun:
-        monkeypatch.setattr(local, "_ENTRY", SPEAKER.format(said=said))
+        monkeypatch.setattr(nursery_process, "_ENTRY", SPEAKER.format(said=said))
         return LocalRun()
 
     return start
@@ -53,13 +53,13 @@ def run_that_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LocalRun]:
 def test_a_nursery_that_does_not_answer_is_killed_with_all_its_children(
     stops: int, within_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_ENTRY", STOPPED)
+    monkeypatch.setattr(nursery_process, "_ENTRY", STOPPED)
     run = LocalRun()
     while not run._exits:
         run.attend(10.0, EvaluationCallback())
     child = run._exits[0]["pid"]
     wait_for(run.standing_still, 10.0, "it to stand still")
-    assert run.standing_still()[0].endswith(f"(pid {run._process.pid}) is stopped: kill -CONT {run._process.pid}")
+    assert run.standing_still()[0].endswith(f"(pid {run._nursery.pid}) is stopped: kill -CONT {run._nursery.pid}")
     began = time.monotonic()
     for _ in range(stops):
         run.stop()

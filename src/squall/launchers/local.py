@@ -6,14 +6,9 @@ import math
 import os
 import secrets
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +16,16 @@ import cloudpickle
 
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
-from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.environment import environment
+from squall.launchers.nursery_process import NurseryProcess
 from squall.protocol.effects import End
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.record.rows import RecordError
-from squall.runtime.processes import ending, standing_still
+from squall.runtime.processes import standing_still
 from squall.usercode.blame import decode
 from squall.usercode.shipping import ship
 
 ANSWER_WITHIN_S = 2.0  # seconds that the nursery has to answer to a stop
 INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
-LEAVE_WITHIN_S = 1.0  # seconds that a process has to end when all is done
 
 
 class LocalRun:
@@ -41,12 +34,9 @@ class LocalRun:
     def __init__(self) -> None:
         # The nursery makes this directory, when it can also see to it that it is removed.
         self._sockets = Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
-        mine, theirs = socket.socketpair()
-        self._life, held = Pipe(duplex=False)  # its other end is open for as long as anybody lives who inherits it
         self._environment = dict(os.environ)
-        with theirs, held:
-            self._process = start_nursery(theirs.fileno(), held.fileno())
-        self._pipe = ControlPipe(Connection(mine.detach()))
+        self._nursery = NurseryProcess()
+        self._pipe = self._nursery.pipe
         self._launched = False
         self._listening = False  # whether the nursery does; before, it runs the user's code
         self._stops = 0  # how often a stop was asked for
@@ -75,13 +65,13 @@ class LocalRun:
             return
         if not self._pipe.connection.poll(timeout_s):
             if time.monotonic() >= self._kill_at:
-                self._kill()
-                silent = f"; the nursery (pid {self._process.pid}) did not answer, and was killed"
+                self._nursery.kill()
+                silent = f"; the nursery (pid {self._nursery.pid}) did not answer, and was killed"
                 self.ended = End("interrupted", "interrupted" + (silent if self._stops == 1 else " at once"))
             return
         said = self._pipe.hear()
         if said is None:
-            raise ProcessLost(f"the nursery (pid {self._process.pid}) was lost: {ending(self._process.wait())}")
+            raise ProcessLost(f"the nursery (pid {self._nursery.pid}) was lost: {self._nursery.ending()}")
         match said["kind"]:
             case "listening":
                 self._listening = True
@@ -116,7 +106,7 @@ class LocalRun:
 
     def standing_still(self) -> list[str]:
         """Processes of the run that are stopped, in words."""
-        return standing_still(self._process.pid)
+        return standing_still(self._nursery.pid)
 
     def stop(self) -> None:
         """Ask for a snapshot and an orderly end. Asked again, this kills what has not ended soon.
@@ -124,7 +114,7 @@ class LocalRun:
         Before the nursery listens there is nothing to keep.
         """
         if not self._listening:
-            self._kill()
+            self._nursery.kill()
             self.ended = End("interrupted", "interrupted before the training began")
             return
         self._stops += 1
@@ -136,32 +126,8 @@ class LocalRun:
         if self._pipe.connection.closed:
             return
         if not self._launched:
-            self._kill()
+            self._nursery.kill()
         elif self.ended is None:
             self._pipe.say(kind="kill")
-        try:
-            self._process.wait(LEAVE_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._kill()
-        self._pipe.connection.close()
-        self._life.close()
+        self._nursery.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
-
-    def _kill(self) -> None:
-        """End the nursery and all that it has forked, whether they answer or not, and wait until they are gone."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        wait([self._life], LEAVE_WITHIN_S)
-
-
-def start_nursery(pipe: int, life: int) -> subprocess.Popen[bytes]:
-    """A new process that has these two descriptors: its end of the pipe, and what tells that it lives."""
-    return subprocess.Popen(
-        [sys.executable, "-c", _ENTRY, str(pipe)], pass_fds=[pipe, life], start_new_session=True,
-        stdin=subprocess.DEVNULL, env=environment(),
-    )  # fmt: skip
-
-
-# Leaves without waiting for threads that the task may have started.
-_ENTRY = "import os, sys; from squall.launchers.nursery_main import main; main(int(sys.argv[1])); os._exit(0)"

@@ -7,12 +7,14 @@ import random
 import resource
 import socket
 import struct
+import threading
 import time
 from multiprocessing.connection import wait
 
 import pytest
 
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.joining import tls_pipe
 from squall.launchers.joining.tls_pipe import TlsPipe
 from tests import deep
 from tests.launchers.joining.head import SOON_S, tls_pair
@@ -61,6 +63,23 @@ def test_what_a_peer_does_not_read_keeps_nobody_waiting_and_goes_on_when_it_does
     while not other.poll():
         pipe.poll()
     assert other.recv_bytes() == message
+    pipe.close()
+    other.close()
+
+
+def test_who_sends_more_than_may_wait_goes_on_as_the_peer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_pipe, "UNSENT_AT_MOST", 1 << 20)
+    pipe, peer = tls_pair(LIMIT)
+    other = TlsPipe(peer, LARGE)
+    got: list[bytes] = []
+    reading = threading.Thread(target=lambda: got.extend(other.recv_bytes() for _ in range(30)))
+    reading.start()
+    for i in range(30):
+        pipe.send_bytes(bytes([i]) * (LARGE // 30))
+        assert pipe._unsent <= 1 << 20
+    while reading.is_alive():
+        pipe.poll()
+    assert [message[0] for message in got] == list(range(30))
     pipe.close()
     other.close()
 

@@ -3,7 +3,7 @@
     4 bytes    length of the message
     n bytes    the message
 
-Nothing here has a thread, and only `recv_bytes` waits: whoever listens to several asks `poll` before.
+Nothing here has a thread. `recv_bytes` waits for a whole message: whoever listens to several asks `poll` before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from squall.transports.opening import notice_loss
 from squall.transports.stream import PASS_BYTES
 
 CHUNK_BYTES = 1 << 14  # a record of TLS
-UNSENT_AT_MOST = 1 << 30  # bytes that wait for a peer that does not read
+UNSENT_AT_MOST = 1 << 26  # bytes that wait for a peer that does not read
 _LENGTH = struct.Struct("!I")
 
 
@@ -52,14 +52,18 @@ class TlsPipe:
         return self._epoll.fileno()
 
     def send_bytes(self, message: bytes) -> None:
-        """What does not go at once goes with the next calls of `poll`. Raises `OSError` when the peer is gone."""
+        """What does not go at once goes with the next calls of `poll`. Raises `OSError` when the peer is gone.
+
+        Who sends much more than the peer reads waits here; the kernel ends that when the peer reads nothing at all.
+        """
         if self.closed or self._over:
             raise OSError("the connection is over")
-        if self._unsent + len(message) > UNSENT_AT_MOST:
-            raise OSError(f"{UNSENT_AT_MOST} bytes wait for the other end")
         self._outgoing.append(memoryview(_LENGTH.pack(len(message)) + message))
         self._unsent += _LENGTH.size + len(message)
         self._write()
+        while self._unsent > UNSENT_AT_MOST:
+            select.select([], [self._connection], [])
+            self._write()
         self._settle()
 
     def recv_bytes(self) -> bytes:

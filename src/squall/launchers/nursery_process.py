@@ -1,0 +1,61 @@
+"""The nursery of this machine, as the process sees it that has started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.environment import environment
+from squall.runtime.processes import ending
+
+LEAVE_WITHIN_S = 1.0  # seconds that a process has to end when all is done
+
+
+class NurseryProcess:
+    """It leads a session of its own, which Ctrl-C does not reach."""
+
+    def __init__(self) -> None:
+        mine, theirs = socket.socketpair()
+        self._life, held = Pipe(duplex=False)  # its other end is open for as long as anybody lives who inherits it
+        with theirs, held:
+            self._process = start_nursery(theirs.fileno(), held.fileno())
+        self.pid = self._process.pid
+        self.pipe = ControlPipe(Connection(mine.detach()))
+
+    def ending(self) -> str:
+        """How it has ended, for people."""
+        return ending(self._process.wait())
+
+    def kill(self) -> None:
+        """End it and all that it has forked, whether they answer or not, and wait until they are gone."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        wait([self._life], LEAVE_WITHIN_S)
+
+    def close(self) -> None:
+        """It ends by itself now, or is killed."""
+        try:
+            self._process.wait(LEAVE_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self.pipe.connection.close()
+        self._life.close()
+
+
+def start_nursery(pipe: int, life: int) -> subprocess.Popen[bytes]:
+    """A new process that has these two descriptors: its end of the pipe, and what tells that it lives."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _ENTRY, str(pipe)], pass_fds=[pipe, life], start_new_session=True,
+        stdin=subprocess.DEVNULL, env=environment(),
+    )  # fmt: skip
+
+
+# Leaves without waiting for threads that the task may have started.
+_ENTRY = "import os, sys; from squall.launchers.nursery_main import main; main(int(sys.argv[1])); os._exit(0)"
