@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from squall.launchers.joining.address import parse_address
 from squall.runtime.backward import resolve_device
 from squall.runtime.optimizers import build_optimizer, check_optimizers, in_words
 from squall.runtime.run_plan import NO_AIMS, Aims, Plan, last_snapshots
@@ -35,6 +36,8 @@ class Settings:
         threads: torch threads of each replica; None: the cores divided among the replicas.
         shard_threads: torch threads of each shard. More than one make updates of millions of elements faster where
             cores are idle while replicas wait, and far slower where they are not.
+        machines: how many machines train; the others join by `squall join`, and training begins when all are there.
+        listen: "HOST:PORT", where this machine listens for the others.
         seconds: end after so much training time.
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
         snapshot_every_s: seconds between snapshots; None: only at the end.
@@ -49,6 +52,8 @@ class Settings:
     launcher: str = "local"
     threads: int | None = None
     shard_threads: int = 1
+    machines: int = 1
+    listen: str | None = None
     seconds: float | None = None
     evaluate_every_s: float | None = None
     snapshot_every_s: float | None = 60.0
@@ -63,6 +68,14 @@ class Settings:
         require("threads", threads, threads is None or threads >= 1, "at least 1, or None to divide the cores")
         require("shard_threads", self.shard_threads, self.shard_threads >= 1, "at least 1")
         require("slow", slow, slow is None or 0 < slow <= 1, "above 0 and at most 1, such as 0.1")
+        machines = self.machines
+        require("machines", machines, machines >= 1, "at least 1")
+        if self.listen is not None:
+            parse_address(self.listen, "listen")
+        elif machines > 1:
+            raise ValueError(f"machines is {machines}: say where others reach this one: listen='10.0.0.1:7700'")
+        if machines > 1 and self.launcher == "inline":
+            raise ValueError(f"machines is {machines}, and an inline run is in one process: leave one of them out")
         kept = self.keep_schedule
         if not (last_snapshots(kept) if isinstance(kept, str) else kept is None or kept >= 0):
             raise ValueError(

@@ -12,7 +12,9 @@ import torch
 
 from squall.attending import attend, finish, mended, raise_for
 from squall.evaluation_callback import EvaluationCallback, OnEvaluation
+from squall.launchers.head import Head
 from squall.launchers.inline import InlineRun, LoneChannel
+from squall.launchers.joining.address import parse_address
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, build_checked, make_plan, timed
 from squall.run import Run, new_directory
@@ -138,6 +140,10 @@ class Launch:
         if here and local is not None:
             local.close()
         self._watch = watch or EvaluationCallback()
+        self._head: Head | None = None
+        if self.plan.machines > 1:
+            assert self.plan.listen is not None
+            self._head = Head(parse_address(self.plan.listen, "listen"), self.plan.machines, self._strategy.recipe())
         self._local = None if here else local or LocalRun()
 
     @chance_kept()
@@ -146,7 +152,7 @@ class Launch:
         code = self.code
         try:
             if self._local is not None:
-                self._local.prepare(*self._messages())
+                self._local.prepare(*self._messages(), self._head)
             # The task of a script is checked where it joins.
             built = None if "script" in code else build_checked(code["task"], self.plan, self._strategy)
             shipped = pack(code)

@@ -42,6 +42,8 @@ def add_common(group: Any) -> None:
     group.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
     group.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
     group.add_argument("--shard-threads", type=int, default=1, help="torch threads of a shard (default: 1)")
+    group.add_argument("--machines", type=int, default=1, metavar="N", help="others join by squall join (default: 1)")
+    group.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine")
     group.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
 
 

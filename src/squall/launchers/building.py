@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from squall.errors import TaskError
+from squall.launchers.orders import Order
 from squall.runtime.arena import Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
+from squall.runtime.places import used_spans
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
 from squall.task import Task
@@ -44,14 +46,18 @@ def warn_of_threads(culprit: str) -> None:
         )
 
 
-def build_job(message: dict[str, Any], task: Task, directory: Path, snapshot: int | None) -> Job:
-    """The job, with everything that all processes of the run share."""
+def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
+    """The job, with everything that all processes of the run share on this machine."""
     strategy = message["strategy"]
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+    directory, snapshot, site = order
     restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None
+    recipe = strategy.recipe()
+    shape = arena_shape(layout, recipe)
+    used = None if site is None else used_spans(shape, layout, recipe.shards, site.seats, site.machine)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        arena = Arena.create(arena_shape(layout, strategy.recipe()), directory, Path(message["shared_memory"]))
+        arena = Arena.create(shape, directory, Path(message["shared_memory"]), used)
     for warning in caught:
         sys.stderr.write(f"squall: warning: {warning.message}\n")
     return Job(
@@ -64,4 +70,5 @@ def build_job(message: dict[str, Any], task: Task, directory: Path, snapshot: in
         directory=directory,
         commanded_at=message["commanded_at"],
         restored=restored,
+        site=site,
     )

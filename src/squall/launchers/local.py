@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import cloudpickle
 
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
+from squall.launchers.gathering import Launched
+from squall.launchers.head import Head
 from squall.launchers.nursery_process import NurseryProcess
 from squall.protocol.effects import End
 from squall.protocol.nodes import COORDINATOR, Node
@@ -43,12 +46,15 @@ class LocalRun:
         self._kill_at = math.inf
         self.ended: End | None = None
         self._exits: list[dict[str, Any]] = []
+        self._head: Head | None = None  # of a run on several machines
+        self._task: dict[str, Any] = {}  # what every nursery is given
 
-    def prepare(self, code: dict[str, Any], message: dict[str, Any]) -> None:
+    def prepare(self, code: dict[str, Any], message: dict[str, Any], head: Head | None = None) -> None:
         """Have the task built, beside the check of it here. `code` holds the user's functions, shipped by value."""
+        self._head, self._task = head, {**message, "code": ship(code), "machines": head is not None}
         changed = {k: v for k, v in os.environ.items() if self._environment.get(k) != v}  # by the user's file, say
         blob = {
-            **message, "environment": changed, "sockets": str(self._sockets), "sys_path": sys.path, "code": ship(code),
+            **self._task, "environment": changed, "sockets": str(self._sockets), "sys_path": sys.path,
             "launcher": os.getpid(),
         }  # fmt: skip
         self._pipe.connection.send_bytes(cloudpickle.dumps(blob))
@@ -56,6 +62,9 @@ class LocalRun:
     def launch(self, directory: Path, snapshot: int | None, lock: int) -> None:
         """Start the run's processes. `lock` is the descriptor of the directory's, which they will hold as well."""
         self._launched = True
+        if self._head is not None:
+            self._head.gather(self._pipe, lambda: cloudpickle.dumps(self._task), Launched(directory, snapshot, lock))
+            return
         self._pipe.say(kind="launch", directory=str(directory.resolve()), snapshot=snapshot)
         self._pipe.hand(lock)
 
@@ -63,7 +72,11 @@ class LocalRun:
         """Wait for the nursery to say something. Raises what ended the run, if that was an error."""
         if self.ended is not None:
             return
-        if not self._pipe.connection.poll(timeout_s):
+        ready = wait([self._pipe.connection, *(self._head.sources if self._head is not None else ())], timeout_s)
+        for machine, told in self._head.turn() if self._head is not None else ():
+            if told["kind"] == "exited":
+                self._exits.append({**told, "machine": machine})
+        if self._pipe.connection not in ready:
             if time.monotonic() >= self._kill_at:
                 self._nursery.kill()
                 silent = f"; the nursery (pid {self._nursery.pid}) did not answer, and was killed"
@@ -72,6 +85,8 @@ class LocalRun:
         said = self._pipe.hear()
         if said is None:
             raise ProcessLost(f"the nursery (pid {self._nursery.pid}) was lost: {self._nursery.ending()}")
+        if self._head is not None and self._head.heard(0, said):
+            return
         match said["kind"]:
             case "listening":
                 self._listening = True
@@ -125,6 +140,8 @@ class LocalRun:
         """Nothing is left running when this returns. May be called again."""
         if self._pipe.connection.closed:
             return
+        if self._head is not None:
+            self._head.close()
         if not self._launched:
             self._nursery.kill()
         elif self.ended is None:

@@ -226,12 +226,3 @@ def leave(status: int) -> NoReturn:
 
 def explain(code: int) -> str:
     return "raised an exception" if code == RAISED else ending(code)
-
-
-def hear_launch(launcher: ControlPipe) -> dict[str, Any] | None:
-    """What to launch; None when there is nothing to be launched."""
-    order = launcher.hear()
-    if order is None or order["kind"] != "launch":
-        return None
-    launcher.take()  # the directory's lock: held by this process, and by all that are forked from it, to their end
-    return order

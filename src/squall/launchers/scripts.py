@@ -18,7 +18,8 @@ from torch import nn
 from squall.errors import SnapshotMismatch, TaskError
 from squall.launchers.building import build_job, warn_of_threads
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.nursery import DONE, RAISED, hear_launch, leave
+from squall.launchers.nursery import DONE, RAISED, leave
+from squall.launchers.orders import hear_order
 from squall.launchers.script_nursery import Forked, ScriptNursery
 from squall.launchers.script_replica import ReplicaBackend
 from squall.launchers.script_start import Over, chosen, run_file
@@ -33,7 +34,7 @@ from squall.usercode.blame import encode
 
 def serve_script(launcher: ControlPipe, message: dict[str, Any], sockets: Path) -> None:
     """Run the script; returns in the nursery only, when everything is over."""
-    order = hear_launch(launcher)
+    order = hear_order(launcher)
     if order is None:
         return
     joined: list[ReplicaBackend] = []
@@ -44,7 +45,7 @@ def serve_script(launcher: ControlPipe, message: dict[str, Any], sockets: Path) 
         warn_of_threads("the script")
         check_optimizers(strategy.recipe())  # what torch imports for a first step would keep others waiting
         task = joined_task(model, options)
-        job = build_job({**message, "strategy": strategy}, task, Path(order["directory"]), order["snapshot"])
+        job = build_job({**message, "strategy": strategy}, task, order)
         if job.restored is not None:
             job.restored.manifest.check_optimizer(state_name(job.recipe))
         if job.recipe.shards > job.layout.elements:

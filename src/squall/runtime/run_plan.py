@@ -47,6 +47,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     launcher: str
     evaluate_every_s: float | None
     snapshot_every_s: float | None
+    machines: int = 1
+    listen: str | None = None
     progress: bool = True
     slow: float | None = None
     shard_threads: int = 1

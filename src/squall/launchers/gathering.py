@@ -1,0 +1,175 @@
+"""The machines of a run, from the first that joins until all of them launch.
+
+Every machine builds the task for itself. They are compared with the head's own, and a run is placed on them when so
+many have joined as it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from squall.errors import SquallError, TaskError
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.orders import Facts
+from squall.runtime.placement import Seats, place
+from squall.strategies import Recipe
+from squall.transports.certificates import Identity
+
+FILE_PIECE_BYTES = 1 << 20
+
+
+class Room(NamedTuple):
+    """A machine, as it is placed on."""
+
+    cores: int
+    roles: tuple[str, ...] = ("replica", "shard", "coordinator", "evaluator")
+
+
+@dataclass
+class Gathered:
+    """A machine of the run."""
+
+    number: int
+    name: str
+    room: Room
+    pipe: ControlPipe
+    address: str = ""  # where others reach it; the head's is known to those that have called it
+    facts: Facts | None = None  # when it has built the task
+    ports: dict[str, int] = field(default_factory=dict)  # of its shards, when it was told who is there
+
+
+class Launched(NamedTuple):
+    """What all machines launch."""
+
+    directory: Path
+    snapshot: int | None
+    lock: int  # descriptor of the directory's
+
+
+class Gathering:
+    """On the head. `own` is its nursery; `wanted` is the number of machines, the head's own included."""
+
+    def __init__(self, own: Gathered, wanted: int, recipe: Recipe, root: Identity, tell: Callable[[str], None]) -> None:
+        self.machines = {0: own}
+        self.seats: Seats = {}
+        self._wanted = wanted
+        self._recipe = recipe
+        self._root = root
+        self._tell = tell  # to the user
+        self._launched: Launched | None = None
+        self.over = False  # all were told to launch
+
+    def add(self, machine: Gathered, task: bytes) -> None:
+        """A machine has joined: it is given the task."""
+        self.machines[machine.number] = machine
+        machine.pipe.connection.send_bytes(task)
+        missing = self._wanted - len(self.machines)
+        waits = f"waiting for {missing} more" if missing > 0 else "all are here"
+        self._tell(f"machine {machine.number} has joined: {machine.name}, {machine.room.cores} cores; {waits}")
+
+    def launch(self, launched: Launched) -> None:
+        """As soon as all are ready."""
+        self._launched = launched
+        self._go_on()
+
+    def hear(self, number: int, said: dict[str, Any]) -> bool:
+        """Take what a nursery has said; False if it is not for this. Raises `SquallError` for one that differs."""
+        machine = self.machines[number]
+        match said["kind"]:
+            case "built":
+                machine.facts = msgspec.convert(said["facts"], Facts)
+                self._compare()
+            case "placed":
+                machine.ports = said["ports"]
+            case "failed" if number:
+                where = f"on machine {number} ({machine.name})"
+                raise (TaskError if said["task"] else SquallError)(f"{where}: {said['error']}")
+            case _:
+                return False
+        self._go_on()
+        return True
+
+    def _compare(self) -> None:
+        here = self.machines[0].facts
+        for machine in self.machines.values():
+            if here is not None and machine.facts is not None and (found := here.differences(machine.facts)):
+                raise SquallError(
+                    f"the task is another one on machine {machine.number} ({machine.name}) than here: {found}. Have the"
+                    " same data and the same versions of its libraries there"
+                )
+
+    def _go_on(self) -> None:
+        machines = self.machines.values()
+        if self._launched is None or len(machines) < self._wanted or any(machine.facts is None for machine in machines):
+            return
+        if not self.seats:
+            self.seats = place(self._recipe, [machine.room for machine in machines])
+            seats = [(role, index, at) for (role, index), at in self.seats.items()]
+            self._tell(in_words(self.machines.values(), self.seats))
+            for machine in machines:
+                machine.pipe.say(kind="place", seats=seats)
+        expected = sum(role in ("coordinator", "shard") for role, _ in self.seats)
+        addresses = {name: (m.address, port) for m in machines for name, port in m.ports.items()}
+        if len(addresses) < expected or self.over:
+            return
+        self.over = True
+        for machine in machines:
+            self._send(machine, self._launched, addresses)
+
+    def _send(self, machine: Gathered, launched: Launched, addresses: dict[str, tuple[str, int]]) -> None:
+        told = {"kind": "launch", "snapshot": launched.snapshot, "addresses": addresses}
+        if machine.number == 0:
+            identity = self._root.issue("machine-0", authority=True)
+            machine.pipe.say(directory=str(launched.directory.resolve()), identity=identity, **told)
+            machine.pipe.hand(launched.lock)
+            return
+        files = list(snapshot_files(launched)) if self._has_shards(machine.number) else []
+        paths = [str(file.relative_to(launched.directory)) for file in files]
+        snapshot = launched.snapshot if files else None
+        machine.pipe.say(name=launched.directory.name, files=paths, **{**told, "snapshot": snapshot})
+        for file in files:
+            with open(file, "rb") as opened:
+                while piece := opened.read(FILE_PIECE_BYTES):
+                    machine.pipe.connection.send_bytes(piece)
+            machine.pipe.connection.send_bytes(b"")
+
+    def _has_shards(self, number: int) -> bool:
+        return any(role == "shard" and at == number for (role, _), at in self.seats.items())
+
+
+def in_words(machines: Iterable[Gathered], seats: Seats) -> str:
+    """What runs where, and why: a table for people."""
+    rows = [("machine", "cores", "runs there")]
+    for machine in machines:
+        runs = [
+            f"{role}{'s' * (len(found) > 1)} {ranges(found)}" if role in ("replica", "shard") else role
+            for role in ("coordinator", "evaluator", "shard", "replica")
+            if (found := sorted(index for (r, index), at in seats.items() if (r, at) == (role, machine.number)))
+        ]
+        rows.append((f"{machine.number}: {machine.name}", str(machine.room.cores), ", ".join(runs) or "nothing"))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"    {name:<{widths[0]}}  {cores:>{widths[1]}}  {runs}" for name, cores, runs in rows]
+    why = "replicas by cores, shards where the fewest processes are, the rest where the run is kept"
+    return "\n".join([f"what runs where ({why}):", *lines])
+
+
+def ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2, 5"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def snapshot_files(launched: Launched) -> Iterable[Path]:
+    """The files that a shard elsewhere needs to go on."""
+    if launched.snapshot is not None:
+        yield from sorted((launched.directory / "snapshots" / f"{launched.snapshot:06d}").iterdir())

@@ -1,0 +1,100 @@
+"""The launching process of a run on several machines: it listens, lets machines in, and has all launch together."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.gathering import Gathered, Gathering, Launched, Room
+from squall.launchers.joining.address import Address, bound, written
+from squall.launchers.joining.hello import hello
+from squall.launchers.joining.listener import Listener
+from squall.launchers.joining.token import Token
+from squall.strategies import Recipe
+from squall.transports.certificates import Identity
+
+TOKEN = "token"  # file in the run's directory
+
+
+class Head:
+    """What it listens on is bound at once: raises `ValueError`, with the remedy, where that cannot be."""
+
+    def __init__(self, listen: Address, machines: int, recipe: Recipe) -> None:
+        self._wanted = machines
+        self._recipe = recipe
+        self._root = Identity.new_root("squall")
+        self._token = Token.new(self._root)
+        self._listener = Listener(bound(listen), self._root, self._token)
+        self._gathering: Gathering | None = None
+        self._task: Callable[[], bytes] = bytes
+        self._gone: set[int] = set()  # machines whose connection is over
+
+    def gather(self, own: ControlPipe, task: Callable[[], bytes], launched: Launched) -> None:
+        """From now on machines are let in; each gets the bytes of the task. `own` leads to the nursery here."""
+        file = launched.directory / TOKEN
+        self._token.write(file)
+        here = hello(self._listener.address[0])
+        self._task = task
+        machine = Gathered(0, here.machine, Room(here.cores), own)
+        self._gathering = Gathering(machine, self._wanted, self._recipe, self._root, _tell)
+        self._gathering.launch(launched)
+        others = "the other machine" if self._wanted == 2 else f"each of the other {self._wanted - 1} machines"
+        _tell(
+            f"on {others}, with a copy of {file}, type:\n"
+            f"    squall join {written(self._reached())} --token-file {file.name}"
+        )
+
+    @property
+    def sources(self) -> list[Any]:
+        """What becomes readable when `turn` has something to do."""
+        return [self._listener, *(pipe.connection for _, pipe in self._others())]
+
+    def turn(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """What machines have said that is not about their gathering, with their numbers; the own nursery's is not."""
+        for joined in self._listener.turn(time.monotonic()):
+            assert self._gathering is not None
+            pipe = ControlPipe(joined.pipe)
+            if self._gathering.over:
+                pipe.say(kind="failed", error="the run has all the machines that it wanted", task=False)
+                continue
+            machine = Gathered(
+                joined.number, joined.hello.machine, Room(joined.hello.cores), pipe, joined.hello.address
+            )  # fmt: skip
+            self._gathering.add(machine, self._task())
+        while self._listener.refused:
+            _tell(f"a machine was not let in: {self._listener.refused.popleft()}")
+        for number, pipe in self._others():
+            while number not in self._gone and pipe.connection.poll():
+                said = pipe.hear()
+                if said is None:
+                    self._gone.add(number)
+                elif not self.heard(number, said):
+                    yield number, said
+
+    def heard(self, number: int, said: dict[str, Any]) -> bool:
+        """Whether it was about the gathering, and is done with."""
+        return self._gathering is not None and self._gathering.hear(number, said)
+
+    def close(self) -> None:
+        self._listener.close()
+        for _, pipe in self._others():
+            pipe.say(kind="kill")
+            pipe.connection.close()
+
+    def _others(self) -> list[tuple[int, ControlPipe]]:
+        machines = self._gathering.machines if self._gathering is not None else {}
+        return [(n, machine.pipe) for n, machine in machines.items() if n and n not in self._gone]
+
+    def _reached(self) -> Address:
+        """What others can call, where it listens on all addresses."""
+        host, port = self._listener.address
+        return (socket.gethostname() if host in ("0.0.0.0", "::") else host), port
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"squall: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,118 @@
+"""What a nursery is told before its processes begin: where each process of the run is, and who listens where.
+
+    head -> nursery      the task (a pickle), "place", "launch" with the files of a snapshot behind it
+    nursery -> head      "built" with what must be the same everywhere, "placed" with addresses, or "failed"
+
+The head is the launching process. On a run's only machine there is "launch" alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from squall.launchers.control_pipe import ControlPipe
+from squall.protocol.nodes import Node
+from squall.runtime.placement import Seats
+from squall.runtime.site import Site
+from squall.task import Task
+from squall.transports.certificates import Identity
+from squall.transports.streams import Address
+from squall.vector import Layout
+
+BACKLOG = 1024  # processes that may call a listener at once
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What must be the same on every machine of a run."""
+
+    layout: Layout
+    examples: int
+
+    @classmethod
+    def of(cls, task: Task) -> Facts:
+        return cls(Layout.of(task.model, [group["params"] for group in task.param_groups()]), task.examples)
+
+    def differences(self, other: Facts) -> str:
+        """How `other` differs, in words; "" if it does not."""
+        found = self.layout.differences(other.layout)[:5]
+        if self.examples != other.examples:
+            found.append(f"{other.examples} training examples in place of {self.examples}")
+        return "; ".join(found)
+
+
+class Order(NamedTuple):
+    """What to launch."""
+
+    directory: Path  # of the run; of this machine's part of it, where the run's own is elsewhere
+    snapshot: int | None
+    site: Site | None = None
+
+
+class Member(NamedTuple):
+    """A machine that has joined a run."""
+
+    machine: int
+    identity: Identity
+    head: str  # the host that was called; who is there is reached at it
+
+
+def hear_order(head: ControlPipe, member: Member | None = None) -> Order | None:
+    """Answer until it is said what to launch; None when nothing is to be. `member`: None on the head's machine."""
+    seats: Seats = {}
+    listeners: dict[Node, socket.socket] = {}
+    while (said := head.hear()) is not None:
+        machine = member.machine if member is not None else 0
+        match said["kind"]:
+            case "place":
+                seats = {(role, index): at for role, index, at in said["seats"]}
+                listeners = _bound(seats, machine)
+                ports = {str(node): listener.getsockname()[1] for node, listener in listeners.items()}
+                head.say(kind="placed", ports=ports)
+            case "launch" if member is not None:
+                directory = Path(tempfile.mkdtemp(prefix=f"squall-{said['name']}-"))
+                _take_files(head, directory, said["files"])
+                addresses = _addresses(said["addresses"], member.head)
+                site = Site(machine, seats, addresses, member.identity, listeners)
+                return Order(directory, said["snapshot"], site)
+            case "launch":
+                head.take()  # the directory's lock: held by this process, and by all forked from it, to their end
+                order = Order(Path(said["directory"]), said["snapshot"])
+                if seats:
+                    identity = msgspec.convert(said["identity"], Identity)
+                    site = Site(0, seats, _addresses(said["addresses"], "localhost"), identity, listeners)
+                    order = order._replace(site=site)
+                return order
+            case _:
+                return None
+    return None
+
+
+def _bound(seats: Seats, machine: int) -> dict[Node, socket.socket]:
+    """The sockets of those that others call, in any version of IP that this machine has."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return {
+        Node(role, index): socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=BACKLOG)
+        for (role, index), at in seats.items()
+        if at == machine and role in ("coordinator", "shard")
+    }
+
+
+def _addresses(told: dict[str, Address], head: str) -> dict[Node, Address]:
+    """With the head's own processes where this machine reaches it."""
+    return {Node.parse(name): (host or head, port) for name, (host, port) in told.items()}
+
+
+def _take_files(head: ControlPipe, directory: Path, paths: list[str]) -> None:
+    for path in paths:
+        file = directory / path
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as opened:
+            while piece := head.connection.recv_bytes():
+                opened.write(piece)
