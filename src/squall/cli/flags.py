@@ -31,7 +31,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where and how")
     add_common(group)
     group.add_argument("--launcher", choices=("local", "inline"), default="local", help="processes, or all in one")
-    group.add_argument("--evaluate-every-s", type=float, help="seconds between evaluations, beside each epoch's")
+    group.add_argument(
+        "--evaluate-every-s", type=float, metavar="S", help="seconds between evaluations, beside each epoch's"
+    )
     group.add_argument("--quiet", action="store_true", help="show no progress")
     group.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
 
@@ -41,7 +43,9 @@ def add_common(group: Any) -> None:
     group.add_argument("--seed", type=int, default=0, help="of weights, data order, dropout (default: 0)")
     group.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
     group.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")
-    group.add_argument("--shard-threads", type=int, default=1, help="torch threads of a shard (default: 1)")
+    group.add_argument(
+        "--shard-threads", type=int, default=1, metavar="N", help="torch threads of a shard (default: 1)"
+    )
     group.add_argument("--machines", type=int, default=1, metavar="N", help="others join by squall join (default: 1)")
     group.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine")
     group.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
@@ -59,7 +63,9 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
 
 
 def add_snapshots(group: Any, unit: str = "seconds") -> None:
-    group.add_argument("--snapshot-every-s", type=float, default=60.0, help=f"{unit} between snapshots (default: 60)")
+    group.add_argument(
+        "--snapshot-every-s", type=float, default=60.0, metavar="S", help=f"{unit} between snapshots (default: 60)"
+    )
 
 
 def schedule(text: str) -> float | str | None:
