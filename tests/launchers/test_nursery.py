@@ -5,11 +5,14 @@ import signal
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.nursery import Nursery
+from squall.protocol.frames import Frame
 from squall.protocol.nodes import Node
+from squall.protocol.nursery_messages import ProcessLost
 
 
 class Waiting(Nursery):
@@ -33,7 +36,8 @@ def test_a_child_that_cannot_be_watched_does_not_live(tmp_path: Path, monkeypatc
     assert nursery._theirs is not None
     told = ControlPipe(nursery._theirs).hear()
     why = "could not be started: [Errno 24] Too many open files"
-    assert told == {"kind": "lost", "node": "replica-0.1", "why": why}
+    assert told is not None
+    assert msgspec.convert(told["frame"], Frame).message == ProcessLost(Node("replica", 0, 1), why)
     with pytest.raises(ProcessLookupError):
         os.kill(forked[0], 0)
     ours.close()

@@ -2,8 +2,8 @@
 
 from typing import TypeVar
 
-from squall.protocol.effects import Effect
-from squall.protocol.events import Event, MemberLost
+from squall.protocol.effects import Effect, Send
+from squall.protocol.events import Event
 from squall.protocol.frames import Message
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.loop_coordinator import LoopCoordinator
@@ -26,13 +26,19 @@ from squall.protocol.messages import (
     Weights,
     Welcome,
 )
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.notes import Remark
+from squall.protocol.nursery_messages import ProcessLost, StartProcess
 from squall.protocol.policy import Policy
 from tests.protocol.steps import exchanges_of, give, sent, shard_nodes, tell
 
 BATCH = 10
 N = TypeVar("N", bound=Effect)
+
+
+def start(node: Node, machine: int = 0) -> Send:
+    """What the coordinator says to have a process started."""
+    return Send(Node("nursery", machine), StartProcess(node))
 
 
 class Office:
@@ -114,7 +120,7 @@ class Office:
         return [effect for node in nodes for effect in self.tell(node, Left((), Stats()))]
 
     def lose(self, node: Node, why: str = "killed") -> list[Effect]:
-        return self.give(MemberLost(node, why))
+        return self.tell(NURSERY, ProcessLost(node, why))
 
     def snapshot(self, error: str = "", *, trained: tuple[Cover, ...] = ()) -> list[Effect]:
         """Every shard writes the snapshot that was asked for last."""

@@ -1,12 +1,13 @@
 """Evaluations, snapshots, and how a run comes to its end."""
 
-from squall.protocol.effects import Cause, End, Forget, PublishSnapshot, StartMember
+from squall.protocol.effects import Cause, End, Forget, PublishSnapshot, Send
 from squall.protocol.events import StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Cover, Evaluate, Join, Left, Stats, Stop, TakeSnapshot, Welcome
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.notes import MemberLeft, TargetReached, WeightsMeasured
-from tests.protocol.office import Office
+from squall.protocol.nursery_messages import StartProcess
+from tests.protocol.office import Office, start
 from tests.protocol.steps import only, sent
 
 
@@ -42,14 +43,14 @@ def test_training_leaving_evaluation_snapshot_end() -> None:
     assert (published.number, published.versions, published.ledger["trained"]) == (1, (7, 8), 20)
     assert published.checksums == (70, 71)
     assert end(office) == End("finished", "all data is trained", Cause.DATA)
-    assert [to for to, message in sent(office.effects, Stop)] == [*office.shards, office.evaluator]
+    assert [to for to, message in sent(office.effects, Stop)] == [*office.shards, office.evaluator, NURSERY]
 
 
 def test_without_a_validation_set_nobody_evaluates() -> None:
     office = finished(evaluate=False)
     office.snapshot()
     assert end(office).status == "finished"
-    assert [to for to, _ in sent(office.effects, Stop)] == office.shards
+    assert [to for to, _ in sent(office.effects, Stop)] == [*office.shards, NURSERY]
 
 
 def test_what_a_leaving_replica_had_not_reported_counts() -> None:
@@ -97,7 +98,7 @@ def test_a_replica_lost_while_stopping_is_not_replaced_or_waited_for() -> None:
     office.work(a)
     office.leave(a)
     effects = office.lose(b)
-    assert not [effect for effect in effects if isinstance(effect, StartMember)]
+    assert not [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, StartProcess)]
     assert sent(effects, Evaluate)
 
 
@@ -162,7 +163,7 @@ def test_the_first_evaluator_joining_late_is_not_asked_twice_but_a_replacement_i
     assert sent(office.tell(office.evaluator, Join(1)), Evaluate) == []
     replacement = Node("evaluator", 2, 1)
     effects = office.lose(office.evaluator)
-    assert StartMember(replacement) in effects
+    assert start(replacement) in effects
     assert Forget(office.evaluator) in effects
     assert sent(office.tell(replacement, Join(2)), Evaluate) == [(replacement, Evaluate(0))]
     office.evaluated()

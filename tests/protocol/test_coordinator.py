@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.protocol.effects import Cause, End, Forget, StartMember
-from squall.protocol.events import MemberLost, Started, StopRequested, TimePassed
+from squall.protocol.effects import Cause, End, Forget
+from squall.protocol.events import Started, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import (
     Cover,
@@ -22,10 +22,10 @@ from squall.protocol.messages import (
     ViewSeen,
     Welcome,
 )
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.notes import LeaseEnded, TrainingBegan
 from squall.protocol.replacing import LOST_IN_A_ROW, SOON_S
-from tests.protocol.office import BATCH, Office
+from tests.protocol.office import BATCH, Office, start
 from tests.protocol.steps import kinds, only, sent
 from tests.protocol.test_closing import finished
 
@@ -80,7 +80,7 @@ def test_a_join_that_comes_after_its_sender_was_lost_is_never_heard() -> None:
     node = Node("replica", 0)
     effects = office.lose(node)
     assert Forget(node) in effects  # its link is dropped, and with it the Join
-    assert StartMember(again(node)) in effects
+    assert start(again(node)) in effects
 
 
 def test_a_request_that_comes_after_its_sender_was_lost_gets_nothing() -> None:
@@ -131,10 +131,10 @@ def doom(office: Office, node: Node, times: int) -> list[float]:
     for _ in range(times):
         effects = office.lose(node, "killed by SIGSEGV")
         node, before = again(node), office.now
-        if StartMember(node) not in effects and office.machine.wake_at is not None:
+        if start(node) not in effects and office.machine.wake_at is not None:
             office.now = office.machine.wake_at
             effects = office.give(TimePassed())
-        if StartMember(node) not in effects:
+        if start(node) not in effects:
             break
         pauses.append(office.now - before)
         office.tell(node, Join(1))
@@ -169,7 +169,7 @@ def test_an_evaluator_that_is_to_start_later_starts_when_the_final_weights_are_t
     office.work(a)
     office.leave(a, b)
     assert office.machine.wake_at == office.now
-    assert StartMember(Node("evaluator", 2, 10)) in office.give(TimePassed())
+    assert start(Node("evaluator", 2, 10)) in office.give(TimePassed())
 
 
 def test_an_evaluator_of_a_run_that_ends_with_an_error_is_not_started_again() -> None:
@@ -177,9 +177,9 @@ def test_an_evaluator_of_a_run_that_ends_with_an_error_is_not_started_again() ->
     office = Office()
     office.join(0, 1)
     office.give(StopRequested("evaluator 2 raised an exception", failed=True))
-    assert StartMember(again(office.evaluator)) not in office.lose(office.evaluator)
+    assert start(again(office.evaluator)) not in office.lose(office.evaluator)
     office.now += 100.0
-    assert StartMember(again(office.evaluator)) not in office.give(TimePassed())
+    assert start(again(office.evaluator)) not in office.give(TimePassed())
 
 
 def test_the_final_weights_are_not_evaluated_for_ever() -> None:
@@ -192,9 +192,9 @@ def test_the_final_weights_are_not_evaluated_for_ever() -> None:
         node = again(node)
         if sent(effects, TakeSnapshot):
             break
-        if StartMember(node) not in effects:
+        if start(node) not in effects:
             office.now = office.machine.wake_at or math.inf
-            assert StartMember(node) in office.give(TimePassed())
+            assert start(node) in office.give(TimePassed())
     assert "the final weights are not evaluated" in office.remarks("warning")[0]
     office.snapshot()
     assert only(office.effects, End).status == "finished"
@@ -206,7 +206,7 @@ def test_who_lives_for_a_while_is_replaced_at_once_for_ever() -> None:
     for _ in range(3 * LOST_IN_A_ROW):
         office.tell(node, Join(1))
         office.now += SOON_S
-        assert StartMember(again(node)) in office.lose(node)
+        assert start(again(node)) in office.lose(node)
         node = again(node)
 
 
@@ -217,7 +217,7 @@ def test_who_dies_before_it_could_tell_of_its_work_is_replaced_at_once_for_ever(
         office.tell(node, Join(1))
         lease = office.ask(node)
         office.applied = {node: (Cover(lease.id, lease.start + BATCH),)}
-        assert StartMember(again(node)) in office.lose(node)
+        assert start(again(node)) in office.lose(node)
         node = again(node)
 
 
@@ -228,16 +228,16 @@ def test_a_finished_batch_ends_the_row() -> None:
         office.tell(node, Join(1))
         lease = office.ask(node)
         office.trained(node, lease, lease.start + BATCH)
-        assert StartMember(again(node)) in office.lose(node)
+        assert start(again(node)) in office.lose(node)
         node = again(node)
 
 
 def test_a_lost_shard_ends_the_run_with_an_error() -> None:
     office = Office()
     office.join(0)
-    effects = office.give(MemberLost(office.shards[1], "killed by SIGKILL"))
+    effects = office.lose(office.shards[1], "killed by SIGKILL")
     assert only(effects, End) == End("failed", "shard 1 was lost (killed by SIGKILL)")
-    assert [to for to, _ in sent(effects, Stop)] == [*office.shards, office.evaluator]
+    assert [to for to, _ in sent(effects, Stop)] == [*office.shards, office.evaluator, NURSERY]
     assert office.lose(Node("replica", 0)) == []  # what follows from the end is no news
 
 

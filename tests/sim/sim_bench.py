@@ -16,13 +16,15 @@ from squall.protocol.exchanges import Cadence, Exchanges, Rules
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.link import Linked
 from squall.protocol.loop_coordinator import LoopCoordinator
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.protocol.notes import WorkReported
+from squall.protocol.nursery import NurseryMachine
 from squall.protocol.policy import Policy
 from squall.protocol.replica import Replica
 from squall.protocol.shard import Shard
 from squall.runtime.wire import Conditions, Network
 from squall.runtime.world import World
+from squall.runtime.world_nodes import Premises
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.memory import BatchRange
 from squall.sim.proof.phantoms import Phantom, PhantomHosts
@@ -61,6 +63,7 @@ class Bench(PhantomHosts):
         self._touched: Node = COORDINATOR
         self.world = World(Conditions(network, self.prices, notice_s), seed=seed, spawn=self._member)
         self.world.trace = self._trace
+        self.world.add(NURSERY, Linked(NurseryMachine()), Premises())
         nodes = [COORDINATOR, *(Node("shard", i) for i in range(recipe.shards))]
         nodes += [Node("replica", i) for i in range(recipe.replicas)]
         for node in [*nodes, Node("evaluator", recipe.replicas)] if self.coordinator.policy.evaluate else nodes:

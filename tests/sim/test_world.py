@@ -12,15 +12,15 @@ from squall.protocol.effects import Compute, Effect, End, Send
 from squall.protocol.events import (
     Event,
     GradientComputed,
-    MemberLost,
     MessageArrived,
+    ProcessEnded,
     Started,
     StopRequested,
     TimePassed,
 )
 from squall.protocol.link import RESEND_AFTER_S, Linked
 from squall.protocol.messages import Join, Stop
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.protocol.notes import TrainingOver
 from squall.runtime.driver import Host
 from squall.runtime.wire import Conditions, Network
@@ -71,10 +71,15 @@ class Hands(Host):
         return self.news.pop() if self.news else None
 
 
-def pair(sender: Script, receiver: Script, network: Network, seed: int = 0, notice_s: float = 0.0) -> World:
+def pair(
+    sender: Script, receiver: Script, network: Network, seed: int = 0, notice_s: float = 0.0,
+    nursery: Script | None = None,
+) -> World:  # fmt: skip
     world = World(Conditions(network, {Compute: lambda node, effect, begins: 2.0}, notice_s), seed=seed)
     world.add(COORDINATOR, Linked(receiver), Hands())
     world.add(PEER, Linked(sender), Hands())
+    if nursery is not None:
+        world.add(NURSERY, Linked(nursery), Hands())
     return world
 
 
@@ -120,25 +125,25 @@ def test_the_last_words_of_a_process_arrive_though_their_frame_was_lost() -> Non
     assert len(lost) == 1
 
 
-def test_a_killed_process_hears_nothing_more_and_the_coordinator_is_told() -> None:
-    replica, coordinator = Script({}, wake_at=1.0), Script({MemberLost: [End("finished")]})
-    world = pair(replica, coordinator, Network(), notice_s=0.25)
-    world.run(at_most=2)
+def test_a_killed_process_hears_nothing_more_and_its_nursery_is_told() -> None:
+    replica, nursery = Script({}, wake_at=1.0), Script({ProcessEnded: [End("finished")]})
+    world = pair(replica, Script(), Network(), notice_s=0.25, nursery=nursery)
+    world.run(at_most=3)
     world.kill(PEER, "killed by SIGKILL")
     world.kill(PEER, "a second time is nothing")
     world.run()
     assert [type(event) for _, event in replica.seen] == [Started]
-    assert coordinator.seen[-1] == (0.25, MemberLost(PEER, "killed by SIGKILL"))
-    assert len(coordinator.times(MemberLost)) == 1
+    assert nursery.seen[-1] == (0.25, ProcessEnded(PEER, "killed by SIGKILL"))
+    assert len(nursery.times(ProcessEnded)) == 1
 
 
 def test_a_process_whose_work_is_over_is_not_lost() -> None:
-    coordinator = Script()
-    world = pair(Script({Started: [End("finished")]}), coordinator, Network())
-    world.run(at_most=2)
+    nursery = Script()
+    world = pair(Script({Started: [End("finished")]}), Script(), Network(), nursery=nursery)
+    world.run(at_most=3)
     world.kill(PEER)
     world.run()
-    assert coordinator.times(MemberLost) == []
+    assert nursery.times(ProcessEnded) == []
 
 
 def test_news_from_outside_reach_the_machine() -> None:

@@ -9,7 +9,7 @@ from squall.evaluation_callback import EvaluationCallback
 from squall.protocol.effects import Compute, End
 from squall.protocol.events import Event, StopRequested
 from squall.protocol.link import Linked
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.runtime.driver import Host
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, own_model
@@ -18,6 +18,7 @@ from squall.runtime.machines import nodes
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.wire import Conditions
 from squall.runtime.world import World
+from squall.runtime.world_nodes import Premises
 
 STEP_S = 0.01  # virtual seconds that every gradient takes
 
@@ -30,9 +31,6 @@ class LoneChannel:
         self.ended = End("failed", "the world stood still")
         self.interrupts: list[int] = []  # signals caught
         self._told = False
-
-    def start(self, node: Node) -> None:
-        raise AssertionError("there are no processes to start")
 
     def end(self, end: End) -> None:
         self.ended = end
@@ -60,6 +58,7 @@ class InlineRun:
         self._step_s = step_s
         self.channel = LoneChannel(watch)
         self.world = World(Conditions(prices={Compute: self._step}), spawn=self._member, seed=job.plan.seed)
+        self.world.add(NURSERY, machine(job, NURSERY), Premises())
         for node in nodes(job):
             self.world.add(node, *self._member(node))
 

@@ -2,12 +2,13 @@
 
 It imports torch and builds the task once; each role is then a fork, which takes milliseconds, shares the data's
 memory, and inherits the arena. It speaks with the launching process (`launchers.local`) and with the coordinator,
-over pipes; it decides nothing itself:
+over pipes; what is to run is decided by the coordinator, on an ordinary link with the nursery's machine
+(`protocol.nursery`):
 
     launcher -> nursery      the task, "launch", "leave", "stop", "kill"
     nursery -> launcher      "listening", "evaluated", "stopping", "exited", "failed", "ended"
-    coordinator -> nursery   "start" a member, "evaluated", "end"
-    nursery -> coordinator   "lost" a member, "stop"
+    coordinator -> nursery   "frame", "evaluated", "end"
+    nursery -> coordinator   "frame"
 
 When the launcher is gone the nursery asks for a stop as Ctrl-C does, and the kernel wakes it for that if it was
 stopped itself; when the nursery is gone, the kernel kills its children (PR_SET_PDEATHSIG), and the arena has no name
@@ -27,10 +28,17 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.role_processes import run_role
 from squall.protocol.closing import STOP_WITHIN_S
+from squall.protocol.effects import KillMembers, StartMember, Transmit
+from squall.protocol.events import Event, FrameArrived, ProcessEnded, StopRequested, TimePassed
+from squall.protocol.frames import Frame
+from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery import NurseryMachine
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
 from squall.runtime.processes import ending, fork, outlive_parent
@@ -62,6 +70,7 @@ class Nursery:
         self._stopping = ""  # why a stop was asked for, if it was
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         self._deadline: float | None = None  # when processes that still live are killed
+        self._linked = Linked(NurseryMachine())
         mine, self._theirs = Pipe()  # the second is the coordinator's end, closed here when that is there
         self._coordinator = ControlPipe(mine)
 
@@ -81,9 +90,12 @@ class Nursery:
     def watch(self) -> None:
         """Until all children are gone."""
         while self._children:
-            timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            ready = wait([*self._pipes(), *self._children], timeout)
-            if not ready:
+            times = [at for at in (self._deadline, self._linked.wake_at) if at is not None]
+            ready = wait([*self._pipes(), *self._children], max(0.0, min(times) - time.monotonic()) if times else None)
+            now = time.monotonic()
+            if self._linked.wake_at is not None and now >= self._linked.wake_at:
+                self._tell(TimePassed())
+            if not ready and self._deadline is not None and now >= self._deadline:
                 self._late()
             for source in ready:
                 self._attend(source)
@@ -102,14 +114,14 @@ class Nursery:
             if said is not None and said["kind"] == "kill":
                 self._kill_all()
             elif said is not None and said["kind"] == "leave":
-                self._coordinator.say(kind="stop", why=said["why"], failed=said["failed"], wanted=True)
+                self._tell(StopRequested(said["why"], said["failed"], wanted=True))
             else:  # a stop, or the launcher is gone
                 self._launcher.say(kind="stopping")
                 self._stop("interrupted" if said else "the launching process is gone")
         elif source is self._coordinator.connection:
             said = self._coordinator.hear()
-            if said is not None and said["kind"] == "start":
-                self._replace(Node.parse(said["node"]))
+            if said is not None and said["kind"] == "frame":
+                self._tell(FrameArrived(COORDINATOR, msgspec.convert(said["frame"], Frame)))
             elif said is not None and said["kind"] == "evaluated":
                 self._launcher.say(**said)
             elif said is not None:
@@ -118,8 +130,20 @@ class Nursery:
         elif source in self._children:
             self._reap(self._children.pop(source))
 
+    def _tell(self, event: Event) -> None:
+        """Give the machine an event, and do what it says."""
+        for effect in self._linked.on(event, time.monotonic()):
+            match effect:
+                case Transmit(frame=frame, again=again):
+                    if not again:  # a pipe loses nothing
+                        self._coordinator.say(kind="frame", frame=frame)
+                case StartMember(node):
+                    self._replace(node)
+                case KillMembers():
+                    self._kill_members()
+
     def _stop(self, why: str) -> None:
-        self._coordinator.say(kind="stop", why=why)
+        self._tell(StopRequested(why))
         if self._end is None:
             self._hurry()
         self._stopping = why
@@ -164,11 +188,14 @@ class Nursery:
             return
         if story and child.node.role != "shard":
             stop = f"{child.node.role} {child.node.index} raised an exception"
-            self._coordinator.say(kind="stop", why=stop, failed=True)
-        self._coordinator.say(kind="lost", node=str(child.node), why=why)
+            self._tell(StopRequested(stop, failed=True))
+        self._tell(ProcessEnded(child.node, why))
 
     def _kill_all(self) -> None:
         self._killing = True
+        self._kill_members()
+
+    def _kill_members(self) -> None:
         for child in self._children.values():
             signal.pidfd_send_signal(child.handle, signal.SIGKILL)
 
@@ -178,7 +205,7 @@ class Nursery:
         try:
             self._fork(node)
         except OSError as error:  # no more processes or memory for now; the coordinator tries again, a few times
-            self._coordinator.say(kind="lost", node=str(node), why=f"could not be started: {error}")
+            self._tell(ProcessEnded(node, f"could not be started: {error}"))
 
     def _fork(self, node: Node) -> None:
         pid = fork()

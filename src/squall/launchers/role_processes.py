@@ -9,13 +9,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 from setproctitle import setproctitle
 
 from squall.launchers.control_pipe import ControlPipe
-from squall.protocol.effects import End
-from squall.protocol.events import Event, MemberLost, StopRequested
-from squall.protocol.nodes import COORDINATOR, Node, shard_nodes
+from squall.protocol.effects import End, Payload
+from squall.protocol.events import Event, FrameArrived, StopRequested
+from squall.protocol.frames import Frame
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes
 from squall.record.writer import COMMIT_EVERY_S
 from squall.runtime.driver import Driver, Host
 from squall.runtime.hosts import SlowedHost
@@ -32,13 +34,27 @@ from squall.transports.streams import Streams
 
 
 class NurseryChannel:
-    """The coordinator's channel to the nursery."""
+    """The coordinator's line to the nursery of its machine: the frames of their link, and what the user is shown."""
 
     def __init__(self, pipe: ControlPipe) -> None:
         self._pipe = pipe
 
-    def start(self, node: Node) -> None:
-        self._pipe.say(kind="start", node=str(node))
+    def knows(self, node: Node) -> bool:
+        return node == NURSERY
+
+    def send(self, to: Node, frame: Frame, payload: Payload | None) -> None:
+        self._pipe.say(kind="frame", frame=frame)
+
+    def forget(self, node: Node) -> None:
+        """Nobody forgets the nursery."""
+
+    def take(self) -> Event | None:
+        if not self._pipe.open or not self._pipe.connection.poll():
+            return None
+        said = self._pipe.hear()
+        if said is None:
+            return StopRequested("the nursery is gone")
+        return FrameArrived(NURSERY, msgspec.convert(said["frame"], Frame))
 
     def end(self, end: End) -> None:
         self._pipe.say(kind="end", status=end.status, reason=end.reason)
@@ -47,14 +63,7 @@ class NurseryChannel:
         self._pipe.say(kind="evaluated", evaluation=evaluation)
 
     def poll(self) -> Event | None:
-        if not self._pipe.open or not self._pipe.connection.poll():
-            return None
-        said = self._pipe.hear()
-        if said is None:
-            return StopRequested("the nursery is gone")
-        if said["kind"] == "lost":
-            return MemberLost(Node.parse(said["node"]), said["why"])
-        return StopRequested(said["why"], said.get("failed", False), said.get("wanted", False))
+        return None
 
 
 # Being woken from sleep costs more than a whole exchange of a small vector, so the two ends of an exchange look out
@@ -81,11 +90,12 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
     elif node.role == "evaluator":
         os.nice(EVALUATOR_NICE if job.plan.until is None and job.plan.patience is None else JUDGE_NICE)
     transport, carriers = connections(job, node, sockets, pipe)
+    channel = NurseryChannel(pipe) if pipe is not None else None
     try:
         # The coordinator's rows are written while nobody speaks, too.
         poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf
-        host = make_host(job, node, pipe)
-        Driver(machine(job, node), transport, host, carriers=carriers).run(poll_every_s)
+        host, own = make_host(job, node, channel), () if channel is None else (channel,)
+        Driver(machine(job, node), transport, host, carriers=(*own, *carriers)).run(poll_every_s)
     finally:
         close(transport, carriers)
 
@@ -126,10 +136,10 @@ def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:
     return [server for server in (COORDINATOR, *shards) if (job.site is None or job.site.has(server)) == here]
 
 
-def make_host(job: Job, node: Node, pipe: ControlPipe | None) -> Host:
+def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Host:
     if node == COORDINATOR:
-        assert pipe is not None
-        coordinator = CoordinatorHost(job, NurseryChannel(pipe), time.monotonic)
+        assert channel is not None
+        coordinator = CoordinatorHost(job, channel, time.monotonic)
         if job.site is None:
             return coordinator
         return PiecesHost(coordinator, job.directory, job.recipe.shards, job.site.pieces)

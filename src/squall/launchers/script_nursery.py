@@ -22,6 +22,7 @@ import msgspec
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.late_rows import add_end, add_values
 from squall.launchers.nursery import GRACE_S, RAISED, Child, Nursery, explain
+from squall.protocol.events import StopRequested
 from squall.protocol.nodes import Node
 from squall.record.rows import RecordError
 from squall.runtime.batches import Counted
@@ -65,7 +66,7 @@ class ScriptNursery(Nursery):
         if said is None:
             del self._scripts[source]
         elif said["kind"] == "leave":
-            self._coordinator.say(kind="stop", why=said["why"], wanted=True)
+            self._tell(StopRequested(said["why"], wanted=True))
         elif said["kind"] == "logged":
             self._scripts[source].say(kind="noted", error=self._log(said["values"]))
         else:

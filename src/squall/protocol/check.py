@@ -89,6 +89,10 @@ def _coordinator(coordinator: Coordinator) -> Iterator[Claim]:
     yield all(number > min(members._seen) for number in awaited), "who waits for a view waits for one not seen yet"
     shown = max(awaited, default=0) <= members.number
     yield shown or min(members._seen) < members.number, "a view that is due is shown"
+    placing = coordinator._placing
+    yield not placing.on.keys() & placing.waiting.keys(), "who waits for room has no place"
+    yield all(machine in placing.rooms for machine in placing.on.values()), "everybody is on a machine that is there"
+    yield all(placing.free(machine) >= 0 for machine in placing.rooms), "no machine has more replicas than room"
 
 
 def _lease_coordinator(coordinator: LoopCoordinator) -> Iterator[Claim]:

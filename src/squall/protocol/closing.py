@@ -16,9 +16,11 @@ from squall.protocol import notes
 from squall.protocol.best import Best, Verdict
 from squall.protocol.effects import Cause, Effect, End, Send
 from squall.protocol.evaluations import Evaluations
+from squall.protocol.heartbeats import Heartbeats
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Evaluated, SnapshotTaken, Stop
 from squall.protocol.nodes import Node
+from squall.protocol.placing import Placing
 from squall.protocol.policy import Policy
 from squall.protocol.replacing import Replacing
 from squall.protocol.snapshot_rounds import SnapshotRounds
@@ -49,6 +51,8 @@ class Closing(ABC):
         self._snapshots = SnapshotRounds(self._shards, snapshots)
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._replacing = Replacing()
+        self._placing = Placing(policy)
+        self._heartbeats = Heartbeats(policy.pulse.every_s, policy.pulse.lost_after_s)  # of other machines' nurseries
         self._begun = False  # a replica was welcomed
         self._wanted = False  # a script asked for the end: the run has finished well
         self._hurried = False  # a user's stop, or an error: no final evaluation
@@ -179,9 +183,11 @@ class Closing(ABC):
         self.phase = Phase.ENDED
         self._deadline = self._ends_at = self._snapshot_at = self._evaluate_at = None
         self._replacing.cease()
+        self._heartbeats.cease()
         effects.extend(Send(shard, Stop()) for shard in self._shards)
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
+        effects.extend(Send(Node("nursery", machine), Stop()) for machine in self._placing.rooms)
         status = self._failure if self.error else "interrupted" if self._hurried and not self._wanted else "finished"
         effects.append(End(status, (self.error or self.reason) + remark, Cause.FAILED if self.error else self.cause))
 

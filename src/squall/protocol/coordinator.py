@@ -2,7 +2,7 @@
 
 It never touches a parameter. What replicas are given to do is a subclass's: leases of data (`loop_coordinator`), or
 portions of a batch (`sandblaster.coordinator`). Its parts have one subject each: who is alive (`membership`), who is
-started again (`replacing`), what is measured (`evaluations`) and saved (`snapshot_rounds`), and how a run ends
+started again (`staffing`), what is measured (`evaluations`) and saved (`snapshot_rounds`), and how a run ends
 (`closing`). This file ties them together.
 """
 
@@ -11,11 +11,12 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from squall.protocol import notes
-from squall.protocol.closing import Closing, Phase, after
-from squall.protocol.effects import Cause, Effect, Forget, Send, StartMember, WritePiece
+from squall.protocol.closing import Phase, after
+from squall.protocol.effects import Cause, Effect, Forget, Send, WritePiece
 from squall.protocol.events import (
     Event,
-    MemberLost,
+    MachineJoined,
+    MachineLost,
     MessageArrived,
     PieceWritten,
     Started,
@@ -39,10 +40,11 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.nodes import Node
-from squall.protocol.replacing import LOST_IN_A_ROW
+from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, StopAsked
+from squall.protocol.staffing import Staffing
 
 
-class Coordinator(Closing):
+class Coordinator(Staffing):
     """What every coordinator does, beside the work."""
 
     # ------------------------------------------------------------ the work, which is a subclass's
@@ -77,7 +79,10 @@ class Coordinator(Closing):
 
     @property
     def wake_at(self) -> float | None:
-        times = (self._deadline, self._snapshot_at, self._evaluate_at, self._ends_at, self._replacing.wake_at)
+        times = (
+            self._deadline, self._snapshot_at, self._evaluate_at, self._ends_at, self._replacing.wake_at,
+            self._heartbeats.wake_at,
+        )  # fmt: skip
         return min((t for t in times if t is not None), default=None)
 
     def on(self, event: Event, now: float) -> list[Effect]:
@@ -85,19 +90,18 @@ class Coordinator(Closing):
         match event:
             case MessageArrived(sender, message):
                 self._on_message(sender, message, now, effects)
-            case MemberLost(node, why):
-                self._on_lost(node, why, now, effects)
-            case StopRequested(why, failed, wanted):
-                if failed:
-                    self.error = why
-                self._wanted |= wanted and self.phase is Phase.RUNNING
-                self._hurry(why, now, effects, wanted)
+            case StopRequested():
+                self._on_stop(event, now, effects)
+            case MachineJoined(machine, room):
+                self._on_machine_joined(machine, room, now, effects)
+            case MachineLost(machine, why):
+                self._on_machine_lost(machine, why, now, effects)
             case PieceWritten(shard, number, error):
                 effects.append(Send(Node("shard", shard), PieceKept(number, error)))
             case TimePassed():
                 self._on_time(now, effects)
             case Started():
-                pass
+                self._listen(now, effects)
             case _:
                 raise AssertionError(f"the coordinator does not know {event!r}")
         return effects
@@ -113,6 +117,9 @@ class Coordinator(Closing):
                 self._on_work(sender, message, now, effects)
                 effects.append(notes.MemberLeft(sender))
                 self._depart(sender, effects)
+                self._on_left(sender, now, effects)
+            case ProcessLost() | StopAsked() | Leaving() | Alive():
+                self._on_nursery(sender, message, now, effects)
             case Logged():
                 self._obey(self._evaluations.logged(message, effects), now, effects)
             case NonFinite():
@@ -141,6 +148,7 @@ class Coordinator(Closing):
         if _due(self._evaluate_at, now):
             self._evaluate_at = after(now, self.policy.evaluate_every_s)
             self._evaluations.ask(effects)
+        self._look_for_silent(now, effects)
         self._start_due(now, effects)
 
     # ------------------------------------------------------------ members
@@ -196,56 +204,6 @@ class Coordinator(Closing):
         self._snapshot_at = after(now, self.policy.snapshot_every_s)
         self._evaluate_at = after(now, self.policy.evaluate_every_s if self.policy.evaluate else None)
         effects.append(notes.TrainingBegan())
-
-    def _on_lost(self, node: Node, why: str, now: float, effects: list[Effect]) -> None:
-        if self.phase is Phase.ENDED:
-            return
-        effects.append(notes.MemberDied(node, why))
-        if node.role == "shard":
-            self._fail(f"shard {node.index} was lost ({why})", effects)
-            return
-        if node.role == "evaluator" or not self._depart(node, effects):
-            effects.append(Forget(node))  # at once: its Join may still be on its way, and no view has to be waited for
-        self._replace(node, why, now, effects)
-        self._look_for_end(now, effects)
-
-    def _replace(self, node: Node, why: str, now: float, effects: list[Effect]) -> None:
-        ends = self.phase is Phase.EVALUATING  # the run would never end if each evaluator died late, and none counted
-        hopeless = self._replacing.lost(node, now, however_late=ends) >= LOST_IN_A_ROW
-        if not self._needs(node):
-            return
-        text = f"{node.role} {node.index} was lost {LOST_IN_A_ROW} times in a row, last: {why}"
-        if node.role == "replica" and hopeless:
-            self._give_slot_up(node, text, now, effects)
-        elif hopeless and ends:
-            effects.append(notes.Remark("warning", f"{text}; the final weights are not evaluated"))
-            self._close_with_snapshot(now, effects)
-        else:
-            self._replacing.replace(node, now)
-            if ends:
-                self._replacing.hasten(now)
-            self._start_due(now, effects)
-
-    def _needs(self, node: Node) -> bool:
-        """Somebody in its place: until all is trained, or for the evaluation of the final weights."""
-        if self.phase is Phase.RUNNING:
-            return True
-        return node.role == "evaluator" and not self._hurried and self.phase is not Phase.SNAPSHOT
-
-    def _give_slot_up(self, node: Node, text: str, now: float, effects: list[Effect]) -> None:
-        """Nobody takes this replica's place any more; without any replica the run ends."""
-        self._replacing.given_up[node.index] = None
-        if len(self._replacing.given_up) < self.policy.replicas:
-            effects.append(notes.Remark("warning", f"{text}; the others go on without it"))
-            self._proceed(now, effects)
-        else:
-            self.error = text
-            self._hurry(text, now, effects)
-
-    def _start_due(self, now: float, effects: list[Effect]) -> None:
-        for node in self._replacing.take_due(now):
-            if self._needs(node):
-                effects += [StartMember(node), notes.MemberReplaced(node)]
 
     def _note_stats(self, node: Node, stats: Stats, effects: list[Effect]) -> None:
         # What comes after the last snapshot's ledger is not in it, so that a resumed run tells it.

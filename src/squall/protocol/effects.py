@@ -188,9 +188,15 @@ class KeepWeights(Effect, frozen=True, gc=False):
 
 
 class StartMember(Effect, frozen=True, gc=False):
-    """Launch a process for this node."""
+    """Launch a process for this node, on the nursery's machine."""
 
     node: Node
+
+
+class KillMembers(Effect, frozen=True, gc=False):
+    """Kill all processes of the nursery's machine, and say why."""
+
+    why: str
 
 
 class Cause(StrEnum):

@@ -70,10 +70,30 @@ class ValuesLogged(Event, frozen=True, gc=False):
     values: dict[str, float]
 
 
-class MemberLost(Event, frozen=True, gc=False):
-    """The launcher saw the process end without having been told to."""
+class ProcessEnded(Event, frozen=True, gc=False):
+    """A process of the nursery's machine has ended without having been told to, or could not be started."""
 
     node: Node
+    why: str
+
+
+class LeaveRequested(Event, frozen=True, gc=False):
+    """The nursery's machine is to be taken away. It leaves in order if it can."""
+
+    why: str
+
+
+class MachineJoined(Event, frozen=True, gc=False):
+    """The launcher has a nursery on one more machine, with room for so many replicas."""
+
+    machine: int
+    room: int
+
+
+class MachineLost(Event, frozen=True, gc=False):
+    """The launcher knows that a machine is gone, before its silence tells."""
+
+    machine: int
     why: str
 
 

@@ -150,7 +150,7 @@ class NonFinite(Struct, frozen=True, tag="nonfinite", array_like=True, gc=False)
 
 
 class Stop(Struct, frozen=True, tag="stop", array_like=True, gc=False):
-    """Finish the exchange under way and leave (replica), or end (shard, evaluator)."""
+    """Finish the exchange under way and leave (replica), or end (shard, evaluator, nursery)."""
 
 
 class Left(Struct, frozen=True, tag="left", array_like=True, gc=False):

@@ -10,10 +10,11 @@ import msgspec
 class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
     """A process of a run. A replacement is a new node (next incarnation) with the same index.
 
-    The index of a replica is its slot in the arena; the evaluator's slot, and index, comes after theirs.
+    The index of a replica is its slot in the arena; the evaluator's slot, and index, comes after theirs. That of a
+    nursery is its machine's number.
     """
 
-    role: str  # "coordinator" | "shard" | "replica" | "evaluator"
+    role: str  # "coordinator" | "shard" | "replica" | "evaluator" | "nursery"
     index: int = 0
     incarnation: int = 0
 
@@ -28,6 +29,7 @@ class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
 
 
 COORDINATOR = Node("coordinator")
+NURSERY = Node("nursery")  # of the coordinator's machine, whose number is 0
 
 
 @cache

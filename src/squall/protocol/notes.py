@@ -36,6 +36,28 @@ class MemberDied(Effect, frozen=True, gc=False):
 
 class MemberReplaced(Effect, frozen=True, gc=False):
     node: Node  # that is started now
+    where: str = ""  # and why there, where a run has several machines
+
+
+class MachineAdded(Effect, frozen=True, gc=False):
+    """A machine has joined a run that goes on."""
+
+    machine: int
+    room: int  # for so many replicas
+
+
+class MachineDied(Effect, frozen=True, gc=False):
+    """It is taken for lost, with these processes; should it come back, it finds that it was replaced."""
+
+    machine: int
+    nodes: tuple[Node, ...]
+    why: str
+
+
+class MachineLeft(Effect, frozen=True, gc=False):
+    """In order: nothing of the run is there any more."""
+
+    machine: int
 
 
 class WorkReported(Effect, frozen=True, gc=False):
@@ -97,8 +119,9 @@ class Remark(Effect, frozen=True, gc=False):
     text: str
 
 
-Urgent = MemberDied | MemberReplaced | TargetReached | Remark  # somebody may be waiting to see it
+Urgent = MemberDied | MemberReplaced | MachineDied | TargetReached | Remark  # somebody may be waiting to see it
 Note = (
     WorkReported | LeaseEnded | BatchLeftOut | EvaluationAsked | WeightsMeasured | IterationDone | SnapshotAsked
-    | TrainingBegan | TrainingOver | MemberJoined | MemberLeft | Urgent
+    | TrainingBegan | TrainingOver | MemberJoined | MemberLeft | MachineAdded | MachineLeft
+    | Urgent
 )  # fmt: skip

@@ -5,8 +5,18 @@ from __future__ import annotations
 import msgspec
 
 from squall.protocol.best import Goal
+from squall.protocol.heartbeats import Pulse
+from squall.protocol.nodes import Node
 
 SAVE_WITHIN_S = 1.2  # how long a small snapshot is waited for after a user's stop
+
+
+class Room(msgspec.Struct, frozen=True):
+    """A machine of a run: how many replicas it has room for, and what it begins with."""
+
+    machine: int
+    replicas: int
+    nodes: tuple[Node, ...] = ()
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -21,3 +31,5 @@ class Policy(msgspec.Struct, frozen=True):
     snapshot_every_s: float | None = 60.0
     save_within_s: float = SAVE_WITHIN_S  # how long the last snapshot of a run that a user stops may take
     goal: Goal = Goal()
+    rooms: tuple[Room, ...] = ()  # empty: one machine, with room for all; replicas that are in none wait for room
+    pulse: Pulse = Pulse()  # of the nurseries on other machines than the coordinator's

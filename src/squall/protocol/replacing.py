@@ -41,11 +41,17 @@ class Replacing:
         self._in_a_row[slot] = lost = self._in_a_row.get(slot, 0) + 1
         return lost
 
-    def replace(self, node: Node, now: float) -> None:
-        """Have its successor started when its time has come (`take_due`)."""
+    def replace(self, node: Node, now: float) -> Node:
+        """Have its successor, which is returned, started when its time has come (`take_due`)."""
         lost = self._in_a_row.get((node.role, node.index), 0)
         pause_s = PAUSES_S[min(lost, len(PAUSES_S) - 1)]
-        self._due[Node(node.role, node.index, node.incarnation + 1)] = now + pause_s
+        successor = Node(node.role, node.index, node.incarnation + 1)
+        self._due[successor] = now + pause_s
+        return successor
+
+    def awaits(self, node: Node) -> bool:
+        """It is not started yet."""
+        return node in self._due
 
     def take_due(self, now: float) -> list[Node]:
         due = [node for node, at in self._due.items() if at <= now]

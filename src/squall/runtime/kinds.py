@@ -10,6 +10,7 @@ from squall.protocol.evaluator import Evaluator
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery import NurseryMachine
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
@@ -70,6 +71,8 @@ def machine(job: Job, node: Node) -> Linked:
             return Linked(kind.shard(job, node.index))
         case "replica":
             return Linked(kind.replica(job, node))
+        case "nursery":
+            return Linked(NurseryMachine(node))
         case _:
             return Linked(Evaluator(node, job.recipe.shards, os.getpid(), job.plan.keep_best or ""))
 

@@ -1,4 +1,4 @@
-"""The coordinator's host: keeps the run's record, makes snapshots visible, and has processes started."""
+"""The coordinator's host: keeps the run's record, and makes snapshots visible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from squall.protocol import notes
-from squall.protocol.effects import Effect, End, PublishSnapshot, StartMember
+from squall.protocol.effects import Effect, End, PublishSnapshot
 from squall.protocol.events import Event
 from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats, Weights
@@ -34,8 +34,6 @@ from squall.strategies.work import BatchMethod
 
 class Channel(Protocol):
     """The coordinator's line to whatever starts and watches the processes."""
-
-    def start(self, node: Node) -> None: ...
 
     def end(self, end: End) -> None: ...
 
@@ -132,8 +130,6 @@ class CoordinatorHost(Host):
                 self._commit(force=True)
             return None
         match effect:
-            case StartMember(node):
-                self._channel.start(node)
             case PublishSnapshot():
                 self._publish(effect)
             case End():
@@ -187,8 +183,14 @@ class CoordinatorHost(Host):
             case notes.MemberDied(node, why):
                 self._member(node, "lost", f"{node.role} {node.index}: {why}")
                 self._event("lost", f"{node.role} {node.index}: {why}")
-            case notes.MemberReplaced(node):
-                self._event("replaced", f"{node.role} {node.index}")
+            case notes.MemberReplaced(node, where):
+                self._event("replaced", f"{node.role} {node.index}" + (f", on {where}" if where else ""))
+            case notes.MachineAdded(machine, room):
+                self._event("joined", f"machine {machine}, with room for {room} replicas")
+            case notes.MachineDied(machine, nodes, why):
+                self._event("lost", f"machine {machine}, with {len(nodes)} processes: {why}")
+            case notes.MachineLeft(machine):
+                self._event("left", f"machine {machine}")
             case notes.TargetReached(text):
                 self._event("reached", text)
             case notes.Remark(kind, text):

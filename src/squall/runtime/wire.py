@@ -45,7 +45,7 @@ class Conditions:
     Attributes:
         network: when frames arrive.
         prices: seconds that effects take, by their type. A message has a price only if weights travel along.
-        notice_s: until the coordinator hears that a process died.
+        notice_s: until a nursery hears that a process of its machine died.
         spawn_s: until a replacement is there.
         clock: each node's own clock; None: the world's.
     """

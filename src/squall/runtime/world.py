@@ -15,12 +15,12 @@ from heapq import heappop, heappush, heapreplace
 from itertools import repeat
 from typing import Any
 
-from squall.protocol.effects import Effect, End, Forget, Send, StartMember, Transmit
-from squall.protocol.events import Event, FrameArrived, MemberLost, MessageArrived, Started, TimePassed
+from squall.protocol.effects import Effect, End, Forget, KillMembers, Send, StartMember, Transmit
+from squall.protocol.events import Event, FrameArrived, MessageArrived, ProcessEnded, Started, TimePassed
 from squall.protocol.frames import Frame, Message
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.runtime.driver import Host
 from squall.runtime.wire import IDEAL, Conditions
 from squall.runtime.world_nodes import Absent, Entry, Free, Parcel, ParcelArrived, Stream, WorldNode
@@ -34,7 +34,7 @@ _HEARD: dict[type, Callable[[Node, Any], Event]] = {
 }  # what comes, as an event; without links it is a message
 _ARRIVALS = (FrameArrived, ParcelArrived, MessageArrived)
 _CALLS = (TimePassed, Free)
-_MEMBERSHIP = (End, StartMember, Forget)
+_MEMBERSHIP = (End, StartMember, KillMembers, Forget)
 
 
 class World:
@@ -64,18 +64,19 @@ class World:
         self._heads: list[tuple[*Entry, Stream]] = []  # the first message of each stream
         self._count = 0
 
-    def add(self, node: Node, linked: Linked | Machine, host: Host) -> None:
-        self.processes[node] = WorldNode(node, linked, host, self._conditions.clock(node))
+    def add(self, node: Node, linked: Linked | Machine, host: Host, home: Node = NURSERY) -> None:
+        """A process on the machine of the nursery `home`, which is told when it is killed."""
+        self.processes[node] = WorldNode(node, linked, host, self._conditions.clock(node), home)
         self.post(node, _STARTED)
 
-    def bring(self, node: Node) -> None:
+    def bring(self, node: Node, home: Node = NURSERY) -> None:
         """Add a node that the world spawns itself, as soon as it can be there."""
         assert self._spawn is not None
         after_s = self._conditions.spawn_s(node)
         if after_s > 0:  # by then its machine may be gone again, so it asks once more
-            self.at(self.now + after_s, lambda: self.bring(node))
+            self.at(self.now + after_s, lambda: self.bring(node, home))
         else:
-            self.add(node, *self._spawn(node))
+            self.add(node, *self._spawn(node), home)
 
     def post(self, node: Node, event: Event, after_s: float = 0.0) -> None:
         self._put(self.now + after_s, self.processes.get(node) or Absent(node), event)
@@ -89,12 +90,12 @@ class World:
         self._put(time_s, _WORLD, action)
 
     def kill(self, node: Node, why: str = "killed") -> None:
-        """The process is gone between two events; the coordinator is told a little later."""
+        """The process is gone between two events; its nursery is told a little later."""
         process = self.processes.pop(node, None)
         if process is not None:
             process.alive = False
-            if not process.over and node != COORDINATOR:
-                self.post(COORDINATOR, MemberLost(node, why), self._conditions.notice_s)
+            if not process.over:
+                self.post(process.home, ProcessEnded(node, why), self._conditions.notice_s)
 
     def pause(self, node: Node, seconds: float) -> None:
         """The process does nothing for so long, as if its machine slept; what comes meanwhile waits."""
@@ -237,7 +238,8 @@ class World:
                 assert isinstance(sent, Frame)
                 sent = Parcel(sent, payload, numbers)
         to = self.processes.get(effect.to)
-        for at in self._arrivals(process.node, effect, leaves, self._chance):
+        piped = process.pipe is not None and process.pipe == effect.to
+        for at in (leaves,) if piped else self._arrivals(process.node, effect, leaves, self._chance):
             self._count += 1
             stream = process.going if to is None or to.coming is None else to.coming
             if stream is None or (stream and at < stream[-1][0]):
@@ -271,10 +273,11 @@ class World:
                 process.host.perform(effect, self.now)
                 process.end = effect
                 self.ended |= process.node == COORDINATOR
-            case StartMember(newcomer) if self._spawn is not None:
-                self.bring(newcomer)
-            case StartMember():
-                process.host.perform(effect, self.now)
+            case StartMember(newcomer):
+                self.bring(newcomer, process.node)
+            case KillMembers(why):
+                for node in [n for n, other in self.processes.items() if other.home == process.node != n]:
+                    self.kill(node, why)
             case Forget(gone) if not isinstance(process.linked, Linked):  # links have done so themselves
                 if process.forgotten is None:
                     process.forgotten = {}

@@ -6,12 +6,12 @@ import math
 from collections import deque
 from typing import Any, NamedTuple
 
-from squall.protocol.effects import End, Payload
+from squall.protocol.effects import Effect, End, Payload
 from squall.protocol.events import Event, FrameArrived
 from squall.protocol.frames import Frame
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.runtime.driver import Host
 
 HUBS = ("coordinator", "shard")  # roles that all other nodes exchange messages with
@@ -53,16 +53,25 @@ class Free(Event, frozen=True, gc=False):
     """A process that was busy can look into its inbox."""
 
 
+class Premises(Host):
+    """A nursery's: the world itself starts and kills its processes."""
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        return None
+
+
 class WorldNode:
     """A process in the world: its machine and host, and what it is doing."""
 
     __slots__ = (
-        "alive", "attach", "busy_until", "clock", "coming", "end", "forgotten", "free_queued", "going", "host", "inbox",
-        "linked", "node", "outgoing", "poll", "woken_at",
+        "alive", "attach", "busy_until", "clock", "coming", "end", "forgotten", "free_queued", "going", "home", "host",
+        "inbox", "linked", "node", "outgoing", "pipe", "poll", "woken_at",
     )  # fmt: skip
 
-    def __init__(self, node: Node, linked: Linked | Machine, host: Host, clock: Clock | None) -> None:
+    def __init__(self, node: Node, linked: Linked | Machine, host: Host, clock: Clock | None, home: Node) -> None:
         self.node = node
+        self.home = home  # the nursery of its machine
+        self.pipe = {COORDINATOR: NURSERY, NURSERY: COORDINATOR}.get(node)  # with whom it speaks without a wire
         self.alive = True  # it was added, and not killed
         self.linked = linked  # a machine with links or without
         self.forgotten: dict[Node, None] | None = None  # senders whose messages a machine without links drops

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.inline import LoneChannel
-from squall.launchers.role_processes import SPIN_S, make_host
+from squall.launchers.role_processes import SPIN_S, NurseryChannel, make_host
 from squall.plan import Settings, make_plan
 from squall.protocol.effects import Apply, Compute, Effect, Expect
 from squall.protocol.events import Event
@@ -163,8 +163,10 @@ def _serve(job: Job, node: Node, served: Tensor, spin_s: float, line: ControlPip
     transport = _Awaited(
         HostTransport(node, job.directory, serve=True, peers=peers, wake_on=[mine.fileno()], spin_s=spin_s)
     )
-    host = make_host(job, node, ControlPipe(mine))
-    Driver(machine(job, node), transport, host if node == COORDINATOR else _MeteredShard(host, served, transport)).run()
+    channel = NurseryChannel(ControlPipe(mine)) if node == COORDINATOR else None
+    host = make_host(job, node, channel)
+    metered = host if node == COORDINATOR else _MeteredShard(host, served, transport)
+    Driver(machine(job, node), transport, metered, carriers=[channel] if channel is not None else ()).run()
     theirs.close()
 
 
@@ -175,7 +177,7 @@ def _replica(job: Job, line: ControlPipe) -> None:
     chunks = Chunks(line)
     with suppress(Enough):
         chunks.begin()
-        host = _MeteredReplica(make_host(job, REPLICA, None), chunks, transport)
+        host = _MeteredReplica(make_host(job, REPLICA), chunks, transport)
         Driver(machine(job, REPLICA), transport, host).run()
 
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import NURSERY, Node
 from squall.runtime.driver import Host
 from squall.runtime.wire import Conditions
 from squall.runtime.world import World
@@ -87,6 +87,7 @@ class Rehearsal:
         )  # fmt: skip
         self._world = World(conditions, seed=self._seed, spawn=member, now=now)
         self._costs.prolong = self._world.prolong
+        self._world.add(NURSERY, *member(NURSERY))
         for node in self._nodes:
             self._world.bring(node)
             self._expect_failure(node.role, node.index)

@@ -22,7 +22,7 @@ from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import End
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.run import Run, new_directory
 from squall.runtime import attempts
 from squall.runtime.arena import Arena, Shape
@@ -37,6 +37,7 @@ from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.run_plan import Aims, Plan
 from squall.runtime.seeds import chance_kept
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
+from squall.runtime.world_nodes import Premises
 from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast, NotesWatch, Sums
 from squall.sim.cluster.model import Cluster
@@ -234,6 +235,8 @@ class _Simulation:
         if node == COORDINATOR:
             self._recorder = CoordinatorHost(job, self._channel) if self._real else None
             return NotesWatch(self._sums, self._recorder or self._numberless)
+        if node == NURSERY:
+            return Premises()
         if not self._real:
             return self._numberless
         host = own_host(job, node)

@@ -16,12 +16,13 @@ from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Cause, Effect, End
 from squall.protocol.events import Event, StopRequested
 from squall.protocol.link import Linked
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node
+from squall.protocol.nursery import NurseryMachine
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.runtime.wire import Conditions
 from squall.runtime.world import World
-from squall.runtime.world_nodes import Clock
+from squall.runtime.world_nodes import Clock, Premises
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import MORTAL, Chaos
 from squall.sim.proof.faults import (
@@ -106,6 +107,7 @@ class Trial:
         self._stopped_at = math.inf  # by the user
         self._excused: Counter[str] = Counter()  # faults of this life, by kind
         self._note(f"life {self.lives} begins" + (f" from snapshot {saved.manifest.number}" if saved else ""))
+        self.world.add(NURSERY, Linked(NurseryMachine()), Premises())
         evaluators = [Node("evaluator", chaos.replicas)] if chaos.evaluate else []
         nodes = [COORDINATOR, *(Node("shard", i) for i in range(chaos.recipe.shards))]
         for node in [*nodes, *(Node("replica", i) for i in range(chaos.replicas)), *evaluators]:

@@ -1,0 +1,54 @@
+"""Who was heard last when, and who has been silent for too long."""
+
+from __future__ import annotations
+
+import msgspec
+
+from squall.protocol.nodes import Node
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """Between nurseries and the coordinator, in seconds. On one machine there is none: the kernel tells who has died.
+
+    A nursery waits `PATIENCE` times as long for the coordinator as the coordinator waits for it.
+    """
+
+    every_s: float = 1.0
+    lost_after_s: float = 10.0
+
+
+PATIENCE = 3.0  # so that a machine which is cut off is still there when it could be heard in time
+
+
+class Heartbeats:
+    """Of others, as somebody hears them who may stand still as well: that time is not held against them."""
+
+    def __init__(self, every_s: float, limit_s: float) -> None:
+        self.wake_at: float | None = None  # when `silent` is to be asked next
+        self._every_s, self._limit_s = every_s, limit_s
+        self._heard: dict[Node, float] = {}
+
+    def heard(self, node: Node, now: float) -> None:
+        """Of somebody who is listened for from now on, if that was not so before."""
+        self._heard[node] = now
+        if self.wake_at is None:
+            self.wake_at = now + self._every_s
+
+    def forget(self, node: Node) -> None:
+        self._heard.pop(node, None)
+        if not self._heard:
+            self.wake_at = None
+
+    def cease(self) -> None:
+        self._heard.clear()
+        self.wake_at = None
+
+    def silent(self, now: float) -> list[Node]:
+        """Who has not been heard for longer than the limit, not counting the time in which this node stood still."""
+        if self.wake_at is None or now < self.wake_at:
+            return []
+        late_s = now - self.wake_at
+        if late_s > self._every_s:
+            self._heard = {node: at + late_s for node, at in self._heard.items()}
+        self.wake_at = now + self._every_s
+        return [node for node, at in self._heard.items() if now - at >= self._limit_s]

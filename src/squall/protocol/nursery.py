@@ -1,0 +1,92 @@
+"""A nursery's machine: starts what the coordinator asks for on its machine, and tells what has ended there.
+
+Each machine of a run has one. It decides nothing but its own end: when all is over, when it is told that others have
+taken its place, or when it has heard nothing of the coordinator for so long that this must have happened.
+"""
+
+from __future__ import annotations
+
+from squall.protocol.effects import Effect, End, KillMembers, Send, StartMember
+from squall.protocol.events import (
+    Event,
+    LeaveRequested,
+    MessageArrived,
+    ProcessEnded,
+    Started,
+    StopRequested,
+    TimePassed,
+)
+from squall.protocol.frames import Message
+from squall.protocol.heartbeats import PATIENCE, Heartbeats, Pulse
+from squall.protocol.messages import Stop
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node
+from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, Replaced, StartProcess, StopAsked
+
+LEAVE_WITHIN_S = 10.0  # for replicas to finish their exchange; who takes longer is killed
+
+
+class NurseryMachine:
+    """Of the machine `node.index`. `pulse` is None where the coordinator is on the same machine."""
+
+    def __init__(self, node: Node = NURSERY, pulse: Pulse | None = None) -> None:
+        self.node = node
+        self._pulse = pulse
+        limits = (pulse.every_s, PATIENCE * pulse.lost_after_s) if pulse is not None else (0.0, 0.0)
+        self._heartbeats = Heartbeats(*limits)  # of the coordinator
+        self._tell_at: float | None = None  # that this machine is alive; once it was answered
+        self._leaving = False
+        self._leave_by: float | None = None
+
+    @property
+    def wake_at(self) -> float | None:
+        times = (self._heartbeats.wake_at, self._tell_at, self._leave_by)
+        return min((at for at in times if at is not None), default=None)
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case MessageArrived(_, message):
+                return self._on_message(message, now)
+            case ProcessEnded(node, why):
+                return [Send(COORDINATOR, ProcessLost(node, why))]
+            case StopRequested(why, failed, wanted):
+                return [Send(COORDINATOR, StopAsked(why, failed, wanted))]
+            case LeaveRequested(why) if not self._leaving:
+                self._leaving, self._leave_by = True, now + LEAVE_WITHIN_S
+                return [Send(COORDINATOR, Leaving(why))]
+            case Started() if self._pulse is not None:
+                self._heartbeats.heard(COORDINATOR, now)
+                return [Send(COORDINATOR, Alive())]
+            case TimePassed():
+                return self._on_time(now)
+            case Started() | LeaveRequested():
+                return []
+        raise AssertionError(f"{self.node} does not know {event!r}")
+
+    def _on_message(self, message: Message, now: float) -> list[Effect]:
+        match message:
+            case StartProcess(node):  # a machine that leaves is asked for nothing that is awaited
+                return [] if self._leaving else [StartMember(node)]
+            case Alive():
+                assert self._pulse is not None
+                self._heartbeats.heard(COORDINATOR, now)
+                self._tell_at = now + self._pulse.every_s
+                return []
+            case Replaced(why):
+                return [KillMembers(f"replaced: {why}"), End("failed", why)]
+            case Stop():
+                return [End("finished")]
+        raise AssertionError(f"{self.node} does not know {message!r}")
+
+    def _on_time(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._heartbeats.silent(now):
+            assert self._pulse is not None
+            why = f"nothing was heard of the coordinator for {PATIENCE * self._pulse.lost_after_s:g} s"
+            return [KillMembers(why), End("failed", why)]
+        if self._tell_at is not None and now >= self._tell_at:
+            self._tell_at = None
+            effects.append(Send(COORDINATOR, Alive()))
+        if self._leave_by is not None and now >= self._leave_by:
+            self._leave_by = None
+            effects.append(KillMembers("they did not leave in time"))
+        return effects

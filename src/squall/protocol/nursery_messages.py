@@ -1,0 +1,46 @@
+"""The messages between the coordinator and the nurseries, one on each machine of a run."""
+
+from __future__ import annotations
+
+from squall.protocol.messages import Struct
+from squall.protocol.nodes import Node
+
+
+class StartProcess(Struct, frozen=True, tag="start", array_like=True, gc=False):
+    """To a nursery: start this process on your machine."""
+
+    node: Node
+
+
+class ProcessLost(Struct, frozen=True, tag="lost", array_like=True, gc=False):
+    """The process has ended without having been told to, or could not be started."""
+
+    node: Node
+    why: str
+
+
+class StopAsked(Struct, frozen=True, tag="stop?", array_like=True, gc=False):
+    """Somebody on the nursery's machine wants the run to end. The fields are those of `events.StopRequested`."""
+
+    why: str
+    failed: bool
+    wanted: bool
+
+
+class Leaving(Struct, frozen=True, tag="leave?", array_like=True, gc=False):
+    """The machine is to be taken away: the nursery hears `Stop` when nothing of the run needs it any more."""
+
+    why: str
+
+
+class Alive(Struct, frozen=True, tag="alive", array_like=True, gc=False):
+    """The nursery's machine is there; and so, in answer, is the coordinator."""
+
+
+class Replaced(Struct, frozen=True, tag="replaced", array_like=True, gc=False):
+    """To a nursery: your machine was taken for lost, and its work was given to others, so it must not go on."""
+
+    why: str
+
+
+Message = StartProcess | ProcessLost | StopAsked | Leaving | Alive | Replaced

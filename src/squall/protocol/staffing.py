@@ -1,0 +1,200 @@
+"""Who works where: what a coordinator does about processes and machines that are lost, leave, or come.
+
+The nursery of each machine tells what has ended there, and starts what it is asked for. A machine of which nothing is
+heard any more is taken for lost, with all its processes. It may only have been cut off: what its replicas still push is
+dropped, as of any that has left the view, and its nursery is told when it is heard again.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from squall.protocol import notes
+from squall.protocol.closing import Closing, Phase
+from squall.protocol.effects import Effect, Forget, Send
+from squall.protocol.events import StopRequested
+from squall.protocol.messages import Stop
+from squall.protocol.nodes import NURSERY, Node
+from squall.protocol.nursery_messages import Alive, Leaving, Message, ProcessLost, Replaced, StartProcess, StopAsked
+from squall.protocol.policy import Policy
+from squall.protocol.replacing import LOST_IN_A_ROW
+
+
+class Staffing(Closing):
+    def __init__(self, policy: Policy, snapshots: int = 0) -> None:
+        super().__init__(policy, snapshots)
+        self._lost_machines: dict[int, str] = {}  # and why
+
+    @abstractmethod
+    def _depart(self, node: Node, effects: list[Effect]) -> bool:
+        """False if the node was not a member, so that no view has to be seen without it."""
+
+    @abstractmethod
+    def _proceed(self, now: float, effects: list[Effect]) -> None:
+        """Members have come or gone: give work to whom it is due."""
+
+    def _on_stop(self, asked: StopRequested | StopAsked, now: float, effects: list[Effect]) -> None:
+        if asked.failed:
+            self.error = asked.why
+        self._wanted |= asked.wanted and self.phase is Phase.RUNNING
+        self._hurry(asked.why, now, effects, asked.wanted)
+
+    # ------------------------------------------------------------ processes
+
+    def _on_lost(self, node: Node, why: str, now: float, effects: list[Effect], blameless: bool = False) -> None:
+        """`blameless`: another process in its place need not end the same way."""
+        if self.phase is Phase.ENDED:
+            return
+        effects.append(notes.MemberDied(node, why))
+        if node.role == "shard":
+            self._fail(f"shard {node.index} was lost ({why})", effects)
+            return
+        if node.role == "evaluator" or not self._depart(node, effects):
+            effects.append(Forget(node))  # at once: its Join may still be on its way, and nobody is behind it
+        self._replace(node, why, now, effects, blameless)
+        self._look_for_end(now, effects)
+
+    def _replace(self, node: Node, why: str, now: float, effects: list[Effect], blameless: bool) -> None:
+        ends = self.phase is Phase.EVALUATING  # and would not, if each evaluator died late
+        hopeless = not blameless and self._replacing.lost(node, now, however_late=ends) >= LOST_IN_A_ROW
+        if not self._needs(node):
+            self._placing.on.pop(node, None)
+            return
+        text = f"{node.role} {node.index} was lost {LOST_IN_A_ROW} times in a row, last: {why}"
+        if node.role == "replica" and hopeless:
+            self._give_slot_up(node, text, now, effects)
+        elif hopeless and ends:
+            effects.append(notes.Remark("warning", f"{text}; the final weights are not evaluated"))
+            self._close_with_snapshot(now, effects)
+        else:
+            self._placing.succeed(node, self._replacing.replace(node, now))
+            if ends:
+                self._replacing.hasten(now)
+            self._start_due(now, effects)
+
+    def _needs(self, node: Node) -> bool:
+        """Somebody in its place: until all is trained, or for the evaluation of the final weights."""
+        if self.phase is Phase.RUNNING:
+            return True
+        return node.role == "evaluator" and not self._hurried and self.phase is not Phase.SNAPSHOT
+
+    def _give_slot_up(self, node: Node, text: str, now: float, effects: list[Effect]) -> None:
+        """Nobody takes this replica's place any more; without any replica the run ends."""
+        self._replacing.given_up[node.index] = None
+        self._placing.on.pop(node, None)
+        if len(self._replacing.given_up) < self.policy.replicas:
+            effects.append(notes.Remark("warning", f"{text}; the others go on without it"))
+            self._start_due(now, effects)  # who waits for room has it now
+            self._proceed(now, effects)
+        else:
+            self.error = text
+            self._hurry(text, now, effects)
+
+    def _start_due(self, now: float, effects: list[Effect]) -> None:
+        for node in [*self._placing.waiting, *self._replacing.take_due(now)]:
+            if not self._needs(node):
+                continue
+            waited = node in self._placing.waiting
+            machine, why = self._placing.place(node)
+            if machine is not None:
+                effects += [Send(Node("nursery", machine), StartProcess(node)), notes.MemberReplaced(node, why)]
+            elif not waited:
+                effects.append(notes.Remark("warning", f"{node.role} {node.index} waits: {why}"))
+                self._proceed(now, effects)  # who waits for it need not
+
+    # ------------------------------------------------------------ machines
+
+    def _listen(self, now: float, effects: list[Effect]) -> None:
+        """The run begins, on the machines that there are."""
+        for machine in self._placing.rooms:
+            self._hear(machine, now)
+        self._start_due(now, effects)
+
+    def _hear(self, machine: int, now: float) -> None:
+        if machine != NURSERY.index and machine in self._placing.rooms:
+            self._heartbeats.heard(Node("nursery", machine), now)
+
+    def _on_nursery(self, nursery: Node, message: Message, now: float, effects: list[Effect]) -> None:
+        machine = nursery.index
+        if machine in self._lost_machines:
+            effects.append(Send(nursery, Replaced(self._lost_machines[machine])))
+            return
+        match message:
+            case Alive():
+                self._hear(machine, now)
+                effects.append(Send(nursery, Alive()))
+            case ProcessLost(node, why):
+                if self._placing.on.get(node) == machine:  # else it has left, or others have its work
+                    self._on_lost(node, why, now, effects)
+                    self._see_off(machine, effects)
+            case StopAsked():
+                self._on_stop(message, now, effects)
+            case Leaving(why):
+                self._on_leaving(machine, why, now, effects)
+            case _:
+                raise AssertionError(f"the coordinator does not know {message!r}")
+
+    def _on_machine_joined(self, machine: int, room: int, now: float, effects: list[Effect]) -> None:
+        self._placing.add(machine, room)
+        self._hear(machine, now)
+        effects.append(notes.MachineAdded(machine, room))
+        self._start_due(now, effects)
+
+    def _look_for_silent(self, now: float, effects: list[Effect]) -> None:
+        for nursery in self._heartbeats.silent(now):
+            why = f"nothing was heard of it for {self.policy.pulse.lost_after_s:g} s"
+            self._on_machine_lost(nursery.index, why, now, effects)
+
+    def _on_machine_lost(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
+        if self.phase is Phase.ENDED or machine not in self._placing.rooms:
+            return
+        self._lost_machines[machine] = why
+        self._heartbeats.forget(Node("nursery", machine))
+        nodes = [node for node in self._placing.remove(machine) if not self._replacing.awaits(node)]
+        effects.append(notes.MachineDied(machine, tuple(nodes), why))
+        text = f"machine {machine} was lost: {why}"
+        if shards := _shards(nodes):
+            self._fail(f"{text}; {shards} was there", effects)
+            return
+        for node in nodes:
+            self._on_lost(node, text, now, effects, blameless=True)
+
+    def _on_leaving(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
+        """Replicas finish their exchange; with a shard there, or the coordinator, the run ends in order."""
+        if self.phase is Phase.ENDED or machine not in self._placing.rooms or machine in self._placing.leaving:
+            return
+        nodes = self._placing.there(machine)
+        if shards := _shards(nodes):
+            self._hurry(f"machine {machine} leaves ({why}), and {shards} is there", now, effects)
+            return
+        self._placing.leaving[machine] = None
+        for node in nodes:
+            if node in self.members.live:
+                effects.append(Send(node, Stop()))
+            else:  # nothing is behind it
+                if not self._replacing.awaits(node):
+                    self._joins.pop(node, None)
+                    effects += [Forget(node), notes.MemberLeft(node)]
+                self._on_left(node, now, effects)
+        self._see_off(machine, effects)
+
+    def _on_left(self, node: Node, now: float, effects: list[Effect]) -> None:
+        machine = self._placing.on.pop(node, None)
+        if machine is None or machine not in self._placing.leaving:
+            return
+        if not self._replacing.awaits(node) and self._needs(node):
+            self._replacing.replace(node, now)
+        self._start_due(now, effects)
+        self._see_off(machine, effects)
+
+    def _see_off(self, machine: int, effects: list[Effect]) -> None:
+        """The machine may go when nothing of the run is there."""
+        if machine in self._placing.leaving and not self._placing.there(machine):
+            self._placing.remove(machine)
+            self._heartbeats.forget(Node("nursery", machine))
+            effects += [Send(Node("nursery", machine), Stop()), notes.MachineLeft(machine)]
+
+
+def _shards(nodes: list[Node]) -> str:
+    """Those among them, in words."""
+    return " and ".join(f"shard {node.index}" for node in nodes if node.role == "shard")

@@ -1,0 +1,82 @@
+"""What a nursery says and does, on the coordinator's machine and on another one."""
+
+import pytest
+
+from squall.protocol.effects import Effect, End, KillMembers, Send, StartMember
+from squall.protocol.events import LeaveRequested, ProcessEnded, Started, StopRequested, TimePassed
+from squall.protocol.heartbeats import PATIENCE, Pulse
+from squall.protocol.messages import Stop
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery import LEAVE_WITHIN_S, NurseryMachine
+from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, Replaced, StartProcess, StopAsked
+from tests.protocol.steps import give, tell
+
+REPLICA = Node("replica", 1, 2)
+PULSE = Pulse(every_s=1.0, lost_after_s=5.0)
+
+
+def far() -> NurseryMachine:
+    """On a machine of its own, and answered once, at 0."""
+    nursery = NurseryMachine(Node("nursery", 2), PULSE)
+    assert give(nursery, Started()) == say(Alive())
+    assert tell(nursery, COORDINATOR, Alive()) == []
+    return nursery
+
+
+def say(message: object) -> list[Effect]:
+    return [Send(COORDINATOR, message)]  # type: ignore[arg-type]
+
+
+def test_it_starts_what_it_is_asked_for_and_tells_what_has_ended() -> None:
+    nursery = NurseryMachine()
+    assert give(nursery, Started()) == []
+    assert tell(nursery, COORDINATOR, StartProcess(REPLICA)) == [StartMember(REPLICA)]
+    assert give(nursery, ProcessEnded(REPLICA, "killed by SIGKILL")) == say(ProcessLost(REPLICA, "killed by SIGKILL"))
+    assert give(nursery, StopRequested("interrupted", wanted=True)) == say(StopAsked("interrupted", False, True))
+    assert nursery.wake_at is None, "on the coordinator's machine the kernel tells who is there"
+    assert tell(nursery, COORDINATOR, Stop()) == [End("finished")]
+
+
+def test_elsewhere_it_tells_that_it_is_alive_when_it_was_answered() -> None:
+    nursery = far()
+    assert nursery.wake_at == 1.0
+    assert give(nursery, TimePassed(), 1.0) == say(Alive())
+    assert give(nursery, TimePassed(), 2.0) == [], "links repeat what is not acknowledged"
+    tell(nursery, COORDINATOR, Alive(), 2.5)
+    assert give(nursery, TimePassed(), 3.5) == say(Alive())
+
+
+def test_a_nursery_that_hears_nothing_of_the_coordinator_ends_all_that_runs_there() -> None:
+    nursery, now = far(), 0.0
+    while now < PATIENCE * PULSE.lost_after_s - 1:
+        now = nursery.wake_at or now
+        assert not [effect for effect in give(nursery, TimePassed(), now) if not isinstance(effect, Send)]
+    why = "nothing was heard of the coordinator for 15 s"
+    assert give(nursery, TimePassed(), nursery.wake_at or now) == [KillMembers(why), End("failed", why)]
+
+
+def test_the_time_in_which_it_stood_still_itself_does_not_count() -> None:
+    nursery = far()
+    assert give(nursery, TimePassed(), 1000.0) == say(Alive())
+
+
+def test_a_machine_that_was_replaced_does_not_go_on() -> None:
+    effects = tell(far(), COORDINATOR, Replaced("silent for 5 s"))
+    assert effects == [KillMembers("replaced: silent for 5 s"), End("failed", "silent for 5 s")]
+
+
+def test_a_machine_that_leaves_starts_nothing_and_waits_for_replicas_no_longer_than_a_while() -> None:
+    nursery = far()
+    assert give(nursery, LeaveRequested("interrupted"), 0.5) == say(Leaving("interrupted"))
+    assert give(nursery, LeaveRequested("interrupted"), 0.6) == []
+    assert tell(nursery, COORDINATOR, StartProcess(REPLICA), 0.7) == []
+    tell(nursery, COORDINATOR, Alive(), 0.5 + LEAVE_WITHIN_S)
+    assert [type(e) for e in give(nursery, TimePassed(), 0.5 + LEAVE_WITHIN_S)] == [KillMembers]
+    assert give(nursery, ProcessEnded(REPLICA, "killed by SIGKILL"))
+    assert tell(nursery, COORDINATOR, Stop()) == [End("finished")]
+
+
+@pytest.mark.parametrize("message", [Leaving("x"), StopAsked("x", False, False)])
+def test_what_is_not_for_nurseries_is_refused(message: Leaving | StopAsked) -> None:
+    with pytest.raises(AssertionError, match=r"nursery-2\.0 does not know"):
+        tell(far(), COORDINATOR, message)

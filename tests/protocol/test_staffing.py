@@ -1,0 +1,174 @@
+"""Machines that are lost, leave and join: what becomes of who was there."""
+
+from squall.protocol.effects import Effect, End, Forget
+from squall.protocol.events import MachineJoined, MachineLost, Started, TimePassed
+from squall.protocol.heartbeats import Pulse
+from squall.protocol.leases import Limits
+from squall.protocol.messages import Grant, Join, LeaseRequest, Left, Stats, Stop
+from squall.protocol.nodes import NURSERY, Node, replica_node
+from squall.protocol.notes import MachineDied, MachineLeft, MemberDied, MemberReplaced
+from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, Replaced
+from squall.protocol.policy import Room
+from tests.protocol.office import Office, start
+from tests.protocol.steps import only, sent
+
+SHARD = Node("shard", 0)
+R0, R1, R2 = (replica_node(slot, 0) for slot in range(3))
+EVALUATOR = Node("evaluator", 3)
+N1, N2 = Node("nursery", 1), Node("nursery", 2)
+AGAIN = replica_node(1, 1)
+
+
+def office(room: int = 0, **settings: object) -> Office:
+    """Replica 0 and the shard on machine 0, which has `room` besides; replicas 1 and 2 on the machines 1 and 2."""
+    rooms = (Room(0, 1 + room, (SHARD, R0, EVALUATOR)), Room(1, 1, (R1,)), Room(2, 1, (R2,)))
+    made = Office(
+        replicas=3, shards=1, limits=Limits(epochs=9), rooms=rooms, pulse=Pulse(1.0, 5.0),
+        **settings,
+    )  # fmt: skip
+    made.give(Started())
+    made.join(0, 1, 2)
+    return made
+
+
+def silent(of: Office, *others: Node) -> list[Effect]:
+    """Time passes in which nothing is heard of any machine but `others`, until somebody is missed."""
+    while not (died := of.notes(MachineDied)):
+        assert of.machine.wake_at is not None
+        of.now = of.machine.wake_at
+        for other in others:
+            of.tell(other, Alive())
+        of.give(TimePassed())
+    assert len(died) == 1
+    return of.effects
+
+
+def test_a_machine_that_is_heard_is_answered() -> None:
+    assert sent(office().tell(N1, Alive()), Alive) == [(N1, Alive())]
+
+
+def test_a_machine_that_is_silent_is_lost_and_its_replica_goes_where_room_is() -> None:
+    of = office(room=1)
+    lease = of.ask(R1)
+    effects = silent(of, N2)
+    assert of.now == 5.0
+    assert only(effects, MachineDied) == MachineDied(1, (R1,), "nothing was heard of it for 5 s")
+    assert [note.node for note in of.notes(MemberDied)] == [R1]
+    assert start(AGAIN, 0) in effects
+    assert only(effects, MemberReplaced).where == "machine 0, which had room for 1"
+    assert of.ask(R0) is not None
+    assert lease is not None
+    assert not [held for held in of.leases.held.values() if held.holder == R1], "its lease went back"
+
+
+def test_deaths_of_machines_are_not_held_against_a_place() -> None:
+    of, node = office(), R1
+    for machine in range(3, 13):
+        of.give(MachineJoined(machine, 1))
+        effects = of.give(MachineLost(machine - 1 if machine > 3 else 1, "its node is gone"))
+        node = replica_node(1, node.incarnation + 1)
+        assert start(node, machine) in effects
+        of.tell(node, Join(1))
+    assert of.machine._replacing.given_up == {}
+
+
+def test_where_nobody_has_room_it_waits_and_goes_to_the_first_that_joins() -> None:
+    of = office()
+    of.give(MachineLost(1, "its node is gone"))
+    assert of.remarks("warning") == ["replica 1 waits: no machine has room for it"]
+    effects = of.give(MachineJoined(7, 4))
+    assert start(AGAIN, 7) in effects
+    assert only(effects, MemberReplaced).where == "machine 7, which had room for 4"
+
+
+def test_a_process_that_dies_starts_again_on_its_machine() -> None:
+    of = office(room=3)
+    assert start(AGAIN, 1) in of.tell(N1, ProcessLost(R1, "killed by SIGKILL"))
+
+
+def test_lock_step_does_not_wait_for_a_replica_without_room() -> None:
+    rooms = (Room(0, 1, (SHARD, R0, EVALUATOR)),)
+    of = Office(replicas=3, shards=1, gather="mean", rooms=rooms)
+    of.give(Started())
+    of.join(0)
+    assert sent(of.tell(R0, LeaseRequest(1)), Grant)
+
+
+def test_a_replica_that_is_lost_before_it_joined_and_finds_no_room_holds_nobody() -> None:
+    rooms = (Room(0, 1, (SHARD, R0, EVALUATOR)), Room(1, 1, (R1,)))
+    of = Office(replicas=2, shards=1, gather="mean", rooms=rooms)
+    of.give(Started())
+    of.join(0)
+    assert not sent(of.tell(R0, LeaseRequest(1)), Grant)
+    assert sent(of.give(MachineLost(1, "its node is gone")), Grant)
+
+
+def test_with_a_shard_on_it_the_run_ends_and_the_reason_names_the_machine() -> None:
+    rooms = (Room(0, 1, (R0, EVALUATOR)), Room(1, 0, (SHARD,)))
+    of = Office(replicas=1, shards=1, rooms=rooms)
+    of.give(Started())
+    end = only(of.give(MachineLost(1, "its node is gone")), End)
+    assert end == End("failed", "machine 1 was lost: its node is gone; shard 0 was there")
+    assert of.machine.wake_at is None
+
+
+def test_a_machine_that_comes_back_is_told_that_it_was_replaced_and_changes_nothing() -> None:
+    of = office(room=1)
+    silent(of, N2)
+    of.join(1, incarnation=1)
+    for late in (Alive(), ProcessLost(R1, "killed"), Leaving("interrupted")):
+        effects = of.tell(N1, late)
+        assert sent(effects, Replaced) == [(N1, Replaced("nothing was heard of it for 5 s"))]
+        assert len(effects) == 1
+    assert AGAIN in of.machine.members.live
+
+
+def test_a_coordinator_that_stood_still_takes_nobody_for_lost() -> None:
+    of = office()
+    of.now = 1000.0
+    assert not of.give(TimePassed())
+
+
+# ---------------------------------------------------------------- machines that leave
+
+
+def test_a_machine_leaves_when_its_replica_has_given_back_what_it_had() -> None:
+    of = office(room=1)
+    of.ask(R1)
+    effects = of.tell(N1, Leaving("interrupted"))
+    assert sent(effects, Stop) == [(R1, Stop())]
+    effects = of.tell(R1, Left((), Stats()))
+    assert start(AGAIN, 0) in effects
+    assert sent(effects, Stop) == [(N1, Stop())]
+    assert of.notes(MachineLeft) == [MachineLeft(1)]
+    assert not [held for held in of.leases.held.values() if held.holder == R1]
+
+
+def test_who_has_not_joined_yet_is_not_waited_for() -> None:
+    of = office()
+    of.give(MachineJoined(3, 1))
+    of.give(MachineLost(1, "its node is gone"))
+    effects = of.tell(Node("nursery", 3), Leaving("interrupted"))
+    assert Forget(AGAIN) in effects
+    assert of.notes(MachineLeft) == [MachineLeft(3)]
+
+
+def test_a_replica_that_dies_as_its_machine_leaves_starts_elsewhere() -> None:
+    of = office(room=1)
+    of.tell(N1, Leaving("interrupted"))
+    effects = of.tell(N1, ProcessLost(R1, "killed"))
+    assert start(AGAIN, 0) in effects
+    assert of.notes(MachineLeft) == [MachineLeft(1)]
+
+
+def test_with_a_shard_on_it_the_run_ends_in_order() -> None:
+    rooms = (Room(0, 1, (R0, EVALUATOR)), Room(1, 0, (SHARD,)))
+    of = Office(replicas=1, shards=1, rooms=rooms)
+    of.give(Started())
+    of.join(0)
+    assert sent(of.tell(N1, Leaving("interrupted")), Stop) == [(R0, Stop())]
+    of.leave(R0)
+    of.snapshot()
+    end = only(of.effects, End)
+    assert (end.status, end.reason) == ("interrupted", "machine 1 leaves (interrupted), and shard 0 is there")
+    assert [to for to, _ in sent(of.effects, Stop)] == [SHARD, Node("evaluator", 1), NURSERY, N1]
