@@ -8,7 +8,7 @@ from squall.protocol.messages import Grant, Join, LeaseRequest, Left, Stats, Sto
 from squall.protocol.nodes import NURSERY, Node, replica_node
 from squall.protocol.notes import MachineDied, MachineLeft, MemberDied, MemberReplaced
 from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, Replaced
-from squall.protocol.policy import Room
+from squall.protocol.policy import MachineRoom
 from tests.protocol.office import Office, start
 from tests.protocol.steps import only, sent
 
@@ -21,7 +21,7 @@ AGAIN = replica_node(1, 1)
 
 def office(room: int = 0, **settings: object) -> Office:
     """Replica 0 and the shard on machine 0, which has `room` besides; replicas 1 and 2 on the machines 1 and 2."""
-    rooms = (Room(0, 1 + room, (SHARD, R0, EVALUATOR)), Room(1, 1, (R1,)), Room(2, 1, (R2,)))
+    rooms = (MachineRoom(0, 1 + room, (SHARD, R0, EVALUATOR)), MachineRoom(1, 1, (R1,)), MachineRoom(2, 1, (R2,)))
     made = Office(
         replicas=3, shards=1, limits=Limits(epochs=9), rooms=rooms, pulse=Pulse(1.0, 5.0),
         **settings,
@@ -87,7 +87,7 @@ def test_a_process_that_dies_starts_again_on_its_machine() -> None:
 
 
 def test_lock_step_does_not_wait_for_a_replica_without_room() -> None:
-    rooms = (Room(0, 1, (SHARD, R0, EVALUATOR)),)
+    rooms = (MachineRoom(0, 1, (SHARD, R0, EVALUATOR)),)
     of = Office(replicas=3, shards=1, gather="mean", rooms=rooms)
     of.give(Started())
     of.join(0)
@@ -95,7 +95,7 @@ def test_lock_step_does_not_wait_for_a_replica_without_room() -> None:
 
 
 def test_a_replica_that_is_lost_before_it_joined_and_finds_no_room_holds_nobody() -> None:
-    rooms = (Room(0, 1, (SHARD, R0, EVALUATOR)), Room(1, 1, (R1,)))
+    rooms = (MachineRoom(0, 1, (SHARD, R0, EVALUATOR)), MachineRoom(1, 1, (R1,)))
     of = Office(replicas=2, shards=1, gather="mean", rooms=rooms)
     of.give(Started())
     of.join(0)
@@ -104,7 +104,7 @@ def test_a_replica_that_is_lost_before_it_joined_and_finds_no_room_holds_nobody(
 
 
 def test_with_a_shard_on_it_the_run_ends_and_the_reason_names_the_machine() -> None:
-    rooms = (Room(0, 1, (R0, EVALUATOR)), Room(1, 0, (SHARD,)))
+    rooms = (MachineRoom(0, 1, (R0, EVALUATOR)), MachineRoom(1, 0, (SHARD,)))
     of = Office(replicas=1, shards=1, rooms=rooms)
     of.give(Started())
     end = only(of.give(MachineLost(1, "its node is gone")), End)
@@ -162,7 +162,7 @@ def test_a_replica_that_dies_as_its_machine_leaves_starts_elsewhere() -> None:
 
 
 def test_with_a_shard_on_it_the_run_ends_in_order() -> None:
-    rooms = (Room(0, 1, (R0, EVALUATOR)), Room(1, 0, (SHARD,)))
+    rooms = (MachineRoom(0, 1, (R0, EVALUATOR)), MachineRoom(1, 0, (SHARD,)))
     of = Office(replicas=1, shards=1, rooms=rooms)
     of.give(Started())
     of.join(0)

@@ -11,7 +11,7 @@ from squall.protocol.nodes import Node
 SAVE_WITHIN_S = 1.2  # how long a small snapshot is waited for after a user's stop
 
 
-class Room(msgspec.Struct, frozen=True):
+class MachineRoom(msgspec.Struct, frozen=True):
     """A machine of a run: how many replicas it has room for, and what it begins with."""
 
     machine: int
@@ -31,5 +31,7 @@ class Policy(msgspec.Struct, frozen=True):
     snapshot_every_s: float | None = 60.0
     save_within_s: float = SAVE_WITHIN_S  # how long the last snapshot of a run that a user stops may take
     goal: Goal = Goal()
-    rooms: tuple[Room, ...] = ()  # empty: one machine, with room for all; replicas that are in none wait for room
+    rooms: tuple[
+        MachineRoom, ...
+    ] = ()  # empty: one machine, with room for all; replicas that are in none wait for room
     pulse: Pulse = Pulse()  # of the nurseries on other machines than the coordinator's
