@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.coordinator_line import PipeLine
 from squall.launchers.nursery import Nursery
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import Node
@@ -33,8 +34,8 @@ def test_a_child_that_cannot_be_watched_does_not_live(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "pidfd_open", refused)
     nursery._replace(Node("replica", 0, 1))
-    assert nursery._theirs is not None
-    told = ControlPipe(nursery._theirs).hear()
+    assert isinstance(nursery._line, PipeLine)
+    told = nursery._line.give().hear()
     why = "could not be started: [Errno 24] Too many open files"
     assert told is not None
     assert msgspec.convert(told["frame"], Frame).message == ProcessLost(Node("replica", 0, 1), why)

@@ -45,7 +45,7 @@ class End:
         return (memoryview(self.memory),)
 
     def send(self, to: Node, frame: Frame, payload: Payload | None = None) -> None:
-        self.streams.send(to, frame, payload, time.monotonic())
+        self.streams.send(to, frame, payload)
 
     @property
     def frames(self) -> list[Frame]:

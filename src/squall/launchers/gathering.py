@@ -122,7 +122,8 @@ class Gathering:
             self._send(machine, self._launched, addresses)
 
     def _send(self, machine: Gathered, launched: Launched, addresses: dict[str, tuple[str, int]]) -> None:
-        told = {"kind": "launch", "snapshot": launched.snapshot, "addresses": addresses}
+        cores = [each.room.cores for each in self.machines.values()]
+        told = {"kind": "launch", "snapshot": launched.snapshot, "addresses": addresses, "cores": cores}
         if machine.number == 0:
             identity = self._root.issue("machine-0", authority=True)
             machine.pipe.say(directory=str(launched.directory.resolve()), identity=identity, **told)

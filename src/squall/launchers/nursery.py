@@ -24,18 +24,16 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
-
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.coordinator_line import Line, PipeLine
 from squall.launchers.role_processes import run_role
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.effects import KillMembers, StartMember, Transmit
-from squall.protocol.events import Event, FrameArrived, ProcessEnded, StopRequested, TimePassed
-from squall.protocol.frames import Frame
+from squall.protocol.effects import Effect, KillMembers, StartMember, Transmit
+from squall.protocol.events import Event, ProcessEnded, StopRequested, TimePassed
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine
@@ -71,8 +69,7 @@ class Nursery:
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         self._deadline: float | None = None  # when processes that still live are killed
         self._linked = Linked(NurseryMachine())
-        mine, self._theirs = Pipe()  # the second is the coordinator's end, closed here when that is there
-        self._coordinator = ControlPipe(mine)
+        self._line: Line = PipeLine()
 
     def run(self) -> None:
         self.prepare()
@@ -89,9 +86,10 @@ class Nursery:
 
     def watch(self) -> None:
         """Until all children are gone."""
-        while self._children:
-            times = [at for at in (self._deadline, self._linked.wake_at) if at is not None]
-            ready = wait([*self._pipes(), *self._children], max(0.0, min(times) - time.monotonic()) if times else None)
+        while self._children or self._stays:
+            times = [at for at in (self._deadline, self._linked.wake_at, self._line.wake_at) if at is not None]
+            timeout = max(0.0, min(times) - time.monotonic()) if times else None
+            ready = wait([*self._sources(), *self._children], timeout)
             now = time.monotonic()
             if self._linked.wake_at is not None and now >= self._linked.wake_at:
                 self._tell(TimePassed())
@@ -99,14 +97,20 @@ class Nursery:
                 self._late()
             for source in ready:
                 self._attend(source)
+            self._hear()
         self._launcher.say(kind="ended", **self._verdict())
+
+    @property
+    def _stays(self) -> bool:
+        """It is there though it has no children."""
+        return False
 
     def _verdict(self) -> dict[str, Any]:
         """How the run has ended."""
         return self._end or {"status": "", "reason": ""}
 
-    def _pipes(self) -> list[Connection]:
-        return [pipe.connection for pipe in (self._launcher, self._coordinator) if pipe.open]
+    def _sources(self) -> list[Any]:
+        return [*([self._launcher.connection] if self._launcher.open else []), *self._line.sources]
 
     def _attend(self, source: object) -> None:
         if source is self._launcher.connection:
@@ -118,29 +122,33 @@ class Nursery:
             else:  # a stop, or the launcher is gone
                 self._launcher.say(kind="stopping")
                 self._stop("interrupted" if said else "the launching process is gone")
-        elif source is self._coordinator.connection:
-            said = self._coordinator.hear()
-            if said is not None and said["kind"] == "frame":
-                self._tell(FrameArrived(COORDINATOR, msgspec.convert(said["frame"], Frame)))
-            elif said is not None and said["kind"] == "evaluated":
-                self._launcher.say(**said)
-            elif said is not None:
-                self._end = {"status": said["status"], "reason": said["reason"]}
-                self._ended()
         elif source in self._children:
             self._reap(self._children.pop(source))
+
+    def _hear(self) -> None:
+        """What the coordinator has said."""
+        for told in self._line.hear():
+            if isinstance(told, Event):
+                self._tell(told)
+            elif told["kind"] == "evaluated":
+                self._launcher.say(**told)
+            else:
+                self._end = {"status": told["status"], "reason": told["reason"]}
+                self._ended()
 
     def _tell(self, event: Event) -> None:
         """Give the machine an event, and do what it says."""
         for effect in self._linked.on(event, time.monotonic()):
-            match effect:
-                case Transmit(frame=frame, again=again):
-                    if not again:  # a pipe loses nothing
-                        self._coordinator.say(kind="frame", frame=frame)
-                case StartMember(node):
-                    self._replace(node)
-                case KillMembers():
-                    self._kill_members()
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Transmit():
+                self._line.send(effect)
+            case StartMember(node):
+                self._replace(node)
+            case KillMembers():
+                self._kill_members()
 
     def _stop(self, why: str) -> None:
         self._tell(StopRequested(why))
@@ -170,8 +178,7 @@ class Nursery:
         os.close(child.handle)
         code = os.waitstatus_to_exitcode(status)
         if child.node == COORDINATOR:
-            while self._coordinator.open and self._coordinator.connection.poll():  # its last words
-                self._attend(self._coordinator.connection)
+            self._hear()  # its last words
         if code != DONE and not self._killing:
             self._lose(child, code)
 
@@ -211,13 +218,14 @@ class Nursery:
         pid = fork()
         if pid:
             self._look_after(node, pid)
-            if node == COORDINATOR:
-                self._theirs.close()
+            if node == COORDINATOR and isinstance(self._line, PipeLine):
+                self._line.given()
             return
         status = RAISED
         try:
             self._detach()
-            run_role(self._job, node, self._sockets, ControlPipe(self._theirs) if node == COORDINATOR else None)
+            pipe = self._line.give() if node == COORDINATOR and isinstance(self._line, PipeLine) else None
+            run_role(self._job, node, self._sockets, pipe)
             status = DONE
         except BaseException as error:
             note(error, f"in {node.role} {node.index}", role=node.role, index=node.index)
@@ -237,7 +245,7 @@ class Nursery:
     def _detach(self) -> None:
         """In a child: close what belongs to the nursery."""
         self._launcher.connection.close()
-        self._coordinator.connection.close()
+        self._line.leave()
         for handle in self._children:
             os.close(handle)
 

@@ -78,14 +78,15 @@ def hear_order(head: ControlPipe, member: Member | None = None) -> Order | None:
                 directory = Path(tempfile.mkdtemp(prefix=f"squall-{said['name']}-"))
                 _take_files(head, directory, said["files"])
                 addresses = _addresses(said["addresses"], member.head)
-                site = Site(machine, seats, addresses, member.identity, listeners)
+                site = Site(machine, seats, addresses, member.identity, listeners, tuple(said["cores"]))
                 return Order(directory, said["snapshot"], site)
             case "launch":
                 head.take()  # the directory's lock: held by this process, and by all forked from it, to their end
                 order = Order(Path(said["directory"]), said["snapshot"])
                 if seats:
                     identity = msgspec.convert(said["identity"], Identity)
-                    site = Site(0, seats, _addresses(said["addresses"], "localhost"), identity, listeners)
+                    addresses = _addresses(said["addresses"], "localhost")
+                    site = Site(0, seats, addresses, identity, listeners, tuple(said["cores"]))
                     order = order._replace(site=site)
                 return order
             case _:

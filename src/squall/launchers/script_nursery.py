@@ -55,8 +55,8 @@ class ScriptNursery(Nursery):
             self._fork(Node("replica", index))
         self.watch()
 
-    def _pipes(self) -> list[Connection]:
-        return [*super()._pipes(), *self._scripts]
+    def _sources(self) -> list[Any]:
+        return [*super()._sources(), *self._scripts]
 
     def _attend(self, source: object) -> None:
         if not isinstance(source, Connection) or source not in self._scripts:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 
+from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node
+from squall.protocol.policy import MachineRoom
 from squall.runtime.pieces import Pieces
 from squall.runtime.placement import Seats
 from squall.transports.certificates import Identity
@@ -22,6 +24,8 @@ class Site:
         addresses: of the coordinator and the shards.
         identity: of this machine, an authority for its processes.
         listeners: the bound sockets of those that are on this machine.
+        cores: of each machine, which a run may use.
+        pulse: how often machines are heard, and when one is taken for lost.
         pieces: of snapshots, on their way to the coordinator's machine.
     """
 
@@ -30,8 +34,19 @@ class Site:
     addresses: dict[Node, Address]
     identity: Identity
     listeners: dict[Node, socket.socket]
+    cores: tuple[int, ...]
+    pulse: Pulse = field(default_factory=Pulse)
     pieces: Pieces = field(default_factory=Pieces)
 
     def has(self, node: Node) -> bool:
         """The process begins on this machine."""
         return self.seats[node.role, node.index] == self.machine
+
+    def rooms(self, threads: int) -> tuple[MachineRoom, ...]:
+        """All machines with what begins there, and for how many replicas of so many threads their cores are enough."""
+        rooms = []
+        for machine, cores in enumerate(self.cores):
+            there = [Node(role, index) for (role, index), at in self.seats.items() if at == machine]
+            placed = sum(node.role == "replica" for node in there)
+            rooms.append(MachineRoom(machine, max(placed, cores // threads), tuple(there)))
+        return tuple(rooms)

@@ -37,7 +37,7 @@ class Carrier:
 
     def send(self, to: Node, frame: Frame, payload: Payload | None) -> None:
         with self._lock:
-            self._streams.send(to, frame, payload, time.monotonic())
+            self._streams.send(to, frame, payload)
         os.eventfd_write(self._work, 1)
 
     def take(self) -> Event | None:

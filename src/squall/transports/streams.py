@@ -79,7 +79,7 @@ class Streams:
 
     # ------------------------------------------------------------ what the process asks for
 
-    def send(self, to: Node, frame: Frame, payload: Payload | None, now: float) -> None:
+    def send(self, to: Node, frame: Frame, payload: Payload | None = None) -> None:
         stream = self._streams.get(to)
         if stream is not None and to in self._ready and (frame.number == 0 or frame.number > stream.last):
             stream.put(frame, payload, () if payload is None else self._places(payload, to))
@@ -111,6 +111,15 @@ class Streams:
         if self._listener is not None:
             self._listener.close()
         self._epoll.close()
+
+    def abandon(self) -> None:
+        """In a process that was forked: have no part in the connections of the one that goes on with them."""
+        openings = [opening for opening, _ in self._opening.values()]
+        for stream in self._streams.values():
+            stream.connection.close()
+        for opening in openings:
+            opening.close()
+        self._epoll.close()  # what is watched is the same for both, so nothing is taken from it
 
     # ------------------------------------------------------------ turns
 

@@ -1,0 +1,108 @@
+"""A nursery's line to the coordinator: a pipe where that is forked from it, and TLS from another machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from squall.launchers.control_pipe import ControlPipe
+from squall.protocol.effects import Payload, Transmit
+from squall.protocol.events import Event, FrameArrived
+from squall.protocol.frames import Frame
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.runtime.site import Site
+from squall.transports.stream import Views
+from squall.transports.streams import Streams
+
+
+class Line(Protocol):
+    @property
+    def sources(self) -> list[Any]:
+        """What becomes readable when there is something to hear."""
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `hear` is to be asked though nothing has become readable."""
+
+    def send(self, effect: Transmit) -> None: ...
+
+    def hear(self) -> Iterator[Event | dict[str, Any]]:
+        """What has come without waiting: events of the link, and what the coordinator's host tells of the run."""
+
+    def leave(self) -> None:
+        """In a process that was forked: close what belongs to the nursery."""
+
+
+class PipeLine:
+    """The coordinator is one of the nursery's own processes."""
+
+    wake_at = None
+
+    def __init__(self) -> None:
+        mine, self._theirs = Pipe()
+        self._pipe = ControlPipe(mine)
+
+    @property
+    def sources(self) -> list[Any]:
+        return [self._pipe.connection] if self._pipe.open else []
+
+    def send(self, effect: Transmit) -> None:
+        if not effect.again:  # a pipe loses nothing
+            self._pipe.say(kind="frame", frame=effect.frame)
+
+    def hear(self) -> Iterator[Event | dict[str, Any]]:
+        while self._pipe.open and self._pipe.connection.poll():
+            said = self._pipe.hear()
+            if said is not None and said["kind"] == "frame":
+                yield FrameArrived(COORDINATOR, msgspec.convert(said["frame"], Frame))
+            elif said is not None:
+                yield said
+
+    def leave(self) -> None:
+        self._pipe.connection.close()
+
+    def give(self) -> ControlPipe:
+        """The coordinator's end, in its process."""
+        return ControlPipe(self._theirs)
+
+    def given(self) -> None:
+        """The coordinator is there."""
+        self._theirs.close()
+
+
+class StreamLine:
+    """The coordinator is on another machine."""
+
+    def __init__(self, site: Site, sockets: Path) -> None:
+        nursery = Node("nursery", site.machine)
+        contexts = site.identity.issue(str(nursery)).contexts(sockets)
+        self._streams = Streams(contexts, _no_numbers, {COORDINATOR: site.addresses[COORDINATOR]})
+
+    @property
+    def sources(self) -> list[Any]:
+        return [self._streams]
+
+    @property
+    def wake_at(self) -> float:
+        return self._streams.wake_at
+
+    def send(self, effect: Transmit) -> None:
+        self._streams.send(effect.to, effect.frame, None)
+        self._streams.turn(time.monotonic())
+
+    def hear(self) -> Iterator[Event | dict[str, Any]]:
+        self._streams.turn(time.monotonic())
+        while (event := self._streams.take()) is not None:
+            yield event
+
+    def leave(self) -> None:
+        self._streams.abandon()
+
+
+def _no_numbers(payload: Payload, peer: Node) -> Views:
+    raise ValueError("a nursery has no numbers")

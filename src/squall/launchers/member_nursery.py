@@ -1,0 +1,84 @@
+"""The nursery of a machine that has joined a run of another one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.coordinator_line import StreamLine
+from squall.launchers.nursery import GRACE_S, Nursery
+from squall.protocol.effects import Effect, End
+from squall.protocol.events import LeaveRequested, Started
+from squall.protocol.link import Linked
+from squall.protocol.nodes import Node
+from squall.protocol.nursery import NurseryMachine
+from squall.runtime.job import Job
+
+
+class MemberNursery(Nursery):
+    """It is there until the coordinator wants no more of it, also while nothing runs here.
+
+    `head` leads to the launching process of the run, `attendant` to `squall join` on this machine.
+    """
+
+    def __init__(self, head: ControlPipe, attendant: ControlPipe, job: Job, sockets: Path) -> None:
+        super().__init__(head, job, sockets)
+        assert job.site is not None
+        self._attendant = attendant
+        self._machine = job.site.machine
+        self._linked = Linked(NurseryMachine(Node("nursery", self._machine), job.site.pulse))
+        self._site = job.site
+        self.end: End | None = None  # how it was for this machine
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._line = StreamLine(self._site, self._sockets)
+        self._tell(Started())
+
+    @property
+    def _stays(self) -> bool:
+        return self.end is None
+
+    def _sources(self) -> list[Any]:
+        return [*super()._sources(), *([self._attendant.connection] if self._attendant.open else [])]
+
+    def _attend(self, source: object) -> None:
+        if source is self._attendant.connection:
+            self._attendant.hear()  # it says one thing only, or is gone
+            self._tell(LeaveRequested("interrupted there"))
+        elif source is self._launcher.connection:
+            self._hear_head()
+        else:
+            super()._attend(source)
+
+    def _hear_head(self) -> None:
+        if not self._launcher.connection.poll():  # it is about what goes out
+            return
+        said = self._launcher.hear()
+        if said is not None and said["kind"] == "kill":
+            self._over(End("finished", "the run has ended"))
+            self._kill_all()
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, End):
+            self._over(effect)
+        else:
+            super()._do(effect)
+
+    def _over(self, end: End) -> None:
+        if self.end is None:
+            self.end = end
+            self._deadline = time.monotonic() + GRACE_S
+            if end.status == "failed":
+                sys.stderr.write(f"squall: machine {self._machine} has left the run: {end.reason}\n")
+
+    def _late(self) -> None:
+        self._deadline = None
+        self._kill_all()
+
+    def _detach(self) -> None:
+        super()._detach()
+        self._attendant.connection.close()
