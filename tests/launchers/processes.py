@@ -28,6 +28,13 @@ def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> fl
     return time.monotonic() - began
 
 
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 class Started:
     """`squall ARGUMENTS` in a process of its own. Processes are found by the directory's name, so it must be unique."""
 

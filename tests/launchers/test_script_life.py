@@ -17,7 +17,7 @@ from squall.launchers.nursery import DONE
 from squall.record.rows import ProgressRow
 from squall.report import Reader, audit
 from squall.run import Run
-from tests.launchers.processes import Started, wait_for
+from tests.launchers.processes import Started, alive, wait_for
 from tests.launchers.test_scripts import started, weights
 
 STOP_S = 10.0  # a full machine takes its time to end a process that has imported torch
@@ -28,13 +28,6 @@ def staying(tmp_path: Path, where: str) -> Started:
     run = started(tmp_path, "--mode", f"stay {where}", "--stay", str(tmp_path / "here"))
     wait_for((tmp_path / "here").exists, 60, "the script to be there")
     return run
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(("where", "number"), [("before", signal.SIGINT), ("between", signal.SIGTERM)])

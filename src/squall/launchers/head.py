@@ -57,14 +57,11 @@ class Head:
         """What machines have said that is not about their gathering, with their numbers; the own nursery's is not."""
         for joined in self._listener.turn(time.monotonic()):
             assert self._gathering is not None
-            pipe = ControlPipe(joined.pipe)
-            if self._gathering.over:
-                pipe.say(kind="failed", error="the run has all the machines that it wanted", task=False)
-                continue
-            machine = Gathered(
-                joined.number, joined.hello.machine, Room(joined.hello.cores), pipe, joined.hello.address
-            )  # fmt: skip
+            room, pipe = Room(joined.hello.cores), ControlPipe(joined.pipe)
+            machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
             self._gathering.add(machine, self._task())
+            if len(self._gathering.machines) == self._wanted:
+                self._listener.full = f"the run has the {self._wanted} machines that it wanted (--machines)"
         while self._listener.refused:
             _tell(f"a machine was not let in: {self._listener.refused.popleft()}")
         for number, pipe in self._others():

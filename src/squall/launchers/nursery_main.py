@@ -16,10 +16,11 @@ import cloudpickle
 import torch
 from setproctitle import setproctitle
 
-from squall.errors import TaskError
+from squall.errors import SquallError, TaskError
 from squall.launchers.building import build_job, build_task
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.joining.joining import Membership
+from squall.launchers.joining.address import written
+from squall.launchers.joining.joining import Call, join
 from squall.launchers.nursery import Nursery
 from squall.launchers.orders import Facts, Member, hear_order
 from squall.launchers.scripts import serve_script
@@ -37,35 +38,54 @@ def main(handle: int) -> None:
         message = cloudpickle.loads(launcher.connection.recv_bytes())  # from the process that started this one
     except EOFError:
         return
-    sockets = Path(message["sockets"])
     die_with_parent(message["launcher"])  # while the user's code runs here, nobody listens
+    if "call" in message:
+        _take_part(launcher, message["call"])
+        return
     sys.path[:] = message["sys_path"]
     os.environ.update(message["environment"])
-    _serve(launcher, message, sockets)
+    _serve(launcher, message, Path(message["sockets"]))
 
 
-def serve_member(membership: Membership, host: str) -> None:
-    """Be a machine's nursery in a run that another machine launches; `host` is that machine's."""
-    torch.set_num_threads(1)
-    head = ControlPipe(membership.pipe)
+def _take_part(attendant: ControlPipe, call: Call) -> None:
+    """Be this machine's nursery in a run that another machine launches; `attendant` leads to `squall join`."""
     try:
-        message = cloudpickle.loads(head.connection.recv_bytes())  # from whom the token has proved
-    except EOFError:
-        return
-    sockets = Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
-    _serve(head, message, sockets, Member(membership.machine, membership.identity, host))
+        member = join(call, lambda text: attendant.say(kind="waiting", text=text))
+        attendant.say(kind="joined", machine=member.machine)
+        head = ControlPipe(member.pipe)
+        try:
+            message = cloudpickle.loads(head.connection.recv_bytes())  # from whom the token has proved
+        except EOFError:
+            gone = f"the run's first machine ({written(call.head)}) is gone before the training began"
+            raise SquallError(gone) from None
+        sockets = Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
+        error = _serve(head, message, sockets, Member(member.machine, member.identity, call.head[0]), attendant)
+        if error is not None:
+            raise error
+    except Exception as error:
+        attendant.say(kind="failed", error=str(error), task=isinstance(error, TaskError))
+    else:
+        attendant.say(kind="end", status="finished", reason="the run has ended")
 
 
-def _serve(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None = None) -> None:
+def _serve(
+    launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None = None,
+    attendant: ControlPipe | None = None,
+) -> Exception | None:  # fmt: skip
+    """Returns what has gone wrong before the training; the launcher was told."""
     try:
-        _build(launcher, {**message, **cloudpickle.loads(message["code"])}, sockets, member)
+        _build(launcher, {**message, **cloudpickle.loads(message["code"])}, sockets, member, attendant)
     except Exception as error:
         launcher.say(kind="failed", error=str(error), task=isinstance(error, TaskError))
+        return error
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
+    return None
 
 
-def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None) -> None:
+def _build(
+    launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None, attendant: ControlPipe | None
+) -> None:  # fmt: skip
     """Build the task while the launcher checks it, and go on when the launcher says so."""
     if "script" in message:
         serve_script(launcher, message, sockets)
@@ -79,6 +99,8 @@ def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member
         return
     setproctitle(f"squall nursery of {order.directory.name}")
     job = attempts.begin(build_job(message, task, order))
+    if attendant is not None:
+        attendant.say(kind="listening")
     try:
         Nursery(launcher, job, sockets).run()
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,23 +13,21 @@ import pytest
 from squall.errors import SquallError
 from squall.launchers.joining.address import bound
 from squall.launchers.joining.hello import Hello, hello, why_not
-from squall.launchers.joining.joining import Membership, join
+from squall.launchers.joining.joining import Call, Membership, join
 from squall.launchers.joining.token import Token
 from squall.transports.certificates import Identity
 from tests.launchers.joining.head import SOON_S, Head
 
 
-def call(
-    head: Head, token: Token | None = None, wait_s: float = 0.0, told: Callable[[str], None] = print
-) -> Membership:
-    return join(head.address, token or head.token, wait_s=wait_s, tell=told, cores=3)
+def call(head: Head, token: Token | None = None) -> Membership:
+    return join(Call(head.address, token or head.token, wait_s=SOON_S, cores=3), print)
 
 
 def test_a_machine_joins_with_its_facts_and_gets_a_name_and_a_pipe(head: Head, tmp_path: Path) -> None:
     with head.attended():
         members = [call(head), call(head)]
-        head_has = head.joined
-        assert [m.machine for m in members] == [m.number for m in head_has] == [1, 2]
+    head_has = head.joined
+    assert [m.machine for m in members] == [m.number for m in head_has] == [1, 2]
     first, facts = members[0], head_has[0].hello
     assert (facts.cores, facts.machine, facts.address) == (3, socket.gethostname(), "127.0.0.1")
     assert facts.shared_memory > 0
@@ -73,7 +70,7 @@ def test_a_joiner_tells_its_secret_to_nobody_but_the_head_of_its_token() -> None
         thread = threading.Thread(target=impostor)
         thread.start()
         with pytest.raises(SquallError, match="is not the run that the token is of: copy the file"):
-            join(listening.getsockname(), token, wait_s=5, tell=print)
+            join(Call(listening.getsockname(), token, wait_s=5), print)
         thread.join()
     assert heard == [b""]
 
@@ -93,6 +90,13 @@ def test_a_machine_of_other_versions_is_refused_and_both_ends_say_why(
         call(head)
     assert str(raised.value).endswith(f"refuses: {why}")
     assert list(head.listener.refused) == [why]
+    assert not head.joined
+
+
+def test_a_run_that_has_its_machines_says_so_to_more(head: Head) -> None:
+    head.listener.full = "the run has the 3 machines that it wanted"
+    with head.attended(), pytest.raises(SquallError, match="refuses: the run has the 3 machines that it wanted"):
+        call(head)
     assert not head.joined
 
 
@@ -116,7 +120,7 @@ def test_a_head_that_comes_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
 
     begun = threading.Event()
     monkeypatch.setattr("squall.launchers.joining.joining.time.sleep", sleep)
-    calling = threading.Thread(target=lambda: found.append(join(("127.0.0.1", port), token, wait_s=20, tell=print)))
+    calling = threading.Thread(target=lambda: found.append(join(Call(("127.0.0.1", port), token, wait_s=20), print)))
     calling.start()
     assert paused.wait(SOON_S), "nobody has answered its first call"
     head = Head(port, root, token)
@@ -136,14 +140,14 @@ def test_an_address_where_nobody_answers_is_tried_and_then_named_with_what_to_lo
     told: list[str] = []
     monkeypatch.setattr("squall.launchers.joining.joining.TELL_AFTER_S", 0.1)
     with pytest.raises(SquallError, match=r"it was tried for 0\.5 s \(--wait\)") as raised:
-        join(address, Token.new(Identity.new_root("a run")), wait_s=0.5, tell=told.append)
+        join(Call(address, Token.new(Identity.new_root("a run")), wait_s=0.5), told.append)
     text = f"no run answers at 127.0.0.1:{address[1]} (Connection refused): look whether the address and the port"
     assert str(raised.value).startswith(text)
     assert len(told) == 1
     assert told[0].startswith(text)
     assert told[0].endswith("s more")
     with pytest.raises(SquallError, match=r"nowhere\.invalid:7700 \(.*not known\)"):
-        join(("nowhere.invalid", 7700), Token.new(Identity.new_root("a run")), wait_s=0, tell=told.append)
+        join(Call(("nowhere.invalid", 7700), Token.new(Identity.new_root("a run")), wait_s=0), told.append)
 
 
 def test_joining_starts_no_thread_in_either_process(head: Head) -> None:
@@ -152,7 +156,7 @@ def test_joining_starts_no_thread_in_either_process(head: Head) -> None:
     if not pid:
         head.listener.close()
         threads = [len(os.listdir("/proc/self/task"))]
-        call(head, wait_s=SOON_S)
+        call(head)
         threads.append(len(os.listdir("/proc/self/task")))
         os._exit(0 if threads == [1, 1] else 1)
     before = len(os.listdir("/proc/self/task"))

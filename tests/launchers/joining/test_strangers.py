@@ -13,7 +13,7 @@ import pytest
 
 from squall.launchers.joining import listener
 from squall.launchers.joining.hello import HELLO_BYTES
-from squall.launchers.joining.joining import join
+from squall.launchers.joining.joining import Call, join
 from squall.transports.certificates import call_reception
 from squall.transports.opening import OPEN_WITHIN_S
 from tests import deep
@@ -23,7 +23,7 @@ from tests.launchers.joining.head import SOON_S, Head
 def joins(head: Head) -> None:
     joined = len(head.joined)
     with head.attended():
-        join(head.address, head.token, wait_s=SOON_S, tell=print).pipe.close()
+        join(Call(head.address, head.token, wait_s=SOON_S), print).pipe.close()
     assert len(head.joined) == joined + 1
 
 

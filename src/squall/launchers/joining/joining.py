@@ -25,6 +25,17 @@ FROM_HEAD_BYTES = 1 << 30  # of a message, such as the user's code with the data
 
 
 @dataclass(frozen=True)
+class Call:
+    """What it takes to join a run."""
+
+    head: Address
+    token: Token
+    wait_s: float  # seconds until nobody is waited for any more
+    cores: int | None = None  # to be used, if not all
+    address: str | None = None  # where others reach this machine, if not where it calls from
+
+
+@dataclass(frozen=True)
 class Membership:
     """What a machine has once it has joined."""
 
@@ -33,30 +44,24 @@ class Membership:
     pipe: TlsPipe  # to the head
 
 
-def join(
-    head: Address, token: Token, *, wait_s: float, tell: Callable[[str], None], cores: int | None = None,
-    address: str | None = None,
-) -> Membership:  # fmt: skip
-    """Join the run that is at this address, within so many seconds.
-
-    `tell` is given a text for a user who has waited for some seconds. `cores` and `address` are those to be used and to
-    be reached at, if not all, and not that of the connection. No thread is started.
+def join(call: Call, tell: Callable[[str], object]) -> Membership:
+    """Join a run. `tell` is given a text for a user who has waited for some seconds. No thread is started.
 
     Raises `SquallError`: the head refuses, is another one than the token says, or was not reached.
     """
     began, pause, told = time.monotonic(), PAUSE_S, False
     while True:
-        left = began + wait_s - time.monotonic()
+        left = began + call.wait_s - time.monotonic()
         try:
-            return _call(head, token, cores, address, max(PAUSE_S, min(left, ANSWER_WITHIN_S)))
+            return _call(call, max(PAUSE_S, min(left, ANSWER_WITHIN_S)))
         except (OSError, EOFError) as error:
             why = str(getattr(error, "strerror", None) or error)
-        left = began + wait_s - time.monotonic()
+        left = began + call.wait_s - time.monotonic()
         if left <= 0:
-            raise SquallError(f"{_unreached(head, why)}; it was tried for {wait_s:g} s (--wait)")
+            raise SquallError(f"{_unreached(call.head, why)}; it was tried for {call.wait_s:g} s (--wait)")
         if not told and time.monotonic() >= began + TELL_AFTER_S:
             told = True
-            tell(f"{_unreached(head, why)}; trying for {left:.0f} s more")
+            tell(f"{_unreached(call.head, why)}; trying for {left:.0f} s more")
         time.sleep(min(pause, left))
         pause = min(2 * pause, PAUSE_AT_MOST_S)
 
@@ -68,28 +73,28 @@ def _unreached(head: Address, why: str) -> str:
     )
 
 
-def _call(head: Address, token: Token, cores: int | None, address: str | None, timeout_s: float) -> Membership:
-    raw = socket.create_connection(head, timeout_s)
+def _call(call: Call, timeout_s: float) -> Membership:
+    raw = socket.create_connection(call.head, timeout_s)
     try:
-        connection = call_reception(raw, token.fingerprint)
+        connection = call_reception(raw, call.token.fingerprint)
     except ValueError:
         raise SquallError(
-            f"what answers at {written(head)} is not the run that the token is of: copy the file that this run's first"
-            " machine has written"
+            f"what answers at {written(call.head)} is not the run that the token is of: copy the file that this run's"
+            " first machine has written"
         ) from None
     except ssl.SSLError:
         raise OSError("what answers does not speak TLS 1.3") from None
     # From here on the other end is the head that has made the token.
-    said = hello(address or connection.getsockname()[0], cores)
+    said = hello(call.address or connection.getsockname()[0], call.cores)
     pipe = TlsPipe(connection, FROM_HEAD_BYTES)
     try:
-        pipe.send_bytes(token.secret.encode())
+        pipe.send_bytes(call.token.secret.encode())
         pipe.send_bytes(msgspec.json.encode(said))
         if not pipe.poll(ANSWER_WITHIN_S + WRONG_AFTER_S):
             raise TimeoutError("it does not answer")
         answer = _understood(pipe.recv_bytes())
         if isinstance(answer, Refusal):
-            raise SquallError(f"{written(head)} refuses: {answer.why}")
+            raise SquallError(f"{written(call.head)} refuses: {answer.why}")
     except BaseException:
         pipe.close()
         raise

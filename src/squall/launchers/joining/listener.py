@@ -57,11 +57,11 @@ class Stranger:
 
     def go(self, secret: str, now: float) -> Hello | None:
         """Do what goes without waiting; its hello when that is here. Raises `Broken`."""
-        if self.pipe is None:
-            if not self._opening.go():
-                return None
-            self.pipe = TlsPipe(self._opening.connection, SECRET_LENGTH)
         try:
+            if self.pipe is None:
+                if not self._opening.go():
+                    return None
+                self.pipe = TlsPipe(self._opening.connection, SECRET_LENGTH)
             while self.pipe.poll():
                 message = self.pipe.recv_bytes()
                 if self._trusted:
@@ -91,6 +91,7 @@ class Listener:
         host, port = listening.getsockname()[:2]
         self.address: Address = (host, port)
         self.refused: deque[str] = deque(maxlen=100)  # for the user: machines with the token that cannot take part
+        self.full = ""  # why nobody is let in any more, if that is so
         self._listening = listening
         self._root = root
         self._token = token
@@ -161,7 +162,7 @@ class Listener:
 
     def _judge(self, descriptor: int, said: Hello, joined: list[JoinedMachine]) -> None:
         stranger = self._strangers[descriptor]
-        why = why_not(said, hello(self.address[0]))
+        why = why_not(said, hello(self.address[0])) or self.full
         if why:
             self.refused.append(why)
             stranger.answer(Refusal(why))

@@ -61,9 +61,12 @@ class TlsPipe:
         self._outgoing.append(memoryview(_LENGTH.pack(len(message)) + message))
         self._unsent += _LENGTH.size + len(message)
         self._write()
-        while self._unsent > UNSENT_AT_MOST:
-            select.select([], [self._connection], [])
-            self._write()
+        if self._unsent > UNSENT_AT_MOST:
+            writable = select.poll()
+            writable.register(self._connection, select.POLLOUT)
+            while self._unsent > UNSENT_AT_MOST:
+                writable.poll()
+                self._write()
         self._settle()
 
     def recv_bytes(self) -> bytes:

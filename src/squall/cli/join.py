@@ -1,0 +1,45 @@
+"""`squall join`: this machine takes part in a run of another one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def add(commands: Any, arguments: Sequence[str]) -> None:
+    parser = commands.add_parser(
+        "join", help="take part with this machine in a run that another one has started",
+        usage="%(prog)s HOST:PORT [--token-file FILE] [flags]",
+        description="Take part in a run with this machine, until the run ends. Ctrl-C leaves it in order, so that"
+        " nothing is lost; the second one leaves at once.",
+    )  # fmt: skip
+    parser.set_defaults(run=_join, json=False)
+    parser.add_argument("head", metavar="HOST:PORT", help="where the run listens, as its first machine has printed it")
+    parser.add_argument(
+        "--token-file", metavar="FILE",
+        help="the run's token, copied from its first machine (default: what the variable SQUALL_TOKEN contains)",
+    )  # fmt: skip
+    parser.add_argument("--cores", type=int, metavar="N", help="use so many cores (default: all of this machine)")
+    parser.add_argument(
+        "--address", metavar="HOST", help="where the other machines reach this one (default: where it calls from)"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=60.0, metavar="SECONDS", help="until the run must have answered (default: 60)"
+    )
+
+
+def _join(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
+    from squall.launchers.joining.address import parse_address
+    from squall.launchers.joining.attending import attend
+    from squall.launchers.joining.joining import Call
+    from squall.launchers.joining.token import find_token
+    from squall.strategies.work import require
+
+    head = parse_address(options.head, "the address")
+    require("--cores", options.cores, options.cores is None or options.cores >= 1, "at least 1")
+    require("--wait", options.wait, options.wait >= 0, "0 or more seconds")
+    call = Call(head, find_token(options.token_file), options.wait, options.cores, options.address)
+    end = attend(call, lambda text: sys.stderr.write(f"squall: {text}\n"))
+    return 0 if end.status in ("finished", "left") else 1, f"{end.reason}\n"
