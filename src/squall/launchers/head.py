@@ -14,6 +14,7 @@ from squall.launchers.joining.address import Address, bound, written
 from squall.launchers.joining.hello import hello
 from squall.launchers.joining.listener import Listener
 from squall.launchers.joining.token import Token
+from squall.launchers.member_messages import understood
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity
 
@@ -65,12 +66,14 @@ class Head:
         while self._listener.refused:
             _tell(f"a machine was not let in: {self._listener.refused.popleft()}")
         for number, pipe in self._others():
-            while number not in self._gone and pipe.connection.poll():
-                said = pipe.hear()
-                if said is None:
-                    self._gone.add(number)
-                elif not self.heard(number, said):
-                    yield number, said
+            if not pipe.connection.poll():
+                continue
+            said = pipe.hear()
+            if said is None or not understood(said):
+                self._gone.add(number)
+                pipe.connection.close()
+            elif not self.heard(number, said):
+                yield number, said
 
     def heard(self, number: int, said: dict[str, Any]) -> bool:
         """Whether it was about the gathering, and is done with."""

@@ -1,0 +1,57 @@
+"""What the nursery of a machine that has joined says to the head: a closed set, as it comes from another machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from squall.launchers.orders import Facts
+
+NodeName = Annotated[str, msgspec.Meta(pattern=r"^[a-z]+-[0-9]{1,9}\.[0-9]{1,9}$")]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="kind", tag=str.lower):
+    """Its class's name, in small letters, is its kind."""
+
+
+class Built(Message, frozen=True):
+    facts: Facts
+
+
+class Placed(Message, frozen=True):
+    ports: dict[NodeName, Port]
+
+
+class Failed(Message, frozen=True):
+    error: str
+    task: bool
+
+
+class Exited(Message, frozen=True):
+    node: NodeName
+    pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+    why: str
+    traceback: str
+
+
+class Listening(Message, frozen=True):
+    pass
+
+
+class Stopping(Message, frozen=True):
+    pass
+
+
+class Ended(Message, frozen=True):
+    status: str
+    reason: str
+
+
+def understood(said: dict[str, Any]) -> bool:
+    try:
+        msgspec.convert(said, Built | Placed | Failed | Exited | Listening | Stopping | Ended)
+    except msgspec.ValidationError:
+        return False
+    return True
