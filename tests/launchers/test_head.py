@@ -68,7 +68,7 @@ def nonsense(chance: random.Random) -> bytes:
 
 
 def test_nonsense_of_a_machine_that_has_joined_costs_its_connection_and_no_more(head: Head, tmp_path: Path) -> None:
-    """10,000 in `make deep`, each of a machine of its own."""
+    """2,000 in `make deep`, each of a machine of its own."""
     chance = random.Random(16)
     over = threading.Event()
     token = find_token(str(tmp_path / "token"))
@@ -87,7 +87,7 @@ def test_nonsense_of_a_machine_that_has_joined_costs_its_connection_and_no_more(
         finally:
             over.set()
 
-    for count in (1, len(deep.sweep(range(10_000), 400))):
+    for count in (1, len(deep.sweep(range(2_000), 400))):
         files = len(os.listdir("/proc/self/fd"))
         over.clear()
         thread = threading.Thread(target=machines, args=[count])
