@@ -115,7 +115,7 @@ class Bench(PhantomHosts):
     def kill(self, role: str, index: int) -> None:
         for node, place in list(self.world.processes.items()):
             if node.role == role and node.index == index and place.end is None:
-                self.in_use.pop(node.index, None) if role != "shard" else None
+                self.memories[node].in_use.pop(node.index, None) if role != "shard" else None
                 self.world.kill(node)
 
     def stop(self) -> None:

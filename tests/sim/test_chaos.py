@@ -31,7 +31,9 @@ from squall.strategies import SingleProcess
 from tests import deep
 
 WORLDS = 1500 if deep.wanted else 150
-QUIET = dataclasses.replace(chaos(0), faults=(), strategy="downpour", replicas=2, shards=2, paces=(0.01, 0.01))
+QUIET = dataclasses.replace(
+    chaos(0), faults=(), machines=1, strategy="downpour", replicas=2, shards=2, paces=(0.01, 0.01)
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +55,13 @@ def test_they_are_of_every_strategy_and_every_fault(found: list[soak.WorldVerdic
     happened = Counter[str]()
     for each in found:
         happened.update(each.faults)
-    assert set(happened) == {"Weather", "Cut", "Pause", "Kill", "Skew", "Spoil", "FullDisk", "UserStop"}
+    assert set(happened) == {
+        "Weather", "Cut", "Pause", "Kill", "Skew", "Spoil", "FullDisk", "UserStop",
+        "Partition", "MachineGone", "MachineLeaves", "MachineComes",
+    }  # fmt: skip
     assert min(happened.values()) > WORLDS // 20
     killed = {fault.part.role for each in found for fault in each.chaos.faults if isinstance(fault, Kill)}
-    assert killed == {"coordinator", "shard", "replica", "evaluator"}
+    assert killed == {"coordinator", "shard", "replica", "evaluator", "nursery"}
 
 
 def test_the_invariants_are_those_of_the_design() -> None:

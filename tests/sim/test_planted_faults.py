@@ -18,15 +18,19 @@ from squall.protocol.closing import Phase
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import Apply, Effect, Payload, PublishSnapshot, Send, Term, Transmit
 from squall.protocol.evaluations import Evaluations
-from squall.protocol.events import Event, LoopLeft, MessageArrived, SnapshotWritten
+from squall.protocol.events import Event, FrameArrived, LoopLeft, MessageArrived, SnapshotWritten
 from squall.protocol.frames import Frame
+from squall.protocol.heartbeats import Heartbeats
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.link import Linked
 from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Cover, Evaluated, Exchange, Exchanged, ViewSeen, covered
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import EvaluationAsked, LeaseEnded
+from squall.protocol.nursery import NurseryMachine
+from squall.protocol.nursery_messages import Replaced
+from squall.protocol.placing import Placing
 from squall.protocol.pushed_work import PushedWork
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.protocol.replica import Replica
@@ -36,10 +40,12 @@ from squall.protocol.sandblaster.messages import Calculation
 from squall.protocol.sandblaster.portions import Portions
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
-from squall.protocol.shard_duties import ShardDuties
+from squall.protocol.shard_duties import ShardDuties, Travelling
 from squall.protocol.snapshot_rounds import SnapshotRounds
+from squall.protocol.staffing import Staffing
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Role, Weather
+from squall.sim.proof.machines import WorldMachines
 from squall.sim.proof.memory import Memory, Written
 from squall.sim.proof.phantoms import ShardPhantom
 from squall.sim.proof.positions import restored
@@ -55,6 +61,7 @@ class Planted(NamedTuple):
     within: int  # worlds, from seed 0 on
     caught_by: str  # the invariant
     of: str = ""  # worlds of the strategies whose names begin so; others are not concerned
+    machines: int = 1  # worlds that begin on so many, or more
 
 
 def both(*patches: Patch) -> Patch:
@@ -133,10 +140,11 @@ def whatever_comes(original: Any, memory: Memory, payload: Payload, numbers: obj
     memory.write(payload, numbers)
 
 
-def weights_of_now(original: Any, phantom: ShardPhantom, payload: Payload) -> object | None:
+def weights_of_now(original: Any, phantom: ShardPhantom, payload: Payload, to: Node) -> object | None:
     """What goes out again is newer than its message says."""
-    phantom.memory.write(payload, Written(phantom.version, phantom.fold))
-    return original(phantom, payload)
+    if payload.kind == "weights":
+        phantom.memory.write(payload, Written(phantom.version, phantom.fold))
+    return original(phantom, payload, to)
 
 
 # ---------------------------------------------------------------- shards
@@ -400,6 +408,63 @@ def counted_when_written(original: Any, shard: BatchShard, event: Event, now: fl
     return effects
 
 
+# ---------------------------------------------------------------- machines
+
+
+def nobody_in_their_place(
+    original: Any, staffing: Staffing, node: Node, why: str, now: float, effects: list[Effect], blameless: bool
+) -> None:
+    """A process that is lost with its machine is not started elsewhere."""
+    if blameless:
+        staffing._placing.on.pop(node, None)
+    else:
+        original(staffing, node, why, now, effects, blameless)
+
+
+def members_for_too_long(original: Any, staffing: Staffing, machine: int, *given: Any) -> None:
+    """The leases of a lost machine's replicas are dealt again before shards know that these are gone."""
+    assert isinstance(staffing, LoopCoordinator)
+    nodes = [node for node in staffing._placing.there(machine) if node in staffing.members.live]
+    for node in nodes:
+        for ended in staffing.leases.give_back(node):
+            staffing._close(ended, given[-1])
+    original(staffing, machine, *given)
+
+
+def handed_over(original: Any, machines: WorldMachines, linked: Linked, to: Node, parcel: Any) -> None:
+    """The frame of half a payload is handed over."""
+    original(machines, linked, to, parcel)
+    sender, (frame, _, _) = parcel
+    machines._world.post(to, FrameArrived(sender, frame))
+
+
+def news_ignored(original: Any, nursery: NurseryMachine, message: Any, now: float) -> list[Effect]:
+    effects: list[Effect] = [] if isinstance(message, Replaced) else original(nursery, message, now)
+    return effects
+
+
+def silence_ignored(original: Any, nursery: NurseryMachine, now: float) -> list[Effect]:
+    nursery._heartbeats.heard(COORDINATOR, now)
+    effects: list[Effect] = original(nursery, now)
+    return effects
+
+
+def one_more_replica(original: Any, placing: Placing, machine: int) -> int:
+    room: int = original(placing, machine)
+    return room + 1
+
+
+def own_sleep_counts(original: Any, heartbeats: Heartbeats, now: float) -> list[Node]:
+    if heartbeats.wake_at is not None and now >= heartbeats.wake_at:
+        heartbeats.wake_at = now
+    silent: list[Node] = original(heartbeats, now)
+    return silent
+
+
+def first_piece_is_all(original: Any, travelling: Travelling) -> Any:
+    return original(travelling) if travelling._start == 0 else None
+
+
 # ---------------------------------------------------------------- Sandblaster
 
 
@@ -462,7 +527,7 @@ PLANTED: dict[str, Planted] = {
     "a stop waits for replicas for as long as they take": Planted(
         wrapped(Coordinator, "_set_deadline", patient_with_replicas), 100, "I8"),
     "a slot that is given up is the end of the run": Planted(
-        wrapped(Coordinator, "_give_slot_up", last_of_all), 100, "I5"),
+        wrapped(Coordinator, "_give_slot_up", last_of_all), 600, "I5"),
     "the first round waits for a slot that is given up": Planted(
         wrapped(LoopCoordinator, "_may_grant", all_awaited), 200, "I5", of="synchronous"),
     "an evaluator that keeps dying is the end of the run": Planted(
@@ -495,6 +560,21 @@ PLANTED: dict[str, Planted] = {
         wrapped(ReplicaExchanges, "computation", added_to_what_was_pushed), 40, "I2", of="downpour, push 4"),
     "a further step on a batch is acknowledged and not applied": Planted(
         wrapped(Shard, "_apply_each", first_steps_alone), 40, "I1", of="downpour"),
+    "a lost machine's late push is applied": Planted(
+        wrapped(Staffing, "_on_machine_lost", members_for_too_long), 100, "I4", of="downpour", machines=2),
+    "a machine's replicas are not replaced": Planted(
+        wrapped(Staffing, "_replace", nobody_in_their_place), 100, "I10", machines=2),
+    "more replicas start on a machine than it has room for": Planted(
+        wrapped(Placing, "free", one_more_replica), 100, "I10", machines=2),
+    "half a payload is taken for whole": Planted(
+        wrapped(WorldMachines, "tear", handed_over), 300, "I6", machines=2),
+    "a replaced machine goes on": Planted(wrapped(NurseryMachine, "_on_message", news_ignored), 500, "I11", machines=2),
+    "a machine that hears nothing of the coordinator goes on": Planted(
+        wrapped(NurseryMachine, "_on_time", silence_ignored), 300, "I11", machines=2),
+    "a coordinator that stood still takes machines for lost": Planted(
+        wrapped(Heartbeats, "silent", own_sleep_counts), 300, "I5", machines=2),
+    "a shard's file is taken for whole when its first piece is there": Planted(
+        wrapped(Travelling, "next_piece", first_piece_is_all), 20, "I1", machines=2),
     "a portion counts as often as it is computed": Planted(
         wrapped(Portions, "done", every_answer_counts), 30, "I2", of="sandblaster"),
     "a sum that a dead replica has spoilt is used": Planted(
@@ -503,15 +583,16 @@ PLANTED: dict[str, Planted] = {
 }  # fmt: skip
 
 
-def worlds(of: str) -> Iterator[Chaos]:
-    return (world for world in map(chaos, itertools.count()) if world.strategy.startswith(of))
+def worlds(of: str, machines: int = 1) -> Iterator[Chaos]:
+    all_of_them = map(chaos, itertools.count())
+    return (world for world in all_of_them if world.strategy.startswith(of) and world.machines >= machines)
 
 
 @pytest.mark.parametrize("name", deep.sweep(list(PLANTED), 10))
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = PLANTED[name]
     planted.plant(monkeypatch)
-    for world in itertools.islice(worlds(planted.of), planted.within):
+    for world in itertools.islice(worlds(planted.of, planted.machines), planted.within):
         found = verdict(world, self_checks=False)
         if found.error:
             assert found.invariant == planted.caught_by, found.error
@@ -531,16 +612,17 @@ STORM = Weather(0, 100.0, loss=0.0, duplication=0.0, jitter_s=0.02)
 # Mistakes that were in the protocol: the least world that showed each, the patch that makes it again, the invariant.
 FOUND: dict[str, tuple[Chaos, Patch, str]] = {
     "a batch that was tried again shifted the fetches, and pushes went beyond the delay bound": (
-        rebuilt(710, faults=[0, 4], replicas=2, examples=25, scripted=False),
+        rebuilt(710, faults=[0, 6], machines=1, replicas=2, examples=25, scripted=False),
         PLANTED["a batch that is tried again shifts the fetches"].plant, "I3"),
     "a newcomer's first weights were older than the rounds before its first": (
         rebuilt(439, faults=[2], replicas=2, examples=14, epochs=2),
         PLANTED["a newcomer's first weights do not wait for its round"].plant, "I3"),
     "shards that let a newcomer in at different rounds gave it weights of different rounds": (
-        rebuilt(792, faults=[0, 2, 3], keeps=False),
+        rebuilt(792, faults=[0, 2, 3], machines=1, keeps=False),
         PLANTED["a newcomer makes do with what shards sent for different rounds"].plant, "I3"),
     "a resumed run trained again what was granted and trained while its snapshot was taken": (
-        rebuilt(447), PLANTED["a snapshot does not know of leases granted while it is taken"].plant, "I4"),
+        rebuilt(447, faults=range(1, 8), machines=1),
+        PLANTED["a snapshot does not know of leases granted while it is taken"].plant, "I4"),
     "a resumed run trained again what a replica had trained that died while its snapshot was taken": (
         rebuilt(8, faults=[1, 3], evaluate=False),
         PLANTED["a snapshot does not know of what the departed had trained"].plant, "I4"),

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _ABOUT = (
     "With FILE and --cluster: train the task on a modelled cluster in virtual time, or only plan it"
     " (docs/simulation.md; `squall simulate FILE --help` has the flags). Without FILE: run chaotic world SEED"
-    " (docs/design.md, Proof), with messages lost, late and doubled, and processes paused and killed, and say whether"
-    " every invariant held."
+    " (docs/design.md, Proof), with messages lost, late and doubled, processes paused and killed, and machines cut off"
+    " and gone, and say whether every invariant held."
 )
 
 
@@ -43,7 +43,7 @@ def _add_world_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--faults", type=_numbers, metavar="I,J,...", help="only these of the world's faults, by their numbers, or none"
     )
-    for name in ("replicas", "shards", "examples", "epochs"):
+    for name in ("replicas", "shards", "examples", "epochs", "machines"):
         parser.add_argument(f"--{name}", type=int, help="in place of what the seed says")
     parser.add_argument("--no-evaluator", dest="evaluate", action="store_false", help="without evaluations")
     parser.add_argument("--no-snapshots", action="store_true", help="without a snapshot before the end")

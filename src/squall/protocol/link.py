@@ -63,6 +63,10 @@ class Linked:
         """Messages sent that no peer has confirmed yet."""
         return sum(len(link.unacked) for link in self._links.values())
 
+    def forgets(self, node: Node) -> bool:
+        """What the node sends is dropped."""
+        return node in self._forgotten
+
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if type(event) is FrameArrived:

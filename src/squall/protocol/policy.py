@@ -31,7 +31,5 @@ class Policy(msgspec.Struct, frozen=True):
     snapshot_every_s: float | None = 60.0
     save_within_s: float = SAVE_WITHIN_S  # how long the last snapshot of a run that a user stops may take
     goal: Goal = Goal()
-    rooms: tuple[
-        MachineRoom, ...
-    ] = ()  # empty: one machine, with room for all; replicas that are in none wait for room
+    rooms: tuple[MachineRoom, ...] = ()  # empty: one machine, with room for all; who is in none waits for room
     pulse: Pulse = Pulse()  # of the nurseries on other machines than the coordinator's

@@ -41,10 +41,10 @@ class Replacing:
         self._in_a_row[slot] = lost = self._in_a_row.get(slot, 0) + 1
         return lost
 
-    def replace(self, node: Node, now: float) -> Node:
+    def replace(self, node: Node, now: float, at_once: bool = False) -> Node:
         """Have its successor, which is returned, started when its time has come (`take_due`)."""
         lost = self._in_a_row.get((node.role, node.index), 0)
-        pause_s = PAUSES_S[min(lost, len(PAUSES_S) - 1)]
+        pause_s = 0.0 if at_once else PAUSES_S[min(lost, len(PAUSES_S) - 1)]
         successor = Node(node.role, node.index, node.incarnation + 1)
         self._due[successor] = now + pause_s
         return successor

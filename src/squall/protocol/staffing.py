@@ -67,7 +67,7 @@ class Staffing(Closing):
             effects.append(notes.Remark("warning", f"{text}; the final weights are not evaluated"))
             self._close_with_snapshot(now, effects)
         else:
-            self._placing.succeed(node, self._replacing.replace(node, now))
+            self._placing.succeed(node, self._replacing.replace(node, now, at_once=blameless))
             if ends:
                 self._replacing.hasten(now)
             self._start_due(now, effects)
@@ -183,7 +183,7 @@ class Staffing(Closing):
         if machine is None or machine not in self._placing.leaving:
             return
         if not self._replacing.awaits(node) and self._needs(node):
-            self._replacing.replace(node, now)
+            self._replacing.replace(node, now, at_once=True)
         self._start_due(now, effects)
         self._see_off(machine, effects)
 

@@ -52,7 +52,7 @@ class Host(ABC):
         """Bring a message's numbers to their place, before the message goes out."""
         return None
 
-    def outgoing(self, payload: Payload) -> object | None:
+    def outgoing(self, payload: Payload, to: Node) -> object | None:
         """What lies at the place, to travel with the message; None where its receiver reads the same memory."""
         return None
 

@@ -154,7 +154,8 @@ class World:
                 return
             event = turn
         if type(event) is ParcelArrived:
-            process.host.incoming(event.payload, event.numbers)
+            if not (isinstance(process.linked, Linked) and process.linked.forgets(event.sender)):
+                process.host.incoming(event.payload, event.numbers)
             event = FrameArrived(event.sender, event.frame)
         trace = self.trace
         if trace is not None:
@@ -233,7 +234,7 @@ class World:
                 if price is not None:
                     leaves = process.busy_until = leaves + price(process.node, effect, leaves)
         if payload is not None and process.outgoing is not None:
-            numbers = process.outgoing(payload)
+            numbers = process.outgoing(payload, effect.to)
             if numbers is not None:
                 assert isinstance(sent, Frame)
                 sent = Parcel(sent, payload, numbers)

@@ -13,7 +13,7 @@ from squall.protocol.effects import Effect, Payload
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.messages import Calculation
-from squall.sim.proof.memory import File, Gradient, Memory, folded_with
+from squall.sim.proof.memory import File, Gradient, Memory, Written, folded_with
 from squall.sim.proof.phantoms import Phantom, PhantomHosts, ShardPhantom
 from squall.strategies.base import Recipe
 
@@ -50,14 +50,22 @@ class BatchMemory(Memory):
     def read(self, payload: Payload) -> object:
         if payload.kind == "gradient":
             return tuple(self.kept[payload.slot])
+        if payload.kind == "piece":
+            return super().read(payload)
         return super().read(payload), self.trial[payload.slot][payload.shard]
 
     def write(self, payload: Payload, numbers: Any) -> None:
         if payload.kind == "gradient":
             self.kept[payload.slot] = list(numbers)
+        elif payload.kind == "piece":
+            super().write(payload, numbers)
         else:
             written, self.trial[payload.slot][payload.shard] = numbers
             super().write(payload, written)
+
+    def spoil(self, payload: Payload, numbers: Any) -> None:
+        written, _ = numbers
+        self.write(payload, (Written(-1, written.fold), (0.0,) * WIDTH))
 
 
 class BatchPhantomHosts(PhantomHosts):
@@ -98,7 +106,7 @@ class PortionPhantom(Phantom):
         hosts.computed += 1
         finite = not hosts.poison(hosts.computed, (epoch, start, stop))
         seconds = hosts.compute_s(self.node)
-        hosts.in_use[slot] = (0, hosts.now() + seconds)
+        self.memory.in_use[slot] = (0, hosts.now() + seconds)
         weights = [value for of_shard in self.memory.trial[slot] for value in of_shard]
         away = [[w - example(i, j) for j, w in enumerate(weights)] for i in range(start, stop)]
         loss = sum(steepness(j) * d * d / 2 for of in away for j, d in enumerate(of)) / (stop - start)
@@ -131,7 +139,8 @@ class VectorPhantom(ShardPhantom):
                 self.version, self.fold = calculation.number, folded_with(self.fold, (calculation.number,))
                 return events.VectorsCalculated(calculation.number, self._calculate(calculation))
             case effects.AddPortions(owner):
-                self._add(self.memory.kept[owner.index])
+                torn = self.memory.torn("gradient", owner.index, 0, self.node.index)
+                self._add([] if torn else self.memory.kept[owner.index])
                 return None
         return super().perform(effect, now)
 

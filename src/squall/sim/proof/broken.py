@@ -10,6 +10,8 @@ INVARIANTS = {
     "I7": "what is measured is labelled with what was in the weights that it was measured on",
     "I8": "a run that the user stops ends in time, whoever stands still",
     "I9": "the best weights are kept, as they were measured, before the record tells of them",
+    "I10": "replicas are where room is for them: on no machine too many, and none is nowhere while there is room",
+    "I11": "processes of a machine that was replaced end",
 }
 
 

@@ -9,8 +9,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from squall.protocol.policy import MachineRoom
 from squall.runtime.wire import Network
-from squall.sim.proof.faults import Cut, Fault, FullDisk, Kill, Pause, Role, Skew, Spoil, UserStop, Weather
+from squall.sim.proof.chaotic_machines import machine_faults, machines_of, rooms
+from squall.sim.proof.faults import (
+    Cut,
+    Fault,
+    FullDisk,
+    Kill,
+    Pause,
+    Role,
+    Skew,
+    Spoil,
+    UserStop,
+    Weather,
+)
 from squall.strategies import (
     AsynchronousSGD,
     Averaging,
@@ -99,14 +112,21 @@ class Chaos:
     keeps: bool = False  # the best weights
     travels: bool = False  # hosts share no memory: payloads travel with their frames
     breaks_at: int | None = None  # computation with which a user's loop ends the training, by a break
+    machines: int = 1  # that the run begins on; more may join
 
     @property
     def recipe(self) -> Recipe:
         return _recipe(self.strategy, self.replicas, self.shards)
 
+    @property
+    def rooms(self) -> tuple[MachineRoom, ...]:
+        """The machines, where there are several. The first has the coordinator, and room for a replica at least."""
+        return rooms(self.seed, self.machines, self.replicas, self.recipe.shards) if self.machines > 1 else ()
+
     def __str__(self) -> str:
+        machines = f" on {self.machines} machines" if self.machines > 1 else ""
         lines = [
-            f"world {self.seed}: {self.strategy}, {self.replicas} replicas, {self.recipe.shards} shards,"
+            f"world {self.seed}: {self.strategy}, {self.replicas} replicas, {self.recipe.shards} shards{machines},"
             f" {self.epochs} epochs of {self.examples} examples in batches of {self.batch_size}",
             *(f"  fault {i}, event {fault.at:4d}: {fault}" for i, fault in enumerate(self.faults)),
         ]
@@ -131,6 +151,7 @@ def chaos(seed: int) -> Chaos:
     slow, pace_s = chance.choice((1.0, 1.0, 3.0, 8.0)), 0.01
     if chance.random() < LONG:  # as many leases as a replica does not report at once, and more than shards remember
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
+    machines = machines_of(seed)
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
     breaks = random.Random(f"{seed} breaks")  # of its own, as `keeps`: all else of a seed's world stays as it was
     events = 40 + 4 * (examples // batch_size) * epochs * (shards + 2)  # about as many as the run will have
@@ -140,7 +161,10 @@ def chaos(seed: int) -> Chaos:
         paces=paces, notice_s=chance.choice((0.0, 0.002, 0.02)),
         snapshot_every_s=chance.choice((None, 0.02, 0.05)), evaluate=chance.random() < 0.7,
         evaluate_every_s=chance.choice((None, None, 0.03)),
-        faults=_hung(seed, _faults(chance, events, replicas, shards), _others(replicas, shards)),
+        faults=_hung(
+            seed, _faults(chance, events, replicas, shards) + machine_faults(seed, machines, events),
+            _others(replicas, shards),
+        ), machines=machines,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
         travels=random.Random(f"{seed} travels").random() < TRAVELS,
         breaks_at=breaks.randint(1, 3 * batches) if breaks.random() < BREAKS else None,
@@ -231,6 +255,8 @@ def smaller(world: Chaos) -> list[Chaos]:
         without.append({"epochs": world.epochs - 1})
     if world.examples > 2 * world.batch_size and world.strategy != "sandblaster, sampled":
         without.append({"examples": world.examples - world.batch_size})
-    without += [{size: getattr(world, size) - 1} for size in ("replicas", "shards") if getattr(world, size) > 1]
+    without += [
+        {size: getattr(world, size) - 1} for size in ("replicas", "shards", "machines") if getattr(world, size) > 1
+    ]
     without += [{name: value} for name, (value, _) in OFF.items() if getattr(world, name) != value]
     return [dataclasses.replace(world, **less) for less in without]

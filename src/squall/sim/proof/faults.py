@@ -6,7 +6,7 @@ A fault comes before the world's event number `at`, counted over all lives of th
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from squall.protocol.effects import Send, Transmit
@@ -133,23 +133,87 @@ class UserStop(_Moment):
         return "the user stops the run, and resumes it"
 
 
-Fault = Weather | Cut | Pause | Kill | Skew | Spoil | FullDisk | UserStop
+@dataclass(frozen=True)
+class Partition:
+    """Connections from a machine to another, or to all others, break, and what was under way on them is lost."""
+
+    at: int
+    seconds: float
+    machine: int
+    other: int | None
+
+    def severs(self, one: int, other: int) -> bool:
+        return one != other and self.machine in (one, other) and self.other in (None, one, other)
+
+    def __str__(self) -> str:
+        others = "all others" if self.other is None else f"machine {self.other}"
+        return f"machine {self.machine} is cut off from {others} for {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True)
+class MachineGone:
+    """The machine stands still for ever, with all its processes, and nobody is told."""
+
+    at: int
+    machine: int
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"machine {self.machine} is gone"
+
+
+@dataclass(frozen=True)
+class MachineLeaves:
+    """Its user takes the machine back, in order."""
+
+    at: int
+    machine: int
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"machine {self.machine} is to leave"
+
+
+@dataclass(frozen=True)
+class MachineComes:
+    """One more machine joins."""
+
+    at: int
+    machine: int
+    room: int
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"machine {self.machine} joins, with room for {self.room}"
+
+
+OfMachines = Partition | MachineGone | MachineLeaves | MachineComes
+Fault = Weather | Cut | Pause | Kill | Skew | Spoil | FullDisk | UserStop | OfMachines
 
 
 class FaultyWire:
-    """The network of a world: its ordinary latency, and the weather and cuts of the moment."""
+    """The network of a world: its ordinary latency, and the weather, cuts and partitions of the moment."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, machine: Callable[[Node], int] = lambda node: 0) -> None:
         self._network = network
-        self._faults: list[tuple[float, Weather | Cut]] = []  # until when
+        self._machine = machine  # on which a node is
+        self._faults: list[tuple[float, Weather | Cut | Partition]] = []  # until when
 
-    def begin(self, fault: Weather | Cut, now: float) -> None:
+    def begin(self, fault: Weather | Cut | Partition, now: float) -> None:
         self._faults.append((now + fault.seconds, fault))
+
+    def parted(self, one: Node, other: Node, now: float) -> bool:
+        """Whether their machines are cut off from each other."""
+        ends = self._machine(one), self._machine(other)
+        partitions = (fault for until, fault in self._faults if until > now and isinstance(fault, Partition))
+        return any(fault.severs(*ends) for fault in partitions)
 
     def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
         self._faults = [(until, fault) for until, fault in self._faults if until > now]
         faults = [fault for _, fault in self._faults]
         if any(isinstance(fault, Cut) and fault.severs(sender, effect.to) for fault in faults):
+            return ()
+        if self.parted(sender, effect.to, now):
             return ()
         times = self._network.arrivals(sender, effect, now, chance)
         for weather in (fault for fault in faults if isinstance(fault, Weather)):

@@ -11,6 +11,7 @@ from squall.strategies.base import Recipe
 
 _PRIME = (1 << 61) - 1
 
+Place = tuple[str, int, int, int]  # of a payload
 BatchRange = tuple[int, int, int]  # epoch, start, stop
 
 
@@ -76,23 +77,76 @@ class Memory:
         slots = [(slot, buffer) for slot in range(recipe.replicas + 1) for buffer in range(2)]
         self.gradients: dict[tuple[int, int], list[Gradient]] = {key: [] for key in slots}
         self.weights = {key: [Written()] * recipe.shards for key in slots}
-        self._newest: dict[tuple[str, int, int, int], tuple[int, int, int]] = {}  # at a place
+        self.pieces: dict[int, tuple[int, int, File]] = {}  # by shard: snapshot, number of the piece, the whole file
+        self.in_use: dict[int, tuple[int, float]] = {}  # slot -> weights buffer that is computed on, until when
+        self._newest: dict[Place, tuple[int, int, int]] = {}
+        self._torn: dict[Place, None] = {}  # where half of a payload lies
 
     def read(self, payload: Payload) -> object:
         key = payload.slot, payload.buffer
+        if payload.kind == "piece":
+            return self.pieces[payload.shard]
         return tuple(self.gradients[key]) if payload.kind == "gradient" else self.weights[key][payload.shard]
 
     def write(self, payload: Payload, numbers: Any) -> None:
         key = payload.slot, payload.buffer
-        if payload.kind == "gradient":
+        if payload.kind == "piece":
+            self.pieces[payload.shard] = numbers
+        elif payload.kind == "gradient":
             self.gradients[key] = list(numbers)
         else:
             self.weights[key][payload.shard] = numbers
 
+    def new_process(self, slot: int) -> None:
+        """Whoever had the slot is gone."""
+        self.in_use.pop(slot, None)
+        for place in [place for place in self._torn if place[1] == slot]:
+            del self._torn[place]
+
+    def check_free(self, payload: Payload, now: float) -> None:
+        """Nobody may compute on weights that are about to be written."""
+        if payload.kind in ("gradient", "piece"):
+            return
+        used, until = self.in_use.get(payload.slot, (-1, 0.0))
+        assert used != payload.buffer or now >= until, f"slot {payload.slot}: weights written while in use"
+
+    def torn(self, kind: str, slot: int, buffer: int, shard: int) -> bool:
+        """Half of a payload is there: a gradient's of this shard's range, or a piece's."""
+        return (kind, slot, buffer, shard) in self._torn
+
+    def gradient(self, slot: int, buffer: int, shard: int) -> tuple[Gradient, ...]:
+        """What a shard finds in its range of a gradient buffer."""
+        return () if self.torn("gradient", slot, buffer, shard) else tuple(self.gradients[slot, buffer])
+
     def receive(self, payload: Payload, numbers: object) -> None:
         """What has travelled; a late copy comes to nothing."""
-        place = ("gradient" if payload.kind == "gradient" else "weights", payload.slot, payload.buffer, payload.shard)
-        newness = (payload.owner.incarnation, payload.clock, payload.version)
+        place, newness = _place(payload), _newness(payload)
         if newness >= self._newest.get(place, newness):
             self._newest[place] = newness
+            self._torn.pop(place, None)
             self.write(payload, numbers)
+
+    def tear(self, payload: Payload, numbers: object) -> bool:
+        """A connection breaks within a payload: half of the numbers are at their place. A copy is not taken at all."""
+        place = _place(payload)
+        if place in self._newest and _newness(payload) <= self._newest[place]:
+            return False
+        self._torn[place] = None
+        if payload.kind not in ("gradient", "piece"):
+            self.spoil(payload, numbers)
+        return True
+
+    def spoil(self, payload: Payload, numbers: Any) -> None:
+        """Put something in the place of weights that are neither these nor others."""
+        self.write(payload, Written(-1, numbers.fold))
+
+
+def _place(payload: Payload) -> Place:
+    kind = payload.kind if payload.kind in ("gradient", "piece") else "weights"
+    return kind, payload.slot, payload.buffer, payload.shard
+
+
+def _newness(payload: Payload) -> tuple[int, int, int]:
+    if payload.kind == "piece":  # each snapshot's are counted anew
+        return 0, payload.version, payload.clock
+    return payload.owner.incarnation, payload.clock, payload.version

@@ -15,9 +15,9 @@ from typing import TypeVar
 from zlib import crc32
 
 from squall.protocol import effects, events
-from squall.protocol.effects import Effect, Payload, PublishSnapshot
+from squall.protocol.effects import Effect, Payload, PublishSnapshot, WritePiece
 from squall.protocol.events import Event
-from squall.protocol.messages import Factors
+from squall.protocol.messages import PIECE_BYTES, Factors
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
 from squall.runtime.driver import Host
@@ -26,6 +26,8 @@ from squall.sim.proof.memory import AppliedBuffer, BatchRange, File, Gradient, M
 from squall.strategies.base import Recipe
 
 COMPUTE_S = 0.01
+PIECES = 2  # of a file that has to travel
+_NOTHING = File(-1)
 N = TypeVar("N", bound=Note)
 
 
@@ -37,9 +39,10 @@ class PhantomHosts:
         self.now = now  # the world's time, in seconds
         self.travels = False  # every host has a memory of its own
         self.memories: dict[Node, Memory] = {}
-        self._shared = self.new_memory()
-        self.in_use: dict[int, tuple[int, float]] = {}  # slot -> weights buffer that is computed on, until when
+        self.machine: Callable[[Node], int] = lambda node: 0  # on which a node is
+        self._shared: dict[int, Memory] = {}  # by the processes of a machine
         self.shards: list[ShardPhantom] = []
+        self.arrived: dict[tuple[int, int], File] = {}  # snapshot, shard -> the file that has come in pieces
         self.notes: list[Note] = []
         self.published: list[PublishSnapshot] = []
         self.computed = first  # computations so far
@@ -64,17 +67,18 @@ class PhantomHosts:
 
     def memory(self, node: Node) -> Memory:
         """The memory of a new process."""
-        found = self.memories[node] = self.new_memory() if self.travels else self._shared
+        machine = self.machine(node)
+        if not self.travels and machine not in self._shared:
+            self._shared[machine] = self.new_memory()
+        found = self.memories[node] = self.new_memory() if self.travels else self._shared[machine]
         return found
 
-    def check_free(self, slot: int, buffer: int) -> None:
-        """Nobody may compute on weights that are about to be written."""
-        used, until = self.in_use.get(slot, (-1, 0.0))
-        assert used != buffer or self.now() >= until, f"slot {slot}: weights written while in use"
-
     def files(self, number: int) -> list[File]:
-        """The files of a snapshot, by shard."""
-        return [shard.files[number] for shard in self.shards]
+        """The files of a snapshot, by shard, as they are on the coordinator's machine."""
+        return [
+            self.arrived.get((number, shard.node.index), _NOTHING) if self.machine(shard.node) else shard.files[number]
+            for shard in self.shards
+        ]
 
     def noted(self, kind: type[N]) -> list[N]:
         """The notes of a kind that the coordinator has made."""
@@ -82,9 +86,9 @@ class PhantomHosts:
 
     def host(self, node: Node, version: int = 0, file: File | None = None) -> Phantom:
         """A host for a new process. `version`, `file`: what a shard goes on from."""
-        if node.role != "shard":
-            self.in_use.pop(node.index, None)  # whoever had the slot is gone
         made = self.make(node, version, file)
+        if node.role != "shard":
+            made.memory.new_process(node.index)
         if isinstance(made, ShardPhantom):
             self.shards.append(made)
         return made
@@ -105,12 +109,11 @@ class Phantom(Host):
         self.hosts, self.node = hosts, node
         self.memory = hosts.memory(node)
 
-    def outgoing(self, payload: Payload) -> object | None:
-        return self.memory.read(payload) if self.hosts.travels else None
+    def outgoing(self, payload: Payload, to: Node) -> object | None:
+        return self.memory.read(payload) if self.hosts.memories[to] is not self.memory else None
 
     def incoming(self, payload: Payload, numbers: object) -> None:
-        if payload.kind != "gradient":
-            self.hosts.check_free(payload.slot, payload.buffer)
+        self.memory.check_free(payload, self.hosts.now())
         self.memory.receive(payload, numbers)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
@@ -145,7 +148,7 @@ class ReplicaPhantom(Phantom):
         batch = (effect.epoch, effect.start, effect.stop)
         finite = not hosts.poison(hosts.computed, batch)
         seconds = 0.0 if again else hosts.compute_s(self.node)  # only `Compute` has a price
-        hosts.in_use[slot] = (self.active, hosts.now() + seconds)
+        self.memory.in_use[slot] = (self.active, hosts.now() + seconds)
         self._batch = None
         if hosts.breaks(hosts.computed) and not again:
             return events.LoopLeft()
@@ -171,8 +174,12 @@ class ShardPhantom(Phantom):
         self.files: dict[int, File] = {}  # by the snapshot's number
 
     def attach(self, payload: Payload) -> None:
-        if not self.hosts.travels:
-            self.hosts.check_free(payload.slot, payload.buffer)
+        if payload.kind == "piece":
+            number = payload.version
+            self.memory.write(payload, (number, payload.clock, self.files[number]))
+            return
+        if self.hosts.memories[payload.owner] is self.memory:
+            self.memory.check_free(payload, self.hosts.now())
         self.memory.write(payload, self.numbers(payload))
 
     def numbers(self, payload: Payload) -> object:
@@ -186,7 +193,7 @@ class ShardPhantom(Phantom):
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case effects.Apply(terms):
-                found = [(tuple(self.memory.gradients[term.slot, term.buffer]), term.weight) for term in terms]
+                found = [(self.memory.gradient(term.slot, term.buffer, self.node.index), term.weight) for term in terms]
                 for gradients, weight in found:
                     oldest = min((gradient.basis[self.node.index] for gradient in gradients), default=self.version)
                     self.applied.append(AppliedBuffer(gradients, self.version - oldest, weight))
@@ -194,7 +201,8 @@ class ShardPhantom(Phantom):
                 self.version += 1
             case effects.WriteSnapshot(number):
                 file = self.files[number] = self.file()
-                return events.SnapshotWritten(number, self.hosts.disk(number), file.checksum)
+                size = PIECES * PIECE_BYTES if self.hosts.machine(self.node) else 0
+                return events.SnapshotWritten(number, self.hosts.disk(number), file.checksum, size)
         return None
 
 
@@ -202,7 +210,7 @@ class EvaluatorPhantom(Phantom):
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case effects.EvaluateModel(buffer):
-                self.hosts.in_use[self.node.index] = (buffer, self.hosts.now() + COMPUTE_S)
+                self.memory.in_use[self.node.index] = (buffer, self.hosts.now() + COMPUTE_S)
                 measured = self.hosts.metrics or (lambda: {"loss": self._loss(buffer)})
                 return events.ModelEvaluated(measured())
             case effects.KeepWeights(buffer, _, value):
@@ -216,9 +224,24 @@ class EvaluatorPhantom(Phantom):
 
 
 class CoordinatorPhantom(Phantom):
+    def __init__(self, hosts: PhantomHosts, node: Node) -> None:
+        super().__init__(hosts, node)
+        self._came: dict[tuple[int, int], list[tuple[int, int, File]]] = {}  # pieces
+
     def perform(self, effect: Effect, now: float) -> Event | None:
         if isinstance(effect, Note):
             self.hosts.notes.append(effect)
         elif isinstance(effect, PublishSnapshot):
             self.hosts.published.append(effect)
+        elif isinstance(effect, WritePiece):
+            return self._write(effect)
         return None
+
+    def _write(self, effect: WritePiece) -> Event:
+        number = effect.piece.number
+        came = self._came.setdefault((number, effect.shard), [])
+        torn = self.memory.torn("piece", effect.shard, 0, effect.shard)
+        came.append((-1, -1, _NOTHING) if torn else self.memory.pieces[effect.shard])
+        if came == [(number, i, came[0][2]) for i in range(PIECES)]:
+            self.hosts.arrived[number, effect.shard] = came[0][2]
+        return events.PieceWritten(effect.shard, number, self.hosts.disk(number))

@@ -32,6 +32,7 @@ from squall.sim.proof.batch_invariants import BatchAuditor
 from squall.sim.proof.batch_phantoms import BatchPhantomHosts
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
+from squall.sim.proof.chaotic_machines import PULSE
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
@@ -71,9 +72,10 @@ class ChaoticRun(ABC):
         self.best: tuple[float, float] | None = None  # `PhantomHosts.best`, as earlier lives have left it
         self._least = math.inf  # of all losses that were recorded
 
-    def begin(self, now: Callable[[], float]) -> None:
+    def begin(self, now: Callable[[], float], machine: Callable[[Node], int]) -> None:
         self.hosts = self._kind_of_hosts(self.recipe, now, self.computed)
-        self.hosts.best, self.hosts.travels = self.best, self.chaos.travels
+        self.hosts.best, self.hosts.travels = self.best, self.chaos.travels and self.chaos.machines == 1
+        self.hosts.machine = machine
         self._asked = -1  # the evaluation that the record was told of last
         self._begin()
 
@@ -130,6 +132,7 @@ class ChaoticRun(ABC):
             chaos.replicas, self.recipe.shards, evaluate=chaos.evaluate, evaluate_every_s=chaos.evaluate_every_s,
             snapshot_every_s=chaos.snapshot_every_s,
             goal=Goal(keep=chaos.keeps, best=self.best[0] if self.best is not None else None),
+            rooms=chaos.rooms, pulse=PULSE,
         )  # fmt: skip
 
     @property

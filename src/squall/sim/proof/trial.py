@@ -16,13 +16,12 @@ from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Cause, Effect, End
 from squall.protocol.events import Event, StopRequested
 from squall.protocol.link import Linked
-from squall.protocol.nodes import COORDINATOR, NURSERY, Node
-from squall.protocol.nursery import NurseryMachine
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.runtime.wire import Conditions
 from squall.runtime.world import World
-from squall.runtime.world_nodes import Clock, Premises
+from squall.runtime.world_nodes import Clock
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import MORTAL, Chaos
 from squall.sim.proof.faults import (
@@ -31,6 +30,10 @@ from squall.sim.proof.faults import (
     FaultyWire,
     FullDisk,
     Kill,
+    MachineComes,
+    MachineGone,
+    MachineLeaves,
+    Partition,
     Pause,
     Role,
     Skew,
@@ -38,6 +41,7 @@ from squall.sim.proof.faults import (
     UserStop,
     Weather,
 )
+from squall.sim.proof.machines import OUTLIVES_S, WorldMachines
 from squall.sim.proof.memory import BatchRange
 from squall.sim.proof.phantoms import Phantom
 from squall.sim.proof.runs import ChaoticBatchRun, ChaoticLoopRun, ChaoticRun
@@ -86,9 +90,10 @@ class Trial:
     def _begin(self) -> None:
         chaos, saved = self.chaos, self.run.saved
         self.lives += 1
-        self.run.begin(lambda: self.world.now)
+        self._machines = WorldMachines(chaos, self.lives)
+        self.run.begin(lambda: self.world.now, self._machines.of)
         hosts = self.run.hosts
-        self._wire = FaultyWire(chaos.network)
+        self._wire = FaultyWire(chaos.network, self._machines.of)
         conditions = Conditions(
             self._wire, hosts.prices, chaos.notice_s, clock=lambda node: self._clocks.get(Role.of(node))
         )
@@ -107,11 +112,13 @@ class Trial:
         self._stopped_at = math.inf  # by the user
         self._excused: Counter[str] = Counter()  # faults of this life, by kind
         self._note(f"life {self.lives} begins" + (f" from snapshot {saved.manifest.number}" if saved else ""))
-        self.world.add(NURSERY, Linked(NurseryMachine()), Premises())
+        self._machines.open(self.world, self._wire, hosts)
         evaluators = [Node("evaluator", chaos.replicas)] if chaos.evaluate else []
         nodes = [COORDINATOR, *(Node("shard", i) for i in range(chaos.recipe.shards))]
-        for node in [*nodes, *(Node("replica", i) for i in range(chaos.replicas)), *evaluators]:
-            self.world.add(node, *self.run.member(node))
+        nodes += [*(Node("replica", i) for i in range(chaos.replicas)), *evaluators]
+        placed = {node for room in chaos.rooms for node in room.nodes} | {COORDINATOR}
+        for node in [node for node in nodes if not chaos.rooms or node in placed]:
+            self.world.add(node, *self.run.member(node), home=Node("nursery", self._machines.of(node)))
 
     def _live(self) -> End | None:
         """Until the run ends; None if it is cut short."""
@@ -131,6 +138,7 @@ class Trial:
         end = world.processes[COORDINATOR].end
         assert end is not None
         self._check_end(end)
+        self._machines.outlive(max(world.now, self._healed_s) + OUTLIVES_S)
         return end
 
     def _meet_started(self) -> None:
@@ -159,11 +167,12 @@ class Trial:
         had = self._excused
         places = [Role("replica", i) for i in range(self.chaos.replicas)]
         given_up = all(self._deaths[place] >= LOST_IN_A_ROW for place in places)
+        lost = end.reason.startswith("machine ") and (self._machines.silenced or had["Cut"] > 0 or had["Weather"] > 0)
         excused = {
             "finished": True,
-            "interrupted": had["UserStop"] > 0,
+            "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
             "nonfinite": had["Spoil"] > isinstance(self.chaos.recipe.work, Loop),  # which tries a batch once more
-            "failed": had["shard"] > 0 or had["FullDisk"] > 0 or given_up,
+            "failed": had["shard"] > 0 or had["FullDisk"] > 0 or given_up or lost,
         }
         if not excused[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
@@ -179,9 +188,15 @@ class Trial:
         match fault:
             case Weather() | Cut():
                 self._wire.begin(fault, self.world.now)
+            case Partition() | MachineGone() | MachineLeaves() | MachineComes():
+                if not self._machines.cause(fault):
+                    self.happened[kind] -= 1
             case Pause(_, seconds, part):
+                self._machines.silenced |= part.role == "nursery"
                 for node in self._nodes(part):
                     self.world.pause(node, seconds)
+            case Kill(_, Role("nursery", machine)):  # the kernel kills what it has forked
+                self._machines.cause(MachineGone(fault.at, machine))
             case Kill():
                 self._kill(fault)
             case Spoil():
@@ -202,7 +217,7 @@ class Trial:
         self._deaths[part] += 1
         for node in self._nodes(part):
             if part.role in MORTAL:
-                self.run.hosts.in_use.pop(node.index, None)
+                self.run.hosts.memories[node].in_use.pop(node.index, None)
             self.world.kill(node)
 
     def _nodes(self, part: Role) -> list[Node]:
@@ -233,6 +248,7 @@ class Trial:
         self._touched = node
         if self._watch is not None:
             self._watch((self._lived_s + now, node, what))
+        self._machines.watch(node, what)
         self.run.watch(now, node, what)
 
     def _note(self, what: object) -> None:

@@ -1,0 +1,71 @@
+"""What a seed decides about machines: how many there are, who begins on which, and what befalls them."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+from squall.protocol.heartbeats import Pulse
+from squall.protocol.nodes import Node
+from squall.protocol.policy import MachineRoom
+from squall.sim.proof.faults import (
+    Fault,
+    Kill,
+    MachineComes,
+    MachineGone,
+    MachineLeaves,
+    Partition,
+    Pause,
+    Role,
+)
+
+MACHINES = (1, 1, 1, 2, 2, 3)  # of a world, equally likely each
+FAULTS_AT_MOST = 4  # of machines, in a world of several
+LATE = 0.3  # of the worlds of several machines begin with a replica that has no room
+PULSE = Pulse(every_s=0.25, lost_after_s=3.0)  # links send again after 1 s, and then after 2
+
+
+def machines_of(seed: int) -> int:
+    return random.Random(f"{seed} machines").choice(MACHINES)  # of its own: worlds of one machine stay as they were
+
+
+@cache
+def rooms(seed: int, machines: int, replicas: int, shards: int) -> tuple[MachineRoom, ...]:
+    chance = random.Random(f"{seed} rooms")
+    on: list[list[Node]] = [[] for _ in range(machines)]
+    late = replicas - 1 if chance.random() < LATE else replicas  # this one waits for room
+    for node in (*(Node("shard", i) for i in range(shards)), Node("evaluator", replicas)):
+        on[chance.choice((0, 0, *range(machines)))].append(node)
+    for slot in range(max(1, late)):
+        on[chance.randrange(machines)].append(Node("replica", slot))
+    held = [sum(node.role == "replica" for node in nodes) for nodes in on]
+    spare = [chance.choice((0, 0, 1, 2)) for _ in on]
+    if late < replicas:
+        spare = [0] * machines
+    if not held[0]:
+        spare[0] = 1
+    return tuple(MachineRoom(i, held[i] + spare[i], tuple(on[i])) for i in range(machines))
+
+
+def machine_faults(seed: int, machines: int, events: int) -> tuple[Fault, ...]:
+    """The first machine, which has the coordinator, is cut off with the others, and its nursery dies with it."""
+    if machines == 1:
+        return ()
+    chance = random.Random(f"{seed} faults of machines")
+    return tuple(_fault(chance, machines, events) for _ in range(chance.randint(0, FAULTS_AT_MOST)))
+
+
+def _fault(chance: random.Random, machines: int, events: int) -> Fault:
+    at, machine = chance.randrange(events), chance.randrange(1, machines)
+    match chance.randrange(8):
+        case 0 | 1 | 2 | 3:
+            seconds = chance.choice((0.1, 0.1, 1.0, 5.0, 8.0, 20.0)) * chance.uniform(0.5, 1.0)
+            return Partition(at, seconds, machine, chance.choice((None, None, (machine + 1) % machines)))
+        case 4:
+            return MachineGone(at, machine)
+        case 5:
+            return MachineLeaves(at, machine)
+        case 6:
+            return MachineComes(at, machines, chance.randint(1, 2))
+    nursery, seconds = Role("nursery", machine), chance.uniform(0.1, 8.0)
+    return chance.choice((Pause(at, seconds, nursery), Pause(at, seconds, Role("coordinator")), Kill(at, nursery)))

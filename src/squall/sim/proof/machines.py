@@ -1,0 +1,227 @@
+"""The machines of a chaotic run's life: their nurseries, what breaks between them, and what must hold of them.
+
+Processes of a machine share a memory, between machines payloads travel. A connection that breaks loses what was under
+way on it; of a payload half may be at its place already.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from heapq import heapify
+from itertools import permutations
+
+from squall.protocol.effects import Effect, StartMember, Transmit
+from squall.protocol.events import Event, FrameArrived, LeaveRequested, MachineJoined, PeerReached, StopRequested
+from squall.protocol.heartbeats import PATIENCE
+from squall.protocol.link import Linked
+from squall.protocol.messages import Stop
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.notes import MachineDied, Remark, TrainingOver
+from squall.protocol.nursery import NurseryMachine
+from squall.protocol.nursery_messages import Leaving, Replaced, StartProcess, StopAsked
+from squall.runtime.world import World
+from squall.runtime.world_nodes import Parcel, Premises
+from squall.sim.proof.broken import Broken
+from squall.sim.proof.chaos import Chaos
+from squall.sim.proof.chaotic_machines import PULSE
+from squall.sim.proof.faults import FaultyWire, MachineComes, MachineGone, MachineLeaves, OfMachines, Partition
+from squall.sim.proof.phantoms import PhantomHosts
+
+HALVED = 0.8  # of the payloads that are under way as a connection breaks
+
+
+class WorldMachines:
+    """Of one life."""
+
+    def __init__(self, chaos: Chaos, life: int) -> None:
+        self._chance = random.Random(f"{chaos.seed} machines of life {life}")
+        self._of = {node: room.machine for room in chaos.rooms for node in room.nodes}
+        self.rooms = {room.machine: room.replicas for room in chaos.rooms} or {0: chaos.replicas}
+        self.gone: set[int] = set()
+        self.silenced = False  # something has happened for which a machine may be taken for lost
+        self.books = MachineBooks(chaos, self.rooms, self._of)
+
+    def open(self, world: World, wire: FaultyWire, hosts: PhantomHosts) -> None:
+        self._world, self._wire, self._hosts = world, wire, hosts
+        for machine in self.rooms:
+            self._add_nursery(machine)
+
+    def _add_nursery(self, machine: int) -> None:
+        node = Node("nursery", machine)
+        nursery = NurseryMachine(node, PULSE if machine else None)
+        self._world.add(node, Linked(nursery), Premises(), home=node)
+
+    def of(self, node: Node) -> int:
+        return node.index if node.role == "nursery" else self._of.get(node, 0)
+
+    def has(self, machine: int) -> bool:
+        return Node("nursery", machine) in self._world.processes
+
+    def there(self, machine: int) -> list[Node]:
+        """Processes that go on, the nursery aside."""
+        nursery = Node("nursery", machine)
+        return [node for node, at in self._world.processes.items() if at.home == nursery != node and at.end is None]
+
+    # ------------------------------------------------------------ faults
+
+    def cause(self, fault: OfMachines) -> bool:
+        """False where it comes to nothing."""
+        if isinstance(fault, MachineComes) == self.has(fault.machine) or fault.machine in self.gone:
+            return False
+        match fault:
+            case Partition():
+                self.silenced = True
+                self._part(fault)
+            case MachineGone(_, machine):
+                self.silenced = True
+                self.gone.add(machine)
+                there = self.there(machine)
+                for node in (Node("nursery", machine), *there):
+                    self._world.kill(node)
+            case MachineLeaves(_, machine):
+                self._world.post(Node("nursery", machine), LeaveRequested("its user wants it back"))
+            case MachineComes(_, machine, room):
+                self.rooms[machine] = room
+                self._add_nursery(machine)
+                self._world.post(COORDINATOR, MachineJoined(machine, room))
+        return True
+
+    def _part(self, fault: Partition) -> None:
+        world, wire = self._world, self._wire
+        wire.begin(fault, world.now)
+        for to, parcel in lose_under_way(world, lambda one, other: fault.severs(self.of(one), self.of(other))):
+            receiver = world.processes.get(to)
+            if receiver is not None and self._chance.random() < HALVED:
+                self.tear(receiver.linked, to, parcel)
+
+        def healed() -> None:
+            for one, other in permutations(list(world.processes), 2):
+                if fault.severs(self.of(one), self.of(other)) and not wire.parted(one, other, world.now):
+                    world.post(one, PeerReached(other))
+
+        world.at(world.now + fault.seconds, healed)
+
+    def tear(self, linked: object, to: Node, parcel: tuple[Node, Parcel]) -> None:
+        """Half of the payload is at its place."""
+        sender, (_, payload, numbers) = parcel
+        if isinstance(linked, Linked) and not linked.forgets(sender):
+            self._hosts.memories[to].tear(payload, numbers)
+
+    # ------------------------------------------------------------ what must hold
+
+    def watch(self, node: Node, what: Event | Effect) -> None:
+        if isinstance(what, StartMember):
+            self._of[what.node] = node.index
+            replicas = sum(other.role == "replica" for other in self.there(node.index))
+            if what.node.role == "replica" and replicas >= self.rooms[node.index]:
+                raise Broken("I10", f"{what.node} starts on machine {node.index}, which is full with {replicas}")
+        if isinstance(what, Event) and self.books.told_ended is not None:
+            machine, self.books.told_ended = self.books.told_ended, None
+            if there := self.there(machine):
+                raise Broken("I11", f"machine {machine} knows that it was replaced, and {there[0]} goes on")
+        self.books.watch(node, what)
+
+    def outlive(self, until: float) -> None:
+        """The coordinator has ended, and nobody is left to tell machines that were replaced: they end by themselves."""
+        world, died = self._world, [m for m in self.books.died if self.there(m)]
+        if not died:
+            return
+        world.processes.pop(COORDINATOR, None)
+        while (world._queue or world._heads) and world.now < until and any(map(self.there, died)):
+            world.step()
+        for machine in died:
+            if there := self.there(machine):
+                raise Broken("I11", f"machine {machine} was replaced, and {there[0]} goes on after the run's end")
+
+
+OUTLIVES_S = 2 * PATIENCE * PULSE.lost_after_s + 10  # a slow clock may run at half the speed
+
+
+class MachineBooks:
+    """What the coordinator must know of machines, from what it hears and says."""
+
+    def __init__(self, chaos: Chaos, rooms: dict[int, int], of: dict[Node, int]) -> None:
+        self.died: dict[int, None] = {}
+        self.told_ended: int | None = None  # a machine that has just taken the news that it was replaced
+        self._rooms = dict(rooms)
+        slots = range(chaos.replicas)
+        at = of if chaos.rooms else {Node("replica", slot): 0 for slot in slots}
+        self._at = {node.index: machine for node, machine in at.items() if node.role == "replica"}
+        self._owed = {slot: None for slot in slots if slot not in self._at}  # replicas that are to start somewhere
+        self._told: dict[int, int] = {}  # machine -> number of the message that tells it that it was replaced
+        self._leaving: dict[int, None] = {}
+        self._begun = self._over = False
+
+    def watch(self, node: Node, what: Event | Effect) -> None:
+        if isinstance(what, Transmit):
+            self._on_sent(node, what)
+        elif node == COORDINATOR:
+            if isinstance(what, Event):
+                self._check_owed()
+                self._begun = True
+            self._on_coordinator(what)
+
+    def _check_owed(self) -> None:
+        if not self._begun or self._over or not self._owed:
+            return
+        taken = list(self._at.values())
+        free = {machine: room - taken.count(machine) for machine, room in self._rooms.items()}
+        if machine := next((str(machine) for machine, room in free.items() if room > 0), ""):
+            raise Broken("I10", f"replica {min(self._owed)} is nowhere, and machine {machine} has room: {free}")
+
+    def _on_coordinator(self, what: Event | Effect) -> None:
+        match what:
+            case MachineJoined(machine, room):
+                self._rooms[machine] = room
+            case MachineDied(machine, nodes):
+                self.died[machine] = None
+                self._rooms.pop(machine, None)
+                self._at = {slot: at for slot, at in self._at.items() if at != machine}
+                self._owed |= {node.index: None for node in nodes if node.role == "replica"}
+            case FrameArrived(Node("nursery", machine), frame) if isinstance(frame.message, Leaving):
+                self._rooms.pop(machine, None)
+                self._leaving[machine] = None
+            case FrameArrived(_, frame) if isinstance(frame.message, StopAsked):
+                self._over = True
+            case StopRequested() | TrainingOver() | Remark(kind="nonfinite"):
+                self._over = True
+
+    def _on_sent(self, node: Node, sent: Transmit) -> None:
+        message = sent.frame.message
+        if node.role == "nursery" and self._told.get(node.index, sent.frame.seen + 1) <= sent.frame.seen:
+            self.told_ended = node.index
+            del self._told[node.index]
+        if node != COORDINATOR or sent.again:
+            return
+        match message:
+            case StartProcess(Node("replica", slot)):
+                self._at[slot] = sent.to.index
+                self._owed.pop(slot, None)
+            case Replaced():
+                self._told.setdefault(sent.to.index, sent.frame.number)
+            case Stop() if sent.to.role != "nursery" and self._at.get(sent.to.index) not in self._leaving:
+                self._over = True
+
+
+def lose_under_way(world: World, severed: Callable[[Node, Node], bool]) -> list[tuple[Node, tuple[Node, Parcel]]]:
+    """Take what is under way between nodes from a world's queues. Returns the payloads: to whom, from whom, what."""
+    lost: list[tuple[Node, tuple[Node, Parcel]]] = []
+
+    def stays(to: Node, sender: Node | None, what: object) -> bool:
+        if sender is None or not severed(sender, to):
+            return True
+        if isinstance(what, Parcel):
+            lost.append((to, (sender, what)))
+        return False
+
+    world._queue[:] = [entry for entry in world._queue if stays(entry[2].node, entry[3], entry[4])]
+    heapify(world._queue)
+    streams = [head[5] for head in world._heads]
+    for stream in streams:
+        kept = [entry for entry in stream if stays(entry[2].node, entry[3], entry[4])]
+        stream.clear()
+        stream.extend(kept)
+    world._heads[:] = [stream[0] for stream in streams if stream]
+    heapify(world._heads)
+    return lost
