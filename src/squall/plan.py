@@ -38,6 +38,7 @@ class Settings:
             cores are idle while replicas wait, and far slower where they are not.
         machines: how many machines train; the others join by `squall join`, and training begins when all are there.
         listen: "HOST:PORT", where this machine listens for the others.
+        lost_after_s: a machine that is not heard of for so many seconds is taken for lost, and its work done elsewhere.
         seconds: end after so much training time.
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
         snapshot_every_s: seconds between snapshots; None: only at the end.
@@ -54,6 +55,7 @@ class Settings:
     shard_threads: int = 1
     machines: int = 1
     listen: str | None = None
+    lost_after_s: float = 2.0
     seconds: float | None = None
     evaluate_every_s: float | None = None
     snapshot_every_s: float | None = 60.0
@@ -82,7 +84,7 @@ class Settings:
                 f"keep_schedule is {kept!r}: give gigabytes, 0 for none, None for all, or 'last:3' for what a replay"
                 " from the last three snapshots needs"
             )
-        for name in ("seconds", "evaluate_every_s", "snapshot_every_s"):
+        for name in ("lost_after_s", "seconds", "evaluate_every_s", "snapshot_every_s"):
             value = getattr(self, name)
             require(name, value, value is None or value > 0, "positive, or None")
 

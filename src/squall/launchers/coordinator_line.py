@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Pipe
@@ -31,6 +32,9 @@ class Line(Protocol):
 
     def send(self, effect: Transmit) -> None: ...
 
+    def tell(self, said: dict[str, Any]) -> None:
+        """Pass on what the launching process has said to the coordinator, where that is on this machine."""
+
     def hear(self) -> Iterator[Event | dict[str, Any]]:
         """What has come without waiting: events of the link, and what the coordinator's host tells of the run."""
 
@@ -54,6 +58,9 @@ class PipeLine:
     def send(self, effect: Transmit) -> None:
         if not effect.again:  # a pipe loses nothing
             self._pipe.say(kind="frame", frame=effect.frame)
+
+    def tell(self, said: dict[str, Any]) -> None:
+        self._pipe.say(**said)
 
     def hear(self) -> Iterator[Event | dict[str, Any]]:
         while self._pipe.open and self._pipe.connection.poll():
@@ -88,12 +95,16 @@ class StreamLine:
         return [self._streams]
 
     @property
-    def wake_at(self) -> float:
-        return self._streams.wake_at
+    def wake_at(self) -> float | None:
+        at = self._streams.wake_at
+        return None if at == math.inf else at
 
     def send(self, effect: Transmit) -> None:
         self._streams.send(effect.to, effect.frame, None)
         self._streams.turn(time.monotonic())
+
+    def tell(self, said: dict[str, Any]) -> None:
+        raise AssertionError("the coordinator is on another machine")
 
     def hear(self) -> Iterator[Event | dict[str, Any]]:
         self._streams.turn(time.monotonic())

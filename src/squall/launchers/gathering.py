@@ -68,9 +68,20 @@ class Gathering:
         """A machine has joined: it is given the task."""
         self.machines[machine.number] = machine
         machine.pipe.connection.send_bytes(task)
+        self._tell(f"machine {machine.number} has joined: {machine.name}, {machine.room.cores} cores{self._waits()}")
+
+    def lose(self, number: int) -> None:
+        """A machine's connection is over. Before the run is placed, another may come in its stead."""
+        if self.over:
+            return
+        lost = self.machines.pop(number)
+        if self.seats:
+            raise SquallError(f"machine {number} ({lost.name}) was lost as the run was launched: launch it again")
+        self._tell(f"machine {number} ({lost.name}) is gone again{self._waits()}")
+
+    def _waits(self) -> str:
         missing = self._wanted - len(self.machines)
-        waits = f"waiting for {missing} more" if missing > 0 else "all are here"
-        self._tell(f"machine {machine.number} has joined: {machine.name}, {machine.room.cores} cores; {waits}")
+        return "" if self.over else f"; waiting for {missing} more" if missing > 0 else "; all are here"
 
     def launch(self, launched: Launched) -> None:
         """As soon as all are ready."""
@@ -84,11 +95,13 @@ class Gathering:
             case "built":
                 machine.facts = msgspec.convert(said["facts"], Facts)
                 self._compare()
+                if self.over:
+                    self._late(machine)
             case "placed":
                 machine.ports = said["ports"]
             case "failed" if number:
-                where = f"on machine {number} ({machine.name})"
-                raise (TaskError if said["task"] else SquallError)(f"{where}: {said['error']}")
+                error = str(TaskError.told(said["error"])) if said["task"] else said["error"]
+                raise SquallError(f"on machine {number} ({machine.name}): {error}")
             case _:
                 return False
         self._go_on()
@@ -104,25 +117,35 @@ class Gathering:
                 )
 
     def _go_on(self) -> None:
-        machines = self.machines.values()
+        machines = list(self.machines.values())
         if self._launched is None or len(machines) < self._wanted or any(machine.facts is None for machine in machines):
             return
         if not self.seats:
-            self.seats = place(self._recipe, [machine.room for machine in machines])
-            seats = [(role, index, at) for (role, index), at in self.seats.items()]
-            self._tell(in_words(self.machines.values(), self.seats))
+            found = place(self._recipe, [machine.room for machine in machines])
+            self.seats = {process: machines[at].number for process, at in found.items()}
+            self._tell(in_words(machines, self.seats))
             for machine in machines:
-                machine.pipe.say(kind="place", seats=seats)
+                self._seat(machine)
         expected = sum(role in ("coordinator", "shard") for role, _ in self.seats)
-        addresses = {name: (m.address, port) for m in machines for name, port in m.ports.items()}
-        if len(addresses) < expected or self.over:
-            return
-        self.over = True
-        for machine in machines:
-            self._send(machine, self._launched, addresses)
+        if not self.over and sum(len(machine.ports) for machine in machines) == expected:
+            self.over = True
+            for machine in machines:
+                self._send(machine, self._launched)
 
-    def _send(self, machine: Gathered, launched: Launched, addresses: dict[str, tuple[str, int]]) -> None:
-        cores = [each.room.cores for each in self.machines.values()]
+    def _late(self, machine: Gathered) -> None:
+        """A machine that has come after the launch: the coordinator is told what it has room for."""
+        assert self._launched is not None
+        self._seat(machine)
+        self._send(machine, self._launched)
+        self.machines[0].pipe.say(kind="joined", machine=machine.number, cores=machine.room.cores)
+
+    def _seat(self, machine: Gathered) -> None:
+        seats = [(role, index, at) for (role, index), at in self.seats.items()]
+        machine.pipe.say(kind="place", seats=seats)
+
+    def _send(self, machine: Gathered, launched: Launched) -> None:
+        addresses = {name: (m.address, port) for m in self.machines.values() for name, port in m.ports.items()}
+        cores = [(each.number, each.room.cores) for each in self.machines.values()]
         told = {"kind": "launch", "snapshot": launched.snapshot, "addresses": addresses, "cores": cores}
         if machine.number == 0:
             identity = self._root.issue("machine-0", authority=True)

@@ -15,6 +15,7 @@ from squall.launchers.joining.hello import hello
 from squall.launchers.joining.listener import Listener
 from squall.launchers.joining.token import Token
 from squall.launchers.member_messages import understood
+from squall.protocol.effects import End
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity
 
@@ -61,8 +62,6 @@ class Head:
             room, pipe = Room(joined.hello.cores), ControlPipe(joined.pipe)
             machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
             self._gathering.add(machine, self._task())
-            if len(self._gathering.machines) == self._wanted:
-                self._listener.full = f"the run has the {self._wanted} machines that it wanted (--machines)"
         while self._listener.refused:
             _tell(f"a machine was not let in: {self._listener.refused.popleft()}")
         for number, pipe in self._others():
@@ -70,8 +69,7 @@ class Head:
                 continue
             said = pipe.hear()
             if said is None or not understood(said):
-                self._gone.add(number)
-                pipe.connection.close()
+                self._lose(number)
             elif not self.heard(number, said):
                 yield number, said
 
@@ -79,11 +77,20 @@ class Head:
         """Whether it was about the gathering, and is done with."""
         return self._gathering is not None and self._gathering.hear(number, said)
 
-    def close(self) -> None:
+    def close(self, end: End | None) -> None:
+        """The other machines are told how the run has ended, and that they have nothing more to do."""
         self._listener.close()
+        status, reason = (end.status, end.reason) if end is not None else ("failed", "the run has failed")
         for _, pipe in self._others():
-            pipe.say(kind="kill")
+            pipe.say(kind="kill", status=status, reason=reason)
             pipe.connection.close()
+
+    def _lose(self, number: int) -> None:
+        """Its connection is over. When all have launched, it is the coordinator that takes a machine for lost."""
+        assert self._gathering is not None
+        self._gathering.machines[number].pipe.connection.close()
+        self._gone.add(number)
+        self._gathering.lose(number)
 
     def _others(self) -> list[tuple[int, ControlPipe]]:
         machines = self._gathering.machines if self._gathering is not None else {}

@@ -141,7 +141,7 @@ class LocalRun:
         if self._pipe.connection.closed:
             return
         if self._head is not None:
-            self._head.close()
+            self._head.close(self.ended)
         if not self._launched:
             self._nursery.kill()
         elif self.ended is None:

@@ -33,8 +33,14 @@ class MemberNursery(Nursery):
         self._site = job.site
         self.end: End | None = None  # how it was for this machine
 
+    def run(self) -> None:
+        super().run()
+        assert self.end is not None
+        self._attendant.say(kind="end", status=self.end.status, reason=self.end.reason or "the run has ended")
+
     def prepare(self) -> None:
         super().prepare()
+        self._attendant.say(kind="listening")
         self._line = StreamLine(self._site, self._sockets)
         self._tell(Started())
 
@@ -59,7 +65,7 @@ class MemberNursery(Nursery):
             return
         said = self._launcher.hear()
         if said is not None and said["kind"] == "kill":
-            self._over(End("finished", "the run has ended"))
+            self._over(End(said["status"], said["reason"]))
             self._kill_all()
 
     def _do(self, effect: Effect) -> None:

@@ -5,10 +5,10 @@ memory, and inherits the arena. It speaks with the launching process (`launchers
 over pipes; what is to run is decided by the coordinator, on an ordinary link with the nursery's machine
 (`protocol.nursery`):
 
-    launcher -> nursery      the task, "launch", "leave", "stop", "kill"
+    launcher -> nursery      the task, "launch", "joined" of another machine, "leave", "stop", "kill"
     nursery -> launcher      "listening", "evaluated", "stopping", "exited", "failed", "ended"
     coordinator -> nursery   "frame", "evaluated", "end"
-    nursery -> coordinator   "frame"
+    nursery -> coordinator   "frame", "joined"
 
 When the launcher is gone the nursery asks for a stop as Ctrl-C does, and the kernel wakes it for that if it was
 stopped itself; when the nursery is gone, the kernel kills its children (PR_SET_PDEATHSIG), and the arena has no name
@@ -117,6 +117,8 @@ class Nursery:
             said = self._launcher.hear()
             if said is not None and said["kind"] == "kill":
                 self._kill_all()
+            elif said is not None and said["kind"] == "joined":
+                self._line.tell(said)
             elif said is not None and said["kind"] == "leave":
                 self._tell(StopRequested(said["why"], said["failed"], wanted=True))
             else:  # a stop, or the launcher is gone

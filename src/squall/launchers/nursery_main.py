@@ -21,6 +21,7 @@ from squall.launchers.building import build_job, build_task
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.joining.address import written
 from squall.launchers.joining.joining import Call, join
+from squall.launchers.member_nursery import MemberNursery
 from squall.launchers.nursery import Nursery
 from squall.launchers.orders import Facts, Member, hear_order
 from squall.launchers.scripts import serve_script
@@ -53,39 +54,28 @@ def _take_part(attendant: ControlPipe, call: Call) -> None:
         member = join(call, lambda text: attendant.say(kind="waiting", text=text))
         attendant.say(kind="joined", machine=member.machine)
         head = ControlPipe(member.pipe)
-        try:
-            message = cloudpickle.loads(head.connection.recv_bytes())  # from whom the token has proved
-        except EOFError:
-            gone = f"the run's first machine ({written(call.head)}) is gone before the training began"
-            raise SquallError(gone) from None
-        sockets = Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
-        error = _serve(head, message, sockets, Member(member.machine, member.identity, call.head[0]), attendant)
-        if error is not None:
-            raise error
-    except Exception as error:
-        attendant.say(kind="failed", error=str(error), task=isinstance(error, TaskError))
+        message = cloudpickle.loads(head.connection.recv_bytes())  # from whom the token has proved
+    except EOFError:
+        gone = f"the run's first machine ({written(call.head)}) is gone before the training began"
+        attendant.say(kind="failed", error=gone, task=False)
+    except SquallError as error:
+        attendant.say(kind="failed", error=str(error), task=False)
     else:
-        attendant.say(kind="end", status="finished", reason="the run has ended")
+        sockets = Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
+        _serve(head, message, sockets, Member(member.machine, member.identity, call.head[0], attendant))
 
 
-def _serve(
-    launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None = None,
-    attendant: ControlPipe | None = None,
-) -> Exception | None:  # fmt: skip
-    """Returns what has gone wrong before the training; the launcher was told."""
+def _serve(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None = None) -> None:
     try:
-        _build(launcher, {**message, **cloudpickle.loads(message["code"])}, sockets, member, attendant)
+        _build(launcher, {**message, **cloudpickle.loads(message["code"])}, sockets, member)
     except Exception as error:
-        launcher.say(kind="failed", error=str(error), task=isinstance(error, TaskError))
-        return error
+        for pipe in (launcher, *([member.attendant] if member is not None else [])):
+            pipe.say(kind="failed", error=str(error), task=isinstance(error, TaskError))
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
-    return None
 
 
-def _build(
-    launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None, attendant: ControlPipe | None
-) -> None:  # fmt: skip
+def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None) -> None:
     """Build the task while the launcher checks it, and go on when the launcher says so."""
     if "script" in message:
         serve_script(launcher, message, sockets)
@@ -94,15 +84,15 @@ def _build(
     check_optimizers(message["strategy"].recipe())  # what a first step imports is imported here, once for all
     if message["machines"]:
         launcher.say(kind="built", facts=Facts.of(task))
-    order = hear_order(launcher, member)
+    order = hear_order(launcher, message["plan"], member)
     if order is None:
         return
     setproctitle(f"squall nursery of {order.directory.name}")
     job = attempts.begin(build_job(message, task, order))
-    if attendant is not None:
-        attendant.say(kind="listening")
-    try:
+    if member is None:
         Nursery(launcher, job, sockets).run()
+        return
+    try:
+        MemberNursery(launcher, member.attendant, job, sockets).run()
     finally:
-        if member is not None:
-            shutil.rmtree(order.directory, ignore_errors=True)
+        shutil.rmtree(order.directory, ignore_errors=True)

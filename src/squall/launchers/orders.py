@@ -11,20 +11,24 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from squall.launchers.control_pipe import ControlPipe
+from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node
 from squall.runtime.placement import Seats
+from squall.runtime.run_plan import Plan
 from squall.runtime.site import Site
 from squall.task import Task
 from squall.transports.certificates import Identity
 from squall.transports.streams import Address
 from squall.vector import Layout
 
+BEATS = 4  # of a machine, in the time after which it is taken for lost
 BACKLOG = 1024  # processes that may call a listener at once
 
 
@@ -60,13 +64,15 @@ class Member(NamedTuple):
     machine: int
     identity: Identity
     head: str  # the host that was called; who is there is reached at it
+    attendant: ControlPipe  # leads to `squall join`
 
 
-def hear_order(head: ControlPipe, member: Member | None = None) -> Order | None:
+def hear_order(head: ControlPipe, plan: Plan, member: Member | None = None) -> Order | None:
     """Answer until it is said what to launch; None when nothing is to be. `member`: None on the head's machine."""
+    pulse = Pulse(plan.lost_after_s / BEATS, plan.lost_after_s)
     seats: Seats = {}
     listeners: dict[Node, socket.socket] = {}
-    while (said := head.hear()) is not None:
+    while (said := _next(head, member)) is not None:
         machine = member.machine if member is not None else 0
         match said["kind"]:
             case "place":
@@ -78,7 +84,7 @@ def hear_order(head: ControlPipe, member: Member | None = None) -> Order | None:
                 directory = Path(tempfile.mkdtemp(prefix=f"squall-{said['name']}-"))
                 _take_files(head, directory, said["files"])
                 addresses = _addresses(said["addresses"], member.head)
-                site = Site(machine, seats, addresses, member.identity, listeners, tuple(said["cores"]))
+                site = Site(machine, seats, addresses, member.identity, listeners, dict(said["cores"]), pulse)
                 return Order(directory, said["snapshot"], site)
             case "launch":
                 head.take()  # the directory's lock: held by this process, and by all forked from it, to their end
@@ -86,12 +92,23 @@ def hear_order(head: ControlPipe, member: Member | None = None) -> Order | None:
                 if seats:
                     identity = msgspec.convert(said["identity"], Identity)
                     addresses = _addresses(said["addresses"], "localhost")
-                    site = Site(0, seats, addresses, identity, listeners, tuple(said["cores"]))
+                    site = Site(0, seats, addresses, identity, listeners, dict(said["cores"]), pulse)
                     order = order._replace(site=site)
                 return order
             case _:
                 return None
     return None
+
+
+def _next(head: ControlPipe, member: Member | None) -> dict[str, Any] | None:
+    """What the head says next; None where this machine does not wait for it any more."""
+    if member is not None:
+        ready = wait([head.connection, member.attendant.connection])
+        while member.attendant.connection not in ready and not head.connection.poll():
+            ready = wait([head.connection, member.attendant.connection])
+        if member.attendant.connection in ready:
+            return None
+    return head.hear()
 
 
 def _bound(seats: Seats, machine: int) -> dict[Node, socket.socket]:

@@ -15,7 +15,7 @@ from setproctitle import setproctitle
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.protocol.effects import End, Payload
-from squall.protocol.events import Event, FrameArrived, StopRequested
+from squall.protocol.events import Event, FrameArrived, MachineJoined, StopRequested
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes
 from squall.record.writer import COMMIT_EVERY_S
@@ -36,8 +36,9 @@ from squall.transports.streams import Streams
 class NurseryChannel:
     """The coordinator's line to the nursery of its machine: the frames of their link, and what the user is shown."""
 
-    def __init__(self, pipe: ControlPipe) -> None:
+    def __init__(self, pipe: ControlPipe, threads: int) -> None:
         self._pipe = pipe
+        self._threads = threads  # of a replica
 
     def knows(self, node: Node) -> bool:
         return node == NURSERY
@@ -54,6 +55,8 @@ class NurseryChannel:
         said = self._pipe.hear()
         if said is None:
             return StopRequested("the nursery is gone")
+        if said["kind"] == "joined":
+            return MachineJoined(said["machine"], said["cores"] // self._threads)
         return FrameArrived(NURSERY, msgspec.convert(said["frame"], Frame))
 
     def end(self, end: End) -> None:

@@ -34,7 +34,7 @@ from squall.usercode.blame import encode
 
 def serve_script(launcher: ControlPipe, message: dict[str, Any], sockets: Path) -> None:
     """Run the script; returns in the nursery only, when everything is over."""
-    order = hear_order(launcher)
+    order = hear_order(launcher, message["plan"])
     if order is None:
         return
     joined: list[ReplicaBackend] = []

@@ -17,7 +17,7 @@ class Pulse(msgspec.Struct, frozen=True):
     lost_after_s: float = 10.0
 
 
-PATIENCE = 3.0  # so that a machine which is cut off is still there when it could be heard in time
+PATIENCE = 15.0  # so that a machine which is cut off is still there when it could be heard in time
 
 
 class Heartbeats:

@@ -49,6 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_every_s: float | None
     machines: int = 1
     listen: str | None = None
+    lost_after_s: float = 2.0
     progress: bool = True
     slow: float | None = None
     shard_threads: int = 1

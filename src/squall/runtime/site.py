@@ -34,8 +34,8 @@ class Site:
     addresses: dict[Node, Address]
     identity: Identity
     listeners: dict[Node, socket.socket]
-    cores: tuple[int, ...]
-    pulse: Pulse = field(default_factory=Pulse)
+    cores: dict[int, int]
+    pulse: Pulse
     pieces: Pieces = field(default_factory=Pieces)
 
     def has(self, node: Node) -> bool:
@@ -45,7 +45,7 @@ class Site:
     def rooms(self, threads: int) -> tuple[MachineRoom, ...]:
         """All machines with what begins there, and for how many replicas of so many threads their cores are enough."""
         rooms = []
-        for machine, cores in enumerate(self.cores):
+        for machine, cores in self.cores.items():
             there = [Node(role, index) for (role, index), at in self.seats.items() if at == machine]
             placed = sum(node.role == "replica" for node in there)
             rooms.append(MachineRoom(machine, max(placed, cores // threads), tuple(there)))
