@@ -40,6 +40,7 @@ class Gathered:
     pipe: ControlPipe
     address: str = ""  # where others reach it; the head's is known to those that have called it
     facts: Facts | None = None  # when it has built the task
+    launched: bool = False  # it was told to
     ports: dict[str, int] = field(default_factory=dict)  # of its shards, when it was told who is there
 
 
@@ -95,13 +96,11 @@ class Gathering:
             case "built":
                 machine.facts = msgspec.convert(said["facts"], Facts)
                 self._compare()
-                if self.over:
-                    self._late(machine)
             case "placed":
                 machine.ports = said["ports"]
             case "failed" if number:
                 error = str(TaskError.told(said["error"])) if said["task"] else said["error"]
-                raise SquallError(f"on machine {number} ({machine.name}): {error}")
+                self._refuse(machine, f"on machine {number} ({machine.name}): {error}")
             case _:
                 return False
         self._go_on()
@@ -109,14 +108,26 @@ class Gathering:
 
     def _compare(self) -> None:
         here = self.machines[0].facts
-        for machine in self.machines.values():
+        for machine in list(self.machines.values()):
             if here is not None and machine.facts is not None and (found := here.differences(machine.facts)):
-                raise SquallError(
+                self._refuse(
+                    machine,
                     f"the task is another one on machine {machine.number} ({machine.name}) than here: {found}. Have the"
-                    " same data and the same versions of its libraries there"
+                    " same data and the same versions of its libraries there",
                 )
 
+    def _refuse(self, machine: Gathered, why: str) -> None:
+        """The machine cannot take part: a run that has begun goes on without it. Raises `SquallError` before."""
+        if not self.over:
+            raise SquallError(why)
+        del self.machines[machine.number]
+        machine.pipe.say(kind="kill", status="failed", reason=why)
+        self._tell(why)
+
     def _go_on(self) -> None:
+        if self.over:
+            self._late()
+            return
         machines = list(self.machines.values())
         if self._launched is None or len(machines) < self._wanted or any(machine.facts is None for machine in machines):
             return
@@ -127,17 +138,19 @@ class Gathering:
             for machine in machines:
                 self._seat(machine)
         expected = sum(role in ("coordinator", "shard") for role, _ in self.seats)
-        if not self.over and sum(len(machine.ports) for machine in machines) == expected:
+        if sum(len(machine.ports) for machine in machines) == expected:
             self.over = True
             for machine in machines:
                 self._send(machine, self._launched)
 
-    def _late(self, machine: Gathered) -> None:
-        """A machine that has come after the launch: the coordinator is told what it has room for."""
+    def _late(self) -> None:
+        """Machines that have come after the launch: the coordinator is told what they have room for."""
         assert self._launched is not None
-        self._seat(machine)
-        self._send(machine, self._launched)
-        self.machines[0].pipe.say(kind="joined", machine=machine.number, cores=machine.room.cores)
+        for machine in self.machines.values():
+            if machine.facts is not None and not machine.launched:
+                self._seat(machine)
+                self._send(machine, self._launched)
+                self.machines[0].pipe.say(kind="joined", machine=machine.number, cores=machine.room.cores)
 
     def _seat(self, machine: Gathered) -> None:
         seats = [(role, index, at) for (role, index), at in self.seats.items()]
@@ -146,6 +159,7 @@ class Gathering:
     def _send(self, machine: Gathered, launched: Launched) -> None:
         addresses = {name: (m.address, port) for m in self.machines.values() for name, port in m.ports.items()}
         cores = [(each.number, each.room.cores) for each in self.machines.values()]
+        machine.launched = True
         told = {"kind": "launch", "snapshot": launched.snapshot, "addresses": addresses, "cores": cores}
         if machine.number == 0:
             identity = self._root.issue("machine-0", authority=True)

@@ -77,7 +77,7 @@ class Head:
         """Whether it was about the gathering, and is done with."""
         return self._gathering is not None and self._gathering.hear(number, said)
 
-    def close(self, end: End | None) -> None:
+    def close(self, end: End | None = None) -> None:
         """The other machines are told how the run has ended, and that they have nothing more to do."""
         self._listener.close()
         status, reason = (end.status, end.reason) if end is not None else ("failed", "the run has failed")

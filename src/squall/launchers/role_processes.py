@@ -93,7 +93,7 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
     elif node.role == "evaluator":
         os.nice(EVALUATOR_NICE if job.plan.until is None and job.plan.patience is None else JUDGE_NICE)
     transport, carriers = connections(job, node, sockets, pipe)
-    channel = NurseryChannel(pipe) if pipe is not None else None
+    channel = NurseryChannel(pipe, job.plan.threads) if pipe is not None else None
     try:
         # The coordinator's rows are written while nobody speaks, too.
         poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf

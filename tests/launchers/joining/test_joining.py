@@ -93,13 +93,6 @@ def test_a_machine_of_other_versions_is_refused_and_both_ends_say_why(
     assert not head.joined
 
 
-def test_a_run_that_has_its_machines_says_so_to_more(head: Head) -> None:
-    head.listener.full = "the run has the 3 machines that it wanted"
-    with head.attended(), pytest.raises(SquallError, match="refuses: the run has the 3 machines that it wanted"):
-        call(head)
-    assert not head.joined
-
-
 def test_a_build_of_torch_for_another_processor_is_the_same_torch() -> None:
     here = hello("")
     assert not why_not(msgspec.structs.replace(here, torch=here.torch.partition("+")[0] + "+cu999"), here)

@@ -91,7 +91,6 @@ class Listener:
         host, port = listening.getsockname()[:2]
         self.address: Address = (host, port)
         self.refused: deque[str] = deque(maxlen=100)  # for the user: machines with the token that cannot take part
-        self.full = ""  # why nobody is let in any more, if that is so
         self._listening = listening
         self._root = root
         self._token = token
@@ -162,7 +161,7 @@ class Listener:
 
     def _judge(self, descriptor: int, said: Hello, joined: list[JoinedMachine]) -> None:
         stranger = self._strangers[descriptor]
-        why = why_not(said, hello(self.address[0])) or self.full
+        why = why_not(said, hello(self.address[0]))
         if why:
             self.refused.append(why)
             stranger.answer(Refusal(why))

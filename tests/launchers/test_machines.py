@@ -1,0 +1,100 @@
+"""A run on several machines, each a nursery on loopback with an arena of its own: what is lost, comes and goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from squall.record.rows import EventRow
+from squall.report import Reader
+from squall.report.coverage import audit
+from tests.launchers.processes import START_S, Started
+from tests.warm import Warm
+
+
+class Machine:
+    """`squall join`, with all that is forked from it."""
+
+    def __init__(self, address: str, token: Path, directory: Path) -> None:
+        self.process = Warm(["join", address, "--token-file", str(token)], cwd=directory)
+
+    def pids(self) -> list[int]:
+        """The nursery, and its processes."""
+        (nursery,) = children(self.process.pid)
+        return [nursery, *children(nursery)]
+
+    def signal(self, number: int) -> None:
+        for pid in self.pids():
+            os.kill(pid, number)
+
+    def finish(self) -> tuple[int, str]:
+        out, err = self.process.communicate(START_S)
+        assert self.process.returncode is not None
+        return self.process.returncode, out + err
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+class Cluster:
+    """A run that wants `machines`, and those that join it."""
+
+    def __init__(self, directory: Path, machines: int, *flags: str) -> None:
+        self.directory = directory / "run"
+        listen = ["--machines", str(machines), "--listen", "127.0.0.1:0"]
+        self.run = Started.train(self.directory, *listen, *flags)
+        while "squall join" not in (line := self.run.process.stderr.readline()):
+            assert line, "the run has ended"
+        self._address = line.split()[2]
+        self.machines = [self.join() for _ in range(machines - 1)]
+
+    def join(self) -> Machine:
+        return Machine(self._address, self.directory / "token", self.directory.parent)
+
+    def event(self, kind: str, text: str) -> None:
+        """Wait until the record tells of it."""
+        self.run.wait_rows(EventRow, lambda row: row.kind == kind and text in row.text)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def cluster(directory: Path, machines: int, *flags: str) -> Iterator[Cluster]:
+    found = Cluster(directory, machines, *flags)
+    try:
+        yield found
+        for machine in found.machines:
+            machine.finish()
+        assert not found.run.processes()
+    finally:
+        for process in (found.run.process, *(machine.process for machine in found.machines)):
+            process.kill()
+
+
+CORES = len(os.sched_getaffinity(0))
+REPLICAS = 2 * CORES  # one machine alone has no room for them
+
+
+def test_a_machine_that_is_lost_leaves_its_work_to_others(tmp_path: Path) -> None:
+    """Or to one that comes later, where the others have no room; nothing is missed in the end."""
+    with cluster(tmp_path, 2, "--replicas", str(REPLICAS), "--threads", "1", "--epochs", "100000") as found:
+        found.event("started", "")
+        first = found.machines[0]
+        assert any("replica" in title for title in titles(first))
+        first.signal(signal.SIGKILL)
+        found.event("lost", "machine 1 was lost: nothing was heard of it")
+        found.event("warning", "waits: no machine has room for it")
+        assert first.finish()[0] == 1
+        found.machines[0] = found.join()
+        found.event("replaced", "on machine 2, which had room for")
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130
+    reader = Reader(found.directory / "run.sqlite")
+    assert audit(reader).complete
+    reader.close()
+
+
+def titles(machine: Machine) -> list[str]:
+    return [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in machine.pids()]
