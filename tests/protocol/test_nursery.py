@@ -51,7 +51,7 @@ def test_a_nursery_that_hears_nothing_of_the_coordinator_ends_all_that_runs_ther
     while now < PATIENCE * PULSE.lost_after_s - 1:
         now = nursery.wake_at or now
         assert not [effect for effect in give(nursery, TimePassed(), now) if not isinstance(effect, Send)]
-    why = "nothing was heard of the coordinator for 15 s"
+    why = f"nothing was heard of the coordinator for {PATIENCE * PULSE.lost_after_s:g} s"
     assert give(nursery, TimePassed(), nursery.wake_at or now) == [KillMembers(why), End("failed", why)]
 
 
