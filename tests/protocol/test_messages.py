@@ -18,7 +18,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
     """Anything that a field of this type may hold."""
     match kind:
         case inspect.IntType():
-            return st.integers(kind.ge if kind.ge is not None else -(2**63), 2**63 - 1)
+            low, high = kind.ge, kind.le
+            return st.integers(-(2**63) if low is None else low, 2**63 - 1 if high is None else high)
         case inspect.FloatType():
             return st.floats(allow_nan=False)
         case inspect.BoolType():
