@@ -11,7 +11,7 @@ from collections.abc import Callable
 from heapq import heapify
 from itertools import permutations
 
-from squall.protocol.effects import Effect, StartMember, Transmit
+from squall.protocol.effects import Effect, KillMembers, StartMember, Transmit
 from squall.protocol.events import Event, FrameArrived, LeaveRequested, MachineJoined, PeerReached, StopRequested
 from squall.protocol.heartbeats import PATIENCE
 from squall.protocol.link import Linked
@@ -111,6 +111,8 @@ class WorldMachines:
     # ------------------------------------------------------------ what must hold
 
     def watch(self, node: Node, what: Event | Effect) -> None:
+        if isinstance(what, KillMembers):  # it has heard nothing of a coordinator that stood still, say
+            self.silenced = True
         if isinstance(what, StartMember):
             self._of[what.node] = node.index
             replicas = sum(other.role == "replica" for other in self.there(node.index))
