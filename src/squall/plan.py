@@ -111,6 +111,9 @@ def make_plan(
             f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
             " bits depend on it: leave it out"
         )
+    if settings.machines > 1 and (recipe.alone or last_snapshots(settings.keep_schedule)):
+        what = type(strategy).__name__ if recipe.alone else f"keep_schedule {settings.keep_schedule!r}"
+        raise ValueError(f"machines is {settings.machines}, and {what} is for one: leave one of them out")
     if last_snapshots(settings.keep_schedule) and recipe.why_from_the_start:
         raise ValueError(
             f"keep_schedule is {settings.keep_schedule!r} with {type(strategy).__name__}, where"

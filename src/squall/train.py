@@ -143,6 +143,8 @@ class Launch:
         self._head: Head | None = None
         if self.plan.machines > 1:
             assert self.plan.listen is not None
+            if "script" in code:
+                raise ValueError("a script runs on one machine so far: leave --machines out, or make it a squall.Task")
             self._head = Head(parse_address(self.plan.listen, "listen"), self.plan.machines, self._strategy.recipe())
         self._local = None if here else local or LocalRun()
 

@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from squall.launchers.control_pipe import ControlPipe
@@ -15,7 +16,9 @@ from squall.launchers.joining.hello import hello
 from squall.launchers.joining.listener import Listener
 from squall.launchers.joining.token import Token
 from squall.launchers.member_messages import understood
+from squall.launchers.schedules import Schedules
 from squall.protocol.effects import End
+from squall.runtime.attempts import numbers
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity
 
@@ -34,10 +37,14 @@ class Head:
         self._gathering: Gathering | None = None
         self._task: Callable[[], bytes] = bytes
         self._gone: set[int] = set()  # machines whose connection is over
+        self._ended: set[int] = set()  # machines that have nothing more to say
+        self._directory = Path()  # of the run
+        self._schedules: Schedules | None = None
 
     def gather(self, own: ControlPipe, task: Callable[[], bytes], launched: Launched) -> None:
         """From now on machines are let in; each gets the bytes of the task. `own` leads to the nursery here."""
-        file = launched.directory / TOKEN
+        self._directory = launched.directory
+        file = self._directory / TOKEN
         self._token.write(file)
         here = hello(self._listener.address[0])
         self._task = task
@@ -70,8 +77,27 @@ class Head:
             said = pipe.hear()
             if said is None or not understood(said):
                 self._lose(number)
+            elif said["kind"] == "scheduled":
+                self._take_schedule(number, said)
+            elif said["kind"] == "ended":
+                self._ended.add(number)
             elif not self.heard(number, said):
                 yield number, said
+
+    @property
+    def collected(self) -> bool:
+        """All machines that are still there have ended, and handed over what they had."""
+        return all(number in self._ended for number, _ in self._others())
+
+    def _take_schedule(self, number: int, said: dict[str, Any]) -> None:
+        assert self._gathering is not None
+        if self._schedules is None:
+            self._schedules = Schedules(self._directory / "schedule" / str(max(numbers(self._directory), default=0)))
+        try:
+            self._schedules.take(number, said)
+        except OSError as error:
+            _tell(f"warning: the schedule of machine {number} cannot be kept ({error}): there will be no replay")
+            self._lose(number)
 
     def heard(self, number: int, said: dict[str, Any]) -> bool:
         """Whether it was about the gathering, and is done with."""

@@ -28,6 +28,7 @@ from squall.usercode.blame import decode
 from squall.usercode.shipping import ship
 
 ANSWER_WITHIN_S = 2.0  # seconds that the nursery has to answer to a stop
+COLLECT_WITHIN_S, STOPPED_COLLECT_S = 30.0, 0.5  # that other machines have to hand over what they have, at an end
 INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
 
 
@@ -45,6 +46,8 @@ class LocalRun:
         self._stops = 0  # how often a stop was asked for
         self._kill_at = math.inf
         self.ended: End | None = None
+        self._over: tuple[str, str] | None = None  # status and reason, as the nursery has told them
+        self._collect_by = 0.0
         self._exits: list[dict[str, Any]] = []
         self._head: Head | None = None  # of a run on several machines
         self._task: dict[str, Any] = {}  # what every nursery is given
@@ -72,10 +75,11 @@ class LocalRun:
         """Wait for the nursery to say something. Raises what ended the run, if that was an error."""
         if self.ended is not None:
             return
+        if self._over is not None:
+            self._collect(*self._over, timeout_s)
+            return
         ready = wait([self._pipe.connection, *(self._head.sources if self._head is not None else ())], timeout_s)
-        for machine, told in self._head.turn() if self._head is not None else ():
-            if told["kind"] == "exited":
-                self._exits.append({**told, "machine": machine})
+        self._hear_others()
         if self._pipe.connection not in ready:
             if time.monotonic() >= self._kill_at:
                 self._nursery.kill()
@@ -101,7 +105,22 @@ class LocalRun:
             case "exited":
                 self._exits.append(said)
             case "ended":
-                self._on_ended(said["status"], said["reason"])
+                self._over = said["status"], said["reason"]
+                self._collect_by = time.monotonic() + (COLLECT_WITHIN_S if not self._stops else STOPPED_COLLECT_S)
+                self._collect(*self._over, 0.0)
+
+    def _hear_others(self) -> None:
+        for machine, told in self._head.turn() if self._head is not None else ():
+            if told["kind"] == "exited":
+                self._exits.append({**told, "machine": machine})
+
+    def _collect(self, status: str, reason: str, timeout_s: float) -> None:
+        """All is over here; other machines may still hand over what they have."""
+        if self._head is not None and not self._head.collected and time.monotonic() < self._collect_by:
+            wait(self._head.sources, timeout_s)
+            self._hear_others()
+        else:
+            self._on_ended(status, reason)
 
     def _on_ended(self, status: str, reason: str) -> None:
         for failure in (e for e in self._exits if e["traceback"]):

@@ -9,6 +9,7 @@ import msgspec
 from squall.launchers.orders import Facts
 
 NodeName = Annotated[str, msgspec.Meta(pattern=r"^[a-z]+-[0-9]{1,9}\.[0-9]{1,9}$")]
+PIECE_BYTES = 1 << 20  # of a file
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
@@ -22,6 +23,13 @@ class Built(Message, frozen=True):
 
 class Placed(Message, frozen=True):
     ports: dict[NodeName, Port]
+
+
+class Scheduled(Message, frozen=True):
+    """The next bytes of a process's schedule."""
+
+    file: Annotated[str, msgspec.Meta(pattern=r"^(packed-)?(replica|shard)-[0-9]{1,9}\.[0-9]{1,9}$")]
+    data: Annotated[bytes, msgspec.Meta(max_length=PIECE_BYTES)]
 
 
 class Failed(Message, frozen=True):
@@ -51,7 +59,7 @@ class Ended(Message, frozen=True):
 
 def understood(said: dict[str, Any]) -> bool:
     try:
-        msgspec.convert(said, Built | Placed | Failed | Exited | Listening | Stopping | Ended)
+        msgspec.convert(said, Built | Placed | Scheduled | Failed | Exited | Listening | Stopping | Ended)
     except msgspec.ValidationError:
         return False
     return True

@@ -10,6 +10,7 @@ from typing import Any
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import StreamLine
 from squall.launchers.nursery import GRACE_S, Nursery
+from squall.launchers.schedules import give_schedules
 from squall.protocol.effects import Effect, End
 from squall.protocol.events import LeaveRequested, Started
 from squall.protocol.link import Linked
@@ -80,6 +81,11 @@ class MemberNursery(Nursery):
             self._deadline = time.monotonic() + GRACE_S
             if end.status == "failed":
                 sys.stderr.write(f"squall: machine {self._machine} has left the run: {end.reason}\n")
+
+    def _hand_over(self) -> None:
+        """The schedules of this machine's processes, without which there is no replay."""
+        if self._job.schedule is not None and self._launcher.open:
+            give_schedules(self._launcher, self._job.schedule)
 
     def _late(self) -> None:
         self._deadline = None

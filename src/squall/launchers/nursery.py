@@ -98,7 +98,11 @@ class Nursery:
             for source in ready:
                 self._attend(source)
             self._hear()
+        self._hand_over()
         self._launcher.say(kind="ended", **self._verdict())
+
+    def _hand_over(self) -> None:
+        """All processes are gone: give the launching process what it does not have."""
 
     @property
     def _stays(self) -> bool:

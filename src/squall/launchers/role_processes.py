@@ -28,6 +28,7 @@ from squall.runtime.places import Places
 from squall.runtime.processes import keep_freed_memory, never_interrupt
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.site import Site
+from squall.runtime.traffic import TrafficHost
 from squall.transports.carrier import Carrier
 from squall.transports.host import HostTransport
 from squall.transports.streams import Streams
@@ -145,7 +146,8 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
         coordinator = CoordinatorHost(job, channel, time.monotonic)
         if job.site is None:
             return coordinator
-        return PiecesHost(coordinator, job.directory, job.recipe.shards, job.site.pieces)
+        counting = TrafficHost(coordinator, job, job.site)
+        return PiecesHost(counting, job.directory, job.recipe.shards, job.site.pieces)
     made, ratio = host(job, node), job.slowness(node)
     return SlowedHost(made, ratio) if ratio > 1 else made
 

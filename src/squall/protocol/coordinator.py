@@ -155,7 +155,7 @@ class Coordinator(Staffing):
 
     def _on_join(self, node: Node, pid: int, now: float, effects: list[Effect]) -> None:
         self._replacing.joined(node, now)
-        effects.append(notes.MemberJoined(node, pid))
+        effects.append(notes.MemberJoined(node, pid, self._placing.on.get(node, 0)))
         if node.role == "evaluator":
             self._evaluations.replaced(node, effects)
         elif self.phase is not Phase.RUNNING:

@@ -23,6 +23,7 @@ class TrainingOver(Effect, frozen=True, gc=False):
 class MemberJoined(Effect, frozen=True, gc=False):
     node: Node
     pid: int
+    machine: int = 0
 
 
 class MemberLeft(Effect, frozen=True, gc=False):

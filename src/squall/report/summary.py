@@ -35,6 +35,7 @@ class Summary:
     updates: int | None
     exchanged_bytes: int  # pushed and fetched by all replicas
     shares: dict[int, float]  # replica -> part of all examples, adding up to 1
+    machines: dict[int, list[int]] = field(default_factory=dict)  # bytes sent and received, where there are several
     best: dict[str, float] = field(default_factory=dict)  # of the metric whose best weights are kept
 
     def to_json_dict(self) -> dict[str, Any]:
@@ -61,6 +62,8 @@ class Summary:
         if self.updates is not None:
             found.append(("updates", number(self.updates)))
         found.append(("exchanged", size(self.exchanged_bytes)))
+        for machine, (sent, received) in self.machines.items():
+            found.append((f"machine {machine}", f"sent {size(sent)}, received {size(received)}"))
         if self.staleness_mean is not None:
             found.append(("staleness", f"{self.staleness_mean:.2f} mean, {self.staleness_max} max"))
         shares = ", ".join(f"{replica}: {percent(share, 1)}" for replica, share in self.shares.items())
@@ -111,6 +114,7 @@ def summarize(reader: Reader) -> Summary:
         updates=None if updates is None else int(updates),
         exchanged_bytes=exchanged,
         shares={replica: examples[replica] / total for replica in sorted(examples)} if total else {},
+        machines=msgspec.json.decode(state.get("traffic", "{}"), type=dict[int, list[int]]),
         best=_best(reader, state.get("keep_best", "")),
     )
 

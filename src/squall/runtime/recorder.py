@@ -50,13 +50,13 @@ class CoordinatorHost(Host):
         self._job = job
         self._channel = channel
         self._clock = clock  # real seconds: machines may live in virtual time, the record's readers do not
-        self._record = Record(job.directory / "run.sqlite")
+        self.record = Record(job.directory / "run.sqlite")
         if job.restored is not None and isinstance(waiting := job.restored.manifest.rows, bytes):
-            self._record.take_in(job.restored.manifest.number, waiting)
-        self._leases = Folding(self._record, job.task.examples)
+            self.record.take_in(job.restored.manifest.number, waiting)
+        self._leases = Folding(self.record, job.task.examples)
         self._snapshots = Snapshots(job.directory)
         self._trained_s = job.restored.manifest.trained_s if job.restored is not None else 0.0  # by earlier processes
-        self._reports = Thinning(self._record, self._trained_s, self._snapshots)
+        self._reports = Thinning(self.record, self._trained_s, self._snapshots)
         self._begun: float | None = None
         self._stopped: float | None = None  # the clock stands still while the final weights are evaluated
         self._now = 0.0
@@ -66,7 +66,7 @@ class CoordinatorHost(Host):
         self._unpublished = ""  # why the newest snapshot could not be made visible
         self._asked_s = 0.0  # training time when the snapshot under way was asked for
         plan, work = job.plan, job.recipe.work
-        self._facts(
+        self.facts(
             strategy=plan.strategy, optimizer=in_words(job.recipe), replicas=plan.replicas, shards=plan.shards,
             epochs=plan.epochs or "", steps=plan.steps or "", seconds=plan.seconds or "",
             examples_per_epoch=job.task.examples, status="running", ended="", reason="",
@@ -75,18 +75,18 @@ class CoordinatorHost(Host):
             counted="example" if job.task.sampler is None else "position",
             snapshot=job.restored.manifest.number if job.restored is not None else 0,
         )  # fmt: skip
-        first = self._record.fact("first_loss") if job.restored is not None else None
+        first = self.record.fact("first_loss") if job.restored is not None else None
         self._divergence = Divergence(float(first) if first and first != "nan" else None)
         if job.restored is not None:
             self._rewind(job.restored.manifest)
         else:  # what is there is of an attempt that has left no snapshot
-            self._record.rewind(-math.inf, 0, 0, [])
+            self.record.rewind(-math.inf, 0, 0, [])
 
     def _rewind(self, manifest: Manifest) -> None:
         """The record goes back to the snapshot as the weights do; leases held then end as they are in it."""
         ledger = msgspec.convert(manifest.ledger, Ledger)
-        self._left_out.known(self._record.skips(int(lease) for lease in ledger.leases))
-        self._record.rewind(manifest.asked_s, ledger.next_id, ledger.dealt_upto, [int(lease) for lease in ledger.held])
+        self._left_out.known(self.record.skips(int(lease) for lease in ledger.leases))
+        self.record.rewind(manifest.asked_s, ledger.next_id, ledger.dealt_upto, [int(lease) for lease in ledger.held])
         self._book(manifest.ledger, manifest.progress, manifest.trained_s, reported=manifest.final)
 
     def _book(self, ledger: dict[str, object], progress: dict[str, int], at: float, reported: bool = False) -> None:
@@ -97,11 +97,11 @@ class CoordinatorHost(Host):
         for name, (epoch, start, done, stop, replica) in msgspec.convert(ledger, Ledger).leases.items():
             upto = max(done, progress.get(name, done))
             if upto > start:
-                self._record.add(rows.LeaseRow(int(name), epoch, start, stop, replica, 0, at, at, upto))
+                self.record.add(rows.LeaseRow(int(name), epoch, start, stop, replica, 0, at, at, upto))
             examples = upto - done - self._left_out.within(int(name), done, upto)
             if examples > 0 and not reported:
                 batches = -(-examples // self._job.task.batch_size)
-                self._record.add(rows.ProgressRow(at, replica, examples, batches, math.nan, 0.0, 0.0, 0, 0))
+                self.record.add(rows.ProgressRow(at, replica, examples, batches, math.nan, 0.0, 0.0, 0, 0))
 
     def poll(self) -> Event | None:
         if self._clock is not None:  # nothing may have been performed for long
@@ -112,7 +112,7 @@ class CoordinatorHost(Host):
     def _commit(self, force: bool = False) -> None:
         """A full disk or a locked file must not end a training, nor hold it up: the rows wait."""
         try:
-            if self._record.commit(self._now, force):
+            if self.record.commit(self._now, force):
                 self._reports.look(self.training_s)
         except RecordError as error:
             self._complain(error)
@@ -157,18 +157,18 @@ class CoordinatorHost(Host):
             case notes.BatchLeftOut(node, batch):
                 skip = rows.SkipRow(batch.lease, batch.epoch, batch.start, batch.stop, node.index)
                 self._left_out.add(skip)
-                self._record.add(skip)
+                self.record.add(skip)
             case notes.EvaluationAsked(number):
-                self._facts(evaluating=number)
+                self.facts(evaluating=number)
             case notes.WeightsMeasured(values, weights):
-                self._facts(evaluating="")
+                self.facts(evaluating="")
                 self._measured(values, weights)
             case notes.IterationDone(number, loss, trained):
                 epoch = trained // self._job.task.examples
-                self._record.add(rows.MetricRow(self.training_s, epoch, trained, number, "objective", loss))
+                self.record.add(rows.MetricRow(self.training_s, epoch, trained, number, "objective", loss))
             case notes.SnapshotAsked(number):
                 self._asked_s = self.training_s
-                self._record.seal()
+                self.record.seal()
                 self._leases.asked(number)
                 self._reports.asked(self._asked_s)
             case notes.TrainingBegan():
@@ -176,7 +176,7 @@ class CoordinatorHost(Host):
                 self._event("started", "training began")
             case notes.TrainingOver():
                 self._stopped = self._now
-            case notes.MemberJoined(node, pid):
+            case notes.MemberJoined(node, pid, _):
                 self._member(node, "joined", pid=pid)
             case notes.MemberLeft(node):
                 self._member(node, "left")
@@ -205,16 +205,16 @@ class CoordinatorHost(Host):
         self._judge(self._divergence.trained(loss))
         if stats.batches and not self._stepped:
             self._stepped = True
-            self._facts(first_step_s=time.time() - self._job.commanded_at, first_loss=self._divergence.first or loss)
+            self.facts(first_step_s=time.time() - self._job.commanded_at, first_loss=self._divergence.first or loss)
         if stats.examples or stats.pushes:
-            self._record.add(rows.ProgressRow(
+            self.record.add(rows.ProgressRow(
                 now, node.index, stats.examples, stats.batches, loss, stats.compute_s, stats.wait_s,
                 stats.pushes * pushed_each, stats.fetches * bytes_each,
             ))  # fmt: skip
         for name, (total, examples) in stats.extras.items():
-            self._record.add(rows.ExtraRow(now, node.index, examples, name, total / examples))
+            self.record.add(rows.ExtraRow(now, node.index, examples, name, total / examples))
         for staleness, count in sorted(stats.staleness.items()):
-            self._record.add(rows.StalenessRow(now, node.index, staleness, count))
+            self.record.add(rows.StalenessRow(now, node.index, staleness, count))
 
     def _lease(self, ended: notes.LeaseEnded) -> None:
         dealt, holder = ended.lease, ended.holder
@@ -229,7 +229,7 @@ class CoordinatorHost(Host):
         epoch = (weights.examples + self._left_out.examples) // self._job.task.examples
         at = self._training_s(self._now - weights.age_s)
         for name, value in values.items():
-            self._record.add(rows.MetricRow(at, epoch, weights.examples, weights.updates, name, value))
+            self.record.add(rows.MetricRow(at, epoch, weights.examples, weights.updates, name, value))
         if "loss" in values:
             self._judge(self._divergence.measured(values["loss"]))
         told = {"time_s": at, "epoch": epoch, "examples": weights.examples, "updates": weights.updates, **values}
@@ -238,14 +238,14 @@ class CoordinatorHost(Host):
     def _judge(self, changed: bool) -> None:
         """Tell that the run diverges, once, or does no more. If it does so anew it is told again."""
         if changed:
-            self._facts(diverged=self._divergence.text)
+            self.facts(diverged=self._divergence.text)
             self._event("diverged", self._divergence.text or "no more: the loss is as it was at first, or less")
 
     def _member(self, node: Node, change: str, why: str = "", pid: int = 0) -> None:
-        self._record.add(rows.MemberRow(str(node), pid, self.training_s, change, why))
+        self.record.add(rows.MemberRow(str(node), pid, self.training_s, change, why))
 
     def _publish(self, effect: PublishSnapshot) -> None:
-        self._facts(updates=max(effect.versions), snapshot=effect.number)
+        self.facts(updates=max(effect.versions), snapshot=effect.number)
         if effect.final:
             self._book(effect.ledger, effect.progress, self.training_s)
         manifest = Manifest(
@@ -260,7 +260,7 @@ class CoordinatorHost(Host):
             self._event("error", self._unpublished)
             return
         self._unpublished = ""
-        self._record.published()
+        self.record.published()
         self._leases.published(self._snapshots.numbers())
         self._reports.published()
         self._event("snapshot", f"snapshot {effect.number} in {path}")
@@ -271,30 +271,30 @@ class CoordinatorHost(Host):
         Those that cannot be written now are returned, and travel in the manifest.
         """
         try:
-            self._record.secure()
+            self.record.secure()
         except RecordError as error:
             self._complain(error)
-            return self._record.waiting()
+            return self.record.waiting()
         return UNSET
 
     def _finish(self, end: End) -> None:
         if self._unpublished and end.status in ("finished", "interrupted"):
             end = End("failed", self._unpublished)
         self._judge(end.status == "finished" and self._divergence.ended())
-        self._facts(
+        self.facts(
             training_s=self.training_s, diverged=self._divergence.text, evaluating="", status=end.status,
             ended=end.cause, reason=end.reason,
         )  # fmt: skip
         self._event({"finished": "finished", "interrupted": "stopped"}.get(end.status, "error"), end.reason)
         try:
-            self._record.close()
+            self.record.close()
         except RecordError as error:
             end = End("failed", str(error))
         self._channel.end(end)
 
-    def _facts(self, **values: object) -> None:
+    def facts(self, **values: object) -> None:
         for key, value in values.items():
-            self._record.add(rows.StateRow(key, str(value)))
+            self.record.add(rows.StateRow(key, str(value)))
 
     def _event(self, kind: str, text: str) -> None:
-        self._record.add(rows.EventRow(self.training_s, kind, text))
+        self.record.add(rows.EventRow(self.training_s, kind, text))

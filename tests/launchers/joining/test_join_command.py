@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from squall import replay
 from squall.cli import main
 from squall.launchers.joining.address import bound, written
 from squall.launchers.joining.token import VARIABLE, Token
@@ -83,6 +85,12 @@ def test_a_machine_trains_in_the_run_of_another_one(tmp_path: Path) -> None:
     assert status == 0
     assert late.returncode == 1
     assert "finished" in out
+    sent = squall("report", tmp_path / "run", "--json").stdout
+    traffic = json.loads(sent)["machines"]
+    assert traffic["0"] == traffic["1"][::-1] != [0, 0], "what one has sent the other has received"
+    replayed = replay(tmp_path / "run", check=True)
+    assert replayed.snapshots, "bit for bit, with what every machine has done"
+    assert (replayed.difference, replayed.stopped) == ("", "")
     secret = token.read_text().strip()
     assert not any(secret in text for text in (out, err, line, joined.stdout, joined.stderr, late.stderr))
 

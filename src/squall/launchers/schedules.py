@@ -1,0 +1,39 @@
+"""Schedules come to the run's directory from the machines of a run, when their processes have ended."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.member_messages import PIECE_BYTES, Scheduled
+
+
+def give_schedules(head: ControlPipe, schedule: Path) -> None:
+    """Of a machine's processes, from where they have written them."""
+    for path in sorted(schedule.iterdir()):
+        if path.suffix not in (".json", ".pickle"):  # those lie beside the head's own
+            with open(path, "rb") as file:
+                while data := file.read(PIECE_BYTES):
+                    head.say(kind="scheduled", file=path.name, data=data)
+
+
+class Schedules:
+    """On the head: the files of one attempt that other machines have given."""
+
+    def __init__(self, attempt: Path) -> None:
+        self._attempt = attempt
+        self._given: dict[str, int] = {}  # file -> whose it is
+
+    def take(self, machine: int, said: dict[str, Any]) -> None:
+        """Raises `OSError`: it cannot be written, or is there already as another's."""
+        piece = msgspec.convert(said, Scheduled)
+        first = self._given.setdefault(piece.file, machine) == machine and not (self._attempt / piece.file).exists()
+        if self._given[piece.file] != machine:
+            raise FileExistsError(f"{piece.file} of machine {self._given[piece.file]}, given by machine {machine}")
+        flags = os.O_WRONLY | os.O_APPEND | (os.O_CREAT | os.O_EXCL if first else 0)
+        with open(os.open(self._attempt / piece.file, flags, 0o600), "ab") as file:
+            file.write(piece.data)
