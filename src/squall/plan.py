@@ -123,10 +123,11 @@ def make_plan(
     if settings.seconds is None and dataclasses.replace(aims, keep_best=None) == NO_AIMS and not recipe.work.converges:
         aims = dataclasses.replace(aims, epochs=1)
     resolve_device(device)
+    threads = settings.threads or default_threads(-(-recipe.replicas // settings.machines))
     return Plan(
         strategy=strategy_name(strategy), strategy_fields=describe(strategy), replicas=recipe.replicas,
         shards=recipe.shards, seed=seed, device=device, optimizer=in_words(recipe),
-        **{**_fields(settings), "threads": settings.threads or default_threads(recipe.replicas)},
+        **{**_fields(settings), "threads": threads},
         **{**vars(aims), "until": target},
     )  # fmt: skip
 

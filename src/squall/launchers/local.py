@@ -26,6 +26,7 @@ from squall.record.rows import RecordError
 from squall.runtime.processes import standing_still
 from squall.usercode.blame import decode
 from squall.usercode.shipping import ship
+from squall.usercode.travelling import own_modules
 
 ANSWER_WITHIN_S = 2.0  # seconds that the nursery has to answer to a stop
 COLLECT_WITHIN_S, STOPPED_COLLECT_S = 30.0, 0.5  # that other machines have to hand over what they have, at an end
@@ -66,10 +67,15 @@ class LocalRun:
         """Start the run's processes. `lock` is the descriptor of the directory's, which they will hold as well."""
         self._launched = True
         if self._head is not None:
-            self._head.gather(self._pipe, lambda: cloudpickle.dumps(self._task), Launched(directory, snapshot, lock))
+            self._head.gather(self._pipe, self._task_elsewhere, Launched(directory, snapshot, lock))
             return
         self._pipe.say(kind="launch", directory=str(directory.resolve()), snapshot=snapshot)
         self._pipe.hand(lock)
+
+    def _task_elsewhere(self) -> bytes:
+        """What a nursery on another machine is given."""
+        task: bytes = cloudpickle.dumps({**self._task, "modules": own_modules()})
+        return task
 
     def attend(self, timeout_s: float, watch: EvaluationCallback) -> None:
         """Wait for the nursery to say something. Raises what ended the run, if that was an error."""

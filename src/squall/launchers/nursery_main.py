@@ -28,6 +28,7 @@ from squall.launchers.scripts import serve_script
 from squall.runtime import attempts
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import die_with_parent
+from squall.usercode.travelling import take_in
 
 
 def main(handle: int) -> None:
@@ -62,7 +63,9 @@ def _take_part(attendant: ControlPipe, call: Call) -> None:
         attendant.say(kind="failed", error=str(error), task=False)
     else:
         sockets = Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
-        _serve(head, message, sockets, Member(member.machine, member.identity, call.head[0], attendant))
+        with tempfile.TemporaryDirectory(prefix="squall-modules-") as folder:
+            take_in(message["modules"], Path(folder))
+            _serve(head, message, sockets, Member(member.machine, member.identity, call.head[0], attendant))
 
 
 def _serve(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None = None) -> None:
