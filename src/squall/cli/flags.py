@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from squall.cli.machines import machines
+
 # What a user of `--keep-best` is told whose training is a script.
 SAVES_ITSELF = (
     "a script saves its model itself, where session.evaluate tells more than before (session.is_leader says who)"
@@ -46,7 +48,7 @@ def add_common(group: Any) -> None:
     group.add_argument(
         "--shard-threads", type=int, default=1, metavar="N", help="torch threads of a shard (default: 1)"
     )
-    group.add_argument("--machines", type=int, default=1, metavar="N", help="others join by squall join (default: 1)")
+    group.add_argument("--machines", type=machines, default=1, metavar="N|auto", help="others join by squall join (1)")
     group.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine")
     group.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
 

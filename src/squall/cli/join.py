@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from squall.launchers.joining.joining import Call
 
 
 def add(commands: Any, arguments: Sequence[str]) -> None:
@@ -32,7 +35,6 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 
 def _join(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
     from squall.launchers.joining.address import parse_address
-    from squall.launchers.joining.attending import attend
     from squall.launchers.joining.joining import Call
     from squall.launchers.joining.token import find_token
     from squall.strategies.work import require
@@ -40,6 +42,12 @@ def _join(options: argparse.Namespace, local: object, commanded_at: float) -> tu
     head = parse_address(options.head, "the address")
     require("--cores", options.cores, options.cores is None or options.cores >= 1, "at least 1")
     require("--wait", options.wait, options.wait >= 0, "0 or more seconds")
-    call = Call(head, find_token(options.token_file), options.wait, options.cores, options.address)
+    return take_part(Call(head, find_token(options.token_file), options.wait, options.cores, options.address))
+
+
+def take_part(call: Call) -> tuple[int, str]:
+    """Join a run, to its end; returns the exit status, and what belongs on stdout."""
+    from squall.launchers.joining.attending import attend
+
     end = attend(call, lambda text: sys.stderr.write(f"squall: {text}\n"))
     return 0 if end.status in ("finished", "left") else 1, f"{end.reason}\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squall.cli.flags import SAVES_ITSELF, add_common, add_kept, add_patience, add_seconds, add_snapshots
+from squall.cli.machines import settle
 from squall.cli.output import summarized
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
     from squall.usercode.kept import ScriptCode
     from squall.usercode.sources import read
 
+    if (elsewhere := settle(options)) is not None:
+        return elsewhere
     aims = Aims(**aims_of(options))
     if aims.keep_best is not None:
         raise ValueError(f"--keep-best {aims.keep_best} is for `squall train`: {SAVES_ITSELF}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from squall.cli.flags import add_keep_best, add_kept, add_limits, add_patience, add_settings, add_snapshots
+from squall.cli.machines import settle
 from squall.cli.output import summarized
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
     from squall.usercode.kept import Code
     from squall.usercode.task_file import load_task
 
+    if (elsewhere := settle(options)) is not None:
+        return elsewhere
     loaded = load_task(options.file)
     strategy = build_strategy(options, loaded.strategies)
     settings = settings_of(options)

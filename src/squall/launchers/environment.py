@@ -16,7 +16,8 @@ def environment() -> dict[str, str]:
     order, so that a script does the same again.
     """
     forking = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    return {"PYTHONHASHSEED": "0", **os.environ, **forking}
+    inherited = {name: value for name, value in os.environ.items() if name != "SQUALL_TOKEN"}  # it is told to nobody
+    return {"PYTHONHASHSEED": "0", **inherited, **forking}
 
 
 def is_script(path: Path) -> bool:

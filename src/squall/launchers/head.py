@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -14,7 +15,7 @@ from squall.launchers.gathering import Gathered, Gathering, Launched, Room
 from squall.launchers.joining.address import Address, bound, written
 from squall.launchers.joining.hello import hello
 from squall.launchers.joining.listener import Listener
-from squall.launchers.joining.token import Token
+from squall.launchers.joining.token import VARIABLE, Token, find_token
 from squall.launchers.member_messages import understood
 from squall.launchers.schedules import Schedules
 from squall.protocol.effects import End
@@ -31,8 +32,12 @@ class Head:
     def __init__(self, listen: Address, machines: int, recipe: Recipe) -> None:
         self._wanted = machines
         self._recipe = recipe
-        self._root = Identity.new_root("squall")
-        self._token = Token.new(self._root)
+        if VARIABLE in os.environ:
+            self._token = find_token(None)
+            self._root = self._token.root()
+        else:
+            self._root = Identity.new_root("squall")
+            self._token = Token.new(self._root)
         self._listener = Listener(bound(listen), self._root, self._token)
         self._gathering: Gathering | None = None
         self._task: Callable[[], bytes] = bytes

@@ -18,15 +18,18 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hashes import SHA256, SHA384
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
+    PublicFormat,
     load_pem_private_key,
 )
 from cryptography.x509.oid import NameOID
 
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of the group of P-256
 CLOCKS_DIFFER = timedelta(days=2)  # between machines
 VALID = timedelta(days=3650)  # a run may be resumed, and long
 
@@ -41,9 +44,9 @@ class Identity:
     root: bytes
 
     @classmethod
-    def new_root(cls, name: str) -> Identity:
-        """Of a new run. Its chain is empty: it is the root."""
-        key = ec.generate_private_key(ec.SECP256R1())
+    def new_root(cls, name: str, secret: str | None = None) -> Identity:
+        """Of a run, with a new key, or with that which follows from a secret. Its chain is empty: it is the root."""
+        key = ec.generate_private_key(ec.SECP256R1()) if secret is None else _derived_key(secret)
         root = _certificate(name, key.public_key(), name, key, authority=True)
         return cls(name, _pem(key), b"", root)
 
@@ -89,7 +92,7 @@ class Identity:
 
 
 def call_reception(raw: socket.socket, expected: str) -> ssl.SSLSocket:
-    """Encrypt a connection to a server of which the root's fingerprint is known, and nothing else.
+    """Encrypt a connection to a server of which the fingerprint of its key is known, and nothing else.
 
     It takes as long as the socket's timeout says. Raises `OSError`, and `ValueError` if the server is another one.
     """
@@ -98,7 +101,7 @@ def call_reception(raw: socket.socket, expected: str) -> ssl.SSLSocket:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     connection = context.wrap_socket(raw)
     certificate = connection.getpeercert(binary_form=True) or b""  # the handshake has proved that its key is there
-    if hashlib.sha256(certificate).hexdigest() != expected:
+    if _fingerprint(x509.load_der_x509_certificate(certificate).public_key()) != expected:
         connection.close()
         raise ValueError("the certificate is another one")
     return connection
@@ -112,8 +115,18 @@ def name_of(connection: ssl.SSLSocket) -> str:
 
 
 def fingerprint(certificate: bytes) -> str:
-    """SHA-256 of a certificate in PEM, in hexadecimal digits."""
-    return x509.load_pem_x509_certificate(certificate).fingerprint(SHA256()).hex()
+    """SHA-256 of the public key of a certificate in PEM, in hexadecimal digits."""
+    return _fingerprint(x509.load_pem_x509_certificate(certificate).public_key())
+
+
+def _fingerprint(key: Any) -> str:
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def _derived_key(secret: str) -> ec.EllipticCurvePrivateKey:
+    """A key on P-256: 384 bits are made of the secret, so that no key is likelier than another (FIPS 186-5, A.2.1)."""
+    bits = HKDF(SHA384(), 48, salt=None, info=b"squall root key").derive(secret.encode())
+    return ec.derive_private_key(1 + int.from_bytes(bits) % (_ORDER - 1), ec.SECP256R1())
 
 
 def _certificate(

@@ -40,11 +40,28 @@ class Token:
             )
         return cls(*found.groups())
 
+    @classmethod
+    def for_all(cls) -> Token:
+        """For a run that is not there yet: whoever starts it makes its root from the secret."""
+        secret = secrets.token_urlsafe(32)
+        return cls(secret, fingerprint(Identity.new_root("squall", secret).root))
+
+    def root(self) -> Identity:
+        """Of a run that is given this token. Raises `ValueError` for that of another run."""
+        root = Identity.new_root("squall", self.secret)
+        if fingerprint(root.root) != self.fingerprint:
+            raise ValueError(f"{VARIABLE} is the token of another run: unset it, or use what `squall token` prints")
+        return root
+
+    def text(self) -> str:
+        """For a file or the environment alone."""
+        return f"squall-1.{self.secret}.{self.fingerprint}"
+
     def write(self, file: Path) -> None:
         """For those alone who may read the user's own files."""
         file.unlink(missing_ok=True)  # it may be readable for others
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-            opened.write(f"squall-1.{self.secret}.{self.fingerprint}\n")
+            opened.write(f"{self.text()}\n")
 
 
 def find_token(file: str | None) -> Token:
