@@ -7,8 +7,8 @@ from collections import deque
 import pytest
 
 from squall.errors import PeerFault
-from squall.protocol.effects import Effect, End, Send
-from squall.protocol.events import Event, MessageArrived, Started, TimePassed
+from squall.protocol.effects import Effect, End, Payload, Send
+from squall.protocol.events import Event, MessageArrived, PeerReached, Started, TimePassed
 from squall.protocol.frames import Frame, encode
 from squall.protocol.link import Linked
 from squall.protocol.messages import Join, Stop
@@ -98,3 +98,47 @@ def test_a_host_that_has_to_be_polled_is_though_nobody_says_anything() -> None:
 def test_what_is_no_frame_is_a_peers_fault(data: bytes) -> None:
     with pytest.raises(PeerFault, match=r"coordinator-0\.0 sent something that is not a frame"):
         drive(Machine(), Wire(data))
+
+
+class Broken:
+    """A carrier whose connection to the coordinator has just come back."""
+
+    def __init__(self) -> None:
+        self.news: deque[Event] = deque()
+        self.sent: list[int] = []
+
+    def knows(self, node: Node) -> bool:
+        return node == COORDINATOR
+
+    def send(self, to: Node, frame: Frame, payload: Payload | None) -> None:
+        self.sent.append(frame.number)
+
+    def forget(self, node: Node) -> None:
+        raise AssertionError
+
+    def take(self) -> Event | None:
+        return self.news.popleft() if self.news else None
+
+
+class Talker:
+    """Answers everything that it hears."""
+
+    wake_at = None
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        return [Send(COORDINATOR, Join(1))]
+
+
+def test_what_is_sent_again_comes_before_what_is_new() -> None:
+    """A connection does not carry a number that is less than one before it."""
+    carrier, wire = Broken(), Wire()
+    driver = Driver(Linked(Talker()), wire, Nothing(), lambda: wire.now, carriers=(carrier,))
+    driver.start()
+    driver.step(0.0)
+    carrier.news.append(PeerReached(COORDINATOR))
+    driver.post(TimePassed())
+    driver.post(Started())
+    driver.post(Started())
+    for _ in range(4):
+        driver.step(0.0)
+    assert carrier.sent == [1, 1, 2, 3]

@@ -118,6 +118,30 @@ def test_what_was_sent_before_the_connection_broke_is_sent_again_and_taken_once(
     assert shard.memory == replica.memory
 
 
+def test_a_new_connection_begins_with_what_the_last_one_has_not_brought(replica: End, shard: End) -> None:
+    """The process hears late of a connection that is over again; nothing new goes before the old."""
+    first, second = (Frame(number, 0, Exchange(number)) for number in (1, 2))
+
+    def turns_unheard(until: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SOON_S
+        while not until():
+            assert time.monotonic() < deadline
+            for end in (replica, shard):
+                end.streams.turn(time.monotonic())
+
+    turns_unheard(lambda: SHARD in replica.streams._streams)
+    replica.streams._close(SHARD)
+    assert replica.streams.take() == PeerReached(SHARD)
+    replica.send(SHARD, first)  # into the void
+    turns_unheard(lambda: SHARD in replica.streams._streams)
+    replica.send(SHARD, second)
+    turns(replica, shard, until=lambda: PeerReached(SHARD) in replica.events)
+    for frame in (first, second):
+        replica.send(SHARD, frame)
+    turns(replica, shard, until=lambda: len(shard.frames) == 2)
+    assert shard.frames == [first, second]
+
+
 def test_numbers_that_break_off_are_taken_when_they_come_again(replica: End, shard: End) -> None:
     connected(replica, shard)
     replica.memory[:] = b"1" * SIZE

@@ -13,7 +13,7 @@ import msgspec
 
 from squall.errors import PeerFault
 from squall.protocol.effects import Effect, End, Forget, Payload, Transmit
-from squall.protocol.events import Event, FrameArrived, Started, TimePassed
+from squall.protocol.events import Event, FrameArrived, PeerReached, Started, TimePassed
 from squall.protocol.frames import Frame, decode, encode
 from squall.protocol.link import Linked
 from squall.protocol.nodes import Node
@@ -30,7 +30,7 @@ class Transport(Protocol):
 class Carrier(Protocol):
     """What carries frames, with the numbers of their payloads, to peers that the transport does not reach.
 
-    What it has wakes the transport.
+    What it has wakes the transport. That a peer can be reached is told before anything is sent there.
     """
 
     def knows(self, node: Node) -> bool: ...
@@ -154,7 +154,9 @@ class Driver:
             except (msgspec.DecodeError, ValueError) as error:
                 raise PeerFault(f"{sender} sent something that is not a frame: {error}") from error
         for event in (*[carrier.take() for carrier in self._carriers], self._host.poll()):
-            if event is not None:
+            if type(event) is PeerReached:
+                self._events.appendleft(event)  # what is sent again comes before all that is new
+            elif event is not None:
                 self._events.append(event)
 
     def _handle(self, event: Event) -> None:

@@ -51,6 +51,7 @@ class Stream:
 
     def __init__(self, connection: socket, place: Place) -> None:
         self.connection = connection
+        self.ready = False  # the process knows of it, and sends again what went with the one before
         self.last = 0  # number of the last message that was given to this connection
         self.sent_bytes = self.received_bytes = 0
         self._place = place

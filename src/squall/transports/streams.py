@@ -48,7 +48,6 @@ class Streams:
         self._forgotten: set[Node] = set()
         self._busy: dict[Node, None] = {}  # whose streams have more that goes at once
         self._epoll = select.epoll()
-        self._ready: set[Node] = set()  # connected, and the process knows: it sends again what went with the last one
         self._arrived: deque[Event] = deque()
         self.closed_bytes = [0, 0]  # sent and received by connections that are gone
         if listener is not None:
@@ -81,7 +80,7 @@ class Streams:
 
     def send(self, to: Node, frame: Frame, payload: Payload | None = None) -> None:
         stream = self._streams.get(to)
-        if stream is not None and to in self._ready and (frame.number == 0 or frame.number > stream.last):
+        if stream is not None and stream.ready and (frame.number == 0 or frame.number > stream.last):
             stream.put(frame, payload, () if payload is None else self._places(payload, to))
             self._busy[to] = None
 
@@ -90,12 +89,16 @@ class Streams:
         return bool(self._arrived)
 
     def take(self) -> Event | None:
-        """What has arrived, in its order: a frame whose numbers are at their place, or that a peer can be reached."""
+        """What has arrived, in its order: a frame whose numbers are at their place, or that a peer can be reached.
+
+        The link has to know of the latter before it sends anything: what comes first on a connection must be what the
+        one before has not brought.
+        """
         if not self._arrived:
             return None
         event = self._arrived.popleft()
-        if isinstance(event, PeerReached):
-            self._ready.add(event.node)
+        if isinstance(event, PeerReached) and event.node in self._streams:
+            self._streams[event.node].ready = True
         return event
 
     def forget(self, node: Node) -> None:
@@ -227,7 +230,6 @@ class Streams:
         if stream is None:
             return
         self._redial_at = 0.0
-        self._ready.discard(node)
         del self._nodes[stream.connection.fileno()]
         self._epoll.unregister(stream.connection)  # a process that was forked may hold it open
         for i, count in enumerate((stream.sent_bytes, stream.received_bytes)):
