@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -167,6 +168,20 @@ def test_a_forgotten_peer_changes_nothing_any_more(replica: End, shard: End) -> 
     turns(replica, shard, until=lambda: replica.streams._redial[SHARD][1] > 4 * REDIAL_S)  # it has called again
     assert not shard.frames
     assert shard.memory == before
+
+
+@pytest.mark.parametrize("part", [lambda end: end.streams.forget(REPLICA), lambda end: end.streams.close()])
+def test_who_leaves_hears_that_its_last_words_have_arrived(
+    part: Callable[[End], None], replica: End, shard: End
+) -> None:
+    """At once, though a process that was forked has the connection as well."""
+    connected(replica, shard)
+    child = os.dup(shard.streams._streams[REPLICA].connection.fileno())
+    shard.send(REPLICA, Frame(0, 7))
+    part(shard)
+    turns(replica, until=lambda: SHARD not in replica.streams._streams)
+    assert replica.frames == [Frame(0, 7)]
+    os.close(child)
 
 
 @pytest.mark.parametrize("name", ["replica-2.0", "nobody", "replica-x.y"])

@@ -104,11 +104,11 @@ class Streams:
     def forget(self, node: Node) -> None:
         """Nothing that this peer sends is put anywhere any more."""
         self._forgotten.add(node)
-        self._close(node)
+        self._part(node)
 
     def close(self) -> None:
         for node in list(self._streams):
-            self._close(node)
+            self._part(node)
         for descriptor in list(self._opening):
             self._give_up(descriptor)
         if self._listener is not None:
@@ -225,13 +225,22 @@ class Streams:
         self._epoll.unregister(descriptor)
         opening.close()
 
+    def _part(self, node: Node) -> None:
+        """Close, behind what goes at once: the peer may wait for its last words to be acknowledged."""
+        if node in self._streams:
+            with suppress(Broken):
+                self._streams[node].write()
+            self._close(node)
+
     def _close(self, node: Node) -> None:
         stream = self._streams.pop(node, None)
         if stream is None:
             return
         self._redial_at = 0.0
         del self._nodes[stream.connection.fileno()]
-        self._epoll.unregister(stream.connection)  # a process that was forked may hold it open
+        self._epoll.unregister(stream.connection)
         for i, count in enumerate((stream.sent_bytes, stream.received_bytes)):
             self.closed_bytes[i] += count
+        with suppress(OSError):
+            stream.connection.shutdown(socket.SHUT_RDWR)  # also where a process that was forked holds it open
         stream.connection.close()
