@@ -116,7 +116,7 @@ class ReplicaExchanges:
             exchange = Exchange(
                 self.clock, gradient, self._fetching, basis, work.examples, work.covers, work.batches, work.factors
             )
-            payload = Payload("gradient", self._node, gradient, self.clock, shard.index) if push else None
+            payload = Payload("gradient", self._node, gradient, self.clock, shard.index) if work.batches else None
             effects.append(Send(shard, exchange, payload))
         self._answers, self.missing = [None] * len(self._shards), len(self._shards)
         tally.exchanges += 1
