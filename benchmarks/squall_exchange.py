@@ -48,7 +48,7 @@ class _Vector(nn.Module):
         self.weights = nn.Parameter(torch.zeros(elements))
 
 
-class _ReadyGradient(Host):
+class ReadyGradient(Host):
     """A replica's host whose gradient is always there; notes when each exchange began."""
 
     def __init__(self) -> None:
@@ -60,11 +60,17 @@ class _ReadyGradient(Host):
             return GradientComputed(0.0, True, 0.0)
         return None
 
+    @property
+    def median_seconds(self) -> float:
+        """From one exchange to the next."""
+        times = [after - before for before, after in zip(self.began, self.began[1:])]
+        return statistics.median(times[WARM_UP:])
 
-def _job(elements: int, optimizer: OptimizerName, repeats: int, shard_threads: int, directory: Path) -> Job:
-    kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adagrad
-    strategy = squall.Downpour(replicas=1, optimizer=partial(kind, lr=EXCHANGE_LR))
-    data = torch.utils.data.TensorDataset(torch.zeros(repeats + WARM_UP + 1))
+
+def exchange_job(elements: int, strategy: squall.Strategy, repeats: int, shard_threads: int, directory: Path) -> Job:
+    """A run in which each replica exchanges `repeats` times after the warm-up."""
+    replicas = strategy.recipe().replicas
+    data = torch.utils.data.TensorDataset(torch.zeros((repeats + WARM_UP + 1) * replicas))
     task = squall.Task(
         model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1
     )
@@ -72,11 +78,18 @@ def _job(elements: int, optimizer: OptimizerName, repeats: int, shard_threads: i
     plan = make_plan(strategy, settings, Aims(epochs=1))
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     arena = Arena.create(arena_shape(layout, strategy.recipe()), directory)
-    arena.gradient(0, 0).normal_()
+    for slot in range(replicas):
+        arena.gradient(slot, 0).normal_()
     return Job(
         plan=plan, strategy=strategy, task=task, layout=layout, arena=arena, initial=initial_vector(layout, task),
         directory=directory, commanded_at=time.time(),
     )  # fmt: skip
+
+
+def strategy(optimizer: OptimizerName, replicas: int = 1, shards: int = 1, overlap: bool = False) -> squall.Strategy:
+    kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adagrad
+    made = partial(kind, lr=EXCHANGE_LR)
+    return squall.Downpour(replicas=replicas, shards=shards, overlap=overlap, optimizer=made)
 
 
 def exchange_seconds(
@@ -85,10 +98,10 @@ def exchange_seconds(
     """Median seconds of one exchange with a real shard process; `scheduled`: with the schedule of both ends kept."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
-        job = _job(elements, optimizer, repeats, shard_threads, Path(folder))
+        job = exchange_job(elements, strategy(optimizer), repeats, shard_threads, Path(folder))
         job = attempts.begin(job) if scheduled else job
         children = [_fork(job, node) for node in (COORDINATOR, SHARD)]
-        host = _ReadyGradient()
+        host = ReadyGradient()
         transport = HostTransport(REPLICA, Path(folder), peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
         try:
             Driver(machine(job, REPLICA), transport, recorded(host, job, REPLICA)).run()
@@ -96,8 +109,7 @@ def exchange_seconds(
             transport.close()
             for child in children:
                 os.waitpid(child, 0)
-    times = [after - before for before, after in zip(host.began, host.began[1:])]
-    return statistics.median(times[WARM_UP:])
+    return host.median_seconds
 
 
 def _fork(job: Job, node: Node) -> int:

@@ -22,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count, islice
 from multiprocessing.synchronize import Barrier, Event
@@ -32,6 +33,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.namespaces import INTERFACE, Link
 from benchmarks.workloads import Workload
 
 WARM_UP_STEPS = 5
@@ -55,14 +57,24 @@ class Gate:
         self.barrier.wait(START_TIMEOUT_S)
 
 
-def launch(work: Callable[..., float], processes: int, *args: object, threads: int = 1) -> list[float]:
+@dataclass(frozen=True)
+class Placed:
+    """Processes on the two machines of a link."""
+
+    link: Link
+    sides: tuple[int, ...]  # by rank
+
+
+def launch(
+    work: Callable[..., float], processes: int, *args: object, threads: int = 1, placed: Placed | None = None
+) -> list[float]:  # fmt: skip
     """Run `work(rank, gate, *args)` in new processes; their results by rank. One that fails ends them all."""
     context = mp.get_context("spawn")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
         gate = Gate(context.Barrier(processes), context.Event(), folder)
         mp.start_processes(  # type: ignore[attr-defined,no-untyped-call,unused-ignore]
-            _enter, args=(work, gate, threads, results, args), nprocs=processes, start_method="spawn"
+            _enter, args=(work, gate, threads, placed, results, args), nprocs=processes, start_method="spawn"
         )
         by_rank: dict[int, float] = dict(results.get() for _ in range(processes))
     results.close()
@@ -70,11 +82,14 @@ def launch(work: Callable[..., float], processes: int, *args: object, threads: i
 
 
 def _enter(
-    rank: int, work: Callable[..., float], gate: Gate, threads: int, results: Any, args: tuple[object, ...]
-) -> None:
-    torch.set_num_threads(threads)
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = "lo"  # Gloo's and RPC's interface
-    results.put((rank, work(rank, gate, *args)))
+    rank: int, work: Callable[..., float], gate: Gate, threads: int, placed: Placed | None, results: Any,
+    args: tuple[object, ...],
+) -> None:  # fmt: skip
+    interface = "lo" if placed is None else INTERFACE
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = interface  # Gloo's and RPC's
+    with nullcontext() if placed is None else placed.link.inside(placed.sides[rank]):
+        torch.set_num_threads(threads)
+        results.put((rank, work(rank, gate, *args)))
 
 
 def backward(model: nn.Module, inputs: Tensor, labels: Tensor, factor: float) -> None:

@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.namespaces import Link
 from benchmarks.peers import PeerUnavailable
 from benchmarks.peers.common import (
     Gate,
+    Placed,
     accurate,
     backward,
     launch,
@@ -27,16 +29,18 @@ from benchmarks.workloads import Workload
 
 
 def samples_per_second(
-    workload: Workload, replicas: int, seconds: float, threads: int = 1, slow_ratio: float = 0.0
-) -> float:
+    workload: Workload, replicas: int, seconds: float, threads: int = 1, slow_ratio: float = 0.0,
+    link: Link | None = None,
+) -> float:  # fmt: skip
     """Samples per second of all replicas together, each with `threads` torch threads.
 
     The number of steps is agreed on beforehand, from three timed ones. DDP's backward waits for the others,
     so what the straggler's sleep is a multiple of is the median step without an all-reduce, all replicas
-    computing at once.
+    computing at once. With a `link`, there is a replica on each of its sides.
     """
     _check()
-    return sum(launch(_work, replicas, workload, replicas, seconds, slow_ratio, None, threads=threads))
+    placed = None if link is None else Placed(link, (0, 1))
+    return sum(launch(_work, replicas, workload, replicas, seconds, slow_ratio, None, threads=threads, placed=placed))
 
 
 def seconds_to_accuracy(workload: Workload, replicas: int, target: float = 0.97) -> float:

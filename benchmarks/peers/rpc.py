@@ -7,23 +7,27 @@ part of a later update, as Hogwild allows: a copy would make the exchange slower
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import rpc
 
+from benchmarks.namespaces import INTERFACE, Link
 from benchmarks.peers import PeerUnavailable
 from benchmarks.peers.common import (
     EXCHANGE_LR,
     FlatModel,
     Gate,
     OptimizerName,
+    Placed,
     accurate,
     flat_optimizer,
     launch,
@@ -35,14 +39,22 @@ from benchmarks.peers.common import (
 from benchmarks.workloads import Workload
 
 SERVER = 0  # rank; replica r is rank r + 1
+# Without the one that reads another process's memory, which would also reach into another namespace.
+BETWEEN_NAMESPACES: dict[str, Any] = {"_transports": ["shm", "uv"], "_channels": ["basic"]}
 
 
 def samples_per_second(
-    workload: Workload, replicas: int, seconds: float, threads: int = 1, slow_ratio: float = 0.0
-) -> float:
-    """Samples per second of all replicas together; replicas and server have `threads` torch threads each."""
+    workload: Workload, replicas: int, seconds: float, threads: int = 1, slow_ratio: float = 0.0,
+    link: Link | None = None,
+) -> float:  # fmt: skip
+    """Samples per second of all replicas together; replicas and server have `threads` torch threads each.
+
+    With a `link`, the server and one of two replicas are on one side, and the other replica is on the other.
+    """
     _check()
-    return sum(launch(_work, 1 + replicas, workload, replicas, seconds, slow_ratio, None, threads=threads))
+    placed = None if link is None else Placed(link, (0, 0, 1))
+    args = workload, replicas, seconds, slow_ratio, None
+    return sum(launch(_work, 1 + replicas, *args, threads=threads, placed=placed))
 
 
 def seconds_to_accuracy(workload: Workload, replicas: int, target: float = 0.97) -> float:
@@ -95,7 +107,8 @@ def _call(gradient: Tensor) -> Tensor:
 @contextmanager
 def _connected(rank: int, processes: int, gate: Gate) -> Iterator[None]:
     """RPC is up for all inside; leaving waits for everybody's calls to end."""
-    options = rpc.TensorPipeRpcBackendOptions(init_method=Path(gate.folder, "rpc").as_uri())
+    ways = BETWEEN_NAMESPACES if os.environ["TP_SOCKET_IFNAME"] == INTERFACE else {}
+    options = rpc.TensorPipeRpcBackendOptions(init_method=Path(gate.folder, "rpc").as_uri(), **ways)
     warnings.filterwarnings("ignore", message="You are using a Backend")  # raised by init_rpc's own code
     rpc.init_rpc(  # type: ignore[no-untyped-call,unused-ignore]
         f"rank{rank}", rank=rank, world_size=processes, rpc_backend_options=options

@@ -1,0 +1,136 @@
+"""A payload from one process to another over a link: by Squall's carriers, and by TLS alone."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from benchmarks.namespaces import Link
+from squall.protocol.effects import Payload
+from squall.protocol.events import Event, FrameArrived, PeerReached
+from squall.protocol.frames import Frame
+from squall.protocol.messages import Exchange
+from squall.protocol.nodes import Node
+from squall.runtime.processes import die_with_parent
+from squall.transports.carrier import Carrier
+from squall.transports.certificates import Identity
+from squall.transports.streams import Streams
+
+REPLICA, SHARD = Node("replica", 0), Node("shard", 0)
+WARM_UP = 3
+
+
+def tls_seconds(link: Link, size: int, repeats: int, back: bool = False) -> float:
+    """Median seconds of `size` bytes there and a byte back, or as many back."""
+    numbers, answer = memoryview(bytearray(os.urandom(size))), memoryview(bytearray(size if back else 1))
+    with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
+        run = Identity.new_root("run")
+        client, server = (run.issue(str(node)).contexts(Path(folder)) for node in (REPLICA, SHARD))
+        with link.inside(1):
+            listener = socket.create_server((link.hosts[1], 0))
+
+        def serve() -> None:
+            raw, _ = listener.accept()
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with server[1].wrap_socket(raw, server_side=True) as connection:
+                for _ in range(WARM_UP + repeats):
+                    _fill(connection, numbers)
+                    connection.sendall(answer)
+
+        def exchange() -> None:
+            connection.sendall(numbers)
+            _fill(connection, answer)
+
+        with forked(serve), listener:
+            with link.inside(0):
+                raw = socket.create_connection(listener.getsockname())
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with client[0].wrap_socket(raw) as connection:
+                return _median_seconds(exchange, repeats)
+
+
+def carried_seconds(link: Link, size: int, repeats: int) -> float:
+    """Median seconds of a message with a payload of `size` bytes, and one without back."""
+    numbers = memoryview(bytearray(os.urandom(size)))
+    push = Payload("gradient", REPLICA, 0, 1, 0)
+    with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
+        run = Identity.new_root("run")
+        client, server = (run.issue(str(node)).contexts(Path(folder)) for node in (REPLICA, SHARD))
+        with link.inside(1):
+            listener = socket.create_server((link.hosts[1], 0))
+        address = listener.getsockname()
+
+        def serve() -> None:
+            carrier = Carrier(Streams(server, lambda payload, peer: (numbers,), {}, listener))
+            next(arrivals(carrier, PeerReached))
+            for number, _ in zip(range(1, WARM_UP + repeats + 1), arrivals(carrier, FrameArrived)):
+                carrier.send(REPLICA, Frame(number, number), None)
+            for _ in arrivals(carrier, PeerReached):  # until it is ended
+                pass
+
+        with forked(serve), link.inside(0):
+            carrier = Carrier(Streams(client, lambda payload, peer: (numbers,), {SHARD: address}))
+            with closing(carrier):
+                next(arrivals(carrier, PeerReached))
+                answers, sent = arrivals(carrier, FrameArrived), iter(range(1, 10**9))
+
+                def exchange() -> None:
+                    number = next(sent)
+                    carrier.send(SHARD, Frame(number, number - 1, Exchange(number, gradient=0)), push)
+                    next(answers)
+
+                return _median_seconds(exchange, repeats)
+
+
+def arrivals(carrier: Carrier, kind: type[Event]) -> Iterator[Event]:
+    """What comes of one kind, without end."""
+    watched = select.poll()
+    watched.register(carrier, select.POLLIN)
+    while True:
+        event = carrier.take()
+        if event is None:
+            watched.poll()
+        elif isinstance(event, kind):
+            yield event
+
+
+@contextmanager
+def forked(*works: Callable[[], object]) -> Iterator[None]:
+    """Each is done in a process of its own, that is over afterwards."""
+    parent, children = os.getpid(), []
+    for work in works:
+        child = os.fork()
+        if not child:
+            try:
+                die_with_parent(parent)
+                work()
+            finally:
+                os._exit(0)
+        children.append(child)
+    try:
+        yield
+    finally:
+        for child in children:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+
+
+def _fill(connection: socket.socket, into: memoryview) -> None:
+    while into.nbytes:
+        into = into[connection.recv_into(into) :]
+
+
+def _median_seconds(action: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(WARM_UP + repeats):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[WARM_UP:])

@@ -1,0 +1,80 @@
+"""Numbers between two machines: one way, as a whole exchange, and on a link of 1 Gbit/s.
+
+Both ends share this machine's cores, and a link between namespaces costs them work too: what is compared with passes
+the same link in the same run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+
+import torch
+
+from benchmarks.link_exchange import exchange_seconds, overlapping_bytes_s
+from benchmarks.link_payload import carried_seconds, tls_seconds
+from benchmarks.namespaces import Link, linked
+from benchmarks.peers import floor
+from benchmarks.results import Section, median_ratio, rounds
+
+ELEMENTS = 10_000_000  # 40 MB
+COUNT = 20  # of each in a round
+RATE, RATE_BYTES_S = "1gbit", 125e6
+
+
+def measure(repeats: int = 9) -> Section:
+    section = Section(
+        "Between two machines",
+        "Two network namespaces of one machine, with a veth pair between them. TLS alone: one blocking connection"
+        " between two processes that do nothing else. An exchange: push 10,000,000 gradients, SGD, fetch the"
+        " weights; its bound is made of TLS alone both ways and the update in one process. On a link of 1 Gbit/s"
+        " (tbf, both ways): bytes of numbers, of which headers of TCP and below leave at most 95.7 %. Overlapping,"
+        " two machines have a replica, whose gradient is ready at once, and a shard each.",
+    )
+    with linked() as link:
+        _unlimited(section, link, repeats)
+    with linked(RATE) as link:
+        _limited(section, link, repeats)
+    return section
+
+
+def _unlimited(section: Section, link: Link, repeats: int) -> None:
+    print("links", flush=True)
+    torch.set_num_threads(1)
+    found = rounds(
+        {
+            "TLS alone": partial(tls_seconds, link, 4 * ELEMENTS, COUNT),
+            "carried": partial(carried_seconds, link, 4 * ELEMENTS, COUNT),
+            "TLS both ways": partial(tls_seconds, link, 4 * ELEMENTS, COUNT, back=True),
+            "floor": partial(floor.exchange_seconds, ELEMENTS, "sgd", COUNT),
+            "exchange": partial(exchange_seconds, link, ELEMENTS, COUNT),
+        },
+        repeats,
+    )
+    ours, alone = found["carried"], found["TLS alone"]
+    section.at_least("40 MB one way", _ms(ours), f"TLS alone {_ms(alone)}", median_ratio(alone, ours), 0.85)
+    bound = [both + update for both, update in zip(found["TLS both ways"], found["floor"])]
+    parts = f"TLS both ways {_ms(found['TLS both ways'])} + update {_ms(found['floor'])}"
+    section.at_most("exchange", _ms(found["exchange"]), parts, median_ratio(found["exchange"], bound), 1.25)
+
+
+def _limited(section: Section, link: Link, repeats: int) -> None:
+    print("links, 1 Gbit/s", flush=True)
+    found = rounds(
+        {
+            "one way": lambda: 4 * ELEMENTS / carried_seconds(link, 4 * ELEMENTS, 5),
+            "each way at once, overlapping": partial(overlapping_bytes_s, link, ELEMENTS, COUNT),
+        },
+        repeats,
+    )
+    for name, values in found.items():
+        rate = statistics.median(values)
+        section.at_least(f"1 Gbit/s, {name}", f"{rate / 1e6:.1f} MB/s", "125 MB/s", rate / RATE_BYTES_S, 0.92)
+
+
+def _ms(values: list[float]) -> str:
+    return f"{statistics.median(values) * 1e3:.3g} ms"
+
+
+if __name__ == "__main__":
+    print(measure().markdown())
