@@ -32,7 +32,6 @@ chaos: $(READY)  ## real runs under random faults, COUNT of them (default 200); 
 	$(BIN)/python -m tests.chaos $(if $(COUNT),--faults $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 bench: $(READY)  ## measure against the floor and the peers; writes benchmarks/RESULTS.md
-	$(BIN)/pip install -q -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m benchmarks
 
 docs: $(READY)  ## write the tables in docs/ from the code

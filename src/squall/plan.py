@@ -12,18 +12,19 @@ from typing import Any
 
 import torch
 
+from squall.checks import require
 from squall.launchers.joining.address import parse_address
 from squall.runtime.backward import resolve_device
 from squall.runtime.optimizers import build_optimizer, check_optimizers, in_words
 from squall.runtime.run_plan import NO_AIMS, Aims, Plan, last_snapshots
 from squall.runtime.seeds import seed_everything
 from squall.strategies import STRATEGIES, Strategy
-from squall.strategies.work import BatchMethod, Loop, require
+from squall.strategies.work import BatchMethod, Loop
 from squall.task import Task, TaskFunction, check_task
 from squall.vector import Layout
 from squall.version import __version__
 
-LAUNCHERS = ("local", "inline")
+LAUNCHERS = ("local", "inline", "ray")
 SIMULATED = "simulated"  # the launcher of a run on a cluster that is not there
 
 
@@ -32,12 +33,16 @@ class Settings:
     """How a run is carried out, beside what it trains. The defaults suit most runs.
 
     Args:
-        launcher: "local" (processes on this machine) or "inline" (everything in this process, deterministic).
+        launcher: "local" (processes on this machine), "inline" (everything in this process, deterministic) or "ray"
+            (processes on the nodes of a Ray cluster; without one, a Ray is started here).
         threads: torch threads of each replica; None: the cores divided among the replicas.
         shard_threads: torch threads of each shard. More than one make updates of millions of elements faster where
             cores are idle while replicas wait, and far slower where they are not.
         machines: how many machines train; the others join by `squall join`, and training begins when all are there.
-        listen: "HOST:PORT", where this machine listens for the others.
+            None: this one alone; with Ray so many nodes that each replica has a processor, if they are there.
+        listen: "HOST:PORT", where this machine listens for the others. With Ray it need not be said.
+        cores: with Ray: processors of each machine; None: one for each of its replicas.
+        packed: with Ray: machines are on few nodes, and not each on a node of its own where that goes.
         lost_after_s: a machine that is not heard of for so many seconds is taken for lost, and its work done elsewhere.
         seconds: end after so much training time.
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
@@ -53,8 +58,10 @@ class Settings:
     launcher: str = "local"
     threads: int | None = None
     shard_threads: int = 1
-    machines: int = 1
+    machines: int | None = None
     listen: str | None = None
+    cores: int | None = None
+    packed: bool = False
     lost_after_s: float = 2.0
     seconds: float | None = None
     evaluate_every_s: float | None = None
@@ -71,12 +78,15 @@ class Settings:
         require("shard_threads", self.shard_threads, self.shard_threads >= 1, "at least 1")
         require("slow", slow, slow is None or 0 < slow <= 1, "above 0 and at most 1, such as 0.1")
         machines = self.machines
-        require("machines", machines, machines >= 1, "at least 1")
+        require("machines", machines, machines is None or machines >= 1, "at least 1")
+        require("cores", self.cores, self.cores is None or self.cores >= 1, "at least 1")
+        if self.launcher != "ray" and (self.cores is not None or self.packed):
+            raise ValueError("cores and packed are for the launcher ray: leave them out")
         if self.listen is not None:
             parse_address(self.listen, "listen")
-        elif machines > 1:
+        elif self.several and self.launcher != "ray":
             raise ValueError(f"machines is {machines}: say where others reach this one: listen='10.0.0.1:7700'")
-        if machines > 1 and self.launcher == "inline":
+        if self.several and self.launcher == "inline":
             raise ValueError(f"machines is {machines}, and an inline run is in one process: leave one of them out")
         kept = self.keep_schedule
         if not (last_snapshots(kept) if isinstance(kept, str) else kept is None or kept >= 0):
@@ -87,6 +97,16 @@ class Settings:
         for name in ("lost_after_s", "seconds", "evaluate_every_s", "snapshot_every_s"):
             value = getattr(self, name)
             require(name, value, value is None or value > 0, "positive, or None")
+
+    @property
+    def several(self) -> bool:
+        """Machines may come beside this one."""
+        return self.launcher == "ray" or (self.machines or 1) > 1
+
+    @property
+    def given(self) -> int | None:
+        """Cores of a machine that Ray gives; None: it gives none. Where only replicas decide, each has one."""
+        return None if self.launcher != "ray" else (self.machines and self.cores) or 1
 
 
 def timed(settings: Settings | None, seconds: float | None) -> Settings:
@@ -111,9 +131,10 @@ def make_plan(
             f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
             " bits depend on it: leave it out"
         )
-    if settings.machines > 1 and (recipe.alone or last_snapshots(settings.keep_schedule)):
+    if settings.several and (recipe.alone or last_snapshots(settings.keep_schedule)):
         what = type(strategy).__name__ if recipe.alone else f"keep_schedule {settings.keep_schedule!r}"
-        raise ValueError(f"machines is {settings.machines}, and {what} is for one: leave one of them out")
+        asked = "the launcher is ray" if settings.launcher == "ray" else f"machines is {settings.machines}"
+        raise ValueError(f"{asked}, and {what} is for one machine: leave one of them out")
     if last_snapshots(settings.keep_schedule) and recipe.why_from_the_start:
         raise ValueError(
             f"keep_schedule is {settings.keep_schedule!r} with {type(strategy).__name__}, where"
@@ -123,7 +144,7 @@ def make_plan(
     if settings.seconds is None and dataclasses.replace(aims, keep_best=None) == NO_AIMS and not recipe.work.converges:
         aims = dataclasses.replace(aims, epochs=1)
     resolve_device(device)
-    threads = settings.threads or default_threads(-(-recipe.replicas // settings.machines))
+    threads = settings.threads or default_threads(-(-recipe.replicas // (settings.machines or 1)), settings.given)
     return Plan(
         strategy=strategy_name(strategy), strategy_fields=describe(strategy), replicas=recipe.replicas,
         shards=recipe.shards, seed=seed, device=device, optimizer=in_words(recipe),
@@ -212,8 +233,9 @@ def parse_until(text: str) -> tuple[str, float]:
         raise ValueError(f"until is {text!r}: write metric=value, for example accuracy=0.97") from None
 
 
-def default_threads(replicas: int) -> int:
-    return max(1, len(os.sched_getaffinity(0)) // replicas)
+def default_threads(replicas: int, cores: int | None = None) -> int:
+    """Of each of so many replicas on a machine with so many cores; None: this one's."""
+    return max(1, (cores or len(os.sched_getaffinity(0))) // replicas)
 
 
 def strategy_name(strategy: Strategy) -> str:

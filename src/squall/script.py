@@ -25,7 +25,7 @@ def script_plan(strategy: Strategy, settings: Settings, aims: Aims, *, seed: int
         ValueError: a setting is wrong.
     """
     recipe = strategy.recipe()
-    if recipe.alone or settings.launcher != "local":
+    if recipe.alone or settings.launcher == "inline":
         raise ValueError(f"{type(strategy).__name__} runs in one process: start the script with python instead")
     if not isinstance(recipe.work, Loop):
         raise ValueError(f"{type(strategy).__name__} computes a batch many times over, which no loop does: use fit")

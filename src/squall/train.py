@@ -12,9 +12,8 @@ import torch
 
 from squall.attending import attend, finish, mended, raise_for
 from squall.evaluation_callback import EvaluationCallback, OnEvaluation
-from squall.launchers.head import Head
+from squall.launchers.head import head_of
 from squall.launchers.inline import InlineRun, LoneChannel
-from squall.launchers.joining.address import parse_address
 from squall.launchers.local import LocalRun
 from squall.plan import Settings, build_checked, make_plan, timed
 from squall.run import Run, new_directory
@@ -140,12 +139,9 @@ class Launch:
         if here and local is not None:
             local.close()
         self._watch = watch or EvaluationCallback()
-        self._head: Head | None = None
-        if self.plan.machines > 1:
-            assert self.plan.listen is not None
-            if "script" in code:
-                raise ValueError("a script runs on one machine so far: leave --machines out, or make it a squall.Task")
-            self._head = Head(parse_address(self.plan.listen, "listen"), self.plan.machines, self._strategy.recipe())
+        if "script" in code and code["settings"].several:
+            raise ValueError("a script runs on one machine so far: train here, or make it a squall.Task")
+        self._head = None if here else head_of(self.plan, self._strategy.recipe())
         self._local = None if here else local or LocalRun()
 
     @chance_kept()

@@ -17,7 +17,8 @@ from squall import Downpour
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.gathering import Launched
 from squall.launchers.head import Head
-from squall.launchers.joining.joining import Call, Membership, join
+from squall.launchers.joining.call import Call
+from squall.launchers.joining.joining import Membership, join
 from squall.launchers.joining.token import find_token
 from squall.launchers.member_messages import understood
 from tests import deep

@@ -32,12 +32,16 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     """The flags of a run that the command carries out."""
     group = parser.add_argument_group("where and how")
     add_common(group)
-    group.add_argument("--launcher", choices=("local", "inline"), default="local", help="processes, or all in one")
+    add_launcher(group, "local", "inline", "ray", text="local (processes), inline (one), ray (default: local)")
     group.add_argument(
         "--evaluate-every-s", type=float, metavar="S", help="seconds between evaluations, beside each epoch's"
     )
     group.add_argument("--quiet", action="store_true", help="show no progress")
     group.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
+
+
+def add_launcher(group: Any, *names: str, text: str) -> None:
+    group.add_argument("--launcher", choices=names, default="local", metavar="KIND", help=text)
 
 
 def add_common(group: Any) -> None:
@@ -48,8 +52,10 @@ def add_common(group: Any) -> None:
     group.add_argument(
         "--shard-threads", type=int, default=1, metavar="N", help="torch threads of a shard (default: 1)"
     )
-    group.add_argument("--machines", type=machines, default=1, metavar="N|auto", help="others join by squall join (1)")
+    group.add_argument("--machines", type=machines, metavar="N|auto", help="others join by squall join, or by Ray")
     group.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine")
+    group.add_argument("--cores", type=int, metavar="N", help="with Ray: of each machine (default: its replicas)")
+    group.add_argument("--packed", action="store_true", help="with Ray: machines may share nodes")
     group.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
 
 

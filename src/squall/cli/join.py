@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from squall.launchers.joining.joining import Call
+    from squall.launchers.joining.call import Call
 
 
 def add(commands: Any, arguments: Sequence[str]) -> None:
@@ -28,21 +28,24 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--address", metavar="HOST", help="where the other machines reach this one (default: where it calls from)"
     )
+    parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)  # that Ray shows it by
     parser.add_argument(
         "--wait", type=float, default=60.0, metavar="SECONDS", help="until the run must have answered (default: 60)"
     )
 
 
 def _join(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
+    from squall.checks import require
     from squall.launchers.joining.address import parse_address
-    from squall.launchers.joining.joining import Call
+    from squall.launchers.joining.call import Call
     from squall.launchers.joining.token import find_token
-    from squall.strategies.work import require
 
     head = parse_address(options.head, "the address")
     require("--cores", options.cores, options.cores is None or options.cores >= 1, "at least 1")
     require("--wait", options.wait, options.wait >= 0, "0 or more seconds")
-    return take_part(Call(head, find_token(options.token_file), options.wait, options.cores, options.address))
+    return take_part(
+        Call(head, find_token(options.token_file), options.wait, options.cores, options.number, options.address)
+    )
 
 
 def take_part(call: Call) -> tuple[int, str]:

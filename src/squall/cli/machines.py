@@ -25,7 +25,7 @@ def settle(options: argparse.Namespace) -> tuple[int, str] | None:
     from squall.cli.join import take_part
     from squall.launchers.allocation import allocation
     from squall.launchers.joining.address import parse_address
-    from squall.launchers.joining.joining import Call
+    from squall.launchers.joining.call import Call
     from squall.launchers.joining.token import VARIABLE, find_token
 
     found = allocation(os.environ)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squall.cli.flags import SAVES_ITSELF, add_common, add_kept, add_patience, add_seconds, add_snapshots
+from squall.cli.flags import SAVES_ITSELF, add_common, add_kept, add_launcher, add_patience, add_seconds, add_snapshots
 from squall.cli.machines import settle
 from squall.cli.output import summarized
 
@@ -31,13 +31,14 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     add_seconds(ends)
     how = script.add_argument_group("where and how")
     add_common(how)
+    add_launcher(how, "local", "ray", text="local (processes here), or ray (default: local)")
     kept = add_kept(script)
     kept.add_argument("--keep-best", metavar="METRIC", help=f"refused: {SAVES_ITSELF}")
     add_snapshots(kept)
     how.add_argument(
         "--progress", dest="quiet", action="store_false", help="show progress between what the script prints"
     )
-    script.set_defaults(launcher="local", evaluate_every_s=None, slow=None, json=False)
+    script.set_defaults(evaluate_every_s=None, slow=None, json=False)
     script.add_argument("script", metavar="SCRIPT", help="a Python file")
     script.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
 

@@ -6,32 +6,45 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.gathering import Gathered, Gathering, Launched, Room
-from squall.launchers.joining.address import Address, bound, written
+from squall.launchers.joining.address import Address, bound, parse_address, written
 from squall.launchers.joining.hello import hello
 from squall.launchers.joining.listener import Listener
 from squall.launchers.joining.token import VARIABLE, Token, find_token
 from squall.launchers.member_messages import understood
+from squall.launchers.on_ray.machines import RayMachines
 from squall.launchers.schedules import Schedules
 from squall.protocol.effects import End
 from squall.runtime.attempts import numbers
+from squall.runtime.run_plan import Plan
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity
 
 TOKEN = "token"  # file in the run's directory
 
 
+class Provider(Protocol):
+    """Who sees to it that the other machines join, where no user does."""
+
+    @property
+    def room(self) -> Room: ...  # of this machine
+    def start(self, name: str, head: str, token: str) -> None: ...  # machines for the run of that name
+    def turn(self, now: float, begun: bool) -> Iterable[str]: ...  # what the user is to be told
+    def close(self) -> None: ...  # the run is over
+
+
 class Head:
     """What it listens on is bound at once: raises `ValueError`, with the remedy, where that cannot be."""
 
-    def __init__(self, listen: Address, machines: int, recipe: Recipe) -> None:
+    def __init__(self, listen: Address, machines: int, recipe: Recipe, provider: Provider | None = None) -> None:
         self._wanted = machines
         self._recipe = recipe
+        self._provider = provider
         if VARIABLE in os.environ:
             self._token = find_token(None)
             self._root = self._token.root()
@@ -49,18 +62,20 @@ class Head:
     def gather(self, own: ControlPipe, task: Callable[[], bytes], launched: Launched) -> None:
         """From now on machines are let in; each gets the bytes of the task. `own` leads to the nursery here."""
         self._directory = launched.directory
-        file = self._directory / TOKEN
-        self._token.write(file)
         here = hello(self._listener.address[0])
         self._task = task
-        machine = Gathered(0, here.machine, Room(here.cores), own)
+        room = self._provider.room if self._provider is not None else Room(here.cores)
+        machine = Gathered(0, here.machine, room, own)
         self._gathering = Gathering(machine, self._wanted, self._recipe, self._root, _tell)
         self._gathering.launch(launched)
+        head = written(self._reached())
+        if self._provider is not None:
+            self._provider.start(launched.directory.name, head, self._token.text())
+            return
+        file = self._directory / TOKEN
+        self._token.write(file)
         others = "the other machine" if self._wanted == 2 else f"each of the other {self._wanted - 1} machines"
-        _tell(
-            f"on {others}, with a copy of {file}, type:\n"
-            f"    squall join {written(self._reached())} --token-file {file.name}"
-        )
+        _tell(f"on {others}, with a copy of {file}, type:\n    squall join {head} --token-file {file.name}")
 
     @property
     def sources(self) -> list[Any]:
@@ -74,6 +89,9 @@ class Head:
             room, pipe = Room(joined.hello.cores), ControlPipe(joined.pipe)
             machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
             self._gathering.add(machine, self._task())
+        if self._provider is not None and self._gathering is not None:
+            for text in self._provider.turn(time.monotonic(), self._gathering.over):
+                _tell(text)
         while self._listener.refused:
             _tell(f"a machine was not let in: {self._listener.refused.popleft()}")
         for number, pipe in self._others():
@@ -115,6 +133,8 @@ class Head:
         for _, pipe in self._others():
             pipe.say(kind="kill", status=status, reason=reason)
             pipe.connection.close()
+        if self._provider is not None:
+            self._provider.close()
 
     def _lose(self, number: int) -> None:
         """Its connection is over. When all have launched, it is the coordinator that takes a machine for lost."""
@@ -131,6 +151,21 @@ class Head:
         """What others can call, where it listens on all addresses."""
         host, port = self._listener.address
         return (socket.gethostname() if host in ("0.0.0.0", "::") else host), port
+
+
+def head_of(plan: Plan, recipe: Recipe) -> Head | None:
+    """The head of a run that wants several machines. Raises `ValueError` where it cannot listen, or has no Ray."""
+    listen = None if plan.listen is None else parse_address(plan.listen, "listen")
+    if plan.launcher == "ray":
+        machines = RayMachines(plan)
+        try:
+            return Head(listen or machines.address(), machines.count, recipe, machines)
+        except BaseException:
+            machines.close()
+            raise
+    if listen is None or plan.machines is None or plan.machines == 1:
+        return None
+    return Head(listen, plan.machines, recipe)
 
 
 def _tell(text: str) -> None:

@@ -20,7 +20,8 @@ from squall.errors import SquallError, TaskError
 from squall.launchers.building import build_job, build_task
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.joining.address import written
-from squall.launchers.joining.joining import Call, join
+from squall.launchers.joining.call import Call
+from squall.launchers.joining.joining import join
 from squall.launchers.member_nursery import MemberNursery
 from squall.launchers.nursery import Nursery
 from squall.launchers.orders import Facts, Member, hear_order

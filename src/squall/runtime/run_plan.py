@@ -47,8 +47,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     launcher: str
     evaluate_every_s: float | None
     snapshot_every_s: float | None
-    machines: int = 1
+    machines: int | None = None
     listen: str | None = None
+    cores: int | None = None
+    packed: bool = False
     lost_after_s: float = 2.0
     progress: bool = True
     slow: float | None = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from squall.checks import require, require_one_of
 from squall.protocol.exchanges import Cadence, Exchanges, Rules
 from squall.strategies.base import Distributed, default_optimizer, plain_sgd
-from squall.strategies.work import Loop, Update, require, require_one_of
+from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory
 
 

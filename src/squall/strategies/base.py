@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from squall.strategies.work import Loop, Work, require
+from squall.checks import require
+from squall.strategies.work import Loop, Work
 from squall.task import OptimizerFactory
 
 default_optimizer: OptimizerFactory = partial(torch.optim.AdamW, lr=1e-3)

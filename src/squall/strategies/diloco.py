@@ -8,10 +8,11 @@ from typing import Literal
 
 import torch
 
+from squall.checks import require
 from squall.optim import DelayedNesterov
 from squall.protocol.exchanges import Cadence, Dealing, Exchanges, Rules
 from squall.strategies.base import Distributed, default_optimizer
-from squall.strategies.work import Local, Loop, Update, require
+from squall.strategies.work import Local, Loop, Update
 from squall.task import OptimizerFactory
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from squall.checks import require
 from squall.optim import Proximal
 from squall.protocol.exchanges import Exchanges, Rules
 from squall.strategies.base import Distributed, plain_sgd
-from squall.strategies.work import Loop, Update, require
+from squall.strategies.work import Loop, Update
 from squall.task import OptimizerFactory
 
 

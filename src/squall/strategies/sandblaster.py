@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from squall.checks import require
 from squall.protocol.sandblaster.line_search import SEARCHES
 from squall.protocol.sandblaster.method import MethodSettings
 from squall.strategies.base import Distributed
-from squall.strategies.work import BatchMethod, require
+from squall.strategies.work import BatchMethod
 
 
 @dataclass(frozen=True, kw_only=True)

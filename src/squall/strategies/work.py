@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from squall.checks import require, require_one_of
 from squall.protocol.exchanges import Exchanges
 from squall.protocol.sandblaster.method import MethodSettings
 from squall.task import OptimizerFactory
@@ -187,13 +188,3 @@ class BatchMethod:
 
 
 Work = Loop | BatchMethod
-
-
-def require(name: str, value: object, holds: bool, must: str) -> None:
-    """Raise a `ValueError` for a setting that does not hold; `must` is what it must be."""
-    if not holds:
-        raise ValueError(f"{name} is {value!r}: it must be {must}")
-
-
-def require_one_of(name: str, value: str, values: tuple[str, ...]) -> None:
-    require(name, value, value in values, f"one of {', '.join(values)}")

@@ -12,8 +12,9 @@ import pytest
 
 from squall.errors import SquallError
 from squall.launchers.joining.address import bound
+from squall.launchers.joining.call import Call
 from squall.launchers.joining.hello import Hello, hello, why_not
-from squall.launchers.joining.joining import Call, Membership, join
+from squall.launchers.joining.joining import Membership, join
 from squall.launchers.joining.token import Token
 from squall.transports.certificates import Identity
 from tests.launchers.joining.head import SOON_S, Head

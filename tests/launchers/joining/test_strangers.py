@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from squall.launchers.joining import listener
+from squall.launchers.joining.call import Call
 from squall.launchers.joining.hello import HELLO_BYTES
-from squall.launchers.joining.joining import Call, join
+from squall.launchers.joining.joining import join
 from squall.transports.certificates import call_reception
 from squall.transports.opening import OPEN_WITHIN_S
 from tests import deep

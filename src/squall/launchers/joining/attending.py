@@ -16,7 +16,7 @@ import cloudpickle
 
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.launchers.joining.address import written
-from squall.launchers.joining.joining import Call
+from squall.launchers.joining.call import Call
 from squall.launchers.nursery_process import NurseryProcess
 from squall.protocol.effects import End
 from squall.runtime.interrupts import collected_interrupts

@@ -27,6 +27,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     machine: str = "without a name"
     cores: int = 1  # that its replicas may use
+    number: int = 0  # that it would like to have
     shared_memory: int = 0  # bytes that are free
     address: str = ""  # where others reach it
 

@@ -12,27 +12,16 @@ import msgspec
 
 from squall.errors import SquallError
 from squall.launchers.joining.address import Address, written
+from squall.launchers.joining.call import Call
 from squall.launchers.joining.hello import Answer, Refusal, hello
 from squall.launchers.joining.listener import WRONG_AFTER_S
 from squall.launchers.joining.tls_pipe import TlsPipe
-from squall.launchers.joining.token import Token
 from squall.transports.certificates import Identity, call_reception
 
 ANSWER_WITHIN_S = 5.0  # seconds for each step of a call
 PAUSE_S, PAUSE_AT_MOST_S = 0.1, 2.0  # between calls
 TELL_AFTER_S = 3.0  # seconds until a user who waits is told what to look at
 FROM_HEAD_BYTES = 1 << 30  # of a message, such as the user's code with the data that it holds
-
-
-@dataclass(frozen=True)
-class Call:
-    """What it takes to join a run."""
-
-    head: Address
-    token: Token
-    wait_s: float  # seconds until nobody is waited for any more
-    cores: int | None = None  # to be used, if not all
-    address: str | None = None  # where others reach this machine, if not where it calls from
 
 
 @dataclass(frozen=True)
@@ -89,7 +78,7 @@ def _call(call: Call, timeout_s: float) -> Membership:
     pipe = TlsPipe(connection, FROM_HEAD_BYTES)
     try:
         pipe.send_bytes(call.token.secret.encode())
-        pipe.send_bytes(msgspec.json.encode(said))
+        pipe.send_bytes(msgspec.json.encode(msgspec.structs.replace(said, number=call.number)))
         if not pipe.poll(ANSWER_WITHIN_S + WRONG_AFTER_S):
             raise TimeoutError("it does not answer")
         answer = _understood(pipe.recv_bytes())

@@ -24,6 +24,7 @@ from squall.transports.opening import Opening
 from squall.transports.stream import Broken
 
 STRANGERS_AT_MOST = 64  # at a time; the one that came first goes when there are more
+NUMBER_AT_MOST = 1 << 16  # that a machine may wish for
 WRONG_AFTER_S = 1.0  # seconds until a wrong secret is answered
 MEMBER_BYTES = 1 << 22  # of a message that a machine may send
 
@@ -95,7 +96,7 @@ class Listener:
         self._root = root
         self._token = token
         self._context = root.reception()
-        self._machines = 0  # that have joined
+        self._given: set[int] = set()  # numbers of machines that have joined
         self._strangers: dict[int, Stranger] = {}  # by descriptor, in the order in which they came
         self._epoll = select.epoll()
         self._epoll.register(listening, select.EPOLLIN)
@@ -167,14 +168,17 @@ class Listener:
             stranger.answer(Refusal(why))
             self._send_away(descriptor)
             return
-        self._machines += 1
-        identity = self._root.issue(f"machine-{self._machines}", authority=True)
-        stranger.answer(Welcome(self._machines, identity))
+        number = said.number if 0 < said.number <= NUMBER_AT_MOST else 1
+        if number in self._given:
+            number = max(self._given) + 1
+        self._given.add(number)
+        identity = self._root.issue(f"machine-{number}", authority=True)
+        stranger.answer(Welcome(number, identity))
         self._epoll.unregister(descriptor)
         del self._strangers[descriptor]
         assert stranger.pipe is not None
         stranger.pipe.limit = MEMBER_BYTES
-        joined.append(JoinedMachine(self._machines, said, identity, stranger.pipe))
+        joined.append(JoinedMachine(number, said, identity, stranger.pipe))
 
     def _send_away(self, descriptor: int) -> None:
         stranger = self._strangers.pop(descriptor)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from squall.checks import require
 from squall.launchers.control_pipe import ControlPipe
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.optimizers import check_optimizers
@@ -30,7 +31,7 @@ from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import MachineKind
 from squall.sim.cluster.quiet import BUSY, Turn, calmest, in_turns, others_in, quickest, times_of
 from squall.strategies import Downpour, Strategy
-from squall.strategies.work import Loop, require
+from squall.strategies.work import Loop
 from squall.task import OptimizerFactory, TaskFunction, check_task
 from squall.vector import Layout
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from squall.checks import require
 from squall.plan import Settings, check_together, make_plan
 from squall.report.words import clock, rate_text
 from squall.run import new_directory
@@ -32,7 +33,6 @@ from squall.sim.planning.ranking import Ranking, ranked
 from squall.sim.planning.speed import speed_of
 from squall.sim.planning.survival import survival_of
 from squall.strategies import Strategy
-from squall.strategies.work import require
 from squall.task import Task, TaskFunction, check_task
 
 EPOCHS = 50  # a trial's limit without `seconds`, until a first one has reached the target

@@ -1,0 +1,20 @@
+"""What `squall join` gives to its nursery. It imports no torch, for which nobody should wait twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from squall.launchers.joining.address import Address
+from squall.launchers.joining.token import Token
+
+
+@dataclass(frozen=True)
+class Call:
+    """What it takes to join a run."""
+
+    head: Address
+    token: Token
+    wait_s: float  # seconds until nobody is waited for any more
+    cores: int | None = None  # to be used, if not all
+    number: int = 0  # that it would like to have in the run
+    address: str | None = None  # where others reach this machine, if not where it calls from

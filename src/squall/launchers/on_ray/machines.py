@@ -1,0 +1,196 @@
+"""The machines of a run that Ray provides.
+
+Ray places them on the nodes of its cluster, starts them again on another node when one dies, and shows them in its
+dashboard. What the machines say to each other does not pass through it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from squall.errors import SquallError
+from squall.launchers.gathering import Room
+from squall.launchers.joining.address import Address, parse_address
+from squall.launchers.on_ray.actor import MachineActor
+from squall.launchers.on_ray.bundles import Share, shares
+from squall.runtime.run_plan import Plan
+
+ANSWER_WITHIN_S = 5.0  # seconds that a cluster has to take a call
+TELL_AFTER_S = 5.0  # seconds until a user who waits for room is told what is missing
+LEAVE_WITHIN_S = 2.0  # seconds that machines have to end, once the run has
+AGAIN_AFTER_S = 2.0  # seconds that a run goes on without a machine that has ended badly, before it joins anew
+AGAIN_AT_MOST = 5  # times
+
+
+class RayMachines:
+    """Connects to Ray, or starts one on this machine. Raises `ValueError` with the remedy where neither goes."""
+
+    def __init__(self, plan: Plan) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ValueError("the launcher is ray, which is not installed: pip install 'squall-train[ray]'")
+        import ray
+
+        self._ray: Any = ray
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            _connect(ray)
+        self._node = "" if _from_outside() else ray.get_runtime_context().get_node_id()
+        self._packed = plan.packed
+        free = self._free(plan.device.startswith("cuda"))
+        here = Share(len(os.sched_getaffinity(0)))
+        if self._node:
+            own = free.pop(self._node)
+            here = Share(min(here.cpus, own.cpus), own.gpus)
+        self._shares = shares(plan.replicas * plan.threads, here, list(free.values()), plan.machines, plan.cores)
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._joins: dict[Any, int] = {}  # what tells that a machine has ended -> its place in the list
+        self._ended: dict[int, tuple[str, float]] = {}  # machines that have ended badly: how, and when that was seen
+        self._again = AGAIN_AT_MOST
+        self._call: tuple[str, str] = ("", "")
+        self._tell_at = 0.0
+
+    @property
+    def count(self) -> int:
+        """Of machines, the launching one included."""
+        return len(self._shares)
+
+    @property
+    def room(self) -> Room:
+        """Of the launching machine: for replicas and shards, if it has processors that Ray gives."""
+        cpus = self._shares[0].cpus
+        return Room(cpus) if cpus else Room(0, ("coordinator", "evaluator"))
+
+    def address(self) -> Address:
+        """Where this machine listens, if the user does not say."""
+        return self._ray.util.get_node_ip_address(), 0
+
+    def start(self, name: str, head: str, token: str) -> None:
+        """Ask for the machines of the run of that name, which join at `head`."""
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        own = [self._shares[0]] if self._node and self._shares[0].cpus else []
+        wanted = [*own, *self._shares[1:]]
+        self._call = head, token
+        self._tell_at = time.monotonic() + TELL_AFTER_S
+        if not wanted:
+            return
+        self._group = placement_group(
+            [_resources(share) for share in wanted], name=f"squall {name}",
+            strategy="PACK" if self._packed else "SPREAD",
+            bundle_label_selector=[{"ray.io/node-id": self._node} for _ in own] + [{}] * len(self._shares[1:]),
+        )  # fmt: skip
+        actor = self._ray.remote(MachineActor)
+        for number, share in enumerate(self._shares[1:], start=1):
+            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number - 1 + len(own))
+            self._actors.append(
+                actor.options(
+                    name=f"squall {name} machine {number}", namespace=f"squall {name} {os.urandom(8).hex()}",
+                    num_cpus=share.cpus, num_gpus=share.gpus, scheduling_strategy=strategy,
+                    max_restarts=-1, max_task_retries=-1,
+                ).remote(number)
+            )  # fmt: skip
+            self._join(number)
+
+    def _join(self, number: int) -> None:
+        # Arguments of a call go from process to process: the token is in no table of Ray's.
+        joined = self._actors[number - 1].join.remote(*self._call, self._shares[number].cpus)
+        self._joins[joined] = number
+
+    def turn(self, now: float, begun: bool) -> Iterator[str]:
+        """What the user is to be told. Raises `SquallError` for a machine that does not come to the beginning."""
+        if self._tell_at <= now:
+            self._tell_at = float("inf")
+            if self._group is not None and not self._placed:
+                yield self._missing()
+        over, _ = (
+            self._ray.wait(list(self._joins), num_returns=len(self._joins), timeout=0) if self._joins else ([], [])
+        )
+        for join in over:
+            number = self._joins.pop(join)
+            how = self._outcome(join)
+            if how and not begun:
+                raise SquallError(f"Ray's machine {number} did not join: {how}; its log, which Ray has, says more")
+            if how:
+                self._ended[number] = how, now
+        for number, (how, seen_at) in list(self._ended.items()):
+            if self._again and now >= seen_at + AGAIN_AFTER_S:
+                del self._ended[number]
+                self._again -= 1
+                yield f"Ray's machine {number} has ended: {how}; it joins anew"
+                self._join(number)
+
+    def _outcome(self, join: Any) -> str:
+        try:
+            return str(self._ray.get(join))
+        except self._ray.exceptions.RayError as error:
+            return str(error)
+
+    @property
+    def _placed(self) -> bool:
+        return str(self._ray.util.placement_group_table(self._group)["state"]) == "CREATED"
+
+    def _missing(self) -> str:
+        *_, last = self._shares
+        gpus = f" and {last.gpus} GPUs" if last.gpus else ""
+        free = ", ".join(str(share.cpus) for share in self._free(False).values())
+        return (
+            f"Ray has no room yet for {len(self._shares) - 1} machines with {last.cpus} CPUs{gpus} each beside this one"
+            f" (free CPUs of its nodes: {free}): waiting for it. `ray status` shows who has what; --machines and"
+            " --cores ask for other machines; Ctrl-C ends this"
+        )
+
+    def close(self) -> None:
+        """The run is over: its machines end by themselves now. Nothing of it is left in the cluster."""
+        with suppress(Exception):  # a cluster that is gone has nothing left
+            if self._joins:
+                self._ray.wait(list(self._joins), num_returns=len(self._joins), timeout=LEAVE_WITHIN_S)
+            for actor in self._actors:
+                self._ray.kill(actor)
+            if self._group is not None:
+                self._ray.util.remove_placement_group(self._group)
+        self._joins, self._actors, self._group = {}, [], None
+        if self._ours:
+            self._ours = False
+            self._ray.shutdown()
+
+    def _free(self, gpus: bool) -> dict[str, Share]:
+        """Of each node; of all that it has, where this process is no part of the cluster."""
+        nodes = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
+        if self._node:
+            from ray._private.state import available_resources_per_node  # Ray's libraries use it; there is no other
+
+            nodes = {name: found for name, found in available_resources_per_node().items() if name in nodes}
+        return {n: Share(int(r.get("CPU", 0)), int(r.get("GPU", 0)) if gpus else 0) for n, r in nodes.items()}
+
+
+def _resources(share: Share) -> dict[str, int]:
+    return {"CPU": share.cpus, **({"GPU": share.gpus} if share.gpus else {})}
+
+
+def _from_outside() -> bool:
+    """Whether this process only calls the cluster (an address ray://...), and is on none of its nodes."""
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())
+
+
+def _connect(ray: Any) -> None:
+    address = os.environ.get("RAY_ADDRESS", "")
+    try:
+        if ":" in address and "://" not in address:  # Ray itself tries for minutes
+            socket.create_connection(parse_address(address, "RAY_ADDRESS"), ANSWER_WITHIN_S).close()
+        ray.init(logging_level=logging.WARNING)  # where RAY_ADDRESS says, what runs on this machine, or a new one
+    except Exception as error:
+        where = f" at {address} (RAY_ADDRESS)" if address else ""
+        why = str(error).partition("\n")[0]
+        remedy = "look whether `ray status` answers there" if address else "look whether `ray start --head` works here"
+        raise ValueError(f"Ray was not reached{where}: {why}: {remedy}") from None
