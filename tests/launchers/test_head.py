@@ -28,6 +28,7 @@ WHOLE: list[dict[str, Any]] = [
     {"kind": "placed", "ports": {"shard-0.0": 7}},
     {"kind": "failed", "error": "a", "task": True},
     {"kind": "exited", "node": "replica-1.2", "pid": 7, "why": "it was killed", "traceback": ""},
+    {"kind": "ready"},
     {"kind": "listening"},
     {"kind": "stopping"},
     {"kind": "ended", "status": "", "reason": ""},

@@ -29,10 +29,14 @@ class ControlPipe:
         self.open = True
 
     def say(self, **message: Any) -> None:
+        self.send(msgspec.json.encode(message))
+
+    def send(self, data: bytes) -> None:
+        """What is no message of this kind. Where the other end is gone, that is heard."""
         if not self.open:
             return
         try:
-            self.connection.send_bytes(msgspec.json.encode(message))
+            self.connection.send_bytes(data)
         except OSError:
             self.open = False
 

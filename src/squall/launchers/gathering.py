@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import msgspec
 from squall.errors import SquallError, TaskError
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.orders import Facts
+from squall.protocol.nodes import Node
 from squall.runtime.placement import Seats, place
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity
@@ -30,6 +32,16 @@ class Room(NamedTuple):
     roles: tuple[str, ...] = ("replica", "shard", "coordinator", "evaluator")
 
 
+class Step(IntEnum):
+    """What a machine was told, or has said, last."""
+
+    JOINED = 0
+    PLACED = 1  # it knows who is where
+    LAUNCHED = 2  # it knows who listens where, and gets the files of a snapshot
+    READY = 3  # it has room for its processes
+    BEGUN = 4
+
+
 @dataclass
 class Gathered:
     """A machine of the run."""
@@ -40,8 +52,8 @@ class Gathered:
     pipe: ControlPipe
     address: str = ""  # where others reach it; the head's is known to those that have called it
     facts: Facts | None = None  # when it has built the task
-    launched: bool = False  # it was told to
     ports: dict[str, int] = field(default_factory=dict)  # of its shards, when it was told who is there
+    step: Step = Step.JOINED  # that it has come to
 
 
 class Launched(NamedTuple):
@@ -63,20 +75,21 @@ class Gathering:
         self._root = root
         self._tell = tell  # to the user
         self._launched: Launched | None = None
-        self.over = False  # all were told to launch
+        self._first: set[int] = set()  # on which the run is placed; others come later
+        self.over = False  # those were all ready, and were told to begin
 
     def add(self, machine: Gathered, task: bytes) -> None:
         """A machine has joined: it is given the task."""
         self.machines[machine.number] = machine
-        machine.pipe.connection.send_bytes(task)
+        machine.pipe.send(task)
         self._tell(f"machine {machine.number} has joined: {machine.name}, {machine.room.cores} cores{self._waits()}")
 
     def lose(self, number: int) -> None:
         """A machine's connection is over. Before the run is placed, another may come in its stead."""
+        lost = self.machines.pop(number)
         if self.over:
             return
-        lost = self.machines.pop(number)
-        if self.seats:
+        if number in self._first:
             raise SquallError(f"machine {number} ({lost.name}) was lost as the run was launched: launch it again")
         self._tell(f"machine {number} ({lost.name}) is gone again{self._waits()}")
 
@@ -93,11 +106,13 @@ class Gathering:
         """Take what a nursery has said; False if it is not for this. Raises `SquallError` for one that differs."""
         machine = self.machines[number]
         match said["kind"]:
-            case "built":
+            case "built" if machine.facts is None:
                 machine.facts = msgspec.convert(said["facts"], Facts)
                 self._compare()
-            case "placed":
+            case "placed" if said["ports"].keys() == self._listening(number):
                 machine.ports = said["ports"]
+            case "ready" if machine.step is Step.LAUNCHED:
+                machine.step = Step.READY
             case "failed" if number:
                 error = str(TaskError.told(said["error"])) if said["task"] else said["error"]
                 self._refuse(machine, f"on machine {number} ({machine.name}): {error}")
@@ -118,48 +133,61 @@ class Gathering:
 
     def _refuse(self, machine: Gathered, why: str) -> None:
         """The machine cannot take part: a run that has begun goes on without it. Raises `SquallError` before."""
-        if not self.over:
+        if not self.over and (not self._first or machine.number in self._first):
             raise SquallError(why)
         del self.machines[machine.number]
         machine.pipe.say(kind="kill", status="failed", reason=why)
+        machine.pipe.connection.close()
         self._tell(why)
 
     def _go_on(self) -> None:
-        if self.over:
-            self._late()
-            return
+        """Have every machine take the steps that it can: all together those on which the run is placed."""
         machines = list(self.machines.values())
-        if self._launched is None or len(machines) < self._wanted or any(machine.facts is None for machine in machines):
+        if self._launched is None or not (self._first or self._place(machines)):
             return
-        if not self.seats:
-            found = place(self._recipe, [machine.room for machine in machines])
-            self.seats = {process: machines[at].number for process, at in found.items()}
-            self._tell(in_words(machines, self.seats))
-            for machine in machines:
+        for machine in machines:
+            if machine.step is Step.JOINED and machine.facts is not None:
                 self._seat(machine)
-        expected = sum(role in ("coordinator", "shard") for role, _ in self.seats)
-        if sum(len(machine.ports) for machine in machines) == expected:
-            self.over = True
-            for machine in machines:
+        if any(machine.ports.keys() != self._listening(machine.number) for machine in machines):
+            return
+        for machine in machines:
+            if machine.step is Step.PLACED:
                 self._send(machine, self._launched)
+        self.over = self.over or all(self.machines[number].step is Step.READY for number in self._first)
+        for machine in machines:
+            if machine.step is Step.READY and self.over:
+                self._begin(machine)
 
-    def _late(self) -> None:
-        """Machines that have come after the launch: the coordinator is told what they have room for."""
-        assert self._launched is not None
-        for machine in self.machines.values():
-            if machine.facts is not None and not machine.launched:
-                self._seat(machine)
-                self._send(machine, self._launched)
-                self.machines[0].pipe.say(kind="joined", machine=machine.number, cores=machine.room.cores)
+    def _place(self, machines: list[Gathered]) -> bool:
+        """When as many are here as are wanted, and all have built the task."""
+        if len(machines) < self._wanted or any(machine.facts is None for machine in machines):
+            return False
+        found = place(self._recipe, [machine.room for machine in machines])
+        self.seats = {process: machines[at].number for process, at in found.items()}
+        self._first = set(self.machines)
+        self._tell(in_words(machines, self.seats))
+        return True
+
+    def _begin(self, machine: Gathered) -> None:
+        machine.step = Step.BEGUN
+        machine.pipe.say(kind="begin")
+        if machine.number not in self._first:  # the coordinator is told what it has room for
+            self.machines[0].pipe.say(kind="joined", machine=machine.number, cores=machine.room.cores)
+
+    def _listening(self, number: int) -> set[str]:
+        """The processes of a machine that others call."""
+        seats = self.seats.items()
+        return {str(Node(*each)) for each, at in seats if at == number and each[0] in ("coordinator", "shard")}
 
     def _seat(self, machine: Gathered) -> None:
         seats = [(role, index, at) for (role, index), at in self.seats.items()]
+        machine.step = Step.PLACED
         machine.pipe.say(kind="place", seats=seats)
 
     def _send(self, machine: Gathered, launched: Launched) -> None:
+        machine.step = Step.LAUNCHED
         addresses = {name: (m.address, port) for m in self.machines.values() for name, port in m.ports.items()}
-        cores = [(each.number, each.room.cores) for each in self.machines.values()]
-        machine.launched = True
+        cores = [(number, self.machines[number].room.cores) for number in self._first if number in self.machines]
         told = {"kind": "launch", "snapshot": launched.snapshot, "addresses": addresses, "cores": cores}
         if machine.number == 0:
             identity = self._root.issue("machine-0", authority=True)
@@ -173,8 +201,8 @@ class Gathering:
         for file in files:
             with open(file, "rb") as opened:
                 while piece := opened.read(FILE_PIECE_BYTES):
-                    machine.pipe.connection.send_bytes(piece)
-            machine.pipe.connection.send_bytes(b"")
+                    machine.pipe.send(piece)
+            machine.pipe.send(b"")
 
     def _has_shards(self, number: int) -> bool:
         return any(role == "shard" and at == number for (role, _), at in self.seats.items())

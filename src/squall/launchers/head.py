@@ -54,7 +54,6 @@ class Head:
         self._listener = Listener(bound(listen), self._root, self._token)
         self._gathering: Gathering | None = None
         self._task: Callable[[], bytes] = bytes
-        self._gone: set[int] = set()  # machines whose connection is over
         self._ended: set[int] = set()  # machines that have nothing more to say
         self._directory = Path()  # of the run
         self._schedules: Schedules | None = None
@@ -137,15 +136,14 @@ class Head:
             self._provider.close()
 
     def _lose(self, number: int) -> None:
-        """Its connection is over. When all have launched, it is the coordinator that takes a machine for lost."""
+        """Its connection is over. When the run has begun, it is the coordinator that takes a machine for lost."""
         assert self._gathering is not None
         self._gathering.machines[number].pipe.connection.close()
-        self._gone.add(number)
         self._gathering.lose(number)
 
     def _others(self) -> list[tuple[int, ControlPipe]]:
         machines = self._gathering.machines if self._gathering is not None else {}
-        return [(n, machine.pipe) for n, machine in machines.items() if n and n not in self._gone]
+        return [(number, machine.pipe) for number, machine in machines.items() if number]
 
     def _reached(self) -> Address:
         """What others can call, where it listens on all addresses."""

@@ -8,7 +8,7 @@ import msgspec
 
 from squall.launchers.orders import Facts
 
-NodeName = Annotated[str, msgspec.Meta(pattern=r"^[a-z]+-[0-9]{1,9}\.[0-9]{1,9}$")]
+NodeName = Annotated[str, msgspec.Meta(pattern=r"^[a-z]+-[0-9]{1,9}\.[0-9]{1,9}\Z")]
 PIECE_BYTES = 1 << 20  # of a file
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
@@ -25,10 +25,14 @@ class Placed(Message, frozen=True):
     ports: dict[NodeName, Port]
 
 
+class Ready(Message, frozen=True):
+    pass
+
+
 class Scheduled(Message, frozen=True):
     """The next bytes of a process's schedule."""
 
-    file: Annotated[str, msgspec.Meta(pattern=r"^(packed-)?(replica|shard)-[0-9]{1,9}\.[0-9]{1,9}$")]
+    file: Annotated[str, msgspec.Meta(pattern=r"^(packed-)?(replica|shard)-[0-9]{1,9}\.[0-9]{1,9}\Z")]
     data: Annotated[bytes, msgspec.Meta(max_length=PIECE_BYTES)]
 
 
@@ -59,7 +63,7 @@ class Ended(Message, frozen=True):
 
 def understood(said: dict[str, Any]) -> bool:
     try:
-        msgspec.convert(said, Built | Placed | Scheduled | Failed | Exited | Listening | Stopping | Ended)
+        msgspec.convert(said, Built | Placed | Ready | Scheduled | Failed | Exited | Listening | Stopping | Ended)
     except msgspec.ValidationError:
         return False
     return True

@@ -24,7 +24,7 @@ from squall.launchers.joining.call import Call
 from squall.launchers.joining.joining import join
 from squall.launchers.member_nursery import MemberNursery
 from squall.launchers.nursery import Nursery
-from squall.launchers.orders import Facts, Member, hear_order
+from squall.launchers.orders import Facts, Member, hear_order, may_begin
 from squall.launchers.scripts import serve_script
 from squall.runtime import attempts
 from squall.runtime.optimizers import check_optimizers
@@ -64,9 +64,10 @@ def _take_part(attendant: ControlPipe, call: Call) -> None:
         attendant.say(kind="failed", error=str(error), task=False)
     else:
         sockets = Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
-        with tempfile.TemporaryDirectory(prefix="squall-modules-") as folder:
-            take_in(message["modules"], Path(folder))
-            _serve(head, message, sockets, Member(member.machine, member.identity, call.head[0], attendant))
+        with tempfile.TemporaryDirectory(prefix="squall-machine-", ignore_cleanup_errors=True) as folder:
+            own = Path(folder)
+            take_in(message["modules"], own / "modules")
+            _serve(head, message, sockets, Member(member.machine, member.identity, call.head[0], attendant, own))
 
 
 def _serve(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None = None) -> None:
@@ -92,11 +93,11 @@ def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member
     if order is None:
         return
     setproctitle(f"squall nursery of {order.directory.name}")
-    job = attempts.begin(build_job(message, task, order))
+    job = build_job(message, task, order)
+    if order.site is not None and not may_begin(launcher, member):
+        return
+    job = attempts.begin(job)
     if member is None:
         Nursery(launcher, job, sockets).run()
-        return
-    try:
+    else:
         MemberNursery(launcher, member.attendant, job, sockets).run()
-    finally:
-        shutil.rmtree(order.directory, ignore_errors=True)

@@ -1,7 +1,7 @@
 """What a nursery is told before its processes begin: where each process of the run is, and who listens where.
 
-    head -> nursery      the task (a pickle), "place", "launch" with the files of a snapshot behind it
-    nursery -> head      "built" with what must be the same everywhere, "placed" with addresses, or "failed"
+    head -> nursery      the task (a pickle), "place", "launch" with the files of a snapshot behind it, "begin"
+    nursery -> head      "built" with what must be the same everywhere, "placed" with ports, "ready", or "failed"
 
 The head is the launching process. On a run's only machine there is "launch" alone.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +64,7 @@ class Member(NamedTuple):
     identity: Identity
     head: str  # the host that was called; who is there is reached at it
     attendant: ControlPipe  # leads to `squall join`
+    own: Path  # a directory for this machine's part of the run, which is removed at its end
 
 
 def hear_order(head: ControlPipe, plan: Plan, member: Member | None = None) -> Order | None:
@@ -81,7 +81,8 @@ def hear_order(head: ControlPipe, plan: Plan, member: Member | None = None) -> O
                 ports = {str(node): listener.getsockname()[1] for node, listener in listeners.items()}
                 head.say(kind="placed", ports=ports)
             case "launch" if member is not None:
-                directory = Path(tempfile.mkdtemp(prefix=f"squall-{said['name']}-"))
+                directory = member.own / "run" / said["name"]
+                directory.mkdir(parents=True)
                 _take_files(head, directory, said["files"])
                 addresses = _addresses(said["addresses"], member.head)
                 site = Site(machine, seats, addresses, member.identity, listeners, dict(said["cores"]), pulse)
@@ -100,6 +101,13 @@ def hear_order(head: ControlPipe, plan: Plan, member: Member | None = None) -> O
     return None
 
 
+def may_begin(head: ControlPipe, member: Member | None) -> bool:
+    """Wait until all machines have room for their processes, so that none is awaited that cannot come."""
+    head.say(kind="ready")
+    said = _next(head, member)
+    return said is not None and said["kind"] == "begin"
+
+
 def _next(head: ControlPipe, member: Member | None) -> dict[str, Any] | None:
     """What the head says next; None where this machine does not wait for it any more."""
     if member is not None:
@@ -108,7 +116,12 @@ def _next(head: ControlPipe, member: Member | None) -> dict[str, Any] | None:
             ready = wait([head.connection, member.attendant.connection])
         if member.attendant.connection in ready:
             return None
-    return head.hear()
+    said = head.hear()
+    if member is not None and (said is None or said["kind"] == "kill"):
+        told = said or {"status": "failed", "reason": "the run's first machine is gone before the training began"}
+        member.attendant.say(kind="end", status=told["status"], reason=told["reason"])
+        return None
+    return said
 
 
 def _bound(seats: Seats, machine: int) -> dict[Node, socket.socket]:

@@ -31,9 +31,9 @@ class Schedules:
     def take(self, machine: int, said: dict[str, Any]) -> None:
         """Raises `OSError`: it cannot be written, or is there already as another's."""
         piece = msgspec.convert(said, Scheduled)
-        first = self._given.setdefault(piece.file, machine) == machine and not (self._attempt / piece.file).exists()
-        if self._given[piece.file] != machine:
+        new = piece.file not in self._given
+        if self._given.setdefault(piece.file, machine) != machine:
             raise FileExistsError(f"{piece.file} of machine {self._given[piece.file]}, given by machine {machine}")
-        flags = os.O_WRONLY | os.O_APPEND | (os.O_CREAT | os.O_EXCL if first else 0)
+        flags = os.O_WRONLY | os.O_APPEND | (os.O_CREAT | os.O_EXCL if new else 0)
         with open(os.open(self._attempt / piece.file, flags, 0o600), "ab") as file:
             file.write(piece.data)

@@ -1,0 +1,141 @@
+"""The machines of a run until all launch: together, and whatever else comes, goes, or is said meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from squall import Downpour
+from squall.errors import SquallError
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.gathering import Gathered, Gathering, Launched, Room
+from squall.launchers.orders import Facts
+from squall.transports.certificates import Identity
+from squall.vector import Layout
+
+LAYOUT = Layout((), (), (), 0, 0)
+FACTS = {"kind": "built", "facts": msgspec.to_builtins(Facts(LAYOUT, 7))}
+PORTS: list[dict[str, int]] = [{"coordinator-0.0": 70}, {"shard-0.0": 71}]  # of each machine
+
+
+@dataclass
+class Line:
+    """The head's end of a pipe: what was said there."""
+
+    said: list[dict[str, Any]] = field(default_factory=list)
+    closed = False
+
+    def send_bytes(self, message: bytes) -> None:
+        if self.closed:
+            raise OSError("the connection is over")
+        if message.startswith(b"{"):
+            self.said.append(msgspec.json.decode(message))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def fileno(self) -> int:
+        raise OSError  # nothing can be handed over
+
+    @property
+    def kinds(self) -> list[str]:
+        return [said["kind"] for said in self.said]
+
+
+class Run:
+    """Two machines are wanted, for a replica and a shard; `lines` lead to those that there are."""
+
+    def __init__(self, directory: Path) -> None:
+        self.lines: list[Line] = []
+        self.gathering = Gathering(
+            self._machine(), 2, Downpour(replicas=1).recipe(), Identity.new_root("squall"), lambda text: None
+        )
+        self.gathering.launch(Launched(directory, None, -1))
+        self.join()
+
+    def _machine(self) -> Gathered:
+        self.lines.append(Line())
+        number = len(self.lines) - 1
+        return Gathered(number, f"host {number}", Room(1), ControlPipe(self.lines[-1]))
+
+    def join(self) -> None:
+        self.gathering.add(self._machine(), b"the task")
+
+    def say(self, number: int, **said: Any) -> bool:
+        return self.gathering.hear(number, said)
+
+    def built(self, *numbers: int) -> None:
+        for number in numbers:
+            self.say(number, **FACTS)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_machines_begin_when_all_are_ready(run: Run) -> None:
+    """One that is slow, or has no room, is not awaited by processes that train already."""
+    run.built(0, 1)
+    for number in (0, 1):
+        run.say(number, kind="placed", ports=PORTS[number])
+    run.say(0, kind="ready")
+    assert [line.kinds for line in run.lines] == [["place", "launch"]] * 2
+    with pytest.raises(SquallError, match=r"on machine 1 \(host 1\): no room in shared memory"):
+        run.say(1, kind="failed", error="no room in shared memory", task=False)
+    run.say(1, kind="ready")
+    assert [line.kinds for line in run.lines] == [["place", "launch", "begin"]] * 2
+
+
+def test_a_machine_says_where_its_own_processes_listen_and_no_others(run: Run) -> None:
+    for ports in ({"coordinator-0.0": 7}, {}):
+        assert not run.say(1, kind="placed", ports={"shard-0.0": 7} | ports)  # nobody has asked
+    run.built(0, 1)
+    run.say(0, kind="placed", ports=PORTS[0])
+    assert not run.say(1, kind="placed", ports=PORTS[0] | PORTS[1])
+    assert not run.say(1, kind="placed", ports=PORTS[0])
+    run.say(1, kind="placed", ports=PORTS[1])
+    assert run.lines[0].said[-1]["addresses"] == {"coordinator-0.0": ["", 70], "shard-0.0": ["", 71]}
+
+
+def test_machines_that_come_while_others_launch_are_told_of_when_they_are_ready(run: Run) -> None:
+    run.built(0, 1)
+    run.join()
+    run.join()
+    run.built(2)
+    for number in (0, 1):
+        run.say(number, kind="placed", ports=PORTS[number])
+    run.say(2, kind="placed", ports={})
+    run.say(2, kind="ready")
+    assert [machine for machine, _ in run.lines[0].said[-1]["cores"]] == [0, 1]
+    run.gathering.lose(3)
+    for number in (0, 1):
+        run.say(number, kind="ready")
+    assert run.lines[0].said[-1] == {"kind": "joined", "machine": 2, "cores": 1}
+    assert run.lines[2].kinds == ["place", "launch", "begin"]
+    run.say(2, kind="ready")
+    assert run.lines[0].kinds.count("joined") == 1
+
+
+def test_a_machine_that_is_gone_before_it_is_noticed_costs_the_launch_its_name(run: Run) -> None:
+    run.lines[1].closed = True
+    run.built(0, 1)
+    run.say(0, kind="placed", ports=PORTS[0])
+    with pytest.raises(SquallError, match=r"machine 1 \(host 1\) was lost as the run was launched"):
+        run.gathering.lose(1)
+
+
+def test_one_that_has_another_task_is_sent_away_when_the_run_has_begun(run: Run) -> None:
+    run.built(0, 1)
+    for number in (0, 1):
+        run.say(number, kind="placed", ports=PORTS[number])
+        run.say(number, kind="ready")
+    run.join()
+    run.say(2, kind="built", facts=msgspec.to_builtins(Facts(LAYOUT, 8)))
+    assert run.lines[2].said[-1]["reason"].count("8 training examples in place of 7") == 1
+    assert run.lines[2].closed
+    assert 2 not in run.gathering.machines
