@@ -7,7 +7,7 @@ from squall.protocol.leases import Limits
 from squall.protocol.messages import Grant, Join, LeaseRequest, Left, Stats, Stop
 from squall.protocol.nodes import NURSERY, Node, replica_node
 from squall.protocol.notes import MachineDied, MachineLeft, MemberDied, MemberReplaced
-from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, Replaced
+from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, Replaced, StartProcess
 from squall.protocol.policy import MachineRoom
 from tests.protocol.office import Office, start
 from tests.protocol.steps import only, sent
@@ -142,6 +142,16 @@ def test_a_machine_leaves_when_its_replica_has_given_back_what_it_had() -> None:
     assert sent(effects, Stop) == [(N1, Stop())]
     assert of.notes(MachineLeft) == [MachineLeft(1)]
     assert not [held for held in of.leases.held.values() if held.holder == R1]
+
+
+def test_a_machine_may_leave_before_it_is_known_to_have_joined() -> None:
+    """The launcher tells of it, on another way than its nursery."""
+    of = office()
+    of.give(MachineLost(1, "its node is gone"))
+    leaver = Node("nursery", 7)
+    assert sent(of.tell(leaver, Leaving("interrupted there")), Stop) == [(leaver, Stop())]
+    assert not sent(of.give(MachineJoined(7, 4)), StartProcess), "nobody is awaited from there"
+    assert start(AGAIN, 8) in of.give(MachineJoined(8, 4))
 
 
 def test_who_has_not_joined_yet_is_not_waited_for() -> None:

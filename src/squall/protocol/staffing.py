@@ -23,7 +23,7 @@ from squall.protocol.replacing import LOST_IN_A_ROW
 class Staffing(Closing):
     def __init__(self, policy: Policy, snapshots: int = 0) -> None:
         super().__init__(policy, snapshots)
-        self._lost_machines: dict[int, str] = {}  # and why
+        self._lost_machines: dict[int, str] = {}  # and those that left before they had come; with why
 
     @abstractmethod
     def _depart(self, node: Node, effects: list[Effect]) -> bool:
@@ -135,6 +135,8 @@ class Staffing(Closing):
                 raise AssertionError(f"the coordinator does not know {message!r}")
 
     def _on_machine_joined(self, machine: int, room: int, now: float, effects: list[Effect]) -> None:
+        if machine in self._lost_machines:
+            return
         self._placing.add(machine, room)
         self._hear(machine, now)
         effects.append(notes.MachineAdded(machine, room))
@@ -161,7 +163,11 @@ class Staffing(Closing):
 
     def _on_leaving(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
         """Replicas finish their exchange; with a shard there, or the coordinator, the run ends in order."""
-        if self.phase is Phase.ENDED or machine not in self._placing.rooms or machine in self._placing.leaving:
+        if self.phase is Phase.ENDED or machine in self._placing.leaving:
+            return
+        if machine not in self._placing.rooms:  # its nursery may be heard before the launcher says that it has joined
+            self._lost_machines[machine] = why
+            effects.append(Send(Node("nursery", machine), Stop()))
             return
         nodes = self._placing.there(machine)
         if shards := _shards(nodes):
