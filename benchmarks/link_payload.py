@@ -6,11 +6,9 @@ import os
 import select
 import socket
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 from benchmarks.namespaces import Link
 from squall.protocol.effects import Payload
@@ -21,6 +19,7 @@ from squall.protocol.nodes import Node
 from squall.runtime.processes import die_with_parent
 from squall.transports.carrier import Carrier
 from squall.transports.certificates import Identity
+from squall.transports.stream import Views
 from squall.transports.streams import Streams
 
 REPLICA, SHARD = Node("replica", 0), Node("shard", 0)
@@ -30,63 +29,68 @@ WARM_UP = 3
 def tls_seconds(link: Link, size: int, repeats: int, back: bool = False) -> float:
     """Median seconds of `size` bytes there and a byte back, or as many back."""
     numbers, answer = memoryview(bytearray(os.urandom(size))), memoryview(bytearray(size if back else 1))
-    with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
-        run = Identity.new_root("run")
-        client, server = (run.issue(str(node)).contexts(Path(folder)) for node in (REPLICA, SHARD))
-        with link.inside(1):
-            listener = socket.create_server((link.hosts[1], 0))
+    run = Identity.new_root("run")
+    client, server = (run.issue(str(node)).contexts() for node in (REPLICA, SHARD))
+    with link.inside(1):
+        listener = socket.create_server((link.hosts[1], 0))
 
-        def serve() -> None:
-            raw, _ = listener.accept()
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with server[1].wrap_socket(raw, server_side=True) as connection:
-                for _ in range(WARM_UP + repeats):
-                    _fill(connection, numbers)
-                    connection.sendall(answer)
+    def serve() -> None:
+        raw, _ = listener.accept()
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with server[1].wrap_socket(raw, server_side=True) as connection:
+            for _ in range(WARM_UP + repeats):
+                _fill(connection, numbers)
+                connection.sendall(answer)
 
-        def exchange() -> None:
-            connection.sendall(numbers)
-            _fill(connection, answer)
+    def exchange() -> None:
+        connection.sendall(numbers)
+        _fill(connection, answer)
 
-        with forked(serve), listener:
-            with link.inside(0):
-                raw = socket.create_connection(listener.getsockname())
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with client[0].wrap_socket(raw) as connection:
-                return _median_seconds(exchange, repeats)
+    with forked(serve), listener:
+        with link.inside(0):
+            raw = socket.create_connection(listener.getsockname())
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with client[0].wrap_socket(raw) as connection:
+            return _median_seconds(exchange, repeats)
 
 
 def carried_seconds(link: Link, size: int, repeats: int) -> float:
     """Median seconds of a message with a payload of `size` bytes, and one without back."""
     numbers = memoryview(bytearray(os.urandom(size)))
+
+    def places(payload: Payload, peer: Node) -> Views:
+        return (numbers,)
+
+    def anybody(authority: str, node: Node) -> bool:
+        return True
+
     push = Payload("gradient", REPLICA, 0, 1, 0)
-    with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
-        run = Identity.new_root("run")
-        client, server = (run.issue(str(node)).contexts(Path(folder)) for node in (REPLICA, SHARD))
-        with link.inside(1):
-            listener = socket.create_server((link.hosts[1], 0))
-        address = listener.getsockname()
+    run = Identity.new_root("run")
+    client, server = (run.issue(str(node)).contexts() for node in (REPLICA, SHARD))
+    with link.inside(1):
+        listener = socket.create_server((link.hosts[1], 0))
+    address = listener.getsockname()
 
-        def serve() -> None:
-            carrier = Carrier(Streams(server, lambda payload, peer: (numbers,), {}, listener))
+    def serve() -> None:
+        carrier = Carrier(Streams(server, places, anybody, {}, listener))
+        next(arrivals(carrier, PeerReached))
+        for number, _ in zip(range(1, WARM_UP + repeats + 1), arrivals(carrier, FrameArrived)):
+            carrier.send(REPLICA, Frame(number, number), None)
+        for _ in arrivals(carrier, PeerReached):  # until it is ended
+            pass
+
+    with forked(serve), link.inside(0):
+        carrier = Carrier(Streams(client, places, anybody, {SHARD: address}))
+        with closing(carrier):
             next(arrivals(carrier, PeerReached))
-            for number, _ in zip(range(1, WARM_UP + repeats + 1), arrivals(carrier, FrameArrived)):
-                carrier.send(REPLICA, Frame(number, number), None)
-            for _ in arrivals(carrier, PeerReached):  # until it is ended
-                pass
+            answers, sent = arrivals(carrier, FrameArrived), iter(range(1, 10**9))
 
-        with forked(serve), link.inside(0):
-            carrier = Carrier(Streams(client, lambda payload, peer: (numbers,), {SHARD: address}))
-            with closing(carrier):
-                next(arrivals(carrier, PeerReached))
-                answers, sent = arrivals(carrier, FrameArrived), iter(range(1, 10**9))
+            def exchange() -> None:
+                number = next(sent)
+                carrier.send(SHARD, Frame(number, number - 1, Exchange(number, gradient=0)), push)
+                next(answers)
 
-                def exchange() -> None:
-                    number = next(sent)
-                    carrier.send(SHARD, Frame(number, number - 1, Exchange(number, gradient=0)), push)
-                    next(answers)
-
-                return _median_seconds(exchange, repeats)
+            return _median_seconds(exchange, repeats)
 
 
 def arrivals(carrier: Carrier, kind: type[Event]) -> Iterator[Event]:

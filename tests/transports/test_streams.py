@@ -6,7 +6,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,13 +24,18 @@ SIZE = 3_000_001  # bytes: more than a turn, and no multiple of a record
 SOON_S = 10.0
 
 
+def vouches(authority: str, node: Node) -> bool:
+    """Machine 0 has the shards, and replicas may be on any."""
+    return node.role == "replica" or authority == "machine-0"
+
+
 class End:
     """One process, in this one: its streams, and the memory of its machine."""
 
-    def __init__(self, identity: Identity, directory: Path, peers: dict[Node, tuple[str, int]] | None = None) -> None:
+    def __init__(self, identity: Identity, peers: dict[Node, tuple[str, int]] | None = None) -> None:
         self.memory = bytearray(SIZE)
         self.listener = socket.create_server(("127.0.0.1", 0)) if peers is None else None
-        self.streams = Streams(identity.contexts(directory), self.places, peers or {}, self.listener)
+        self.streams = Streams(identity.contexts(), self.places, vouches, peers or {}, self.listener)
         self.events: list[Event] = []
 
     @property
@@ -69,15 +73,15 @@ def machine() -> Identity:
 
 
 @pytest.fixture
-def shard(machine: Identity, tmp_path: Path) -> Iterator[End]:
-    end = End(machine.issue(str(SHARD)), tmp_path)
+def shard(machine: Identity) -> Iterator[End]:
+    end = End(machine.issue(str(SHARD)))
     yield end
     end.streams.close()
 
 
 @pytest.fixture
-def replica(machine: Identity, shard: End, tmp_path: Path) -> Iterator[End]:
-    end = End(machine.issue(str(REPLICA)), tmp_path, {SHARD: shard.address})
+def replica(machine: Identity, shard: End) -> Iterator[End]:
+    end = End(machine.issue(str(REPLICA)), {SHARD: shard.address})
     yield end
     end.streams.close()
 
@@ -185,20 +189,38 @@ def test_who_leaves_hears_that_its_last_words_have_arrived(
 
 
 @pytest.mark.parametrize("name", ["replica-2.0", "nobody", "replica-x.y"])
-def test_a_member_that_answers_under_another_name_is_not_listened_to(
-    name: str, machine: Identity, shard: End, tmp_path: Path
-) -> None:
+def test_a_member_that_answers_under_another_name_is_not_listened_to(name: str, machine: Identity, shard: End) -> None:
     """Names are those of certificates."""
-    other = End(machine.issue(name), tmp_path, {SHARD: shard.address, Node("shard", 1): shard.address})
+    other = End(machine.issue(name), {SHARD: shard.address, Node("shard", 1): shard.address})
     turns(other, shard, until=lambda: not other.streams._opening)
     assert not other.events
     other.streams.close()
 
 
-def test_a_stranger_is_refused(shard: End, tmp_path: Path) -> None:
+LIARS: list[Callable[[Identity], Identity]] = [
+    lambda one: one,
+    lambda one: one.issue("machine-0", authority=True),  # a machine makes no machine
+    lambda one: one.issue("machine-0"),  # nor does a process
+]
+
+
+@pytest.mark.parametrize("liar", LIARS)
+def test_a_machine_names_no_process_that_another_one_has(liar: Callable[[Identity], Identity]) -> None:
+    root = Identity.new_root("a run")
+    machine_0, machine_1 = (root.issue(f"machine-{number}", authority=True) for number in range(2))
+    posing = End(liar(machine_1).issue(str(SHARD)))
+    caller = End(machine_0.issue(str(REPLICA)), {SHARD: posing.address})
+    turns(caller, posing, until=lambda: bool(caller.streams._opening))
+    turns(caller, posing, until=lambda: not caller.streams._opening)
+    assert not caller.events
+    for end in (caller, posing):
+        end.streams.close()
+
+
+def test_a_stranger_is_refused(shard: End) -> None:
     """It has a certificate, of another run."""
     other = Identity.new_root("another run").issue("machine-0", authority=True).issue(str(REPLICA))
-    stranger = End(other, tmp_path, {SHARD: shard.address})
+    stranger = End(other, {SHARD: shard.address})
     turns(stranger, shard, until=lambda: not stranger.streams._opening and not shard.streams._opening)
     assert not shard.events
     stranger.streams.close()

@@ -8,7 +8,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -31,8 +30,8 @@ def machine() -> Identity:
 
 
 @pytest.fixture
-def shard(machine: Identity, tmp_path: Path) -> Iterator[End]:
-    end = End(machine.issue(str(SHARD)), tmp_path)
+def shard(machine: Identity) -> Iterator[End]:
+    end = End(machine.issue(str(SHARD)))
     yield end
     end.streams.close()
 
@@ -78,10 +77,10 @@ def _gone_on(opening: Opening) -> bool:
         raise AssertionError("the shard has refused it") from None
 
 
-def test_nonsense_of_a_member_costs_its_connection_and_no_more(machine: Identity, shard: End, tmp_path: Path) -> None:
+def test_nonsense_of_a_member_costs_its_connection_and_no_more(machine: Identity, shard: End) -> None:
     """10,000 in `make deep`: a stream breaks with the first, so that each has one of its own."""
     chance = random.Random(16)
-    client, _ = machine.issue(str(REPLICA)).contexts(tmp_path)
+    client, _ = machine.issue(str(REPLICA)).contexts()
     files = len(os.listdir("/proc/self/fd"))
     for _ in deep.sweep(range(10_000), 1000):
         opening = connected(shard, client)
@@ -94,7 +93,7 @@ def test_nonsense_of_a_member_costs_its_connection_and_no_more(machine: Identity
         assert FRAME not in shard.frames
         opening.close()
     assert len(os.listdir("/proc/self/fd")) == files
-    replica = End(machine.issue(str(REPLICA)), tmp_path, {SHARD: shard.address})
+    replica = End(machine.issue(str(REPLICA)), {SHARD: shard.address})
     shard.events.clear()
     turns(replica, shard, until=lambda: bool(replica.events))
     replica.send(SHARD, Frame(1, 0, Exchange(1)))

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Pipe
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -85,10 +84,10 @@ class PipeLine:
 class StreamLine:
     """The coordinator is on another machine."""
 
-    def __init__(self, site: Site, sockets: Path) -> None:
+    def __init__(self, site: Site) -> None:
         nursery = Node("nursery", site.machine)
-        contexts = site.identity.issue(str(nursery)).contexts(sockets)
-        self._streams = Streams(contexts, _no_numbers, {COORDINATOR: site.addresses[COORDINATOR]})
+        contexts = site.identity.issue(str(nursery)).contexts()
+        self._streams = Streams(contexts, _no_numbers, site.vouches, {COORDINATOR: site.addresses[COORDINATOR]})
 
     @property
     def sources(self) -> list[Any]:

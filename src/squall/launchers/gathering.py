@@ -20,7 +20,7 @@ from squall.launchers.orders import Facts
 from squall.protocol.nodes import Node
 from squall.runtime.placement import Seats, place
 from squall.strategies import Recipe
-from squall.transports.certificates import Identity
+from squall.transports.certificates import Identity, machine_name
 
 FILE_PIECE_BYTES = 1 << 20
 
@@ -190,7 +190,7 @@ class Gathering:
         cores = [(number, self.machines[number].room.cores) for number in self._first if number in self.machines]
         told = {"kind": "launch", "snapshot": launched.snapshot, "addresses": addresses, "cores": cores}
         if machine.number == 0:
-            identity = self._root.issue("machine-0", authority=True)
+            identity = self._root.issue(machine_name(0), authority=True)
             machine.pipe.say(directory=str(launched.directory.resolve()), identity=identity, **told)
             machine.pipe.hand(launched.lock)
             return

@@ -42,7 +42,7 @@ class MemberNursery(Nursery):
     def prepare(self) -> None:
         super().prepare()
         self._attendant.say(kind="listening")
-        self._line = StreamLine(self._site, self._sockets)
+        self._line = StreamLine(self._site)
         self._tell(Started())
 
     @property

@@ -108,7 +108,7 @@ def connections(
     job: Job, node: Node, sockets: Path, pipe: ControlPipe | None
 ) -> tuple[HostTransport, list[Carrier]]:  # fmt: skip
     """What reaches the node's peers on this machine, and those elsewhere. A message on the `pipe` wakes it as well."""
-    carriers = [] if job.site is None else [_carrier(job, job.site, node, sockets)]
+    carriers = [] if job.site is None else [_carrier(job, job.site, node)]
     peers = _servers(job, node, here=True)
     transport = HostTransport(
         node, sockets, serve=node.role in ("coordinator", "shard"), peers=peers,
@@ -124,12 +124,12 @@ def close(transport: HostTransport, carriers: Sequence[Carrier]) -> None:
         carrier.close()
 
 
-def _carrier(job: Job, site: Site, node: Node, sockets: Path) -> Carrier:
+def _carrier(job: Job, site: Site, node: Node) -> Carrier:
     """What reaches the node's peers on other machines."""
     places = Places(node, job.recipe.shards, job.layout, job.arena.shape, memoryview(job.arena.memory), site.pieces)
     addresses = {server: site.addresses[server] for server in _servers(job, node, here=False)}
-    contexts = site.identity.issue(str(node)).contexts(sockets)
-    return Carrier(Streams(contexts, places, addresses, site.listeners.get(node)))
+    contexts = site.identity.issue(str(node)).contexts()
+    return Carrier(Streams(contexts, places, site.vouches, addresses, site.listeners.get(node)))
 
 
 def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:

@@ -10,7 +10,7 @@ from squall.protocol.nodes import Node
 from squall.protocol.policy import MachineRoom
 from squall.runtime.pieces import Pieces
 from squall.runtime.placement import Seats
-from squall.transports.certificates import Identity
+from squall.transports.certificates import Identity, machine_name
 from squall.transports.streams import Address
 
 
@@ -41,6 +41,13 @@ class Site:
     def has(self, node: Node) -> bool:
         """The process begins on this machine."""
         return self.seats[node.role, node.index] == self.machine
+
+    def vouches(self, authority: str, node: Node) -> bool:
+        """Whether it is a machine that may have this process. A replica, or the evaluator, may be on any by now."""
+        if node.role in ("replica", "evaluator"):
+            return True
+        machine = node.index if node.role == "nursery" else self.seats.get((node.role, node.index))
+        return machine is not None and authority == machine_name(machine)
 
     def rooms(self, threads: int) -> tuple[MachineRoom, ...]:
         """All machines with what begins there, and for how many replicas of so many threads their cores are enough."""

@@ -13,7 +13,6 @@ import socket
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from cryptography import x509
@@ -47,34 +46,28 @@ class Identity:
     def new_root(cls, name: str, secret: str | None = None) -> Identity:
         """Of a run, with a new key, or with that which follows from a secret. Its chain is empty: it is the root."""
         key = ec.generate_private_key(ec.SECP256R1()) if secret is None else _derived_key(secret)
-        root = _certificate(name, key.public_key(), name, key, authority=True)
+        root = _certificate(name, key.public_key(), name, key, x509.BasicConstraints(ca=True, path_length=1))
         return cls(name, _pem(key), b"", root)
 
     def issue(self, name: str, *, authority: bool = False) -> Identity:
-        """A new identity that this one vouches for; an `authority` may issue others."""
+        """A new identity that this one vouches for; an `authority` may issue others, which may not."""
         own = load_pem_private_key(self.key, password=None)
         assert isinstance(own, ec.EllipticCurvePrivateKey)
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _certificate(name, key.public_key(), self.name, own, authority)
+        limits = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
+        certificate = _certificate(name, key.public_key(), self.name, own, limits)
         return Identity(name, _pem(key), certificate + self.chain, self.root)
 
-    def contexts(self, directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """For a client and for a server: TLS 1.3, and each end proves that it belongs to the run.
-
-        OpenSSL reads keys from files alone: one lies in `directory`, which only the user may enter, for that moment.
-        """
-        file = directory / f"{self.name}.pem"
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-            opened.write(self.key + self.chain)
+    def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """For a client and for a server: TLS 1.3, and each end proves that it belongs to the run."""
         client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        client.check_hostname = False  # names are those of processes, and looked at by `name_of`
+        client.check_hostname = False  # names are those of processes, and looked at by `names_of`
         server.num_tickets = 0
         for context in (client, server):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(cadata=self.root.decode())
-            context.load_cert_chain(file)
-        file.unlink()
+            _load(context, self.key + self.chain)
         return client, server
 
     def reception(self) -> ssl.SSLContext:
@@ -82,13 +75,18 @@ class Identity:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0
-        file = os.memfd_create("root", os.MFD_CLOEXEC)
-        try:
-            os.write(file, self.key + self.root)
-            context.load_cert_chain(f"/proc/self/fd/{file}")
-        finally:
-            os.close(file)
+        _load(context, self.key + self.root)
         return context
+
+
+def _load(context: ssl.SSLContext, key_and_chain: bytes) -> None:
+    """OpenSSL reads keys from files alone: this one is in memory."""
+    file = os.memfd_create("key", os.MFD_CLOEXEC)
+    try:
+        os.write(file, key_and_chain)
+        context.load_cert_chain(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
 
 
 def call_reception(raw: socket.socket, expected: str) -> ssl.SSLSocket:
@@ -107,10 +105,20 @@ def call_reception(raw: socket.socket, expected: str) -> ssl.SSLSocket:
     return connection
 
 
-def name_of(connection: ssl.SSLSocket) -> str:
-    """The name that the peer's certificate proves; the handshake is over. Empty where there is none."""
-    subject: Any = (connection.getpeercert() or {}).get("subject", ())  # typeshed's union is wider than what comes
-    names = [value for part in subject for key, value in part if key == "commonName"]
+def machine_name(number: int) -> str:
+    """Of a machine's authority."""
+    return f"machine-{number}"
+
+
+def names_of(connection: ssl.SSLSocket) -> tuple[str, str]:
+    """The name that the peer's certificate proves, and that of who vouches for it; the handshake is over."""
+    certificate: dict[str, Any] = connection.getpeercert() or {}
+    return _common_name(certificate.get("subject", ())), _common_name(certificate.get("issuer", ()))
+
+
+def _common_name(parts: Any) -> str:
+    """Empty where there is none, or several."""
+    names = [value for part in parts for key, value in part if key == "commonName"]
     return str(names[0]) if len(names) == 1 else ""
 
 
@@ -130,14 +138,14 @@ def _derived_key(secret: str) -> ec.EllipticCurvePrivateKey:
 
 
 def _certificate(
-    name: str, key: ec.EllipticCurvePublicKey, issuer: str, issuers_key: ec.EllipticCurvePrivateKey, authority: bool
+    name: str, key: ec.EllipticCurvePublicKey, issuer: str, issuers_key: ec.EllipticCurvePrivateKey,
+    limits: x509.BasicConstraints,
 ) -> bytes:  # fmt: skip
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder(
         issuer_name=_name(issuer), subject_name=_name(name), public_key=key,
         serial_number=x509.random_serial_number(), not_valid_before=now - CLOCKS_DIFFER, not_valid_after=now + VALID,
     )  # fmt: skip
-    limits = x509.BasicConstraints(ca=authority, path_length=None)
     certificate = builder.add_extension(limits, critical=True).sign(issuers_key, SHA256())
     return certificate.public_bytes(Encoding.PEM)
 

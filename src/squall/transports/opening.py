@@ -10,7 +10,7 @@ import socket
 import ssl
 
 from squall.protocol.nodes import Node
-from squall.transports.certificates import name_of
+from squall.transports.certificates import names_of
 from squall.transports.stream import Broken
 
 OPEN_WITHIN_S = 10.0
@@ -90,12 +90,19 @@ class Opening:
         assert self._connection is not None
         return self._connection
 
-    def opened(self) -> tuple[ssl.SSLSocket, Node]:
-        """The connection, and who is at its other end. Raises `Broken` for a name that no process has."""
+    def opened(self) -> tuple[ssl.SSLSocket, Node, str]:
+        """The connection, who is at its other end, and who vouches for that.
+
+        Raises `Broken` for a name that no process has.
+        """
+        name, authority = names_of(self.connection)
         try:
-            return self.connection, Node.parse(name_of(self.connection))
-        except (ValueError, TypeError) as error:
+            node = Node.parse(name)
+        except ValueError as error:
             raise Broken("a certificate without a process's name") from error
+        if str(node) != name:
+            raise Broken(f"{name} is not how {node} is written")
+        return self.connection, node, authority
 
     def close(self) -> None:
         for connection in (self._connection, self._raw):

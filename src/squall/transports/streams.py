@@ -32,11 +32,15 @@ class Streams:
 
     def __init__(
         self, contexts: tuple[ssl.SSLContext, ssl.SSLContext], places: Callable[[Payload, Node], Views],
-        addresses: Mapping[Node, Address], listener: socket.socket | None = None,
+        vouches: Callable[[str, Node], bool], addresses: Mapping[Node, Address], listener: socket.socket | None = None,
     ) -> None:  # fmt: skip
-        """`places` says where numbers lie that a peer sends or gets; `ValueError`: it has no part in them."""
+        """`places` says where numbers lie that a peer sends or gets; `ValueError`: it has no part in them.
+
+        `vouches` says whether an authority, by its name, may name that process.
+        """
         self._client, self._server = contexts
         self._places = places
+        self._vouches = vouches
         self._addresses = dict(addresses)
         self._listener = listener
         self._streams: dict[Node, Stream] = {}
@@ -196,7 +200,9 @@ class Streams:
             if not opening.go():
                 self._epoll.modify(descriptor, opening.waits_for)
                 return
-            connection, node = opening.opened()
+            connection, node, authority = opening.opened()
+            if not self._vouches(authority, node):
+                raise Broken(f"{authority} cannot have {node}")
             if node in self._forgotten or (whom is not None and node != whom):
                 raise Broken(f"{node} has answered where {whom} was called")
         except Broken:

@@ -35,7 +35,7 @@ def test_a_machine_joins_with_its_facts_and_gets_a_name_and_a_pipe(head: Head, t
     assert first.identity == head_has[0].identity
     assert first.identity.name == "machine-1"
     assert first.identity.root == head.root.root
-    first.identity.issue("replica-3.2").contexts(tmp_path)
+    first.identity.issue("replica-3.2").contexts()
     for member, machine in zip(members, head_has):
         machine.pipe.send_bytes(b"build this" * 100_000)
         while not member.pipe.poll():

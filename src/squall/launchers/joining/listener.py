@@ -19,7 +19,7 @@ from squall.launchers.joining.address import Address
 from squall.launchers.joining.hello import HELLO_BYTES, Answer, Hello, Refusal, Welcome, hello, why_not
 from squall.launchers.joining.tls_pipe import TlsPipe
 from squall.launchers.joining.token import SECRET_LENGTH, Token
-from squall.transports.certificates import Identity
+from squall.transports.certificates import Identity, machine_name
 from squall.transports.opening import Opening
 from squall.transports.stream import Broken
 
@@ -172,7 +172,7 @@ class Listener:
         if number in self._given:
             number = max(self._given) + 1
         self._given.add(number)
-        identity = self._root.issue(f"machine-{number}", authority=True)
+        identity = self._root.issue(machine_name(number), authority=True)
         stranger.answer(Welcome(number, identity))
         self._epoll.unregister(descriptor)
         del self._strangers[descriptor]
