@@ -43,6 +43,8 @@ class Settings:
         listen: "HOST:PORT", where this machine listens for the others. With Ray it need not be said.
         cores: with Ray: processors of each machine; None: one for each of its replicas.
         packed: with Ray: machines are on few nodes, and not each on a node of its own where that goes.
+        least_replicas: training begins when there is room (cores) for so many of the strategy's replicas, and others
+            start as machines join; None: with all of them, whatever cores there are.
         lost_after_s: a machine that is not heard of for so many seconds is taken for lost, and its work done elsewhere.
         seconds: end after so much training time.
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
@@ -62,6 +64,7 @@ class Settings:
     listen: str | None = None
     cores: int | None = None
     packed: bool = False
+    least_replicas: int | None = None
     lost_after_s: float = 2.0
     seconds: float | None = None
     evaluate_every_s: float | None = None
@@ -87,7 +90,9 @@ class Settings:
         elif self.several and self.launcher != "ray":
             raise ValueError(f"machines is {machines}: say where others reach this one: listen='10.0.0.1:7700'")
         if self.several and self.launcher == "inline":
-            raise ValueError(f"machines is {machines}, and an inline run is in one process: leave one of them out")
+            raise ValueError("machines or listen is given, and an inline run is in one process: leave one out")
+        if self.least_replicas is not None and self.listen is None:
+            raise ValueError("replicas are a range, which grows as machines join: say where, listen='10.0.0.1:7700'")
         kept = self.keep_schedule
         if not (last_snapshots(kept) if isinstance(kept, str) else kept is None or kept >= 0):
             raise ValueError(
@@ -101,7 +106,7 @@ class Settings:
     @property
     def several(self) -> bool:
         """Machines may come beside this one."""
-        return self.launcher == "ray" or (self.machines or 1) > 1
+        return self.launcher == "ray" or (self.machines or 1) > 1 or self.listen is not None
 
     @property
     def given(self) -> int | None:
@@ -131,6 +136,9 @@ def make_plan(
             f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
             " bits depend on it: leave it out"
         )
+    if settings.least_replicas is not None:
+        fits = 1 <= settings.least_replicas <= recipe.replicas
+        require("least_replicas", settings.least_replicas, fits, f"from 1 to {recipe.replicas}, as many as there are")
     if settings.several and (recipe.alone or last_snapshots(settings.keep_schedule)):
         what = type(strategy).__name__ if recipe.alone else f"keep_schedule {settings.keep_schedule!r}"
         asked = "the launcher is ray" if settings.launcher == "ray" else f"machines is {settings.machines}"

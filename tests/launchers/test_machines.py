@@ -98,3 +98,13 @@ def test_a_machine_that_is_lost_leaves_its_work_to_others(tmp_path: Path) -> Non
 
 def titles(machine: Machine) -> list[str]:
     return [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in machine.pids()]
+
+
+def test_replicas_begin_as_machines_have_room_for_them(tmp_path: Path) -> None:
+    flags = ["--replicas", f"1..{CORES + 1}", "--threads", "1", "--epochs", "100000"]
+    with cluster(tmp_path, 1, *flags) as found:
+        found.event("started", "")
+        found.machines.append(found.join())
+        found.event("replaced", f"replica {CORES}, on machine 1, which had room for")
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130

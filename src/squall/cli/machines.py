@@ -14,12 +14,20 @@ def machines(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
+def replicas(text: str) -> int | tuple[int, int]:
+    """8, or 2..8"""
+    least, dots, most = text.partition("..")
+    return (int(least), int(most)) if dots else int(text)
+
+
 def settle(options: argparse.Namespace) -> tuple[int, str] | None:
     """Find out what --machines auto means here. On all but the first machine this takes part in the run to its end.
 
     Returns the exit status then, and what belongs on stdout; None on the first machine, with `options` as for it.
     Raises `ValueError` with the remedy where nothing is detected.
     """
+    if isinstance(options.replicas, tuple):
+        options.least_replicas, options.replicas = options.replicas
     if options.machines != "auto":
         return None
     from squall.cli.join import take_part

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from squall.cli.machines import replicas
 from squall.plan import Settings
 from squall.runtime.run_plan import Aims
 from squall.strategies import STRATEGIES, Strategy
@@ -70,7 +71,8 @@ def _add_flag(group: Any, kind: type[Strategy], field: dataclasses.Field[Any], s
     elif declared is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
     else:
-        group.add_argument(flag, type=_parse(declared), metavar=field.name.upper(), help=text)
+        parse = replicas if field.name == "replicas" else _parse(declared)
+        group.add_argument(flag, type=parse, metavar=field.name.upper(), help=text)
 
 
 def _parse(declared: Any) -> Any:
@@ -101,6 +103,8 @@ def build_strategy(options: argparse.Namespace, from_file: Sequence[Strategy]) -
 
     Where the file has settings for the named strategy they are taken; else the optimizer of its first.
     """
+    if isinstance(options.replicas, tuple):
+        raise ValueError("replicas as a range are for squall train: give a number here")
     base: Any = _chosen(options.strategy, from_file)
     changes: dict[str, Any] = {}
     for kind in STRATEGIES.values():

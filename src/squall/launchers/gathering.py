@@ -64,10 +64,20 @@ class Launched(NamedTuple):
     lock: int  # descriptor of the directory's
 
 
-class Gathering:
-    """On the head. `own` is its nursery; `wanted` is the number of machines, the head's own included."""
+class Wanted(NamedTuple):
+    """What must be there before a run is placed."""
 
-    def __init__(self, own: Gathered, wanted: int, recipe: Recipe, root: Identity, tell: Callable[[str], None]) -> None:
+    machines: int  # the head's own included
+    least_replicas: int | None = None  # that there are cores for; None: all are placed, whatever cores there are
+    threads: int = 1  # of a replica
+
+
+class Gathering:
+    """On the head. `own` is its nursery."""
+
+    def __init__(
+        self, own: Gathered, wanted: Wanted, recipe: Recipe, root: Identity, tell: Callable[[str], None]
+    ) -> None:
         self.machines = {0: own}
         self.seats: Seats = {}
         self._wanted = wanted
@@ -94,8 +104,17 @@ class Gathering:
         self._tell(f"machine {number} ({lost.name}) is gone again{self._waits()}")
 
     def _waits(self) -> str:
-        missing = self._wanted - len(self.machines)
-        return "" if self.over else f"; waiting for {missing} more" if missing > 0 else "; all are here"
+        if self.over:
+            return ""
+        missing, least = self._wanted.machines - len(self.machines), self._wanted.least_replicas or 0
+        if missing <= 0 and self._room < least:
+            return f"; there is room for {self._room} replicas, and training begins with {least}: more have to join"
+        return f"; waiting for {missing} more" if missing > 0 else "; all are here"
+
+    @property
+    def _room(self) -> int:
+        """Replicas that the machines have cores for."""
+        return sum(machine.room.cores // self._wanted.threads for machine in self.machines.values())
 
     def launch(self, launched: Launched) -> None:
         """As soon as all are ready."""
@@ -160,9 +179,10 @@ class Gathering:
 
     def _place(self, machines: list[Gathered]) -> bool:
         """When as many are here as are wanted, and all have built the task."""
-        if len(machines) < self._wanted or any(machine.facts is None for machine in machines):
+        wanted, least = self._wanted.machines, self._wanted.least_replicas
+        if len(machines) < wanted or any(machine.facts is None for machine in machines) or self._room < (least or 0):
             return False
-        found = place(self._recipe, [machine.room for machine in machines])
+        found = place(self._recipe, [machine.room for machine in machines], None if least is None else self._room)
         self.seats = {process: machines[at].number for process, at in found.items()}
         self._first = set(self.machines)
         self._tell(in_words(machines, self.seats))

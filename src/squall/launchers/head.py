@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.gathering import Gathered, Gathering, Launched, Room
+from squall.launchers.gathering import Gathered, Gathering, Launched, Room, Wanted
 from squall.launchers.joining.address import Address, bound, parse_address, written
 from squall.launchers.joining.hello import hello
 from squall.launchers.joining.listener import Listener
@@ -41,8 +41,8 @@ class Provider(Protocol):
 class Head:
     """What it listens on is bound at once: raises `ValueError`, with the remedy, where that cannot be."""
 
-    def __init__(self, listen: Address, machines: int, recipe: Recipe, provider: Provider | None = None) -> None:
-        self._wanted = machines
+    def __init__(self, listen: Address, wanted: Wanted, recipe: Recipe, provider: Provider | None = None) -> None:
+        self._wanted = wanted
         self._recipe = recipe
         self._provider = provider
         if VARIABLE in os.environ:
@@ -73,7 +73,8 @@ class Head:
             return
         file = self._directory / TOKEN
         self._token.write(file)
-        others = "the other machine" if self._wanted == 2 else f"each of the other {self._wanted - 1} machines"
+        missing = self._wanted.machines - 1
+        others = {0: "any other machine", 1: "the other machine"}.get(missing, f"each of the other {missing} machines")
         _tell(f"on {others}, with a copy of {file}, type:\n    squall join {head} --token-file {file.name}")
 
     @property
@@ -157,13 +158,13 @@ def head_of(plan: Plan, recipe: Recipe) -> Head | None:
     if plan.launcher == "ray":
         machines = RayMachines(plan)
         try:
-            return Head(listen or machines.address(), machines.count, recipe, machines)
+            return Head(listen or machines.address(), Wanted(machines.count), recipe, machines)
         except BaseException:
             machines.close()
             raise
-    if listen is None or plan.machines is None or plan.machines == 1:
+    if listen is None:
         return None
-    return Head(listen, plan.machines, recipe)
+    return Head(listen, Wanted(plan.machines or 1, plan.least_replicas, plan.threads), recipe)
 
 
 def _tell(text: str) -> None:

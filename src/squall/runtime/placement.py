@@ -21,11 +21,11 @@ class Room(Protocol):
     def roles(self) -> Collection[str]: ...  # what may be placed there
 
 
-def place(recipe: Recipe, machines: Sequence[Room]) -> Seats:
+def place(recipe: Recipe, machines: Sequence[Room], at_most: int | None = None) -> Seats:
     """Replicas are spread over the cores of all machines that may have them, shards over those with the fewest.
 
     The coordinator is on the first machine that may have it, where the run's directory is, and so is the evaluator if
-    it may. Raises `ValueError` where none may have a role.
+    it may. Of the replicas `at_most` so many are placed. Raises `ValueError` where none may have a role.
     """
     seats: Seats = {}
     crowd = [0.0] * len(machines)  # processes a core
@@ -43,7 +43,7 @@ def place(recipe: Recipe, machines: Sequence[Room]) -> Seats:
                 crowd[i] += 1 / machines[i].cores
             heapq.heapreplace(able, (crowd[i], i))
 
-    spread("replica", range(recipe.replicas), crowd)
+    spread("replica", range(min(recipe.replicas, at_most or recipe.replicas)), crowd)
     spread("shard", range(recipe.shards), crowd)
     order = [float(i) for i in range(len(machines))]
     spread("coordinator", range(1), order)

@@ -51,6 +51,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     listen: str | None = None
     cores: int | None = None
     packed: bool = False
+    least_replicas: int | None = None
     lost_after_s: float = 2.0
     progress: bool = True
     slow: float | None = None

@@ -40,7 +40,7 @@ class Site:
 
     def has(self, node: Node) -> bool:
         """The process begins on this machine."""
-        return self.seats[node.role, node.index] == self.machine
+        return self.seats.get((node.role, node.index)) == self.machine
 
     def vouches(self, authority: str, node: Node) -> bool:
         """Whether it is a machine that may have this process. A replica, or the evaluator, may be on any by now."""
