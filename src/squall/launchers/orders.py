@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from squall.errors import SquallError
 from squall.launchers.control_pipe import ControlPipe
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node
@@ -136,8 +137,23 @@ def _bound(seats: Seats, machine: int) -> dict[Node, socket.socket]:
 
 
 def _addresses(told: dict[str, Address], head: str) -> dict[Node, Address]:
-    """With the head's own processes where this machine reaches it."""
-    return {Node.parse(name): (host or head, port) for name, (host, port) in told.items()}
+    """With the head's own processes where this machine reaches it.
+
+    Names are looked up here, once: who dials must not wait for a name server. Raises `SquallError`.
+    """
+    hosts = {host or head for host, _ in told.values()}
+    numeric = {host: _looked_up(host) for host in hosts}
+    return {Node.parse(name): (numeric[host or head], port) for name, (host, port) in told.items()}
+
+
+def _looked_up(host: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError) as error:
+        raise SquallError(
+            f"another machine of the run is at {host}, which is not known here ({error}): give squall join there an"
+            " --address that all machines know"
+        ) from None
 
 
 def _take_files(head: ControlPipe, directory: Path, paths: list[str]) -> None:

@@ -7,6 +7,7 @@ where those lie: in shared memory, in a received frame, or nowhere at all in a s
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +21,9 @@ class Effect(msgspec.Struct, frozen=True, gc=False):
     """Something that the shell must do."""
 
 
+PayloadKind = Literal["gradient", "weights", "trial", "piece"]
+
+
 class Payload(msgspec.Struct, frozen=True, gc=False):
     """Numbers that belong to a message, by their place: a shard's range of a buffer of a replica or the evaluator.
 
@@ -27,7 +31,7 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
     A piece of a shard's file belongs to the shard, its clock counts pieces, and its version is the snapshot's number.
     """
 
-    kind: str  # "gradient" | "weights" | "trial" | "piece"
+    kind: PayloadKind
     owner: Node  # of the buffer
     buffer: int
     clock: int  # the owner's, of the exchange

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from squall.protocol.effects import Effect, End, Forget, Payload, Send, WriteSnapshot
+from squall.protocol.effects import Effect, End, Forget, Payload, PayloadKind, Send, WriteSnapshot
 from squall.protocol.events import Event, MessageArrived, SnapshotWritten, Started, TimePassed
 from squall.protocol.messages import (
     PIECE_BYTES,
@@ -110,6 +110,6 @@ class ShardDuties(ABC):
         self._evaluator = max(self._evaluator, evaluator.incarnation)
         self._send_weights("weights", evaluator, asked, effects)
 
-    def _send_weights(self, kind: str, to: Node, asked: Exchange, effects: list[Effect]) -> None:
+    def _send_weights(self, kind: PayloadKind, to: Node, asked: Exchange, effects: list[Effect]) -> None:
         payload = Payload(kind, to, asked.weights, asked.clock, self.node.index, self.version)
         effects.append(Send(to, Exchanged(asked.clock, self.version, examples=self.examples), payload))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
+from squall.protocol.effects import PayloadKind
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
@@ -32,7 +33,7 @@ class Kind(NamedTuple):
     replica: Callable[[Job, Node], Machine]
     shard_host: Callable[[Job, int], ShardHost | VectorHost]
     replica_host: Callable[[Job, int], ReplicaHost | PortionHost]
-    fetched: str  # the payload that shards answer with
+    fetched: PayloadKind  # the payload that shards answer with
 
 
 def _shard(job: Job, index: int) -> Shard:

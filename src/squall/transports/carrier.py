@@ -25,6 +25,7 @@ class Carrier:
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # for the process: something has arrived
         self._work = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # for the thread: there is more to carry
         self._closed = False
+        self._failed: BaseException | None = None  # what has ended the thread
         self._thread = threading.Thread(target=self._run, name="squall carrier", daemon=True)
         self._thread.start()
 
@@ -45,6 +46,8 @@ class Carrier:
         if not self._streams.news:
             with suppress(BlockingIOError):
                 os.eventfd_read(self._news)
+            if self._failed is not None:
+                raise RuntimeError("nothing is carried to other machines any more") from self._failed
             if not self._streams.news:  # nor has anything come since
                 return None
         with self._lock:
@@ -70,6 +73,13 @@ class Carrier:
         os.close(self._work)
 
     def _run(self) -> None:
+        try:
+            self._carry()
+        except BaseException as error:  # the process would wait for ever
+            self._failed = error
+            os.eventfd_write(self._news, 1)
+
+    def _carry(self) -> None:
         watched = select.poll()
         watched.register(self._streams, select.POLLIN)
         watched.register(self._work, select.POLLIN)

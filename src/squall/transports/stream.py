@@ -20,6 +20,7 @@ import msgspec
 
 from squall.protocol.effects import Payload
 from squall.protocol.frames import MAX_FRAME_BYTES, Frame
+from squall.protocol.messages import Count
 
 PASS_BYTES = 1 << 20  # what a turn reads or writes at most, so that no stream keeps the others waiting
 MAX_HEAD_BYTES = MAX_FRAME_BYTES + 1024
@@ -37,7 +38,7 @@ class Broken(Exception):
 class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What comes before the numbers."""
 
-    size: int  # bytes of numbers
+    size: Count  # bytes of numbers
     frame: Frame
     payload: Payload | None = None
 

@@ -112,7 +112,7 @@ def within_tls(chance: random.Random, secret: bytes) -> bytes:
         return framed(secret) + struct.pack("!I", chance.randrange(HELLO_BYTES + 1, 1 << 32))
     if kind == 4:
         return framed(secret) + framed(
-            chance.choice([b"", b"[" * HELLO_BYTES, b'{"cores":"many"}', b'{"a":' + b"[" * 9000])
+            chance.choice([b"", b"[" * HELLO_BYTES, b'{"cores":"many"}', b'{"cores":0}', b'{"a":' + b"[" * 9000])
         )
     return framed(secret) + framed(msgspec.json.encode({"machine": "x" * 1000}))[:-1]
 

@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 import torch
@@ -26,8 +27,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     torch: str = ""
     python: str = ""
     machine: str = "without a name"
-    cores: int = 1  # that its replicas may use
-    number: int = 0  # that it would like to have
+    cores: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1  # that its replicas may use
+    number: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0  # that it would like to have; 0: any
     shared_memory: int = 0  # bytes that are free
     address: str = ""  # where others reach it
 

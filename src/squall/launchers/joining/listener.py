@@ -24,7 +24,6 @@ from squall.transports.opening import Opening
 from squall.transports.stream import Broken
 
 STRANGERS_AT_MOST = 64  # at a time; the one that came first goes when there are more
-NUMBER_AT_MOST = 1 << 16  # that a machine may wish for
 WRONG_AFTER_S = 1.0  # seconds until a wrong secret is answered
 MEMBER_BYTES = 1 << 22  # of a message that a machine may send
 
@@ -168,7 +167,7 @@ class Listener:
             stranger.answer(Refusal(why))
             self._send_away(descriptor)
             return
-        number = said.number if 0 < said.number <= NUMBER_AT_MOST else 1
+        number = said.number or 1
         if number in self._given:
             number = max(self._given) + 1
         self._given.add(number)
