@@ -44,7 +44,7 @@ class Cluster:
     """A run that wants `machines`, and those that join it."""
 
     def __init__(self, directory: Path, machines: int, *flags: str) -> None:
-        self.directory = directory / "run"
+        self.directory = directory / f"run-{os.getpid()}"  # other tests may train beside this one
         listen = ["--machines", str(machines), "--listen", "127.0.0.1:0"]
         self.run = Started.train(self.directory, *listen, *flags)
         while "squall join" not in (line := self.run.process.stderr.readline()):

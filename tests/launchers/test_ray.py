@@ -1,38 +1,47 @@
-"""A run on the nodes of a Ray cluster, which are processes of this machine; its machines have their own arenas."""
+"""A run on the nodes of a Ray cluster, which are processes of this machine; its machines have arenas of their own."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
 from squall import Downpour, Settings
 from squall.launchers.head import head_of
 from squall.plan import make_plan
+from squall.record.rows import EventRow, ProgressRow
 from squall.report import Reader
 from squall.report.coverage import audit
+from tests import deep
 from tests.launchers.processes import FILE, START_S, Started, wait_for
+
+MARK = "SQUALL_TEST_RUN"  # variable by which the processes of a run are known, wherever they are
 
 
 class Cluster:
-    """Three nodes with a processor each; this machine's own is the first."""
+    """Nodes with so many processors; this machine's own is the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *cpus: int) -> None:
         from ray.cluster_utils import Cluster
 
-        self.ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-        self.others = [self.ray.add_node(wait=False, num_cpus=1) for _ in range(2)]
+        self.ray = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0]})
+        self.others = [self.ray.add_node(wait=False, num_cpus=count) for count in cpus[1:]]
         self.ray.wait_for_nodes()
 
+    def start(self, directory: Path, *arguments: str) -> Started:
+        return Started(directory, *arguments, env={**os.environ, "RAY_ADDRESS": self.ray.address})
+
     def train(self, directory: Path, *flags: str) -> Started:
-        environment = {**os.environ, "RAY_ADDRESS": self.ray.address}
-        command = ["train", str(FILE), "--run-dir", str(directory), "--launcher", "ray", *flags]
-        return Started(directory, *command, env=environment)
+        return self.start(directory, *train(directory, *flags))
 
     def has_nothing_left(self) -> bool:
         state = self.ray.global_state
@@ -40,16 +49,51 @@ class Cluster:
         groups = [group for group in state.placement_group_table().values() if group["state"] != "REMOVED"]
         return not actors and not groups
 
+    def kill(self, node: Any) -> None:
+        """The node and all that has begun there, as if it were unplugged."""
+        there = descendants(node.all_processes["raylet"][0].process.pid)
+        self.ray.remove_node(node, allow_graceful=False)
+        for pid in there:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def train(directory: Path, *flags: str) -> list[str]:
+    return ["train", str(FILE), "--run-dir", str(directory), "--launcher", "ray", "--threads", "1", *flags]
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in read(task / "children").split()]
+    return [pid, *(found for child in children for found in descendants(child))]
+
+
+def read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def marked(mark: str) -> list[str]:
+    return [file.parent.name for file in Path("/proc").glob("[0-9]*/environ") if f"{MARK}={mark}" in read(file)]
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    found = Cluster()
+    found = Cluster(1, 1, 1)
     yield found
     found.ray.shutdown()
 
 
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / f"ray-{os.getpid()}"  # processes are found by its name
+
+
 def test_a_run_is_on_three_nodes_and_leaves_nothing_on_them(cluster: Cluster, run_dir: Path) -> None:
-    run = cluster.train(run_dir, "--replicas", "3", "--shards", "2", "--threads", "1")
+    run = cluster.train(run_dir, "--replicas", "3", "--shards", "2")
     status, out, err = run.finish()
     assert status == 0, err
     assert "machine 2" in out
@@ -61,6 +105,66 @@ def test_a_run_is_on_three_nodes_and_leaves_nothing_on_them(cluster: Cluster, ru
     assert run.gone()
 
 
+@deep.only
+def test_a_run_that_waits_for_room_says_what_is_missing_and_may_be_ended(cluster: Cluster, run_dir: Path) -> None:
+    run = cluster.train(run_dir, "--replicas", "8", "--machines", "3")
+    while "Ray has no room yet for 2 machines with 4 CPUs each beside this one" not in (line := read_line(run)):
+        assert line, "the run has ended"
+    run.process.send_signal(signal.SIGINT)
+    status, _, err = run.finish()
+    assert status == 130
+    assert "interrupted before the training began" in err
+    wait_for(cluster.has_nothing_left, START_S, "the cluster to be as it was")
+
+
+def read_line(run: Started) -> str:
+    return run.process.stderr.readline()
+
+
+@deep.only
+def test_a_node_that_dies_is_replaced_and_the_others_train_on(run_dir: Path) -> None:
+    """No example is lost, and the run goes on with Ray where it was interrupted."""
+    found = Cluster(1, 1, 2)
+    try:
+        run = found.train(run_dir, "--replicas", "3", "--machines", "3", "--cores", "1", "--epochs", "100000")
+        run.wait_rows(EventRow, lambda row: row.kind == "started")  # type: ignore[attr-defined]
+        found.kill(found.others[0])
+        run.wait_rows(EventRow, lambda row: "on machine 3, which had room" in row.text)  # type: ignore[attr-defined]
+        rows = len(run.rows(ProgressRow))
+        wait_for(lambda: len(run.rows(ProgressRow)) > rows + 20, START_S, "progress")
+        run.process.send_signal(signal.SIGINT)
+        status, _, err = run.finish()
+        assert status == 130, err
+        with closing(Reader(run_dir / "run.sqlite")) as reader:
+            assert audit(reader).complete
+            times = sorted(row.time_s for row in reader.rows(ProgressRow))
+        longest_s = max(later - earlier for earlier, later in pairwise(times))
+        print(f"longest time without progress: {longest_s:.2f} s")
+        assert longest_s < 2
+        again = found.start(run_dir, "resume", str(run_dir), "--until", "loss=100")
+        status, _, err = again.finish()
+        assert status == 0, err
+        assert "machine 2 has joined" in err
+        wait_for(found.has_nothing_left, START_S, "the cluster to be as it was")
+    finally:
+        found.ray.shutdown()
+
+
+@deep.only
+def test_without_a_cluster_a_ray_is_started_which_ends_with_the_run(run_dir: Path) -> None:
+    """Also where one was killed, which has left its address behind."""
+    with TemporaryDirectory() as own:  # its sockets lie there, whose paths must be short
+        (Path(own) / "ray").mkdir()
+        (Path(own) / "ray" / "ray_current_cluster").write_text(nobodys_address())
+        variables = {**os.environ, MARK: run_dir.name, "RAY_TMPDIR": own}
+        run = Started(run_dir, *train(run_dir, "--replicas", "2", "--machines", "2", "--packed"), env=variables)
+        status, _, err = run.finish()
+        assert status == 0, err
+        assert "machine 1 has joined" in err
+        assert (Path(own) / "ray" / "session_latest").exists()
+        wait_for(lambda: not marked(run_dir.name), START_S, "all of it to end")
+
+
 def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"which is not installed: pip install 'squall-train\[ray\]'"):
@@ -68,11 +172,15 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = nobodys_address()
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ValueError, match=rf"Ray was not reached at {address} \(RAY_ADDRESS\): .*refused: look whether"):
         launched()
+
+
+def nobodys_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def launched() -> None:

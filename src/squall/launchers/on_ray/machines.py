@@ -184,13 +184,26 @@ def _from_outside() -> bool:
 
 
 def _connect(ray: Any) -> None:
+    """To the cluster of RAY_ADDRESS, to the one that was started on this machine, or to a new one."""
+    from ray._private.utils import read_ray_address  # what `ray.init` reads, which would call a dead Ray for minutes
+
     address = os.environ.get("RAY_ADDRESS", "")
+    called = address or read_ray_address() or ""
     try:
-        if ":" in address and "://" not in address:  # Ray itself tries for minutes
-            socket.create_connection(parse_address(address, "RAY_ADDRESS"), ANSWER_WITHIN_S).close()
-        ray.init(logging_level=logging.WARNING)  # where RAY_ADDRESS says, what runs on this machine, or a new one
+        gone = ":" in called and "://" not in called and not _answers(called, bool(address))
+        ray.init("local" if gone else None, logging_level=logging.WARNING)
     except Exception as error:
         where = f" at {address} (RAY_ADDRESS)" if address else ""
         why = str(error).partition("\n")[0]
         remedy = "look whether `ray status` answers there" if address else "look whether `ray start --head` works here"
         raise ValueError(f"Ray was not reached{where}: {why}: {remedy}") from None
+
+
+def _answers(address: str, must: bool) -> bool:
+    try:
+        socket.create_connection(parse_address(address, "RAY_ADDRESS"), ANSWER_WITHIN_S).close()
+    except OSError:
+        if must:
+            raise
+        return False
+    return True
