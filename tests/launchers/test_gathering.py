@@ -12,7 +12,7 @@ import pytest
 from squall import Downpour
 from squall.errors import SquallError
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.gathering import Gathered, Gathering, Launched, Room
+from squall.launchers.gathering import Gathered, Gathering, Launched, Room, Wanted
 from squall.launchers.orders import Facts
 from squall.transports.certificates import Identity
 from squall.vector import Layout
@@ -52,7 +52,7 @@ class Run:
     def __init__(self, directory: Path) -> None:
         self.lines: list[Line] = []
         self.gathering = Gathering(
-            self._machine(), 2, Downpour(replicas=1).recipe(), Identity.new_root("squall"), lambda text: None
+            self._machine(), Wanted(2), Downpour(replicas=1).recipe(), Identity.new_root("squall"), lambda text: None
         )
         self.gathering.launch(Launched(directory, None, -1))
         self.join()
