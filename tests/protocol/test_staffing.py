@@ -2,7 +2,7 @@
 
 from squall.protocol.effects import Effect, End, Forget
 from squall.protocol.events import MachineJoined, MachineLost, Started, TimePassed
-from squall.protocol.heartbeats import Pulse
+from squall.protocol.heartbeats import BEGIN_WITHIN_S, Pulse
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Grant, Join, LeaseRequest, Left, Stats, Stop
 from squall.protocol.nodes import NURSERY, Node, replica_node
@@ -27,6 +27,8 @@ def office(room: int = 0, **settings: object) -> Office:
         **settings,
     )  # fmt: skip
     made.give(Started())
+    for nursery in (N1, N2):
+        made.tell(nursery, Alive())
     made.join(0, 1, 2)
     return made
 
@@ -59,6 +61,13 @@ def test_a_machine_that_is_silent_is_lost_and_its_replica_goes_where_room_is() -
     assert of.ask(R0) is not None
     assert lease is not None
     assert not [held for held in of.leases.held.values() if held.holder == R1], "its lease went back"
+
+
+def test_a_machine_that_has_to_start_is_waited_for() -> None:
+    of = office()
+    of.give(MachineJoined(3, 0))
+    silent(of, N1, N2)
+    assert of.now == BEGIN_WITHIN_S + 5.0
 
 
 def test_deaths_of_machines_are_not_held_against_a_place() -> None:

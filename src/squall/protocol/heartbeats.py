@@ -17,6 +17,7 @@ class Pulse(msgspec.Struct, frozen=True):
     lost_after_s: float = 10.0
 
 
+BEGIN_WITHIN_S = 10.0  # beyond those limits, for who has to start on a machine where everybody does
 PATIENCE = 15.0  # so that a machine which is cut off is still there when it could be heard in time
 
 
@@ -28,9 +29,9 @@ class Heartbeats:
         self._every_s, self._limit_s = every_s, limit_s
         self._heard: dict[Node, float] = {}
 
-    def heard(self, node: Node, now: float) -> None:
-        """Of somebody who is listened for from now on, if that was not so before."""
-        self._heard[node] = now
+    def heard(self, node: Node, now: float, grace_s: float = 0.0) -> None:
+        """Of somebody who is listened for from now on, if that was not so before; it may take so much longer."""
+        self._heard[node] = now + grace_s
         if self.wake_at is None:
             self.wake_at = now + self._every_s
 

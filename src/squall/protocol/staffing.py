@@ -13,6 +13,7 @@ from squall.protocol import notes
 from squall.protocol.closing import Closing, Phase
 from squall.protocol.effects import Effect, Forget, Send
 from squall.protocol.events import StopRequested
+from squall.protocol.heartbeats import BEGIN_WITHIN_S
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.nursery_messages import Alive, Leaving, Message, ProcessLost, Replaced, StartProcess, StopAsked
@@ -107,12 +108,12 @@ class Staffing(Closing):
     def _listen(self, now: float, effects: list[Effect]) -> None:
         """The run begins, on the machines that there are."""
         for machine in self._placing.rooms:
-            self._hear(machine, now)
+            self._hear(machine, now, BEGIN_WITHIN_S)
         self._start_due(now, effects)
 
-    def _hear(self, machine: int, now: float) -> None:
+    def _hear(self, machine: int, now: float, grace_s: float = 0.0) -> None:
         if machine != NURSERY.index and machine in self._placing.rooms:
-            self._heartbeats.heard(Node("nursery", machine), now)
+            self._heartbeats.heard(Node("nursery", machine), now, grace_s)
 
     def _on_nursery(self, nursery: Node, message: Message, now: float, effects: list[Effect]) -> None:
         machine = nursery.index
@@ -138,7 +139,7 @@ class Staffing(Closing):
         if machine in self._lost_machines:
             return
         self._placing.add(machine, room)
-        self._hear(machine, now)
+        self._hear(machine, now, BEGIN_WITHIN_S)
         effects.append(notes.MachineAdded(machine, room))
         self._start_due(now, effects)
 
