@@ -10,6 +10,7 @@ from benchmarks import (
     links,
     machines,
     overhead,
+    ray_start,
     recording,
     sandblaster,
     simulation,
@@ -26,6 +27,7 @@ BENCHMARKS: dict[str, Any] = {
     "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
     "startup": startup, "family": family, "sandblaster": sandblaster, "simulation": simulation, "forecast": forecast,
     "recording": recording, "week": week, "links": links, "machines": machines,
+    "ray-start": ray_start,
 }  # fmt: skip
 
 for name in sys.argv[1:] or BENCHMARKS:
