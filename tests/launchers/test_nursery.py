@@ -4,6 +4,7 @@ import os
 import signal
 from multiprocessing.connection import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from squall.launchers.nursery import Nursery
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import ProcessLost
+from squall.runtime.arena import Arena, Shape
 
 
 class Waiting(Nursery):
@@ -25,7 +27,8 @@ class Waiting(Nursery):
 
 def test_a_child_that_cannot_be_watched_does_not_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Pipe()
-    nursery = Waiting(ControlPipe(theirs), None, tmp_path)  # type: ignore[arg-type]
+    job = SimpleNamespace(arena=Arena.private(Shape(length=1, replicas=1)))
+    nursery = Waiting(ControlPipe(theirs), job, tmp_path)  # type: ignore[arg-type]
     forked: list[int] = []
 
     def refused(pid: int) -> int:

@@ -136,6 +136,25 @@ def test_a_limit_on_file_size_is_told_with_the_remedy(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def test_a_slot_that_is_used_later_is_reserved_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine reserves what begins there; without room for more, no process dies of touching it."""
+    files = len(os.listdir("/proc/self/fd"))
+    big = Shape(length=1_000_000, replicas=2)
+    arena = Arena.create(big, tmp_path, tmp_path, used=[])
+
+    handle = arena._handle
+    assert handle is not None
+    before = 512 * os.fstat(handle).st_blocks
+    assert before < big.stride
+    arena.reserve(1)
+    assert 512 * os.fstat(handle).st_blocks - before >= 2 * big.stride
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        arena.reserve(0)
+    del arena
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
 @pytest.mark.usefixtures("warm_nursery")
 def test_a_run_without_shared_memory_ends_well_and_says_so(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], without_report: None

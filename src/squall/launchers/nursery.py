@@ -216,6 +216,8 @@ class Nursery:
 
     def _replace(self, node: Node) -> None:
         try:
+            if node.role in ("replica", "evaluator"):
+                self._job.arena.reserve(node.index)
             self._fork(node)
         except OSError as error:  # no more processes or memory for now; the coordinator tries again, a few times
             self._tell(ProcessEnded(node, f"could not be started: {error}"))

@@ -13,6 +13,7 @@ import mmap
 import os
 import tempfile
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,9 +74,13 @@ class Shape:
 class Arena:
     """Buffers by slot and number; the same memory in every process that inherits it."""
 
-    def __init__(self, shape: Shape, memory: mmap.mmap) -> None:
+    def __init__(self, shape: Shape, memory: mmap.mmap, handle: int | None = None) -> None:
+        """`handle` is the descriptor of the file behind it, which is closed with the arena."""
         self.shape = shape
         self.memory = memory
+        self._handle = handle
+        if handle is not None:
+            weakref.finalize(self, os.close, handle)
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         self._floats = whole.view(torch.float32)
         rates = whole[shape.rates_span[0] :][: shape.rates_bytes]
@@ -92,7 +97,7 @@ class Arena:
         spans = [(0, shape.total_bytes)] if used is None else [*used, shape.rates_span]
         size = sum(stop - start for start, stop in spans)
         try:
-            return cls(shape, _reserve(directory, shape.total_bytes, spans))
+            return cls(shape, *_reserve(directory, shape.total_bytes, spans))
         except OSError as error:
             warnings.warn(
                 f"{directory} cannot hold the arena of {_mib(size)} ({error.strerror}); it is put into a"
@@ -102,7 +107,7 @@ class Arena:
                 stacklevel=2,
             )
         try:
-            return cls(shape, _reserve(fallback, shape.total_bytes, spans))
+            return cls(shape, *_reserve(fallback, shape.total_bytes, spans))
         except OSError as error:
             remedy = refusal(fallback, error)
             raise OSError(f"the arena of {_mib(size)} in a file under {remedy}") from error
@@ -111,6 +116,12 @@ class Arena:
     def private(cls, shape: Shape) -> Arena:
         """An arena that only this process uses."""
         return cls(shape, mmap.mmap(-1, shape.total_bytes))
+
+    def reserve(self, slot: int) -> None:
+        """Who was on another machine will use this slot here. Raises `OSError` where it has no room."""
+        if self._handle is not None:
+            starts = [*self.shape.buffers(slot)]
+            os.posix_fallocate(self._handle, starts[0], starts[-1] + self.shape.stride - starts[0])
 
     def weights(self, slot: int, buffer: int) -> Tensor:
         """float32 [length]."""
@@ -136,7 +147,7 @@ def newest_first(vector: Tensor) -> tuple[Tensor, ...]:
     return parts[::-1]
 
 
-def _reserve(directory: Path, size: int, spans: Sequence[Span]) -> mmap.mmap:
+def _reserve(directory: Path, size: int, spans: Sequence[Span]) -> tuple[mmap.mmap, int]:
     free = os.statvfs(directory)
     if free.f_bavail * free.f_frsize < sum(stop - start for start, stop in spans):
         raise OSError(28, f"{_mib(free.f_bavail * free.f_frsize)} free")
@@ -146,9 +157,10 @@ def _reserve(directory: Path, size: int, spans: Sequence[Span]) -> mmap.mmap:
         os.truncate(handle, size)
         for start, stop in spans:
             os.posix_fallocate(handle, start, stop - start)
-        return mmap.mmap(handle, size)
-    finally:
+        return mmap.mmap(handle, size), handle
+    except BaseException:
         os.close(handle)
+        raise
 
 
 def _mib(size: int) -> str:
