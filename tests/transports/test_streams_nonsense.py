@@ -18,6 +18,7 @@ from squall.protocol.messages import Exchange
 from squall.transports.certificates import Identity
 from squall.transports.opening import Opening
 from squall.transports.stream import MAX_HEAD_BYTES, Broken, Head
+from squall.transports.streams import OPENING_AT_MOST
 from tests import deep
 from tests.transports.test_streams import GRADIENT, REPLICA, SHARD, SIZE, End, turns
 
@@ -98,6 +99,17 @@ def test_nonsense_of_a_member_costs_its_connection_and_no_more(machine: Identity
     turns(replica, shard, until=lambda: bool(replica.events))
     replica.send(SHARD, Frame(1, 0, Exchange(1)))
     turns(replica, shard, until=lambda: Frame(1, 0, Exchange(1)) in shard.frames)
+    replica.streams.close()
+
+
+def test_strangers_who_say_nothing_keep_nobody_out_for_long(machine: Identity, shard: End) -> None:
+    strangers = [socket.create_connection(shard.address) for _ in range(OPENING_AT_MOST)]
+    turns(shard, until=lambda: len(shard.streams._opening) == OPENING_AT_MOST)
+    replica = End(machine.issue(str(REPLICA)), {SHARD: shard.address})
+    turns(replica, shard, until=lambda: bool(replica.events))
+    assert len(shard.streams._opening) == OPENING_AT_MOST - 1
+    for stranger in strangers:
+        stranger.close()
     replica.streams.close()
 
 

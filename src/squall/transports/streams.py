@@ -19,11 +19,12 @@ from squall.protocol.effects import Payload
 from squall.protocol.events import Event, FrameArrived, PeerReached
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import Node
-from squall.transports.opening import Opening
+from squall.transports.opening import OPEN_WITHIN_S, Opening
 from squall.transports.stream import Broken, Head, Stream, Views
 
 Address = tuple[str, int]  # host and port
 OPENING_AT_MOST = 64  # strangers at a time
+HANDSHAKE_S = 1.0  # so long a stranger does not make room for another one
 REDIAL_S, REDIAL_AT_MOST_S = 0.05, 2.0
 
 
@@ -185,10 +186,18 @@ class Streams:
         assert self._listener is not None
         with suppress(OSError):  # whoever called has hung up, or this process may open no more files
             raw, _ = self._listener.accept()
-            if len(self._opening) >= OPENING_AT_MOST:
+            if len(self._opening) >= OPENING_AT_MOST and not self._make_room(now):
                 raw.close()
                 return
             self._open(Opening(raw, self._server, now, server=True), None)
+
+    def _make_room(self, now: float) -> bool:
+        """Send the stranger away that came first, if it had its time: processes that call all at once get through."""
+        oldest = next((d for d, (_, whom) in self._opening.items() if whom is None), None)
+        if oldest is None or now < self._opening[oldest][0].until - OPEN_WITHIN_S + HANDSHAKE_S:
+            return False
+        self._give_up(oldest)
+        return True
 
     def _open(self, opening: Opening, whom: Node | None) -> None:
         self._opening[opening.fileno()] = opening, whom
