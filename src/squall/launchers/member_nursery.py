@@ -37,6 +37,8 @@ class MemberNursery(Nursery):
     def run(self) -> None:
         super().run()
         assert self.end is not None
+        if self._launcher.open:
+            self._launcher.connection.flush()
         self._attendant.say(kind="end", status=self.end.status, reason=self.end.reason or "the run has ended")
 
     def prepare(self) -> None:

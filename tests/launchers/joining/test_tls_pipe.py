@@ -84,6 +84,21 @@ def test_who_sends_more_than_may_wait_goes_on_as_the_peer_reads(monkeypatch: pyt
     other.close()
 
 
+def test_who_leaves_has_sent_all_before() -> None:
+    pipe, peer = tls_pair(LIMIT)
+    other = TlsPipe(peer, LARGE)
+    got: list[bytes] = []
+    reading = threading.Thread(target=lambda: got.extend(other.recv_bytes() for _ in range(2)))
+    pipe.send_bytes(b"x" * LARGE)
+    pipe.send_bytes(b"the last")
+    reading.start()
+    pipe.flush()
+    pipe.close()
+    reading.join(SOON_S)
+    assert got == [b"x" * LARGE, b"the last"]
+    other.close()
+
+
 def test_a_fork_that_closes_its_end_leaves_that_of_its_parent() -> None:
     pipe, peer = tls_pair(LIMIT)
     pid = os.fork()

@@ -62,12 +62,16 @@ class TlsPipe:
         self._unsent += _LENGTH.size + len(message)
         self._write()
         if self._unsent > UNSENT_AT_MOST:
-            writable = select.poll()
-            writable.register(self._connection, select.POLLOUT)
-            while self._unsent > UNSENT_AT_MOST:
-                writable.poll()
-                self._write()
+            self.flush(UNSENT_AT_MOST)
         self._settle()
+
+    def flush(self, unsent: int = 0) -> None:
+        """Wait until no more bytes than that are unsent: what waits in this process ends with it."""
+        writable = select.poll()
+        writable.register(self._connection, select.POLLOUT)
+        while self._unsent > unsent:
+            writable.poll()
+            self._write()
 
     def recv_bytes(self) -> bytes:
         """The next message. Raises `EOFError` when none comes any more."""
