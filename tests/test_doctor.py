@@ -16,6 +16,7 @@ from rich.console import Console
 
 from squall import doctor
 from squall.doctor import Finding
+from squall.transports.doorbell import PATH_BYTES
 
 
 def test_a_machine_that_runs_these_tests_can_run_squall() -> None:
@@ -174,7 +175,7 @@ def test_local_sockets_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_too_long_a_socket_path_fails(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * doctor.SOCKET_PATH_BYTES)
+    deep = tmp_path / ("d" * PATH_BYTES)
     deep.mkdir()
     finding = doctor.local_sockets(deep)
     assert finding.ok is False
@@ -184,9 +185,9 @@ def test_too_long_a_socket_path_fails(tmp_path: Path) -> None:
 def test_the_limit_of_socket_paths_is_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as fits:
-        fits.bind("a" * doctor.SOCKET_PATH_BYTES)
+        fits.bind("a" * PATH_BYTES)
     with socket.socket(socket.AF_UNIX) as too_long, pytest.raises(OSError, match="too long"):
-        too_long.bind("a" * (doctor.SOCKET_PATH_BYTES + 1))
+        too_long.bind("a" * (PATH_BYTES + 1))
 
 
 def test_no_place_for_sockets_fails(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -150,6 +151,7 @@ def _run(be: Callable[..., None], cwd: str, variables: dict[str, str], arguments
     multiprocessing.set_start_method("fork", force=True)  # as it is in any process that was not made by a server
     os.environ.clear()
     os.environ.update(variables)
+    tempfile.tempdir = None  # it is looked for in these variables
     os.chdir(cwd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     be(*arguments)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CGROUP = Path("/sys/fs/cgroup")
-SOCKET_PATH_BYTES = 107  # Linux: sockaddr_un.sun_path holds 108, the last of them 0
 SHARED_BYTES, SHARED_BYTES_OVERLAPPED = 20, 36  # for each parameter, with 2 replicas: 5 or 9 buffers of float32
 ENOUGH_FILES = 1024
 ENOUGH_SHARED_MEMORY = 2**30  # less is a warning; Docker gives a container 64 MiB unless it is told otherwise
@@ -215,12 +214,14 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
 
 def local_sockets(parent: Path | None = None) -> Finding:
     """What a run does first: a private directory, and in it a socket with a name like a node's."""
+    from squall.transports.doorbell import PATH_BYTES
+
     try:
         with tempfile.TemporaryDirectory(prefix="squall-", dir=parent) as directory:
             path = Path(directory) / "replica-999.99"
             length, mode = len(os.fsencode(path)), os.stat(directory).st_mode & 0o777
-            if length > SOCKET_PATH_BYTES:
-                found = f"socket names under {path.parent.parent} are too long: {length} bytes of {SOCKET_PATH_BYTES}"
+            if length > PATH_BYTES:
+                found = f"socket names under {path.parent.parent} are too long: {length} bytes of {PATH_BYTES}"
                 return Finding("local sockets", False, found, "set TMPDIR to a shorter path, such as /tmp")
             with socket.socket(socket.AF_UNIX) as bound:
                 bound.bind(str(path))

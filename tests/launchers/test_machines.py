@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
+
+import pytest
 
 from squall.record.rows import EventRow
 from squall.report import Reader
 from squall.report.coverage import audit
+from tests import deep
 from tests.launchers.processes import START_S, Started
 from tests.warm import Warm
 
@@ -19,7 +25,9 @@ class Machine:
     """`squall join`, with all that is forked from it."""
 
     def __init__(self, address: str, token: Path, directory: Path) -> None:
-        self.process = Warm(["join", address, "--token-file", str(token)], cwd=directory)
+        self.files = Path(tempfile.mkdtemp())  # all that it keeps while it takes part; not too long for sockets
+        environment = {**os.environ, "TMPDIR": str(self.files)}
+        self.process = Warm(["join", address, "--token-file", str(token)], cwd=directory, env=environment)
 
     def pids(self) -> list[int]:
         """The nursery, and its processes."""
@@ -27,11 +35,11 @@ class Machine:
         return [nursery, *children(nursery)]
 
     def signal(self, number: int) -> None:
-        for pid in self.pids():
+        for pid in self.pids() if self.process.poll() is None else ():
             os.kill(pid, number)
 
-    def finish(self) -> tuple[int, str]:
-        out, err = self.process.communicate(START_S)
+    def finish(self, within_s: float = START_S) -> tuple[int, str]:
+        out, err = self.process.communicate(within_s)
         assert self.process.returncode is not None
         return self.process.returncode, out + err
 
@@ -44,7 +52,7 @@ class Cluster:
     """A run that wants `machines`, and those that join it."""
 
     def __init__(self, directory: Path, machines: int, *flags: str) -> None:
-        self.directory = directory / f"run-{os.getpid()}"  # other tests may train beside this one
+        self.directory = directory / f"run-{uuid4().hex[:8]}"
         listen = ["--machines", str(machines), "--listen", "127.0.0.1:0"]
         self.run = Started.train(self.directory, *listen, *flags)
         while "squall join" not in (line := self.run.process.stderr.readline()):
@@ -71,8 +79,11 @@ def cluster(directory: Path, machines: int, *flags: str) -> Iterator[Cluster]:
     finally:
         for process in (found.run.process, *(machine.process for machine in found.machines)):
             process.kill()
+        for machine in found.machines:
+            shutil.rmtree(machine.files, ignore_errors=True)
 
 
+SOON_S = 15.0  # half of what a machine waits for a coordinator that is silent
 CORES = len(os.sched_getaffinity(0))
 REPLICAS = 2 * CORES  # one machine alone has no room for them
 
@@ -83,10 +94,12 @@ def test_a_machine_that_is_lost_leaves_its_work_to_others(tmp_path: Path) -> Non
         found.event("started", "")
         first = found.machines[0]
         assert any("replica" in title for title in titles(first))
+        assert list(first.files.iterdir())
         first.signal(signal.SIGKILL)
         found.event("lost", "machine 1 was lost: nothing was heard of it")
         found.event("warning", "waits: no machine has room for it")
         assert first.finish()[0] == 1
+        first.files.rmdir()  # nothing is left there
         found.machines[0] = found.join()
         found.event("replaced", "on machine 2, which had room for")
         found.run.process.send_signal(signal.SIGINT)
@@ -94,6 +107,23 @@ def test_a_machine_that_is_lost_leaves_its_work_to_others(tmp_path: Path) -> Non
     reader = Reader(found.directory / "run.sqlite")
     assert audit(reader).complete
     reader.close()
+
+
+@deep.only
+@pytest.mark.parametrize("fault", ["coordinator killed", "machine away"])
+def test_when_all_is_over_nobody_waits_for_what_is_gone(tmp_path: Path, fault: str) -> None:
+    """Neither other machines for the coordinator, nor the run's first one for a machine that does not answer."""
+    with cluster(tmp_path, 2, "--replicas", "3", "--threads", "1", "--epochs", "100000") as found:
+        found.event("started", "")
+        (other,) = found.machines
+        assert any("shard" in title for title in titles(other))
+        if fault == "coordinator killed":
+            found.run.kill("coordinator")
+            assert other.finish(SOON_S)[0] == 1
+        else:
+            other.signal(signal.SIGSTOP)
+        assert found.run.finish(SOON_S)[0] == 1
+        other.signal(signal.SIGCONT)
 
 
 def titles(machine: Machine) -> list[str]:

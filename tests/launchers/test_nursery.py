@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from squall.errors import SquallError
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import PipeLine
 from squall.launchers.nursery import Nursery
@@ -16,6 +17,7 @@ from squall.protocol.frames import Frame
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import ProcessLost
 from squall.runtime.arena import Arena, Shape
+from squall.transports.doorbell import PATH_BYTES
 
 
 class Waiting(Nursery):
@@ -44,4 +46,12 @@ def test_a_child_that_cannot_be_watched_does_not_live(tmp_path: Path, monkeypatc
     assert msgspec.convert(told["frame"], Frame).message == ProcessLost(Node("replica", 0, 1), why)
     with pytest.raises(ProcessLookupError):
         os.kill(forked[0], 0)
+    ours.close()
+
+
+def test_a_temporary_folder_with_a_name_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    ours, theirs = Pipe()
+    nursery = Nursery(ControlPipe(theirs), None, tmp_path / ("d" * PATH_BYTES))  # type: ignore[arg-type]
+    with pytest.raises(SquallError, match="set TMPDIR to a shorter path"):
+        nursery.prepare()
     ours.close()

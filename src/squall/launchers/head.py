@@ -57,6 +57,7 @@ class Head:
         self._ended: set[int] = set()  # machines that have nothing more to say
         self._directory = Path()  # of the run
         self._schedules: Schedules | None = None
+        self.heard_at = 0.0  # when another machine has said something last
 
     def gather(self, own: ControlPipe, task: Callable[[], bytes], launched: Launched) -> None:
         """From now on machines are let in; each gets the bytes of the task. `own` leads to the nursery here."""
@@ -97,7 +98,7 @@ class Head:
         for number, pipe in self._others():
             if not pipe.connection.poll():
                 continue
-            said = pipe.hear()
+            said, self.heard_at = pipe.hear(), time.monotonic()
             if said is None or not understood(said):
                 self._lose(number)
             elif said["kind"] == "scheduled":
@@ -125,6 +126,11 @@ class Head:
     def heard(self, number: int, said: dict[str, Any]) -> bool:
         """Whether it was about the gathering, and is done with."""
         return self._gathering is not None and self._gathering.hear(number, said)
+
+    def over(self, status: str, reason: str) -> None:
+        """All has ended here: the other machines need not wait for the coordinator, and hand over what they have."""
+        for _, pipe in self._others():
+            pipe.say(kind="end", status=status or "failed", reason=reason or "the run has failed")
 
     def close(self, end: End | None = None) -> None:
         """The other machines are told how the run has ended, and that they have nothing more to do."""

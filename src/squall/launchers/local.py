@@ -29,7 +29,8 @@ from squall.usercode.shipping import ship
 from squall.usercode.travelling import own_modules
 
 ANSWER_WITHIN_S = 2.0  # seconds that the nursery has to answer to a stop
-COLLECT_WITHIN_S, STOPPED_COLLECT_S = 30.0, 0.5  # that other machines have to hand over what they have, at an end
+SILENT_S = 5.0  # that other machines may say nothing while they hand over what they have, at an end
+STOPPED_COLLECT_S = 0.5  # that they have for it, when somebody waits for the end
 INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
 
 
@@ -112,7 +113,9 @@ class LocalRun:
                 self._exits.append(said)
             case "ended":
                 self._over = said["status"], said["reason"]
-                self._collect_by = time.monotonic() + (COLLECT_WITHIN_S if not self._stops else STOPPED_COLLECT_S)
+                self._collect_by = time.monotonic() + (STOPPED_COLLECT_S if self._stops else SILENT_S)
+                if self._head is not None:
+                    self._head.over(*self._over)
                 self._collect(*self._over, 0.0)
 
     def _hear_others(self) -> None:
@@ -125,6 +128,8 @@ class LocalRun:
         if self._head is not None and not self._head.collected and time.monotonic() < self._collect_by:
             wait(self._head.sources, timeout_s)
             self._hear_others()
+            if not self._stops:
+                self._collect_by = max(self._collect_by, self._head.heard_at + SILENT_S)
         else:
             self._on_ended(status, reason)
 
@@ -158,6 +163,7 @@ class LocalRun:
             self.ended = End("interrupted", "interrupted before the training began")
             return
         self._stops += 1
+        self._collect_by = min(self._collect_by, time.monotonic() + STOPPED_COLLECT_S)
         self._kill_at = time.monotonic() + (ANSWER_WITHIN_S if self._stops == 1 else INSISTED_S)
         self._pipe.say(kind="stop")
 

@@ -67,8 +67,10 @@ class MemberNursery(Nursery):
         if not self._launcher.connection.poll():  # it is about what goes out
             return
         said = self._launcher.hear()
-        if said is not None and said["kind"] == "kill":
-            self._over(End(said["status"], said["reason"]))
+        if said is None:
+            return
+        self._over(End(said["status"], said["reason"]))
+        if said["kind"] == "kill":
             self._kill_all()
 
     def _do(self, effect: Effect) -> None:

@@ -28,6 +28,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
+from squall.errors import SquallError
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
 from squall.launchers.role_processes import run_role
@@ -40,6 +41,7 @@ from squall.protocol.nursery import NurseryMachine
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
 from squall.runtime.processes import ending, fork, outlive_parent
+from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
 from squall.usercode.blame import encode, note
 
 GRACE_S = 1.0  # seconds for processes to end after the coordinator has
@@ -78,6 +80,8 @@ class Nursery:
         self.watch()
 
     def prepare(self) -> None:
+        if len(os.fsencode(self._sockets)) + LONGEST_NAME > PATH_BYTES:
+            raise SquallError(f"sockets in {self._sockets} would have too long names: set TMPDIR to a shorter path")
         self._launcher.say(kind="listening")
         outlive_parent()  # from here on it is heard when that goes, and what there is can be saved
         self._sockets.mkdir(mode=0o700)

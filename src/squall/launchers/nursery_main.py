@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import signal
 import sys
-import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -43,15 +41,18 @@ def main(handle: int) -> None:
         return
     die_with_parent(message["launcher"])  # while the user's code runs here, nobody listens
     if "call" in message:
-        _take_part(launcher, message["call"])
+        _take_part(launcher, message["call"], Path(message["own"]))
         return
     sys.path[:] = message["sys_path"]
     os.environ.update(message["environment"])
     _serve(launcher, message, Path(message["sockets"]))
 
 
-def _take_part(attendant: ControlPipe, call: Call) -> None:
-    """Be this machine's nursery in a run that another machine launches; `attendant` leads to `squall join`."""
+def _take_part(attendant: ControlPipe, call: Call, own: Path) -> None:
+    """Be this machine's nursery in a run that another machine launches; `attendant` leads to `squall join`.
+
+    All files are kept in `own`.
+    """
     try:
         member = join(call, lambda text: attendant.say(kind="waiting", text=text))
         attendant.say(kind="joined", machine=member.machine)
@@ -63,11 +64,10 @@ def _take_part(attendant: ControlPipe, call: Call) -> None:
     except SquallError as error:
         attendant.say(kind="failed", error=str(error), task=False)
     else:
-        sockets = Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
-        with tempfile.TemporaryDirectory(prefix="squall-machine-", ignore_cleanup_errors=True) as folder:
-            own = Path(folder)
-            take_in(message["modules"], own / "modules")
-            _serve(head, message, sockets, Member(member.machine, member.identity, call.head[0], attendant, own))
+        take_in(message["modules"], own / "modules")
+        _serve(head, message, own / "sockets", Member(member.machine, member.identity, call.head[0], attendant, own))
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def _serve(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None = None) -> None:

@@ -118,7 +118,7 @@ def _next(head: ControlPipe, member: Member | None) -> dict[str, Any] | None:
         if member.attendant.connection in ready:
             return None
     said = head.hear()
-    if member is not None and (said is None or said["kind"] == "kill"):
+    if member is not None and (said is None or said["kind"] in ("end", "kill")):
         told = said or {"status": "failed", "reason": "the run's first machine is gone before the training began"}
         member.attendant.say(kind="end", status=told["status"], reason=told["reason"])
         return None

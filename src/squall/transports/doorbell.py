@@ -14,7 +14,9 @@ from pathlib import Path
 from squall.protocol.nodes import Node
 
 MAX_BYTES = 16 * 1024  # of a frame; a longer one is no doorbell
+PATH_BYTES = 107  # of a socket's name; Linux: sockaddr_un.sun_path holds 108, the last of them 0
 _SUFFIX = ".bell"
+LONGEST_NAME = len(f"/replica-999.99{_SUFFIX}")  # of a socket in its directory
 
 
 class Doorbell:

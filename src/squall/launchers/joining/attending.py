@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 
 import cloudpickle
 
@@ -29,10 +30,13 @@ def attend(call: Call, tell: Callable[[str], object]) -> End:
 
     Raises `SquallError` if that fails, and `KeyboardInterrupt` at the second Ctrl-C, or before the training began here.
     """
-    with collected_interrupts() as interrupts:
+    with (
+        TemporaryDirectory(prefix="squall-", ignore_cleanup_errors=True) as own,  # also of a nursery that was killed
+        collected_interrupts() as interrupts,
+    ):
         nursery = NurseryProcess()
         try:
-            nursery.pipe.connection.send_bytes(cloudpickle.dumps({"launcher": os.getpid(), "call": call}))
+            nursery.pipe.connection.send_bytes(cloudpickle.dumps({"launcher": os.getpid(), "call": call, "own": own}))
             return _attend(nursery, interrupts, written(call.head), tell)
         except KeyboardInterrupt:
             nursery.kill()
