@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,16 @@ def test_a_disk_that_takes_no_more_is_the_snapshots_error(tmp_path: Path, monkey
     assert len(machines.pieces) == 1
     (machines.here / "snapshots").unlink()
     assert machines.take(4).error == ""
+
+
+def test_a_disk_that_is_full_in_the_middle_of_the_last_piece_is_told(tmp_path: Path) -> None:
+    """The kernel writes what there is room for and calls that well."""
+    kept = PiecesHost(Writer(tmp_path), tmp_path, SHARDS, Pieces())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (PIECE_BYTES // 2, before[1]))
+    try:
+        stored = kept.perform(WritePiece(SHARD, SnapshotPiece(1, 0, PIECE_BYTES, PIECE_BYTES)), 0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert isinstance(stored, PieceWritten)
+    assert "File too large" in stored.error

@@ -71,7 +71,7 @@ class PiecesHost(HostAround):
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | (0 if piece.start else os.O_TRUNC)
-            with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+            with open(os.open(path, flags, 0o600), "wb") as file:
                 file.seek(piece.start)
                 file.write(self._pieces.view(effect.shard)[: piece.size])
             if piece.start + piece.size == piece.total:
