@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from squall.protocol.events import Event, FrameArrived, PeerReached
 from squall.protocol.frames import Frame
 from squall.protocol.messages import Exchange
 from squall.protocol.nodes import Node
+from squall.transports import stream
 from squall.transports.certificates import Identity
 from squall.transports.stream import Views
 from squall.transports.streams import REDIAL_S, Streams
@@ -159,6 +161,32 @@ def test_numbers_that_break_off_are_taken_when_they_come_again(replica: End, sha
     replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
     turns(replica, shard, until=lambda: bool(shard.frames))
     assert shard.memory == replica.memory
+
+
+def test_numbers_wake_their_receiver_when_many_have_come(
+    replica: End, shard: End, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """They come in records of a slow link, and what wakes for each keeps its process from computing."""
+    connected(replica, shard)
+    replica.memory[:] = b"1" * SIZE
+    record, view = 1 << 14, memoryview(replica.memory)
+    records = [view[at : at + record] for at in range(0, SIZE, record)]
+    monkeypatch.setattr(replica.streams, "_places", lambda payload, peer: records)
+    monkeypatch.setattr(stream, "PASS_BYTES", record)  # of a turn
+    replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
+    woken = 0
+    while replica.streams.wake_at == 0.0:
+        replica.streams.turn(time.monotonic())
+        woken += readable(shard)
+        while readable(shard) or shard.streams.wake_at == 0.0:
+            shard.streams.turn(time.monotonic())
+    turns(shard, until=lambda: bool(shard.frames))
+    assert woken < len(records) / 8
+    assert shard.memory == replica.memory
+
+
+def readable(end: End) -> bool:
+    return bool(select.select([end.streams], [], [], 0)[0])
 
 
 def test_a_forgotten_peer_changes_nothing_any_more(replica: End, shard: End) -> None:

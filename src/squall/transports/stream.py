@@ -14,7 +14,7 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from socket import socket
+from socket import SO_RCVLOWAT, SOL_SOCKET, socket
 
 import msgspec
 
@@ -23,6 +23,8 @@ from squall.protocol.frames import MAX_FRAME_BYTES, Frame
 from squall.protocol.messages import Count
 
 PASS_BYTES = 1 << 20  # what a turn reads or writes at most, so that no stream keeps the others waiting
+WAKE_BYTES = 1 << 18  # of numbers: fewer do not wake who reads them, or each record would
+RECORD_BYTES = (1 << 14) + 256  # of TLS, at most
 MAX_HEAD_BYTES = MAX_FRAME_BYTES + 1024
 _LENGTH = struct.Struct("!I")
 _SCRATCH = memoryview(bytearray(1 << 16))  # for numbers that nobody needs any more
@@ -62,6 +64,7 @@ class Stream:
         self._head: memoryview | None = None  # being read
         self._arrived: Head | None = None  # whose numbers are being read
         self._unwanted = 0  # bytes of numbers still to come that nobody needs
+        self._wakes = 1  # bytes that make the connection readable
 
     def put(self, frame: Frame, payload: Payload | None = None, numbers: Views = ()) -> None:
         """Send these next. The numbers are read when their turn has come."""
@@ -102,6 +105,7 @@ class Stream:
             try:
                 count = self.connection.recv_into(into)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                self._sleep()
                 return False
             except (OSError, ValueError) as error:
                 raise Broken(str(error)) from error
@@ -118,6 +122,14 @@ class Stream:
             if not self._incoming and not self._unwanted:
                 self._next(arrived)
         return True
+
+    def _sleep(self) -> None:
+        """Have the kernel wake the process when many numbers have come, or all; a part of a record may be read."""
+        left = sum(view.nbytes for view in self._incoming) + self._unwanted if self._arrived is not None else 0
+        wakes = max(1, min(left - RECORD_BYTES, WAKE_BYTES))
+        if wakes != self._wakes:
+            self._wakes = wakes
+            self.connection.setsockopt(SOL_SOCKET, SO_RCVLOWAT, wakes)
 
     def _next(self, arrived: list[Head]) -> None:
         """What was being read is whole."""
