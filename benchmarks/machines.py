@@ -16,18 +16,18 @@ from pathlib import Path
 import squall
 from benchmarks.links import RATE
 from benchmarks.namespaces import Link, linked
-from benchmarks.peers import ddp, rpc
+from benchmarks.peers import ddp, ray_actor, rpc
 from benchmarks.results import Section, median_ratio, rounds
 from benchmarks.squall_training import STEADY_AFTER_S, downpour, steady, training_task
 from benchmarks.workloads import Workload, speech_mlp
 
-SECONDS = 12.0
+SECONDS = 8.0
 PORT = 7700  # nothing else is in the namespace
 JOINS_WITHIN_S = 60.0
 BOUNDS = {"squall": 0.9, "squall, overlap": 1.0, "squall, every 8": 3.5, "squall, every 8, overlap": 6.0}
 
 
-def measure(repeats: int = 5) -> Section:
+def measure(repeats: int = 3) -> Section:
     print("machines", flush=True)
     workload = speech_mlp()
     section = Section(
@@ -52,6 +52,7 @@ def _compare(section: Section, link: Link, workload: Workload, repeats: int) -> 
         "DDP on Gloo": partial(ddp.samples_per_second, workload, 2, SECONDS, link=link),
         **{name: partial(samples_per_second, link, workload, each) for name, each in strategies.items()},
         "torch RPC": partial(rpc.samples_per_second, workload, 2, SECONDS, link=link),
+        "Ray actor": partial(ray_actor.samples_per_second, workload, 2, SECONDS, link=link),
     }
     found = rounds(measures, repeats)
     for name, bound in BOUNDS.items():

@@ -22,12 +22,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks.namespaces import Link
 from benchmarks.peers import PeerUnavailable
 from benchmarks.peers.common import (
     EXCHANGE_LR,
     FlatModel,
     Gate,
     OptimizerName,
+    Placed,
     accurate,
     flat_optimizer,
     launch,
@@ -41,13 +43,20 @@ from benchmarks.workloads import Workload
 Flat = NDArray[np.float32]  # [elements]
 OBJECTS_IN_STORE = 8  # gradients and weights that may lie in Ray's object store at once, per replica
 
+SIDE = "side{}"  # what a node of Ray has where there are two
+
 
 def samples_per_second(
-    workload: Workload, replicas: int, seconds: float, threads: int = 1, slow_ratio: float = 0.0
-) -> float:
-    """Samples per second of all replicas together; replicas and server have `threads` torch threads each."""
+    workload: Workload, replicas: int, seconds: float, threads: int = 1, slow_ratio: float = 0.0,
+    link: Link | None = None,
+) -> float:  # fmt: skip
+    """Samples per second of all replicas together; replicas and server have `threads` torch threads each.
+
+    With a `link`, the server and one of two replicas are on one side, and the other replica is on the other.
+    """
     _check()
-    return launch(_drive, 1, workload, replicas, threads, seconds, slow_ratio, None)[0]
+    placed = None if link is None else Placed(link, (0,))
+    return launch(_drive, 1, workload, replicas, threads, seconds, slow_ratio, None, link, placed=placed)[0]
 
 
 def seconds_to_accuracy(workload: Workload, replicas: int, target: float = 0.97) -> float:
@@ -136,6 +145,33 @@ def _call(server: Any, gradient: Flat) -> Tensor:
 
 
 @contextmanager
+def _two_nodes(link: Link, elements: int, folder: str) -> Iterator[None]:
+    """A Ray of our own with a node on each side of a link, gone afterwards."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    temporary = str(Path(folder, "ray"))
+    store = OBJECTS_IN_STORE * 2 * 4 * elements + 2**28  # bytes
+    cluster = Cluster()
+    for side in (0, 1):
+        own: dict[str, Any] = {
+            "num_cpus": 2,
+            "resources": {SIDE.format(side): 2},
+            "object_store_memory": store,
+            "temp_dir": temporary,
+        }
+        with link.inside(side):
+            cluster.add_node(node_ip_address=link.hosts[side], include_dashboard=False, **own)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@contextmanager
 def _ray(processes: int, elements: int, folder: str) -> Iterator[None]:
     """A Ray of our own on this machine, gone afterwards."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -167,15 +203,19 @@ def _drive(
     seconds: float,
     slow_ratio: float,
     target: float | None,
+    link: Link | None = None,
 ) -> float:
     weights = FlatModel(workload.model()).weights().numpy()
-    with _ray(1 + replicas, weights.size, gate.folder):
+    with _ray(1 + replicas, weights.size, gate.folder) if link is None else _two_nodes(link, weights.size, gate.folder):
         import ray
 
-        server = ray.remote(Server).remote(weights, "sgd", workload.lr, threads)
-        replica_type = ray.remote(Replica)
+        def on(side: int) -> dict[str, Any]:
+            return {} if link is None else {"resources": {SIDE.format(side): 1}}
+
+        server = ray.remote(Server).options(**on(0)).remote(weights, "sgd", workload.lr, threads)
         actors: list[Any] = [
-            replica_type.remote(server, workload, number, replicas, threads) for number in range(replicas)
+            ray.remote(Replica).options(**on(number)).remote(server, workload, number, replicas, threads)
+            for number in range(replicas)
         ]
         ray.get([actor.warm_up.remote() for actor in actors])
         if target is None:
