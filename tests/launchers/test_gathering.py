@@ -129,6 +129,13 @@ def test_a_machine_that_is_gone_before_it_is_noticed_costs_the_launch_its_name(r
         run.gathering.lose(1)
 
 
+def test_one_that_has_another_task_costs_the_launch_and_is_told_why(run: Run) -> None:
+    run.built(0)
+    with pytest.raises(SquallError, match="8 training examples in place of 7"):
+        run.say(1, kind="built", facts=msgspec.to_builtins(Facts(LAYOUT, 8)))
+    assert "8 training examples in place of 7" in run.lines[1].said[-1]["reason"]
+
+
 def test_one_that_has_another_task_is_sent_away_when_the_run_has_begun(run: Run) -> None:
     run.built(0, 1)
     for number in (0, 1):

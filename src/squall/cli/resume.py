@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from squall.cli.flags import SAVES_ITSELF, add_keep_best, add_limits, add_patience
 from squall.cli.output import summarized
 
@@ -29,6 +31,8 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     )
     again.add_argument("--replicas", type=int, help="another number of replicas")
     again.add_argument("--shards", type=int, help="another number of shards")
+    again.add_argument("--machines", type=int, metavar="N", help="so many machines, in place of those that it had")
+    again.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine now")
     add_patience(add_limits(again, time=""))
     add_keep_best(again.add_argument_group("what is kept"))
     again.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -51,10 +55,27 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
         if options.keep_best is not None:
             raise ValueError(f"leave --keep-best out: {SAVES_ITSELF}")
     code = resumed_code(old, strategy, None, **limits)
+    code["plan"] = _moved(code["plan"], options.machines, options.listen)
     run = Launch(code, local, commanded_at).go(path, again=True)
     if not scripted:
         sys.stderr.write(_of_before(run, code["plan"], limits))
     return summarized(run, options.json)
+
+
+def _moved(plan: Plan, machines: int | None, listen: str | None) -> Plan:
+    """On other machines, if some are given."""
+    from squall.checks import require
+    from squall.launchers.joining.address import parse_address
+
+    if (machines or listen) and plan.launcher == "inline":
+        raise ValueError("the run is in one process (inline): leave --machines and --listen out")
+    if listen is not None:
+        parse_address(listen, "--listen")
+    require("--machines", machines, machines is None or machines >= 1, "at least 1")
+    moved = msgspec.structs.replace(plan, machines=machines or plan.machines, listen=listen or plan.listen)
+    if (moved.machines or 1) > 1 and moved.listen is None and moved.launcher != "ray":
+        raise ValueError(f"--machines is {moved.machines}: say where others reach this one: --listen 10.0.0.1:7700")
+    return moved
 
 
 def _of_before(run: Run, plan: Plan, limits: dict[str, Any]) -> str:

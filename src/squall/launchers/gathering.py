@@ -144,18 +144,18 @@ class Gathering:
         here = self.machines[0].facts
         for machine in list(self.machines.values()):
             if here is not None and machine.facts is not None and (found := here.differences(machine.facts)):
-                self._refuse(
-                    machine,
+                why = (
                     f"the task is another one on machine {machine.number} ({machine.name}) than here: {found}. Have the"
-                    " same data and the same versions of its libraries there",
+                    " same data and the same versions of its libraries there"
                 )
+                machine.pipe.say(kind="kill", status="failed", reason=why)  # its user does not know yet
+                self._refuse(machine, why)
 
     def _refuse(self, machine: Gathered, why: str) -> None:
         """The machine cannot take part: a run that has begun goes on without it. Raises `SquallError` before."""
         if not self.over and (not self._first or machine.number in self._first):
             raise SquallError(why)
         del self.machines[machine.number]
-        machine.pipe.say(kind="kill", status="failed", reason=why)
         machine.pipe.connection.close()
         self._tell(why)
 
