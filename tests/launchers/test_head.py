@@ -89,7 +89,7 @@ def test_nonsense_of_a_machine_that_has_joined_costs_its_connection_and_no_more(
         finally:
             over.set()
 
-    for count in (1, len(deep.sweep(range(2_000), 400))):
+    for count in (1, len(deep.sweep(range(2_000), 150))):
         files = len(os.listdir("/proc/self/fd"))
         over.clear()
         thread = threading.Thread(target=machines, args=[count])

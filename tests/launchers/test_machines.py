@@ -130,6 +130,7 @@ def titles(machine: Machine) -> list[str]:
     return [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in machine.pids()]
 
 
+@deep.only
 def test_replicas_begin_as_machines_have_room_for_them(tmp_path: Path) -> None:
     flags = ["--replicas", f"1..{CORES + 1}", "--threads", "1", "--epochs", "100000"]
     with cluster(tmp_path, 1, *flags) as found:

@@ -83,7 +83,7 @@ def test_nonsense_of_a_member_costs_its_connection_and_no_more(machine: Identity
     chance = random.Random(16)
     client, _ = machine.issue(str(REPLICA)).contexts()
     files = len(os.listdir("/proc/self/fd"))
-    for _ in deep.sweep(range(10_000), 1000):
+    for _ in deep.sweep(range(10_000), 300):
         opening = connected(shard, client)
         shard.events.clear()
         connection = opening.connection

@@ -123,7 +123,7 @@ def test_nonsense_of_strangers_costs_their_connections_and_no_more(head: Head) -
     joins(head)
     files = len(os.listdir("/proc/self/fd"))
     with head.attended():
-        for i in deep.sweep(range(10_000), 1500):
+        for i in deep.sweep(range(10_000), 500):
             raw = socket.create_connection(head.address, SOON_S)
             try:
                 if i % 2:

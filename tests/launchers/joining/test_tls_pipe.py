@@ -146,7 +146,7 @@ def test_nonsense_of_a_member_costs_its_connection_and_no_more() -> None:
     """10,000 in `make deep`. What is read and understood as no message closes; what is not whole waits for its end."""
     chance = random.Random(16)
     before = len(os.listdir("/proc/self/fd")), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in deep.sweep(range(10_000), 1000):
+    for _ in deep.sweep(range(10_000), 300):
         pipe, peer = tls_pair(LIMIT)
         control = ControlPipe(pipe)
         peer.sendall(nonsense(chance))
