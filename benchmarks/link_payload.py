@@ -9,6 +9,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
 from benchmarks.namespaces import Link
 from squall.protocol.effects import Payload
@@ -91,6 +94,34 @@ def carried_seconds(link: Link, size: int, repeats: int) -> float:
                 next(answers)
 
             return _median_seconds(exchange, repeats)
+
+
+def tcp_bytes_s(link: Link, size: int) -> float:
+    """Bytes a second in each direction, both at once, of plain TCP: `size` of them, after as many to begin with."""
+    with link.inside(1):
+        listener = socket.create_server((link.hosts[1], 0))
+    with listener, link.inside(0):
+        ours = [socket.create_connection(listener.getsockname()) for _ in range(2)]
+        theirs = [listener.accept()[0] for _ in ours]
+    told = [Pipe(duplex=False) for _ in ours]
+
+    def send(connection: socket.socket) -> None:
+        while True:  # until it is ended
+            connection.sendall(bytes(1 << 20))
+
+    def receive(connection: socket.socket, teller: Connection) -> None:
+        into = memoryview(bytearray(size))
+        _fill(connection, into)
+        start = time.perf_counter()
+        _fill(connection, into)
+        teller.send(size / (time.perf_counter() - start))
+        while True:  # as long as the other direction is measured
+            _fill(connection, into)
+
+    senders = [partial(send, end) for end in (ours[0], theirs[1])]
+    receivers = [partial(receive, end, teller) for end, (_, teller) in zip((theirs[0], ours[1]), told)]
+    with forked(*senders, *receivers):
+        return statistics.mean([float(mine.recv()) for mine, _ in told])
 
 
 def arrivals(carrier: Carrier, kind: type[Event]) -> Iterator[Event]:
