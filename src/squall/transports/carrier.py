@@ -58,12 +58,6 @@ class Carrier:
         with self._lock:
             self._streams.forget(node)
 
-    @property
-    def bytes(self) -> tuple[int, int]:
-        """Sent and received so far."""
-        with self._lock:
-            return self._streams.bytes
-
     def close(self) -> None:
         self._closed = True
         os.eventfd_write(self._work, 1)

@@ -54,7 +54,6 @@ class Streams:
         self._busy: dict[Node, None] = {}  # whose streams have more that goes at once
         self._epoll = select.epoll()
         self._arrived: deque[Event] = deque()
-        self.closed_bytes = [0, 0]  # sent and received by connections that are gone
         if listener is not None:
             listener.setblocking(False)
             self._epoll.register(listener, select.EPOLLIN)
@@ -73,13 +72,6 @@ class Streams:
         if self._busy:
             return 0.0
         return min((self._redial_at, *(opening.until for opening, _ in self._opening.values())))
-
-    @property
-    def bytes(self) -> tuple[int, int]:
-        """Sent and received so far, without what TLS adds."""
-        streams = self._streams.values()
-        sent, received = self.closed_bytes
-        return sent + sum(s.sent_bytes for s in streams), received + sum(s.received_bytes for s in streams)
 
     # ------------------------------------------------------------ what the process asks for
 
@@ -254,8 +246,6 @@ class Streams:
         self._redial_at = 0.0
         del self._nodes[stream.connection.fileno()]
         self._epoll.unregister(stream.connection)
-        for i, count in enumerate((stream.sent_bytes, stream.received_bytes)):
-            self.closed_bytes[i] += count
         with suppress(OSError):
             stream.connection.shutdown(socket.SHUT_RDWR)  # also where a process that was forked holds it open
         stream.connection.close()
