@@ -65,18 +65,21 @@ def test_a_machine_that_was_replaced_does_not_go_on() -> None:
     assert effects == [KillMembers("replaced: silent for 5 s"), End("failed", "silent for 5 s")]
 
 
-def test_a_machine_that_leaves_starts_nothing_and_waits_for_replicas_no_longer_than_a_while() -> None:
+def test_a_machine_that_leaves_starts_nothing_and_waits_no_longer_than_a_while_for_replicas_that_know() -> None:
     nursery = far()
     assert give(nursery, LeaveRequested("interrupted"), 0.5) == say(Leaving("interrupted"))
     assert give(nursery, LeaveRequested("interrupted"), 0.6) == []
     assert tell(nursery, COORDINATOR, StartProcess(REPLICA), 0.7) == []
-    tell(nursery, COORDINATOR, Alive(), 0.5 + LEAVE_WITHIN_S)
-    assert [type(e) for e in give(nursery, TimePassed(), 0.5 + LEAVE_WITHIN_S)] == [KillMembers]
+    late = 1.0 + LEAVE_WITHIN_S  # a network may keep the coordinator from hearing it for so long
+    assert KillMembers not in [type(e) for e in give(nursery, TimePassed(), late)]
+    tell(nursery, COORDINATOR, Leaving("interrupted"), late)
+    late += LEAVE_WITHIN_S
+    tell(nursery, COORDINATOR, Alive(), late)
+    assert [type(e) for e in give(nursery, TimePassed(), late)] == [KillMembers]
     assert give(nursery, ProcessEnded(REPLICA, "killed by SIGKILL"))
     assert tell(nursery, COORDINATOR, Stop()) == [End("finished")]
 
 
-@pytest.mark.parametrize("message", [Leaving("x"), StopAsked("x", False, False)])
-def test_what_is_not_for_nurseries_is_refused(message: Leaving | StopAsked) -> None:
+def test_what_is_not_for_nurseries_is_refused() -> None:
     with pytest.raises(AssertionError, match=r"nursery-2\.0 does not know"):
-        tell(far(), COORDINATOR, message)
+        tell(far(), COORDINATOR, StopAsked("x", False, False))

@@ -146,6 +146,7 @@ def test_a_machine_leaves_when_its_replica_has_given_back_what_it_had() -> None:
     of.ask(R1)
     effects = of.tell(N1, Leaving("interrupted"))
     assert sent(effects, Stop) == [(R1, Stop())]
+    assert sent(effects, Leaving) == [(N1, Leaving("interrupted"))]
     effects = of.tell(R1, Left((), Stats()))
     assert start(AGAIN, 0) in effects
     assert sent(effects, Stop) == [(N1, Stop())]
@@ -185,7 +186,9 @@ def test_with_a_shard_on_it_the_run_ends_in_order() -> None:
     of = Office(replicas=1, shards=1, rooms=rooms)
     of.give(Started())
     of.join(0)
-    assert sent(of.tell(N1, Leaving("interrupted")), Stop) == [(R0, Stop())]
+    effects = of.tell(N1, Leaving("interrupted"))
+    assert sent(effects, Stop) == [(R0, Stop())]
+    assert not sent(effects, Leaving), "the shard is given the time that its snapshot takes"
     of.leave(R0)
     of.snapshot()
     end = only(of.effects, End)

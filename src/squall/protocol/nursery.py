@@ -22,7 +22,7 @@ from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, Replaced, StartProcess, StopAsked
 
-LEAVE_WITHIN_S = 10.0  # for replicas to finish their exchange; who takes longer is killed
+LEAVE_WITHIN_S = 10.0  # for replicas that were told to leave to finish their exchange; who takes longer is killed
 
 
 class NurseryMachine:
@@ -51,7 +51,7 @@ class NurseryMachine:
             case StopRequested(why, failed, wanted):
                 return [Send(COORDINATOR, StopAsked(why, failed, wanted))]
             case LeaveRequested(why) if not self._leaving:
-                self._leaving, self._leave_by = True, now + LEAVE_WITHIN_S
+                self._leaving = True
                 return [Send(COORDINATOR, Leaving(why))]
             case Started() if self._pulse is not None:
                 self._heartbeats.heard(COORDINATOR, now)
@@ -70,6 +70,9 @@ class NurseryMachine:
                 assert self._pulse is not None
                 self._heartbeats.heard(COORDINATOR, now)
                 self._tell_at = now + self._pulse.every_s
+                return []
+            case Leaving():
+                self._leave_by = now + LEAVE_WITHIN_S
                 return []
             case Replaced(why):
                 return [KillMembers(f"replaced: {why}"), End("failed", why)]

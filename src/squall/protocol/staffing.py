@@ -175,6 +175,7 @@ class Staffing(Closing):
             self._hurry(f"machine {machine} leaves ({why}), and {shards} is there", now, effects)
             return
         self._placing.leaving[machine] = None
+        effects.append(Send(Node("nursery", machine), Leaving(why)))
         for node in nodes:
             if node in self.members.live:
                 effects.append(Send(node, Stop()))
