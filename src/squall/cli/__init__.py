@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -33,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.showwarning = _warn
             local = _start_early(arguments)
             try:
-                status, output = _run(_parser(arguments).parse_args(arguments), local, commanded_at)
+                with _nothing_is_garbage():
+                    options = _parser(arguments).parse_args(arguments)
+                status, output = _run(options, local, commanded_at)
             finally:
                 if local is not None:
                     local.close()
@@ -68,6 +71,17 @@ def _prints_to_stderr(wanted: bool) -> Iterator[None]:
     finally:
         os.dup2(output, 1)
         os.close(output)
+
+
+@contextlib.contextmanager
+def _nothing_is_garbage() -> Iterator[None]:
+    """Python would look for garbage dozens of times among what torch imports, for a sixth of the time that it takes."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _start_early(arguments: Sequence[str]) -> LocalRun | None:

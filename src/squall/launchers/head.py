@@ -59,18 +59,20 @@ class Head:
         self._schedules: Schedules | None = None
         self.heard_at = 0.0  # when another machine has said something last
 
-    def gather(self, own: ControlPipe, task: Callable[[], bytes], launched: Launched) -> None:
+    def gather(
+        self, own: ControlPipe, task: Callable[[], bytes], directory: Path, snapshot: int | None, lock: int
+    ) -> None:  # fmt: skip
         """From now on machines are let in; each gets the bytes of the task. `own` leads to the nursery here."""
-        self._directory = launched.directory
+        self._directory = directory
         here = hello(self._listener.address[0])
         self._task = task
         room = self._provider.room if self._provider is not None else Room(here.cores)
         machine = Gathered(0, here.machine, room, own)
         self._gathering = Gathering(machine, self._wanted, self._recipe, self._root, _tell)
-        self._gathering.launch(launched)
+        self._gathering.launch(Launched(directory, snapshot, lock))
         head = written(self._reached())
         if self._provider is not None:
-            self._provider.start(launched.directory.name, head, self._token.text())
+            self._provider.start(directory.name, head, self._token.text())
             return
         file = self._directory / TOKEN
         self._token.write(file)

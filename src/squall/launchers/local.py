@@ -11,14 +11,12 @@ import tempfile
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
-from squall.launchers.gathering import Launched
-from squall.launchers.head import Head
 from squall.launchers.nursery_process import NurseryProcess
 from squall.protocol.effects import End
 from squall.protocol.nodes import COORDINATOR, Node
@@ -27,6 +25,9 @@ from squall.runtime.processes import standing_still
 from squall.usercode.blame import decode
 from squall.usercode.shipping import ship
 from squall.usercode.travelling import own_modules
+
+if TYPE_CHECKING:  # they import torch, as the nursery does meanwhile
+    from squall.launchers.head import Head
 
 ANSWER_WITHIN_S = 2.0  # seconds that the nursery has to answer to a stop
 SILENT_S = 5.0  # that other machines may say nothing while they hand over what they have, at an end
@@ -68,7 +69,7 @@ class LocalRun:
         """Start the run's processes. `lock` is the descriptor of the directory's, which they will hold as well."""
         self._launched = True
         if self._head is not None:
-            self._head.gather(self._pipe, self._task_elsewhere, Launched(directory, snapshot, lock))
+            self._head.gather(self._pipe, self._task_elsewhere, directory, snapshot, lock)
             return
         self._pipe.say(kind="launch", directory=str(directory.resolve()), snapshot=snapshot)
         self._pipe.hand(lock)
