@@ -14,7 +14,7 @@ import torch
 
 from squall.checks import require
 from squall.launchers.joining.address import parse_address
-from squall.runtime.backward import resolve_device
+from squall.runtime.backward import named_device, resolve_device
 from squall.runtime.optimizers import build_optimizer, check_optimizers, in_words
 from squall.runtime.run_plan import NO_AIMS, Aims, Plan, last_snapshots
 from squall.runtime.seeds import seed_everything
@@ -151,7 +151,7 @@ def make_plan(
     target = parse_until(aims.until) if aims.until is not None else None
     if settings.seconds is None and dataclasses.replace(aims, keep_best=None) == NO_AIMS and not recipe.work.converges:
         aims = dataclasses.replace(aims, epochs=1)
-    resolve_device(device)
+    (named_device if settings.launcher == "ray" else resolve_device)(device)  # a node of Ray has the GPUs
     threads = settings.threads or default_threads(-(-recipe.replicas // (settings.machines or 1)), settings.given)
     return Plan(
         strategy=strategy_name(strategy), strategy_fields=describe(strategy), replicas=recipe.replicas,

@@ -78,6 +78,40 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
+def test_replicas_on_gpus_are_spread_over_those(tmp_path: Path) -> None:
+    told: list[str] = []
+    wanted = Wanted(2, device="cuda")
+    own = Gathered(0, "small", Room(64, gpus=1), ControlPipe(Line()))
+    found = Gathering(own, wanted, Downpour(replicas=4).recipe(), Identity.new_root("squall"), told.append)
+    found.launch(Launched(tmp_path, None, -1))
+    found.add(Gathered(1, "large", Room(8, gpus=3), ControlPipe(Line())), b"the task")
+    for number in (0, 1):
+        found.hear(number, FACTS)
+    assert [at for (role, _), at in found.seats.items() if role == "replica"] == [0, 1, 1, 1]
+    assert told[0] == "machine 1 has joined: large, 8 cores, 3 GPUs; all are here"
+    assert "0: small  64 cores, 1 GPU " in told[1]
+
+
+def test_machines_without_room_for_the_least_of_a_range_are_told_that_more_have_to_join(tmp_path: Path) -> None:
+    told: list[str] = []
+    wanted = Wanted(1, least_replicas=6, threads=2)
+    own = Gathered(0, "first", Room(3), ControlPipe(Line()))
+    found = Gathering(own, wanted, Downpour(replicas=8).recipe(), Identity.new_root("squall"), told.append)
+    assert found.waits == "there is room for 1 replicas, and training begins with 6: more have to join"
+    found.launch(Launched(tmp_path, None, -1))
+    found.hear(0, FACTS)
+    for number, cores in ((1, 4), (2, 5)):
+        found.add(Gathered(number, "another", Room(cores), ControlPipe(Line())), b"the task")
+        found.hear(number, FACTS)
+    assert told[0].endswith("; there is room for 3 replicas, and training begins with 6: more have to join")
+    assert told[1].endswith("; there is room for 5 replicas, and training begins with 6: more have to join")
+    assert not found.seats, "it waits, as long as the user does"
+    found.add(Gathered(3, "the last", Room(2), ControlPipe(Line())), b"the task")
+    found.hear(3, FACTS)
+    assert told[2].endswith("; all are here")
+    assert sum(role == "replica" for role, _ in found.seats) == 6
+
+
 def test_machines_begin_when_all_are_ready(run: Run) -> None:
     """One that is slow, or has no room, is not awaited by processes that train already."""
     run.built(0, 1)

@@ -8,29 +8,35 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 
+from squall import Downpour, Settings
 from squall.errors import SquallError
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import PipeLine
 from squall.launchers.nursery import Nursery
+from squall.launchers.nursery_main import _serve
+from squall.launchers.orders import Member
+from squall.plan import make_plan
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import ProcessLost
 from squall.runtime.arena import Arena, Shape
+from squall.runtime.job import Job, private_job
+from squall.transports.certificates import Identity
 from squall.transports.doorbell import PATH_BYTES
+from squall.usercode.shipping import ship
+from squall.vector import Layout
+from tests.launchers.processes import wait_for
+from tests.tasks import regression
 
-
-class Waiting(Nursery):
-    """Its children wait to be killed."""
-
-    def _become(self, node: Node) -> None:
-        signal.pause()
+SOON_S = 10.0
 
 
 def test_a_child_that_cannot_be_watched_does_not_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Pipe()
     job = SimpleNamespace(arena=Arena.private(Shape(length=1, replicas=1)))
-    nursery = Waiting(ControlPipe(theirs), job, tmp_path)  # type: ignore[arg-type]
+    nursery = Nursery(ControlPipe(theirs), job, tmp_path)  # type: ignore[arg-type]
     forked: list[int] = []
 
     def refused(pid: int) -> int:
@@ -47,6 +53,64 @@ def test_a_child_that_cannot_be_watched_does_not_live(tmp_path: Path, monkeypatc
     with pytest.raises(ProcessLookupError):
         os.kill(forked[0], 0)
     ours.close()
+
+
+def test_replicas_take_the_gpus_of_their_machine_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their slots are: the others are on other machines. One that is replaced leaves its turn free."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr("squall.launchers.nursery.run_role", tell_device)
+    ours, theirs = Pipe()
+    strategy = Downpour(replicas=8)
+    task = regression()()
+    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+    job = private_job(make_plan(strategy, Settings(), device="cuda"), strategy, task, layout, tmp_path)
+    nursery = Nursery(ControlPipe(theirs), job, tmp_path)
+
+    def device(node: Node) -> str:
+        nursery._fork(node)
+        file = tmp_path / str(node)
+        wait_for(file.exists, SOON_S, f"{node} to tell")
+        return file.read_text()
+
+    try:
+        assert device(Node("evaluator", 8)) == "cuda:2"
+        assert [device(Node("replica", slot)) for slot in (1, 4, 7)] == ["cuda:0", "cuda:1", "cuda:2"]
+        lost = next(child for child in nursery._children.values() if child.node.index == 4)
+        os.kill(lost.pid, signal.SIGKILL)
+        nursery._reap(nursery._children.pop(lost.handle))
+        assert device(Node("replica", 2)) == "cuda:1"
+        assert device(Node("replica", 3)) == "cuda:0"
+    finally:
+        nursery._kill_all()
+        for child in nursery._children.values():
+            os.waitpid(child.pid, 0)
+        ours.close()
+
+
+def tell_device(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> None:
+    told = sockets / f"{node}.part"
+    told.write_text(str(job.device(node.index)))
+    told.rename(sockets / str(node))
+    signal.pause()
+
+
+def test_a_machine_without_a_gpu_takes_no_part_in_a_run_that_computes_on_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head says which machine it is (test_gathering.py)."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    pipes = [Pipe(), Pipe()]
+    head, attendant = (ControlPipe(theirs) for _, theirs in pipes)
+    member = Member(1, Identity.new_root("machine-1"), "10.0.0.1", attendant, tmp_path)
+    message = {"plan": SimpleNamespace(device="cuda"), "code": ship({})}
+    _serve(head, message, tmp_path / "sockets", member)
+    for ours, _ in pipes:
+        said = ControlPipe(ours).hear()
+        assert said is not None
+        assert said["kind"] == "failed"
+        assert said["error"].startswith("device 'cuda': torch sees no CUDA GPU here")
+        ours.close()
 
 
 def test_a_temporary_folder_with_a_name_too_long_for_sockets_is_refused(tmp_path: Path) -> None:

@@ -72,6 +72,22 @@ def test_a_finished_run_is_told_whole(run_dir: Path) -> None:
     assert 'class="alert"' not in page.source
 
 
+def test_machines_are_told_with_what_ran_there_and_what_they_sent(run_dir: Path) -> None:
+    assert "Machines" not in report(run_dir).text
+    why, first = "replicas by cores", [0, "a", "2 cores", "coordinator, replica 0"]
+    inventory = {"why": why, "machines": [first, [1, "<b>", "8 cores, 1 GPU", "shard 0, replica 1"]]}
+    traffic = {"0": [1500, 64_000_000], "1": [64_000_000, 1500], "2": [7, 8]}
+    write(run_dir / "run.sqlite", state(inventory=json.dumps(inventory), traffic=json.dumps(traffic)))
+    page = report(run_dir)
+    assert (
+        "machine name has ran there at first sent received 0 a 2 cores coordinator, replica 0 1.5 kB 64 MB" in page.text
+    )
+    assert "1 <b> 8 cores, 1 GPU shard 0, replica 1 64 MB 1.5 kB" in page.text
+    assert "2 it joined later 7 B 8 B" in page.text
+    assert "What runs where: replicas by cores." in page.text
+    assert "bytes received by machine" in page.text
+
+
 def test_the_page_needs_nothing_but_itself(run_dir: Path) -> None:
     page = report(run_dir)
     assert "http" not in page.source

@@ -16,8 +16,10 @@ import msgspec
 
 from squall.errors import SquallError, TaskError
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.inventory import in_words, inventory
 from squall.launchers.orders import Facts
 from squall.protocol.nodes import Node
+from squall.record.inventory import Inventory
 from squall.runtime.placement import Seats, place
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity, machine_name
@@ -29,7 +31,19 @@ class Room(NamedTuple):
     """A machine, as it is placed on."""
 
     cores: int
+    gpus: int = 0  # that replicas compute on, in place of cores
     roles: tuple[str, ...] = ("replica", "shard", "coordinator", "evaluator")
+
+    def __str__(self) -> str:
+        had = [
+            f"{count} {name}{'s' * (count > 1)}" for count, name in ((self.cores, "core"), (self.gpus, "GPU")) if count
+        ]
+        return ", ".join(had) or "no cores"
+
+    @property
+    def spread(self) -> Room:
+        """As replicas are spread: over what they compute on."""
+        return self._replace(cores=self.gpus or self.cores)
 
 
 class Step(IntEnum):
@@ -70,6 +84,7 @@ class Wanted(NamedTuple):
     machines: int  # the head's own included
     least_replicas: int | None = None  # that there are cores for; None: all are placed, whatever cores there are
     threads: int = 1  # of a replica
+    device: str = "cpu"  # of the replicas
 
 
 class Gathering:
@@ -86,13 +101,14 @@ class Gathering:
         self._tell = tell  # to the user
         self._launched: Launched | None = None
         self._first: set[int] = set()  # on which the run is placed; others come later
+        self._inventory = Inventory()  # of those
         self.over = False  # those were all ready, and were told to begin
 
     def add(self, machine: Gathered, task: bytes) -> None:
         """A machine has joined: it is given the task."""
         self.machines[machine.number] = machine
         machine.pipe.send(task)
-        self._tell(f"machine {machine.number} has joined: {machine.name}, {machine.room.cores} cores{self._waits()}")
+        self._tell(f"machine {machine.number} has joined: {machine.name}, {machine.room}{self._waits()}")
 
     def lose(self, number: int) -> None:
         """A machine's connection is over. Before the run is placed, another may come in its stead."""
@@ -106,10 +122,8 @@ class Gathering:
     def _waits(self) -> str:
         if self.over:
             return ""
-        missing, least = self._wanted.machines - len(self.machines), self._wanted.least_replicas or 0
-        if missing <= 0 and self._room < least:
-            return f"; there is room for {self._room} replicas, and training begins with {least}: more have to join"
-        return f"; waiting for {missing} more" if missing > 0 else "; all are here"
+        missing = self._wanted.machines - len(self.machines)
+        return f"; waiting for {missing} more" if missing > 0 else f"; {self.waits or 'all are here'}"
 
     @property
     def _room(self) -> int:
@@ -120,6 +134,14 @@ class Gathering:
         """As soon as all are ready."""
         self._launched = launched
         self._go_on()
+
+    @property
+    def waits(self) -> str:
+        """What it is that it waits for, if not only for machines to come."""
+        if self.over or self._wanted.machines > len(self.machines) or self._room >= (self._wanted.least_replicas or 0):
+            return ""
+        least = self._wanted.least_replicas
+        return f"there is room for {self._room} replicas, and training begins with {least}: more have to join"
 
     def hear(self, number: int, said: dict[str, Any]) -> bool:
         """Take what a nursery has said; False if it is not for this. Raises `SquallError` for one that differs."""
@@ -182,10 +204,13 @@ class Gathering:
         wanted, least = self._wanted.machines, self._wanted.least_replicas
         if len(machines) < wanted or any(machine.facts is None for machine in machines) or self._room < (least or 0):
             return False
-        found = place(self._recipe, [machine.room for machine in machines], None if least is None else self._room)
+        found = place(
+            self._recipe, [machine.room.spread for machine in machines], None if least is None else self._room
+        )
         self.seats = {process: machines[at].number for process, at in found.items()}
         self._first = set(self.machines)
-        self._tell(in_words(machines, self.seats))
+        self._inventory = inventory([(m.number, m.name, m.room) for m in machines], self.seats)
+        self._tell(in_words(self._inventory))
         return True
 
     def _begin(self, machine: Gathered) -> None:
@@ -211,7 +236,8 @@ class Gathering:
         told = {"kind": "launch", "snapshot": launched.snapshot, "addresses": addresses, "cores": cores}
         if machine.number == 0:
             identity = self._root.issue(machine_name(0), authority=True)
-            machine.pipe.say(directory=str(launched.directory.resolve()), identity=identity, **told)
+            where = str(launched.directory.resolve())
+            machine.pipe.say(directory=where, identity=identity, inventory=self._inventory, **told)
             machine.pipe.hand(launched.lock)
             return
         files = list(snapshot_files(launched)) if self._has_shards(machine.number) else []
@@ -226,33 +252,6 @@ class Gathering:
 
     def _has_shards(self, number: int) -> bool:
         return any(role == "shard" and at == number for (role, _), at in self.seats.items())
-
-
-def in_words(machines: Iterable[Gathered], seats: Seats) -> str:
-    """What runs where, and why: a table for people."""
-    rows = [("machine", "cores", "runs there")]
-    for machine in machines:
-        runs = [
-            f"{role}{'s' * (len(found) > 1)} {ranges(found)}" if role in ("replica", "shard") else role
-            for role in ("coordinator", "evaluator", "shard", "replica")
-            if (found := sorted(index for (r, index), at in seats.items() if (r, at) == (role, machine.number)))
-        ]
-        rows.append((f"{machine.number}: {machine.name}", str(machine.room.cores), ", ".join(runs) or "nothing"))
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = [f"    {name:<{widths[0]}}  {cores:>{widths[1]}}  {runs}" for name, cores, runs in rows]
-    why = "replicas by cores, shards where the fewest processes are, the rest where the run is kept"
-    return "\n".join([f"what runs where ({why}):", *lines])
-
-
-def ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2, 5"."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ", ".join("-".join(map(str, part)) for part in parts)
 
 
 def snapshot_files(launched: Launched) -> Iterable[Path]:

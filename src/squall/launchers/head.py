@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.gathering import Gathered, Gathering, Launched, Room, Wanted
 from squall.launchers.joining.address import Address, bound, parse_address, written
-from squall.launchers.joining.hello import hello
+from squall.launchers.joining.hello import Hello, hello
 from squall.launchers.joining.listener import Listener
 from squall.launchers.joining.token import VARIABLE, Token, find_token
 from squall.launchers.member_messages import understood
@@ -66,7 +66,7 @@ class Head:
         self._directory = directory
         here = hello(self._listener.address[0])
         self._task = task
-        room = self._provider.room if self._provider is not None else Room(here.cores)
+        room = self._provider.room if self._provider is not None else self._room(here)
         machine = Gathered(0, here.machine, room, own)
         self._gathering = Gathering(machine, self._wanted, self._recipe, self._root, _tell)
         self._gathering.launch(Launched(directory, snapshot, lock))
@@ -78,7 +78,8 @@ class Head:
         self._token.write(file)
         missing = self._wanted.machines - 1
         others = {0: "any other machine", 1: "the other machine"}.get(missing, f"each of the other {missing} machines")
-        _tell(f"on {others}, with a copy of {file}, type:\n    squall join {head} --token-file {file.name}")
+        why = f"{self._gathering.waits}; " if self._gathering.waits else ""
+        _tell(f"{why}on {others}, with a copy of {file}, type:\n    squall join {head} --token-file {file.name}")
 
     @property
     def sources(self) -> list[Any]:
@@ -89,7 +90,7 @@ class Head:
         """What machines have said that is not about their gathering, with their numbers; the own nursery's is not."""
         for joined in self._listener.turn(time.monotonic()):
             assert self._gathering is not None
-            room, pipe = Room(joined.hello.cores), ControlPipe(joined.pipe)
+            room, pipe = self._room(joined.hello), ControlPipe(joined.pipe)
             machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
             self._gathering.add(machine, self._task())
         if self._provider is not None and self._gathering is not None:
@@ -150,6 +151,9 @@ class Head:
         self._gathering.machines[number].pipe.connection.close()
         self._gathering.lose(number)
 
+    def _room(self, said: Hello) -> Room:
+        return Room(said.cores, said.gpus if self._wanted.device.startswith("cuda") else 0)
+
     def _others(self) -> list[tuple[int, ControlPipe]]:
         machines = self._gathering.machines if self._gathering is not None else {}
         return [(number, machine.pipe) for number, machine in machines.items() if number]
@@ -166,13 +170,13 @@ def head_of(plan: Plan, recipe: Recipe) -> Head | None:
     if plan.launcher == "ray":
         machines = RayMachines(plan)
         try:
-            return Head(listen or machines.address(), Wanted(machines.count), recipe, machines)
+            return Head(listen or machines.address(), Wanted(machines.count, device=plan.device), recipe, machines)
         except BaseException:
             machines.close()
             raise
     if listen is None:
         return None
-    return Head(listen, Wanted(plan.machines or 1, plan.least_replicas, plan.threads), recipe)
+    return Head(listen, Wanted(plan.machines or 1, plan.least_replicas, plan.threads, plan.device), recipe)
 
 
 def _tell(text: str) -> None:

@@ -23,7 +23,8 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -56,6 +57,7 @@ class Child:
     node: Node
     pid: int
     handle: int  # a pidfd: readable when the process has ended
+    turn: int  # of a replica, in which it takes a GPU
 
 
 class Nursery:
@@ -226,6 +228,11 @@ class Nursery:
         except OSError as error:  # no more processes or memory for now; the coordinator tries again, a few times
             self._tell(ProcessEnded(node, f"could not be started: {error}"))
 
+    def _turn(self, node: Node) -> int:
+        """The first that no other replica has here; the evaluator's is the last GPU, which has fewest of them."""
+        taken = {child.turn for child in self._children.values() if child.node.role == "replica"}
+        return next(turn for turn in count() if turn not in taken) if node.role == "replica" else -1
+
     def _fork(self, node: Node) -> None:
         pid = fork()
         if pid:
@@ -237,7 +244,7 @@ class Nursery:
         try:
             self._detach()
             pipe = self._line.give() if node == COORDINATOR and isinstance(self._line, PipeLine) else None
-            run_role(self._job, node, self._sockets, pipe)
+            run_role(replace(self._job, turn=self._turn(node)), node, self._sockets, pipe)
             status = DONE
         except BaseException as error:
             note(error, f"in {node.role} {node.index}", role=node.role, index=node.index)
@@ -252,7 +259,7 @@ class Nursery:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        self._children[handle] = Child(node, pid, handle)
+        self._children[handle] = Child(node, pid, handle, self._turn(node))
 
     def _detach(self) -> None:
         """In a child: close what belongs to the nursery."""

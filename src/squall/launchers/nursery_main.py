@@ -25,6 +25,7 @@ from squall.launchers.nursery import Nursery
 from squall.launchers.orders import Facts, Member, hear_order, may_begin
 from squall.launchers.scripts import serve_script
 from squall.runtime import attempts
+from squall.runtime.backward import resolve_device
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import die_with_parent
 from squall.usercode.travelling import take_in
@@ -85,6 +86,8 @@ def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member
     if "script" in message:
         serve_script(launcher, message, sockets)
         return
+    if member is not None:
+        resolve_device(message["plan"].device)
     task = build_task(message)
     check_optimizers(message["strategy"].recipe())  # what a first step imports is imported here, once for all
     if message["machines"]:

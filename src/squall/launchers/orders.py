@@ -20,6 +20,7 @@ from squall.errors import SquallError
 from squall.launchers.control_pipe import ControlPipe
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node
+from squall.record.inventory import Inventory
 from squall.runtime.placement import Seats
 from squall.runtime.run_plan import Plan
 from squall.runtime.site import Site
@@ -94,7 +95,8 @@ def hear_order(head: ControlPipe, plan: Plan, member: Member | None = None) -> O
                 if seats:
                     identity = msgspec.convert(said["identity"], Identity)
                     addresses = _addresses(said["addresses"], "localhost")
-                    site = Site(0, seats, addresses, identity, listeners, dict(said["cores"]), pulse)
+                    found = msgspec.convert(said["inventory"], Inventory)
+                    site = Site(0, seats, addresses, identity, listeners, dict(said["cores"]), pulse, found)
                     order = order._replace(site=site)
                 return order
             case _:

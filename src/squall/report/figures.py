@@ -107,6 +107,14 @@ def staleness_chart(reader: Reader) -> Chart:
     return Chart(title, to_svg(figure, title), "Height: share of the replica's pushes.")
 
 
+def traffic_charts(machines: dict[int, list[int]]) -> list[Chart]:
+    """Bytes that each machine has sent, and received, where there are several."""
+    return [
+        bars_chart(f"bytes {what} by machine", {f"machine {machine}": told[way] for machine, told in machines.items()})
+        for way, what in enumerate(("sent", "received") if machines else ())
+    ]
+
+
 def _lines(
     title: str, lines: dict[str, Points], duration_s: float | None, missing: str = NO_VALUE, zero: bool = False
 ) -> Chart:  # fmt: skip

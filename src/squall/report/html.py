@@ -10,10 +10,10 @@ from typing import Any
 
 from squall.record.rows import EventRow, MemberRow, RecordError
 from squall.report.coverage import audit
-from squall.report.figures import Chart, charts
+from squall.report.figures import Chart, charts, traffic_charts
 from squall.report.reader import Reader
 from squall.report.summary import Summary, summarize
-from squall.report.words import LOSSES, clock, number, rate_text
+from squall.report.words import LOSSES, clock, number, rate_text, size
 
 NEEDED = ("plan", "versions")  # what a page without would be poor
 TIMELINE = 300  # entries shown; of more, the last
@@ -52,6 +52,7 @@ td:not(:last-child) { color: var(--faint); min-width: 4.5rem; width: 30%; }
 .wide td, .wide th { color: var(--ink); width: auto; text-align: right; padding: .3rem .4rem;
   font-variant-numeric: tabular-nums; }
 .wide td:first-child, .wide th:first-child { text-align: left; }
+.named td:nth-child(-n+4), .named th:nth-child(-n+4) { text-align: left; }
 .times td:not(:last-child) { white-space: nowrap; width: 1%; }
 pre { white-space: pre-wrap; font: inherit; margin: 0; }
 """
@@ -76,7 +77,12 @@ def write_report(run_dir: str | Path) -> Path:
             summary = summarize(reader)
             missing += _gaps(reader, summary)
             proof = escape(str(audit(reader)))
-            body = _cards(summary) + _charts(charts(reader)) + _timeline(reader)
+            body = (
+                _cards(summary)
+                + _machines(summary)
+                + _charts([*charts(reader), *traffic_charts(summary.machines)])
+                + _timeline(reader)
+            )
             body += f"<h2>Which examples were trained</h2><pre>{proof}</pre>"
     except RecordError as error:
         missing.append(f"Nothing of the training is known: {error}.")
@@ -147,6 +153,21 @@ def _charts(found: Iterable[Chart]) -> str:
         note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
         boxes.append(f"<figure><figcaption>{escape(chart.title)}</figcaption>{chart.svg}{note}</figure>")
     return f'<h2>Curves</h2><div class="charts">{"".join(boxes)}</div>'
+
+
+def _machines(summary: Summary) -> str:
+    """What ran where, and what the machines have sent each other, where there are several."""
+    inventory, sent = summary.inventory, summary.machines
+    placed = {machine: told for machine, *told in inventory.machines}
+    if not placed and not sent:
+        return ""
+    rows = [
+        [str(machine), *placed.get(machine, ["", "", "it joined later"]), *map(size, sent.get(machine, [0, 0]))]
+        for machine in sorted(placed.keys() | sent.keys())
+    ]
+    columns = ("machine", "name", "has", "ran there at first", "sent", "received")
+    why = f'<p class="faint">What runs where: {escape(inventory.why)}.</p>' if inventory.why else ""
+    return f"<h2>Machines</h2>{table_of(rows, 'wide named', columns)}{why}"
 
 
 def _timeline(reader: Reader) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from squall.protocol.best import better
+from squall.record.inventory import Inventory
 from squall.record.rows import MetricRow
 from squall.report.reader import Reader
 from squall.report.words import clock, number, percent, size, two_columns
@@ -36,6 +37,7 @@ class Summary:
     exchanged_bytes: int  # pushed and fetched by all replicas
     shares: dict[int, float]  # replica -> part of all examples, adding up to 1
     machines: dict[int, list[int]] = field(default_factory=dict)  # bytes sent and received, where there are several
+    inventory: Inventory = field(default_factory=Inventory)  # what ran where at first
     best: dict[str, float] = field(default_factory=dict)  # of the metric whose best weights are kept
 
     def to_json_dict(self) -> dict[str, Any]:
@@ -115,6 +117,7 @@ def summarize(reader: Reader) -> Summary:
         exchanged_bytes=exchanged,
         shares={replica: examples[replica] / total for replica in sorted(examples)} if total else {},
         machines=msgspec.json.decode(state.get("traffic", "{}"), type=dict[int, list[int]]),
+        inventory=msgspec.json.decode(state.get("inventory", "{}"), type=Inventory),
         best=_best(reader, state.get("keep_best", "")),
     )
 

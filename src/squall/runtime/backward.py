@@ -22,14 +22,20 @@ from squall.usercode.blame import note_batch
 from squall.vector import Layout, count_in, put_count
 
 
-def resolve_device(name: str) -> torch.device:
-    """Raises `ValueError` for a device that this machine does not have."""
+def named_device(name: str) -> torch.device:
+    """Raises `ValueError` for what is no device that replicas compute on."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device {name!r} is not one that torch knows: use 'cpu', 'cuda' or 'cuda:1'") from error
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name!r}: replicas compute on 'cpu' or 'cuda'")
+    return device
+
+
+def resolve_device(name: str) -> torch.device:
+    """Raises `ValueError` for a device that this machine does not have."""
+    device = named_device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: torch sees no CUDA GPU here; `squall doctor` says why, or use device='cpu'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -41,6 +41,7 @@ class Job:
     restored: Restored | None = None  # the snapshot that the run goes on from
     site: Site | None = None  # None: the run has one machine
     schedule: Path | None = None  # where hosts keep their schedules; None: there will be no replay
+    turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -62,10 +63,15 @@ class Job:
         return 1 / self.plan.slow if last and self.plan.slow is not None else 1.0
 
     def device(self, slot: int) -> torch.device:
-        """Replicas share the GPUs of a machine in turn, unless one is named."""
+        """Replicas share the GPUs of their machine in turn, unless one is named.
+
+        An evaluator is where the run is kept, which may have no GPU: its turn is the CPU's then.
+        """
+        if slot == self.recipe.replicas and self.site is not None and not torch.cuda.is_available():
+            return torch.device("cpu")
         device = resolve_device(self.plan.device)
         if device.type == "cuda" and device.index is None:
-            return torch.device("cuda", slot % torch.cuda.device_count())
+            return torch.device("cuda", (slot if self.turn is None else self.turn) % torch.cuda.device_count())
         return device
 
 

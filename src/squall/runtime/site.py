@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node
 from squall.protocol.policy import MachineRoom
+from squall.record.inventory import Inventory
 from squall.runtime.pieces import Pieces
 from squall.runtime.placement import Seats
 from squall.transports.certificates import Identity, machine_name
@@ -26,6 +27,7 @@ class Site:
         listeners: the bound sockets of those that are on this machine.
         cores: of each machine, which a run may use.
         pulse: how often machines are heard, and when one is taken for lost.
+        inventory: of all machines, for the record; on the coordinator's machine alone.
         pieces: of snapshots, on their way to the coordinator's machine.
     """
 
@@ -36,6 +38,7 @@ class Site:
     listeners: dict[Node, socket.socket]
     cores: dict[int, int]
     pulse: Pulse
+    inventory: Inventory = field(default_factory=Inventory)
     pieces: Pieces = field(default_factory=Pieces)
 
     def has(self, node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""What the machines of a run send each other, added up for its record."""
+"""What the machines of a run are, and what they send each other, for its record."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class TrafficHost(HostAround):
             (site.seats["shard", shard], 4 * (stop - start) // job.recipe.work.blocks, 4 * (stop - start))
             for shard, (start, stop) in enumerate(ranges)
         ]  # of each: its machine, and bytes of a push and a fetch
+        host.facts(inventory=msgspec.json.encode(site.inventory).decode())
         self._bytes: Bytes = defaultdict(lambda: [0, 0])
         if job.restored is not None and (before := host.record.fact(FACT)):
             self._bytes.update(msgspec.json.decode(before, type=Bytes))

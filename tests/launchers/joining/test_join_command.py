@@ -86,7 +86,12 @@ def test_a_machine_trains_in_the_run_of_another_one(tmp_path: Path) -> None:
     assert late.returncode == 1
     assert "finished" in out
     sent = squall("report", tmp_path / "run", "--json").stdout
-    traffic = json.loads(sent)["machines"]
+    told = json.loads(sent)
+    assert [runs for *_, runs in told["inventory"]["machines"]] == [
+        "coordinator, evaluator, shard 0, replica 0",
+        "replica 1",
+    ]
+    traffic = told["machines"]
     assert traffic["0"] == traffic["1"][::-1] != [0, 0], "what one has sent the other has received"
     replayed = replay(tmp_path / "run", check=True)
     assert replayed.snapshots, "bit for bit, with what every machine has done"

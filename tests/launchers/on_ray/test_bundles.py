@@ -38,3 +38,11 @@ def test_machines_that_were_asked_for_get_equal_parts() -> None:
 def test_nodes_with_gpus_come_first_and_no_machine_gets_more_than_it_has_processors() -> None:
     assert shares(6, Share(2), [Share(8), Share(4, 2), Share(1, 4)]) == [Share(2), Share(1, 1), Share(3, 2)]
     assert shares(6, Share(0), [Share(8), Share(4, 2)], machines=3) == [Share(0), Share(3, 2), Share(3, 2)]
+
+
+def test_replicas_on_gpus_are_on_nodes_that_have_some() -> None:
+    """Where there are none yet, a machine with one is waited for."""
+    nodes = [Share(8), Share(4, 2)]
+    assert shares(6, Share(2), nodes, on_gpus=True) == [Share(0), Share(4, 2)]
+    assert shares(6, Share(2, 1), nodes, on_gpus=True) == [Share(2, 1), Share(4, 2)]
+    assert shares(6, Share(2), [Share(8)], on_gpus=True) == [Share(0), Share(6, 1)]

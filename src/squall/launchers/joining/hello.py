@@ -28,6 +28,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     machine: str = "without a name"
     cores: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1  # that its replicas may use
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=1 << 10)] = 0
     number: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0  # that it would like to have; 0: any
     shared_memory: int = 0  # bytes that are free
     address: str = ""  # where others reach it
@@ -51,7 +52,8 @@ def hello(address: str, cores: int | None = None) -> Hello:
     return Hello(
         protocol=PROTOCOL, squall=__version__, torch=str(torch.__version__),
         python=".".join(platform.python_version_tuple()[:2]), machine=socket.gethostname(),
-        cores=cores or len(os.sched_getaffinity(0)), shared_memory=shared.f_bavail * shared.f_frsize, address=address,
+        cores=cores or len(os.sched_getaffinity(0)), gpus=torch.cuda.device_count(),
+        shared_memory=shared.f_bavail * shared.f_frsize, address=address,
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ class Share(NamedTuple):
 
 
 def shares(
-    cpus: int, here: Share, nodes: Sequence[Share], machines: int | None = None, cores: int | None = None
+    cpus: int, here: Share, nodes: Sequence[Share], machines: int | None = None, cores: int | None = None,
+    on_gpus: bool = False,
 ) -> list[Share]:  # fmt: skip
     """Of each machine of a run, the launching one's first.
 
@@ -25,7 +26,12 @@ def shares(
         nodes: free on each of the others.
         machines: how many are wanted; None: as many as have those, or all.
         cores: of each machine; None: its part of those.
+        on_gpus: replicas are where there are GPUs.
     """
+    if on_gpus:
+        here, nodes = here if here.gpus else Share(0), [node for node in nodes if node.gpus]
+        own, *others = shares(cpus, here, nodes, machines, cores)
+        return [own, *(share._replace(gpus=max(1, share.gpus)) for share in others)]
     if machines is None:
         return _needed(cpus, here, nodes, cores)
     own = _cut(here, cores or ceil(cpus / machines))

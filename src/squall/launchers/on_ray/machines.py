@@ -43,12 +43,14 @@ class RayMachines:
             _connect(ray)
         self._node = "" if _from_outside() else ray.get_runtime_context().get_node_id()
         self._packed = plan.packed
-        free = self._free(plan.device.startswith("cuda"))
+        on_gpus = plan.device.startswith("cuda")
+        free = self._free(on_gpus)
         here = Share(len(os.sched_getaffinity(0)))
         if self._node:
             own = free.pop(self._node)
             here = Share(min(here.cpus, own.cpus), own.gpus)
-        self._shares = shares(plan.replicas * plan.threads, here, list(free.values()), plan.machines, plan.cores)
+        cpus, nodes = plan.replicas * plan.threads, list(free.values())
+        self._shares = shares(cpus, here, nodes, plan.machines, plan.cores, on_gpus)
         self._group: Any = None
         self._actors: list[Any] = []
         self._joins: dict[Any, int] = {}  # what tells that a machine has ended -> its place in the list
@@ -66,7 +68,7 @@ class RayMachines:
     def room(self) -> Room:
         """Of the launching machine: for replicas and shards, if it has processors that Ray gives."""
         cpus = self._shares[0].cpus
-        return Room(cpus) if cpus else Room(0, ("coordinator", "evaluator"))
+        return Room(cpus, self._shares[0].gpus) if cpus else Room(0, roles=("coordinator", "evaluator"))
 
     def address(self) -> Address:
         """Where this machine listens, if the user does not say."""

@@ -1,0 +1,46 @@
+"""What runs where, and why: for people, when a run is placed on its machines, and in its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from squall.record.inventory import Inventory
+from squall.runtime.placement import Seats
+
+WHY = "replicas by cores or GPUs, shards where the fewest processes are, the rest where the run is kept"
+
+
+def inventory(machines: Sequence[tuple[int, str, object]], seats: Seats) -> Inventory:
+    """Of machines with their numbers, names, and what they have."""
+    return Inventory(WHY, [(number, name, str(has), _runs(number, seats)) for number, name, has in machines])
+
+
+def _runs(machine: int, seats: Seats) -> str:
+    runs = [
+        f"{role}{'s' * (len(found) > 1)} {ranges(found)}" if role in ("replica", "shard") else role
+        for role in ("coordinator", "evaluator", "shard", "replica")
+        if (found := sorted(index for (r, index), at in seats.items() if (r, at) == (role, machine)))
+    ]
+    return ", ".join(runs) or "nothing"
+
+
+def in_words(found: Inventory) -> str:
+    """As a table of text."""
+    rows = [
+        ("machine", "has", "runs there"),
+        *((f"{number}: {name}", has, runs) for number, name, has, runs in found.machines),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"    {name:<{widths[0]}}  {has:<{widths[1]}}  {runs}" for name, has, runs in rows]
+    return "\n".join([f"what runs where ({found.why}):", *lines])
+
+
+def ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2, 5"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)

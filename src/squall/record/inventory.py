@@ -1,0 +1,10 @@
+"""What runs where at first, of a run on several machines: a fact of its record, for people."""
+
+import msgspec
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """Why it is so, and of each machine its number, its name, what it has, and what runs there."""
+
+    why: str = ""
+    machines: list[tuple[int, str, str, str]] = []
