@@ -123,7 +123,7 @@ class Broken100(Dataset[Any]):
 def loss_that_breaks(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     from setproctitle import getproctitle
 
-    if "replica" in getproctitle():
+    if getproctitle().startswith("squall replica"):
         raise Broken("the loss broke in a replica")
     return mean_square(model, batch)
 
@@ -147,7 +147,7 @@ def test_in_a_replica_the_users_exception_comes_with_its_traceback_once(run_dir:
 def loss_that_leaves(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     from setproctitle import getproctitle
 
-    if "replica" in getproctitle():
+    if getproctitle().startswith("squall replica"):
         os._exit(0)
     return mean_square(model, batch)
 
