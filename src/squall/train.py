@@ -139,8 +139,6 @@ class Launch:
         if here and local is not None:
             local.close()
         self._watch = watch or EvaluationCallback()
-        if "script" in code and code["settings"].several:
-            raise ValueError("a script runs on one machine so far: train here, or make it a squall.Task")
         self._head = None if here else head_of(self.plan, self._strategy.recipe())
         self._local = None if here else local or LocalRun()
 

@@ -83,16 +83,16 @@ def batches():
     return dealt
 
 
-restore = Snapshots.restore
+weights = Snapshots.weights
 
 
 def interrupted(*arguments):
     signal.raise_signal(signal.SIGINT)
-    return restore(*arguments)
+    return weights(*arguments)
 
 
 if mode == "held":  # a Ctrl-C comes as the final weights are read
-    Snapshots.restore = interrupted
+    Snapshots.weights = interrupted
 
 
 def train():

@@ -32,6 +32,13 @@ WHOLE: list[dict[str, Any]] = [
     {"kind": "listening"},
     {"kind": "stopping"},
     {"kind": "ended", "status": "", "reason": ""},
+    {"kind": "script", "replica": 1, "said": {"kind": "leave", "why": "a break"}},
+    {"kind": "script", "replica": 1, "said": {"kind": "logged", "values": {"a": 1.5, "b": "nan"}}},
+    {
+        "kind": "script",
+        "replica": 0,
+        "said": {"kind": "begin", "examples": 7, "batch_size": 2, "epochs": 1, "steps": None},
+    },
 ]
 NONE: list[Any] = [None, -1, 1 << 70, 1.5, "", "x-y", "shard-0", [], [1], {"a": {}}, {"shard-0.0": 99_999}, {"x": 1}]
 

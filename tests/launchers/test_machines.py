@@ -17,7 +17,7 @@ from squall.record.rows import EventRow
 from squall.report import Reader
 from squall.report.coverage import audit
 from tests import deep
-from tests.launchers.processes import START_S, Started
+from tests.launchers.processes import FILE, START_S, Started
 from tests.warm import Warm
 
 
@@ -49,12 +49,13 @@ def children(pid: int) -> list[int]:
 
 
 class Cluster:
-    """A run that wants `machines`, and those that join it."""
+    """A run that wants `machines`, and those that join it; of a script, where that is given with its arguments."""
 
-    def __init__(self, directory: Path, machines: int, *flags: str) -> None:
+    def __init__(self, directory: Path, machines: int, *flags: str, script: tuple[str, ...] = ()) -> None:
         self.directory = directory / f"run-{uuid4().hex[:8]}"
-        listen = ["--machines", str(machines), "--listen", "127.0.0.1:0"]
-        self.run = Started.train(self.directory, *listen, *flags)
+        listen = ["--run-dir", str(self.directory), "--machines", str(machines), "--listen", "127.0.0.1:0"]
+        what = ["run", *listen, *flags, *script] if script else ["train", str(FILE), *listen, *flags]
+        self.run = Started(self.directory, *what)
         while "squall join" not in (line := self.run.process.stderr.readline()):
             assert line, "the run has ended"
         self._address = line.split()[2]
@@ -69,8 +70,8 @@ class Cluster:
 
 
 @contextmanager
-def cluster(directory: Path, machines: int, *flags: str) -> Iterator[Cluster]:
-    found = Cluster(directory, machines, *flags)
+def cluster(directory: Path, machines: int, *flags: str, script: tuple[str, ...] = ()) -> Iterator[Cluster]:
+    found = Cluster(directory, machines, *flags, script=script)
     try:
         yield found
         for machine in found.machines:

@@ -103,9 +103,14 @@ class Gathering:
         self._first: set[int] = set()  # on which the run is placed; others come later
         self._inventory = Inventory()  # of those
         self.over = False  # those were all ready, and were told to begin
+        self._announced: dict[str, Any] = {}
+        self._shut = False
 
     def add(self, machine: Gathered, task: bytes) -> None:
         """A machine has joined: it is given the task."""
+        if self._shut:
+            machine.pipe.connection.close()
+            return
         self.machines[machine.number] = machine
         machine.pipe.send(task)
         self._tell(f"machine {machine.number} has joined: {machine.name}, {machine.room}{self._waits()}")
@@ -118,6 +123,22 @@ class Gathering:
         if number in self._first:
             raise SquallError(f"machine {number} ({lost.name}) was lost as the run was launched: launch it again")
         self._tell(f"machine {number} ({lost.name}) is gone again{self._waits()}")
+
+    def announce(self, said: dict[str, Any]) -> None:
+        """Tell it to all other machines when they have begun."""
+        self._announced = said
+        for number, machine in self.machines.items():
+            if number and machine.step is Step.BEGUN:
+                machine.pipe.say(**said)
+
+    def shut(self, status: str, reason: str) -> None:
+        """The run is over: machines that have not begun come too late."""
+        self._shut = True
+        for number, machine in list(self.machines.items()):
+            if number and machine.step is not Step.BEGUN:
+                machine.pipe.say(kind="kill", status=status, reason=reason)
+                machine.pipe.connection.close()
+                del self.machines[number]
 
     def _waits(self) -> str:
         if self.over:
@@ -216,6 +237,8 @@ class Gathering:
     def _begin(self, machine: Gathered) -> None:
         machine.step = Step.BEGUN
         machine.pipe.say(kind="begin")
+        if machine.number and self._announced:
+            machine.pipe.say(**self._announced)
         if machine.number not in self._first:  # the coordinator is told what it has room for
             self.machines[0].pipe.say(kind="joined", machine=machine.number, cores=machine.room.cores)
 

@@ -19,6 +19,7 @@ from squall.launchers.joining.token import VARIABLE, Token, find_token
 from squall.launchers.member_messages import understood
 from squall.launchers.on_ray.machines import RayMachines
 from squall.launchers.schedules import Schedules
+from squall.launchers.script_relay import ScriptRelay
 from squall.protocol.effects import End
 from squall.runtime.attempts import numbers
 from squall.runtime.run_plan import Plan
@@ -53,6 +54,7 @@ class Head:
             self._token = Token.new(self._root)
         self._listener = Listener(bound(listen), self._root, self._token)
         self._gathering: Gathering | None = None
+        self._relay: ScriptRelay | None = None  # of a script's run
         self._task: Callable[[], bytes] = bytes
         self._ended: set[int] = set()  # machines that have nothing more to say
         self._directory = Path()  # of the run
@@ -80,6 +82,11 @@ class Head:
         others = {0: "any other machine", 1: "the other machine"}.get(missing, f"each of the other {missing} machines")
         why = f"{self._gathering.waits}; " if self._gathering.waits else ""
         _tell(f"{why}on {others}, with a copy of {file}, type:\n    squall join {head} --token-file {file.name}")
+
+    def relay_scripts(self) -> None:
+        """It is a script that trains: what those elsewhere say is for the nursery here."""
+        assert self._gathering is not None
+        self._relay = ScriptRelay(self._gathering, self._directory)
 
     @property
     def sources(self) -> list[Any]:
@@ -110,6 +117,8 @@ class Head:
                 self._ended.add(number)
             elif not self.heard(number, said):
                 yield number, said
+        if self._relay is not None:
+            self._relay.turn(self.collected)
 
     @property
     def collected(self) -> bool:
@@ -127,13 +136,22 @@ class Head:
             self._lose(number)
 
     def heard(self, number: int, said: dict[str, Any]) -> bool:
-        """Whether it was about the gathering, and is done with."""
-        return self._gathering is not None and self._gathering.hear(number, said)
+        """Whether it was about the gathering, or of a script, and is done with."""
+        gathered = self._gathering is not None and self._gathering.hear(number, said)
+        if self._relay is None or self._gathering is None:
+            return gathered
+        if number not in self._gathering.machines:  # it was sent away
+            self._relay.lose(number, ended=False)
+        return gathered or self._relay.hear(number, said)
 
     def over(self, status: str, reason: str) -> None:
         """All has ended here: the other machines need not wait for the coordinator, and hand over what they have."""
+        status, reason = status or "failed", reason or "the run has failed"
+        if self._relay is not None:
+            self._relay.over(status, reason)
+            return
         for _, pipe in self._others():
-            pipe.say(kind="end", status=status or "failed", reason=reason or "the run has failed")
+            pipe.say(kind="end", status=status, reason=reason)
 
     def close(self, end: End | None = None) -> None:
         """The other machines are told how the run has ended, and that they have nothing more to do."""
@@ -150,6 +168,8 @@ class Head:
         assert self._gathering is not None
         self._gathering.machines[number].pipe.connection.close()
         self._gathering.lose(number)
+        if self._relay is not None:
+            self._relay.lose(number, number in self._ended)
 
     def _room(self, said: Hello) -> Room:
         return Room(said.cores, said.gpus if self._wanted.device.startswith("cuda") else 0)

@@ -24,7 +24,7 @@ from squall.record.rows import RecordError
 from squall.runtime.processes import standing_still
 from squall.usercode.blame import decode
 from squall.usercode.shipping import ship
-from squall.usercode.travelling import own_modules
+from squall.usercode.travelling import own_modules, script_modules
 
 if TYPE_CHECKING:  # they import torch, as the nursery does meanwhile
     from squall.launchers.head import Head
@@ -70,13 +70,17 @@ class LocalRun:
         self._launched = True
         if self._head is not None:
             self._head.gather(self._pipe, self._task_elsewhere, directory, snapshot, lock)
+            if "script" in self._task:
+                self._head.relay_scripts()
             return
         self._pipe.say(kind="launch", directory=str(directory.resolve()), snapshot=snapshot)
         self._pipe.hand(lock)
 
     def _task_elsewhere(self) -> bytes:
         """What a nursery on another machine is given."""
-        task: bytes = cloudpickle.dumps({**self._task, "modules": own_modules()})
+        told = self._task
+        modules = script_modules(told["script"], told["text"]) if "script" in told else own_modules()
+        task: bytes = cloudpickle.dumps({**told, "modules": modules})
         return task
 
     def attend(self, timeout_s: float, watch: EvaluationCallback) -> None:

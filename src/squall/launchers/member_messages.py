@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -10,6 +10,7 @@ from squall.launchers.orders import Facts
 
 NodeName = Annotated[str, msgspec.Meta(pattern=r"^[a-z]+-[0-9]{1,9}\.[0-9]{1,9}\Z")]
 PIECE_BYTES = 1 << 20  # of a file
+Count = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
@@ -61,9 +62,40 @@ class Ended(Message, frozen=True):
     reason: str
 
 
+class Begin(Message, frozen=True):
+    """Of a script: what it gives to `session.batches`."""
+
+    examples: Count
+    batch_size: Count
+    epochs: Count | None
+    steps: Count | None
+
+
+class Leave(Message, frozen=True):
+    """Of a script, whose loop takes no more batches."""
+
+    why: str
+
+
+class Logged(Message, frozen=True):
+    """Of a script, behind its loop."""
+
+    values: dict[str, float | Literal["nan", "inf", "-inf"]]
+
+
+class Script(Message, frozen=True):
+    """What a script has said to its machine's nursery."""
+
+    replica: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    said: Begin | Leave | Logged
+
+
+Said = Built | Placed | Ready | Scheduled | Failed | Exited | Listening | Stopping | Ended | Script
+
+
 def understood(said: dict[str, Any]) -> bool:
     try:
-        msgspec.convert(said, Built | Placed | Ready | Scheduled | Failed | Exited | Listening | Stopping | Ended)
+        msgspec.convert(said, Said)
     except msgspec.ValidationError:
         return False
     return True

@@ -44,6 +44,12 @@ class MemberNursery(Nursery):
     def prepare(self) -> None:
         super().prepare()
         self._attendant.say(kind="listening")
+
+    def _begin(self) -> None:
+        self._connect()
+        super()._begin()
+
+    def _connect(self) -> None:
         self._line = StreamLine(self._site)
         self._tell(Started())
 
@@ -57,16 +63,21 @@ class MemberNursery(Nursery):
     def _attend(self, source: object) -> None:
         if source is self._attendant.connection:
             self._attendant.hear()  # it says one thing only, or is gone
-            self._tell(LeaveRequested("interrupted there"))
+            self._leave()
         elif source is self._launcher.connection:
             self._hear_head()
         else:
             super()._attend(source)
 
     def _hear_head(self) -> None:
-        if not self._launcher.connection.poll():  # it is about what goes out
-            return
-        said = self._launcher.hear()
+        if self._launcher.connection.poll():  # else it is about what goes out
+            self._hear_launcher(self._launcher.hear())
+
+    def _leave(self) -> None:
+        self._tell(LeaveRequested("interrupted there"))
+
+    def _hear_launcher(self, said: dict[str, Any] | None) -> None:
+        """The run's head is the launcher here."""
         if said is None:
             return
         self._over(End(said["status"], said["reason"]))

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 from squall.errors import SquallError
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
-from squall.launchers.role_processes import run_role
+from squall.launchers.role_processes import blame, run_role
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Effect, KillMembers, StartMember, Transmit
 from squall.protocol.events import Event, ProcessEnded, StopRequested, TimePassed
@@ -43,7 +43,7 @@ from squall.runtime.job import Job
 from squall.runtime.machines import nodes
 from squall.runtime.processes import ending, fork, outlive_parent
 from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
-from squall.usercode.blame import encode, note
+from squall.usercode.blame import encode
 
 GRACE_S = 1.0  # seconds for processes to end after the coordinator has
 STOPPED_GRACE_S = 0.3  # the same, when somebody waits for the end
@@ -77,8 +77,7 @@ class Nursery:
 
     def run(self) -> None:
         self.prepare()
-        for node in nodes(self._job):
-            self._fork(node)
+        self._begin()
         self.watch()
 
     def prepare(self) -> None:
@@ -89,6 +88,10 @@ class Nursery:
         self._sockets.mkdir(mode=0o700)
         gc.collect()
         gc.freeze()  # a collection in a child would otherwise copy the pages that all share
+
+    def _begin(self) -> None:
+        for node in nodes(self._job):
+            self._fork(node)
 
     def watch(self) -> None:
         """Until all children are gone."""
@@ -124,18 +127,21 @@ class Nursery:
 
     def _attend(self, source: object) -> None:
         if source is self._launcher.connection:
-            said = self._launcher.hear()
-            if said is not None and said["kind"] == "kill":
-                self._kill_all()
-            elif said is not None and said["kind"] == "joined":
-                self._line.tell(said)
-            elif said is not None and said["kind"] == "leave":
-                self._tell(StopRequested(said["why"], said["failed"], wanted=True))
-            else:  # a stop, or the launcher is gone
-                self._launcher.say(kind="stopping")
-                self._stop("interrupted" if said else "the launching process is gone")
+            self._hear_launcher(self._launcher.hear())
         elif source in self._children:
             self._reap(self._children.pop(source))
+
+    def _hear_launcher(self, said: dict[str, Any] | None) -> None:
+        match said:
+            case {"kind": "kill"}:
+                self._kill_all()
+            case {"kind": "joined", "machine": machine, "cores": cores}:
+                self._line.tell({"kind": "joined", "machine": machine, "cores": cores})
+            case {"kind": "leave", "why": why, "failed": failed}:
+                self._tell(StopRequested(why, failed, wanted=True))
+            case _:  # a stop, or the launcher is gone
+                self._launcher.say(kind="stopping")
+                self._stop("interrupted" if said else "the launching process is gone")
 
     def _hear(self) -> None:
         """What the coordinator has said."""
@@ -247,7 +253,7 @@ class Nursery:
             run_role(replace(self._job, turn=self._turn(node)), node, self._sockets, pipe)
             status = DONE
         except BaseException as error:
-            note(error, f"in {node.role} {node.index}", role=node.role, index=node.index)
+            blame(error, node, self._job)
             (self._sockets / f"{node}.traceback").write_text(encode(error))
         finally:  # a child never returns into the nursery's own code
             leave(status)

@@ -22,7 +22,7 @@ from squall.launchers.joining.call import Call
 from squall.launchers.joining.joining import join
 from squall.launchers.member_nursery import MemberNursery
 from squall.launchers.nursery import Nursery
-from squall.launchers.orders import Facts, Member, hear_order, may_begin
+from squall.launchers.orders import MODULES, Facts, Member, hear_order, may_begin
 from squall.launchers.scripts import serve_script
 from squall.runtime import attempts
 from squall.runtime.backward import resolve_device
@@ -65,7 +65,7 @@ def _take_part(attendant: ControlPipe, call: Call, own: Path) -> None:
     except SquallError as error:
         attendant.say(kind="failed", error=str(error), task=False)
     else:
-        take_in(message["modules"], own / "modules")
+        take_in(message["modules"], own / MODULES)
         _serve(head, message, own / "sockets", Member(member.machine, member.identity, call.head[0], attendant, own))
     finally:
         shutil.rmtree(own, ignore_errors=True)
@@ -83,11 +83,11 @@ def _serve(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member
 
 def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None) -> None:
     """Build the task while the launcher checks it, and go on when the launcher says so."""
-    if "script" in message:
-        serve_script(launcher, message, sockets)
-        return
     if member is not None:
         resolve_device(message["plan"].device)
+    if "script" in message:
+        serve_script(launcher, message, sockets, member)
+        return
     task = build_task(message)
     check_optimizers(message["strategy"].recipe())  # what a first step imports is imported here, once for all
     if message["machines"]:

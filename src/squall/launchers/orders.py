@@ -30,6 +30,7 @@ from squall.transports.streams import Address
 from squall.vector import Layout
 
 BEATS = 4  # of a machine, in the time after which it is taken for lost
+MODULES = "modules"  # folder in a member's own directory
 BACKLOG = 1024  # processes that may call a listener at once
 
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from socket import gethostname
 
 import msgspec
 import torch
@@ -32,6 +33,7 @@ from squall.runtime.traffic import TrafficHost
 from squall.transports.carrier import Carrier
 from squall.transports.host import HostTransport
 from squall.transports.streams import Streams
+from squall.usercode.blame import note
 
 
 class NurseryChannel:
@@ -156,6 +158,12 @@ def _spin_s(job: Job, node: Node) -> float:
     wanted = job.recipe.replicas * job.plan.threads + job.recipe.shards
     roomy = wanted <= len(os.sched_getaffinity(0))
     return SPIN_S if node.role == "replica" or (node.role == "shard" and roomy) else 0.0
+
+
+def blame(error: BaseException, node: Node, job: Job) -> None:
+    """Add to an exception in which process it was raised."""
+    where = "" if job.site is None else f", on machine {job.site.machine} ({gethostname()})"
+    note(error, f"in {node.role} {node.index}{where}", role=node.role, index=node.index)
 
 
 def name_process(node: Node, job: Job) -> None:

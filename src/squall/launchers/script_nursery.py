@@ -1,78 +1,74 @@
-"""The nursery of a script's run: its replicas are the script itself, forked where it calls `squall.join`.
+"""The nursery of a script's run on its first machine: it judges the scripts of all machines.
 
-What the coordinator has to know (how many examples, in which batches) a script says only in `session.batches`, so the
-coordinator and the shards are forked when the first replica has come so far.
-
-The coordinator is in charge of a script from `session.batches` to the end of the training, and the nursery before and
+The coordinator is in charge of a script from `session.batches` to the end of the training, and this nursery before and
 after: who stops the run then ends the scripts where they are, and a leader that dies then fails the run.
+
+Scripts on other machines are heard through the launching process (`launchers.script_relay`), and answered through it:
+
+    launcher -> nursery    "script" with what one has said, "exited" of another machine, "gone": a machine was lost,
+                           "alone": all others have ended
+    nursery -> launcher    "data" that is trained on, "trained" with how that has ended, "noted" for a script elsewhere
 """
 
 from __future__ import annotations
 
-import dataclasses
-import signal
 import sys
 import time
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.late_rows import add_end, add_values
-from squall.launchers.nursery import GRACE_S, RAISED, Child, Nursery, explain
+from squall.launchers.nursery import GRACE_S, RAISED, Child, explain
+from squall.launchers.script_forks import ScriptForks
 from squall.protocol.events import StopRequested
 from squall.protocol.nodes import Node
 from squall.record.rows import RecordError
-from squall.runtime.batches import Counted
 from squall.runtime.job import Job
-from squall.runtime.machines import nodes
-from squall.runtime.processes import fork
 
 
-class Forked(BaseException):
-    """In a replica that was just forked: unwinds the nursery's frames, back into the script's `join`."""
-
-    def __init__(self, node: Node, pipe: ControlPipe) -> None:
-        self.node = node
-        self.pipe = pipe
-
-
-class ScriptNursery(Nursery):
-    """A nursery whose replicas are scripts."""
-
+class ScriptNursery(ScriptForks):
     def __init__(self, launcher: ControlPipe, job: Job, sockets: Path) -> None:
         super().__init__(launcher, job, sockets)
-        self._scripts: dict[Connection, ControlPipe] = {}
-        self._trained_on: dict[str, Any] | None = None  # the data that the scripts told, once they have
+        self._alone = job.site is None  # no other machine has scripts
         self._unfinished: dict[int, str] = {}  # replica -> how its last process was lost
+        self._at: dict[int, int] = {}  # replica -> the machine that it was heard on
 
-    def run(self) -> None:
-        """Raises `Forked` in every replica."""
-        self.prepare()
-        for index in range(self._job.recipe.replicas):
-            self._fork(Node("replica", index))
-        self.watch()
+    @property
+    def _stays(self) -> bool:
+        """Scripts on other machines are not at their ends, and may take their time."""
+        finished = self._end is None or self._end["status"] == "finished"
+        return finished and not (self._alone or self._killing)
 
-    def _sources(self) -> list[Any]:
-        return [*super()._sources(), *self._scripts]
+    def _hear_launcher(self, said: dict[str, Any] | None) -> None:
+        match said:
+            case {"kind": "script", "machine": machine, "replica": replica, "said": told}:
+                self._hear_script(replica, told, machine)
+            case {"kind": "exited", "machine": machine, "node": node, "pid": pid, "why": why}:
+                if (lost := Node.parse(node)).role == "replica":
+                    self._lose_script(lost.index, f"pid {pid} on machine {machine}", why)
+            case {"kind": "gone", "machine": machine}:
+                self._lose_machine(machine)
+            case {"kind": "alone"}:
+                self._alone = True
+            case _:
+                super()._hear_launcher(said)
 
-    def _attend(self, source: object) -> None:
-        if not isinstance(source, Connection) or source not in self._scripts:
-            super()._attend(source)
-            return
-        said = self._scripts[source].hear()
-        if said is None:
-            del self._scripts[source]
-        elif said["kind"] == "leave":
-            self._tell(StopRequested(said["why"], wanted=True))
-        elif said["kind"] == "logged":
-            self._scripts[source].say(kind="noted", error=self._log(said["values"]))
-        else:
-            self._begin(said)
+    def _hear_script(self, replica: int, said: dict[str, Any], machine: int = 0) -> None:
+        self._at[replica] = machine
+        match said["kind"]:
+            case "leave":
+                self._tell(StopRequested(said["why"], wanted=True))
+            case "logged" if machine:
+                error = self._log(said["values"])
+                self._launcher.say(kind="noted", machine=machine, replica=replica, error=error)
+            case "logged":
+                self._answer(replica, self._log(said["values"]))
+            case "begin":
+                self._unfinished.pop(replica, None)
+                self._compare(replica, {name: value for name, value in said.items() if name != "kind"})
 
-    def _log(self, values: dict[str, str]) -> str:
+    def _log(self, values: dict[str, float | str]) -> str:
         """Record what a script has measured behind its loop. Returns why that was not possible; "" if it was."""
         try:
             add_values(self._job, {name: float(value) for name, value in values.items()})
@@ -80,35 +76,29 @@ class ScriptNursery(Nursery):
             return str(error)
         return ""
 
-    def _begin(self, said: dict[str, Any]) -> None:
-        if self._trained_on is not None:
-            if said != self._trained_on:
-                what = "session.batches must be given the same dataset length, batch_size and epochs in every replica"
-                self._launcher.say(kind="failed", error=f"{what}: {said} after {self._trained_on}", task=False)
-                self._kill_all()
-            return
-        self._trained_on = said
-        if self._job.restored is not None:
-            self._job.restored.manifest.check_examples(said["examples"])
-        task = dataclasses.replace(self._job.task, train=Counted(said["examples"]), batch_size=said["batch_size"])
-        plan = msgspec.structs.replace(self._job.plan, epochs=said["epochs"], steps=said["steps"])
-        self._job = dataclasses.replace(self._job, task=task, plan=plan)
-        for node in nodes(self._job):
-            if node.role != "replica":
-                self._fork(node)
+    def _compare(self, replica: int, data: dict[str, Any]) -> None:
+        """A script has come to its batches: those of the first one are what is trained on."""
+        if self._trained_on is None:
+            if self._job.restored is not None:
+                self._job.restored.manifest.check_examples(data["examples"])
+            if not self._alone:
+                self._launcher.say(kind="data", data=data)
+            self._train_on(data)
+        elif data != self._trained_on:
+            where = f" on machine {self._at[replica]}" if not self._alone else ""
+            what = "session.batches must be given the same dataset length, batch_size and epochs in every replica"
+            self._fail(f"{what}: replica {replica}{where} has {data} after {self._trained_on}")
+
+    def _fail(self, why: str) -> None:
+        self._launcher.say(kind="failed", error=why, task=False)
+        self._kill_all()
 
     def _ended(self) -> None:
-        """Tell the scripts how the training has ended.
-
-        Behind a training that finished a script may take its time. Otherwise it has as long as after a stop, and is
-        interrupted: a script that has not come to its batches listens to nothing else.
-        """
+        """The scripts elsewhere hear of it as soon as they can have the last weights."""
         assert self._end is not None
-        if self._end["status"] != "finished":
-            self._hurry()
-            self._interrupt_scripts()
-        for pipe in self._scripts.values():
-            pipe.say(kind="ended", **self._end)
+        if not self._alone:
+            self._launcher.say(kind="trained", **self._end)
+        self._end_scripts(**self._end)
         if self._stopping and self._end["status"] == "finished":
             self._stop(self._stopping)  # it came too late for the training, and not for the scripts
 
@@ -123,22 +113,28 @@ class ScriptNursery(Nursery):
         self._deadline = time.monotonic() + GRACE_S
         self._interrupt_scripts()
 
-    def _interrupt_scripts(self) -> None:
-        """Send SIGINT to all. Only scripts before `session.batches` and after the training do not ignore it."""
-        for child in self._children.values():
-            signal.pidfd_send_signal(child.handle, signal.SIGINT)
-
     def _lose(self, child: Child, code: int) -> None:
         super()._lose(child, code)
-        if child.node.role != "replica":
-            return
+        if child.node.role == "replica":
+            self._lose_script(child.node.index, f"pid {child.pid}", explain(code))
+
+    def _lose_script(self, replica: int, process: str, how: str) -> None:
         if self._trained_on is None:
             self._kill_all()  # there is no coordinator to replace it
-        elif self._end is None or code != 0:  # behind its loop a script may leave by os._exit(0)
-            why = f"the script of replica {child.node.index} (pid {child.pid}) did not come to its end: {explain(code)}"
-            self._unfinished[child.node.index] = why
-            if code == RAISED:
+        elif self._end is None or how != explain(0):  # behind its loop a script may leave by os._exit(0)
+            why = f"the script of replica {replica} ({process}) did not come to its end: {how}"
+            self._unfinished[replica] = why
+            if how == explain(RAISED):
                 self._amend("failed", why)
+
+    def _lose_machine(self, machine: int) -> None:
+        """The coordinator sees to its replicas, as long as there is one."""
+        assert self._job.site is not None
+        if self._trained_on is None and machine in self._job.site.cores:
+            self._fail(f"machine {machine} was lost before the training began: launch the run again")
+        elif self._end is not None:
+            for replica in (replica for replica, at in self._at.items() if at == machine):
+                self._unfinished[replica] = f"machine {machine} was lost before the scripts there came to their ends"
 
     def _verdict(self) -> dict[str, Any]:
         """The coordinator has judged the training; scripts may have been lost since."""
@@ -158,21 +154,3 @@ class ScriptNursery(Nursery):
             add_end(self._job, status, reason)
         except RecordError as error:
             sys.stderr.write(f"squall: warning: the record does not say that the script was {status}: {error}\n")
-
-    def _fork(self, node: Node) -> None:
-        if node.role != "replica":
-            super()._fork(node)
-            return
-        mine, theirs = Pipe()
-        pid = fork()
-        if pid:
-            theirs.close()
-            self._look_after(node, pid)
-            self._unfinished.pop(node.index, None)
-            self._scripts[mine] = ControlPipe(mine)
-            return
-        self._detach()
-        mine.close()
-        for other in self._scripts:
-            other.close()
-        raise Forked(node, ControlPipe(theirs))

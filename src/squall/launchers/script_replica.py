@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from msgspec.structs import replace
 
 from squall.errors import Interrupted, NotFinite, SquallError
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.role_processes import close, connections, name_process
+from squall.launchers.last_weights import last_weights
+from squall.launchers.role_processes import blame, close, connections, name_process
 from squall.protocol.effects import Compute, Effect, UseWeights
 from squall.protocol.events import BatchOver, BatchSkipped, Event, LoopLeft, ValuesLogged
 from squall.protocol.messages import Factors
@@ -26,10 +28,9 @@ from squall.runtime.job import Job
 from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.recording import RecordedReplica, recorded
-from squall.runtime.snapshot import Snapshots
 from squall.session.backend import SessionBackend
 from squall.task import Batch, Task
-from squall.usercode.blame import note, note_batch
+from squall.usercode.blame import note_batch
 
 
 class _ScriptHost(ReplicaHost):
@@ -88,9 +89,10 @@ class ReplicaBackend(SessionBackend):
         self._pipe.say(kind="begin", examples=task.examples, batch_size=task.batch_size, **limits)
         self._job = job = dataclasses.replace(self._job, task=task)
         # A message that is sent before the coordinator listens would be sent again only a second later.
-        while not (self._sockets / str(COORDINATOR)).exists():
-            if self._pipe.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
-                break
+        if job.site is None or job.site.has(COORDINATOR):
+            while not (self._sockets / str(COORDINATOR)).exists():
+                if self._pipe.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
+                    break
         self._host = _ScriptHost(job, self.rank, self._pipe)
         self._transport, self._carriers = connections(job, self._node, self._sockets, self._pipe)
         self._seen = recorded(self._host, job, self._node)
@@ -109,7 +111,7 @@ class ReplicaBackend(SessionBackend):
 
     def note(self, error: BaseException) -> None:
         """Add to an exception of the script in which replica it was raised, and on which batch."""
-        note(error, f"in replica {self.rank}", role="replica", index=self.rank)
+        blame(error, self._node, self._job)
         batch = self._host.wanted if self.began else None
         if batch is not None:
             note_batch(error, batch.epoch, batch.start, batch.stop)
@@ -156,7 +158,7 @@ class ReplicaBackend(SessionBackend):
         elif not self._left:
             self._driver.post(ValuesLogged(dict(values)))
         else:
-            told = {name: repr(value) for name, value in values.items()}  # JSON has no NaN
+            told = {name: x if isfinite(x) else repr(x) for name, x in values.items()}  # JSON has no NaN
             self._pipe.say(kind="logged", values=told)
             answer = self._pipe.hear() or {"error": "the nursery is gone"}
             if answer["error"]:
@@ -193,8 +195,6 @@ class ReplicaBackend(SessionBackend):
         if self.status != "finished":
             kind = {"interrupted": Interrupted, "nonfinite": NotFinite}.get(self.status, SquallError)
             self.ended_with = kind(self._host.over["reason"])
-        snapshots = Snapshots(self._job.directory)
-        if self.status in ("finished", "interrupted") and (numbers := snapshots.numbers()):
-            weights = snapshots.restore(numbers[-1], self._job.layout).tensors["weights"]
+        if self.status in ("finished", "interrupted") and (weights := last_weights(self._job)) is not None:
             self._job.layout.read_model(weights, self._job.task.model)
         signal.signal(signal.SIGINT, self._on_interrupt)  # last: nobody is to go on with half of the weights

@@ -25,10 +25,13 @@ class Over(BaseException):
     """Ends the script in the process that has forked the replicas, when the run is over: only they go on with it."""
 
 
-def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: Join) -> ModuleType:
+def run_file(
+    path: Path, text: str, arguments: Sequence[str], seed: int, join: Join, ahead: Sequence[str] = ()
+) -> ModuleType:  # fmt: skip
     """Run a script as `python path arguments` does, seeded, with `join` behind its `squall.join`.
 
-    `text` is the script's, whatever its file holds by now. Its module is returned, and lives as long as that is kept.
+    `text` is the script's, whatever its file holds by now. Modules are looked for in the folders `ahead`, and then
+    beside it. Its own one is returned, and lives as long as that is kept.
     """
     joined = False
 
@@ -43,7 +46,7 @@ def run_file(path: Path, text: str, arguments: Sequence[str], seed: int, join: J
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__file__ = str(path)
     show({str(path): text})
-    sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *sys.path]
+    sys.argv, sys.path = [str(path), *arguments], [*ahead, str(path.resolve().parent), *sys.path]
     squall.session.entry.launched = join_once
     seed_everything(seed)
     try:

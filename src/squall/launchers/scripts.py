@@ -19,23 +19,31 @@ from squall.errors import SnapshotMismatch, TaskError
 from squall.launchers.building import build_job, warn_of_threads
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.nursery import DONE, RAISED, leave
-from squall.launchers.orders import hear_order
-from squall.launchers.script_nursery import Forked, ScriptNursery
+from squall.launchers.orders import MODULES, Facts, Member, Order, hear_order, may_begin
+from squall.launchers.script_forks import Forked
+from squall.launchers.script_member import ScriptMember
+from squall.launchers.script_nursery import ScriptNursery
 from squall.launchers.script_replica import ReplicaBackend
 from squall.launchers.script_start import Over, chosen, run_file
 from squall.protocol.nodes import Node
 from squall.runtime import attempts
+from squall.runtime.job import Job
 from squall.runtime.optimizers import check_optimizers, state_name
 from squall.session.backend import SessionBackend
 from squall.session.script_task import joined_task
-from squall.task import OptimizerFactory
+from squall.task import OptimizerFactory, Task
 from squall.usercode.blame import encode
 
 
-def serve_script(launcher: ControlPipe, message: dict[str, Any], sockets: Path) -> None:
-    """Run the script; returns in the nursery only, when everything is over."""
-    order = hear_order(launcher, message["plan"])
-    if order is None:
+def serve_script(
+    launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None = None
+) -> None:  # fmt: skip
+    """Run the script; returns in the nursery only, when everything is over.
+
+    On one machine it begins when it is known that the run may. On several the machines are compared where it joins.
+    """
+    order = hear_order(launcher, message["plan"]) if not message["machines"] else None
+    if order is None and not message["machines"]:
         return
     joined: list[ReplicaBackend] = []
     forked_as: list[Node] = []
@@ -45,24 +53,23 @@ def serve_script(launcher: ControlPipe, message: dict[str, Any], sockets: Path) 
         warn_of_threads("the script")
         check_optimizers(strategy.recipe())  # what torch imports for a first step would keep others waiting
         task = joined_task(model, options)
-        job = build_job({**message, "strategy": strategy}, task, order)
-        if job.restored is not None:
-            job.restored.manifest.check_optimizer(state_name(job.recipe))
-        if job.recipe.shards > job.layout.elements:
-            raise ValueError(f"{job.recipe.shards} shards for {job.layout.elements} parameters: use fewer shards")
-        job = attempts.begin(job, script=True)
+        job = _launched(launcher, {**message, "strategy": strategy}, task, order, member)
         try:
-            ScriptNursery(launcher, job, sockets).run()
+            if member is None:
+                ScriptNursery(launcher, job, sockets).run()
+            else:
+                ScriptMember(launcher, member.attendant, job, sockets).run()
         except Forked as forked:
             forked_as.append(forked.node)
-            joined.append(replica := ReplicaBackend(job, forked.node, sockets, forked.pipe))
+            joined.append(replica := ReplicaBackend(forked.job, forked.node, sockets, forked.pipe))
             sys.unraisablehook = partial(_unraisable, replica)
             return replica
         raise Over
 
     path = Path(message["script"])
     try:
-        main = run_file(path, message["text"], message["arguments"], message["plan"].seed, join)
+        ahead = [str(member.own / MODULES)] if member is not None else []
+        main = run_file(path, message["text"], message["arguments"], message["plan"].seed, join, ahead)
         if not joined:
             raise _Unfinished(f"{path} ended without calling squall.join(model): call it before the training loop")
         if not joined[0].began:
@@ -81,6 +88,26 @@ def serve_script(launcher: ControlPipe, message: dict[str, Any], sockets: Path) 
         (sockets / f"{forked_as[0]}.traceback").write_text(_story(error))
         leave(RAISED)
     leave(DONE)
+
+
+def _launched(
+    launcher: ControlPipe, message: dict[str, Any], task: Task, order: Order | None, member: Member | None
+) -> Job:  # fmt: skip
+    """The job of a script that has joined. Raises `Over` where nothing is to be launched."""
+    facts, shards = Facts.of(task), message["strategy"].recipe().shards
+    if shards > facts.layout.elements:
+        raise ValueError(f"{shards} shards for {facts.layout.elements} parameters: use fewer shards")
+    if order is None:
+        launcher.say(kind="built", facts=facts)
+        order = hear_order(launcher, message["plan"], member)
+    if order is None:
+        raise Over
+    job = build_job(message, task, order)
+    if job.restored is not None:
+        job.restored.manifest.check_optimizer(state_name(job.recipe))
+    if order.site is not None and not may_begin(launcher, member):
+        raise Over
+    return attempts.begin(job, script=True)
 
 
 def _end_training(replica: ReplicaBackend, path: Path) -> None:

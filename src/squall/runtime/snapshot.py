@@ -200,6 +200,17 @@ class Snapshots:
             put_together(state, int(metadata["start"]), int(metadata["stop"]), layout.length, tensors)
         return Restored(manifest, tensors)
 
+    def weights(self, number: int) -> Tensor:
+        """The whole vector of a snapshot. Raises `DamagedSnapshot`."""
+        manifest = self.manifest(number)
+        self._check_files(manifest)
+        weights = torch.zeros(manifest.layout.length)
+        for path in self._files(manifest):
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata()
+                weights[int(metadata["start"]) : int(metadata["stop"])] = file.get_tensor("weights")
+        return weights
+
     def discard_partial(self) -> None:
         """Remove what a run that died left half-written."""
         for path in self.directory.glob("*.partial"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 from squall.usercode.sources import own, read
@@ -13,15 +15,30 @@ Modules = dict[str, str]  # path below a folder that is looked for modules -> te
 
 def own_modules() -> Modules:
     """What is imported here. A module that is imported later, inside a function, is not among them."""
-    found = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
+    return _texts((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+
+
+def script_modules(script: Path, text: str) -> Modules:
+    """What a script that is not run here would import, wherever in it, of what lies beside it or is the user's own."""
+    folders = [str(script.resolve().parent), *(each for each in sys.path if own(os.path.abspath(each) + os.sep))]
+    finder = ModuleFinder(folders, excludes=["squall"])
+    try:
+        finder.scan_code(compile(text, script, "exec"), finder.add_module("__main__"))
+    except SyntaxError:
+        return {}  # which its own run tells
+    return _texts((name, getattr(module, "__file__", None)) for name, module in finder.modules.items())
+
+
+def _texts(found: Iterable[tuple[str, object]]) -> Modules:
+    """Of those modules, by name and file, that are the user's own."""
+    texts = {}
+    for name, file in found:
         if not isinstance(file, str) or name == "__main__" or not own(os.path.abspath(file)):
             continue
         ends = "/__init__.py" if os.path.basename(file) == "__init__.py" else ".py"
         if file.endswith(".py") and (text := read(file)) is not None:
-            found[name.replace(".", "/") + ends] = text
-    return found
+            texts[name.replace(".", "/") + ends] = text
+    return texts
 
 
 def take_in(modules: Modules, folder: Path) -> None:

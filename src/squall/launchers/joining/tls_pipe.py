@@ -65,6 +65,11 @@ class TlsPipe:
             self.flush(UNSENT_AT_MOST)
         self._settle()
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the peer to read."""
+        return self._unsent
+
     def flush(self, unsent: int = 0) -> None:
         """Wait until no more bytes than that are unsent: what waits in this process ends with it."""
         writable = select.poll()

@@ -1,0 +1,83 @@
+"""Scripts on other machines, as the head sees them: what they say goes to the nursery here, which judges all, and back.
+
+Behind a training that finished they may take their time, so the nursery here stays until theirs have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from squall.launchers.gathering import Gathering
+from squall.launchers.last_weights import in_pieces, newest
+from squall.transports.stream import PASS_BYTES
+
+
+class ScriptRelay:
+    def __init__(self, gathering: Gathering, directory: Path) -> None:
+        self._own = gathering.machines[0].pipe
+        self._gathering = gathering
+        self._directory = directory  # of the run
+        self._status = ""  # how the training has ended, when it has
+        self._parcels: dict[int, Iterator[dict[str, Any]]] = {}  # machine -> messages that it gets as it reads them
+        self._alone = False  # the nursery was told that no other machine has scripts any more
+
+    def hear(self, machine: int, said: dict[str, Any]) -> bool:
+        """Take what a nursery has said; False if it is not for this alone."""
+        match said["kind"]:
+            case "script" if machine:
+                self._own.say(**said, machine=machine)
+            case "data" if not machine:
+                self._gathering.announce(said)
+            case "trained" if not machine:
+                self.over(said["status"], said["reason"])
+            case "noted" if not machine:
+                if said["machine"] in self._gathering.machines:
+                    self._gathering.machines[said["machine"]].pipe.say(**said)
+            case "exited" if machine:
+                self._own.say(kind="exited", machine=machine, node=said["node"], pid=said["pid"], why=said["why"])
+                return False
+            case _:
+                return False
+        return True
+
+    def lose(self, machine: int, ended: bool) -> None:
+        """Its connection is over; `ended`: when it had said all."""
+        self._parcels.pop(machine, None)
+        if not ended:
+            self._own.say(kind="gone", machine=machine)
+
+    def over(self, status: str, reason: str) -> None:
+        """The training has ended, or the scripts have after it: the other machines are told, once, with the weights."""
+        if status == self._status:
+            return
+        weights = None
+        if not self._status:
+            self._gathering.shut(status, reason)
+            weights = newest(self._directory) if status in ("finished", "interrupted") else None
+        self._status = status
+        end = {"kind": "end", "status": status, "reason": reason}
+        for machine in self._gathering.machines:
+            if machine:
+                self._parcels[machine] = chain(in_pieces(weights) if weights is not None else (), [end])
+        self._send()
+
+    def turn(self, collected: bool) -> None:
+        """`collected`: all other machines have ended."""
+        self._send()
+        if self._status and collected and not self._alone:
+            self._alone = True
+            self._own.say(kind="alone")
+
+    def _send(self) -> None:
+        """What goes without waiting."""
+        for machine, parcel in list(self._parcels.items()):
+            pipe = self._gathering.machines[machine].pipe
+            while pipe.connection.unsent < PASS_BYTES:
+                message = next(parcel, None)
+                if message is None:
+                    del self._parcels[machine]
+                    break
+                pipe.say(**message)
