@@ -54,9 +54,11 @@ def add_common(group: Any) -> None:
     )
     group.add_argument("--machines", type=machines, metavar="N|auto", help="others join by squall join, or by Ray")
     group.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine")
+    lost = "a machine is lost after S silent seconds"
+    group.add_argument("--lost-after", dest="lost_after_s", type=float, default=2.0, metavar="S", help=lost)
     group.add_argument("--cores", type=int, metavar="N", help="with Ray: of each machine (default: its replicas)")
     group.add_argument("--packed", action="store_true", help="with Ray: machines may share nodes")
-    group.add_argument("--run-dir", help="directory of the run (default: the next of today under runs/)")
+    group.add_argument("--run-dir", help="directory of the run (default: a new one in runs/)")
 
 
 def add_kept(parser: argparse.ArgumentParser) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.gathering import Gathered, Gathering, Launched, Room, Wanted
 from squall.launchers.joining.address import Address, bound, parse_address, written
 from squall.launchers.joining.hello import Hello, hello
+from squall.launchers.joining.joining import FROM_HEAD_BYTES
 from squall.launchers.joining.listener import Listener
 from squall.launchers.joining.token import VARIABLE, Token, find_token
 from squall.launchers.member_messages import understood
@@ -25,6 +27,7 @@ from squall.runtime.attempts import numbers
 from squall.runtime.run_plan import Plan
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity
+from squall.transports.texts import printable
 
 TOKEN = "token"  # file in the run's directory
 
@@ -42,7 +45,11 @@ class Provider(Protocol):
 class Head:
     """What it listens on is bound at once: raises `ValueError`, with the remedy, where that cannot be."""
 
-    def __init__(self, listen: Address, wanted: Wanted, recipe: Recipe, provider: Provider | None = None) -> None:
+    def __init__(
+        self, listen: Address, wanted: Wanted, recipe: Recipe, provider: Provider | None = None,
+        schedules_bytes: float = math.inf,
+    ) -> None:  # fmt: skip
+        """A machine may hand over schedules of so many bytes."""
         self._wanted = wanted
         self._recipe = recipe
         self._provider = provider
@@ -55,16 +62,26 @@ class Head:
         self._listener = Listener(bound(listen), self._root, self._token)
         self._gathering: Gathering | None = None
         self._relay: ScriptRelay | None = None  # of a script's run
-        self._task: Callable[[], bytes] = bytes
+        self._task = b""  # for each machine that joins
         self._ended: set[int] = set()  # machines that have nothing more to say
         self._directory = Path()  # of the run
         self._schedules: Schedules | None = None
+        self._schedules_bytes = schedules_bytes
         self.heard_at = 0.0  # when another machine has said something last
 
     def gather(
-        self, own: ControlPipe, task: Callable[[], bytes], directory: Path, snapshot: int | None, lock: int
+        self, own: ControlPipe, task: bytes, directory: Path, snapshot: int | None, lock: int
     ) -> None:  # fmt: skip
-        """From now on machines are let in; each gets the bytes of the task. `own` leads to the nursery here."""
+        """From now on machines are let in; each gets the task. `own` leads to the nursery here.
+
+        Raises `ValueError` for a task that is too large to be sent.
+        """
+        if len(task) > FROM_HEAD_BYTES:
+            raise ValueError(
+                f"the task takes {len(task) / 2**30:.1f} GiB with the data that its functions hold, and"
+                f" {FROM_HEAD_BYTES / 2**30:.0f} GiB can be sent to another machine: have them load the data from a"
+                " file that every machine has, and keep it out of global variables and closures"
+            )
         self._directory = directory
         here = hello(self._listener.address[0])
         self._task = task
@@ -99,7 +116,7 @@ class Head:
             assert self._gathering is not None
             room, pipe = self._room(joined.hello), ControlPipe(joined.pipe)
             machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
-            self._gathering.add(machine, self._task())
+            self._gathering.add(machine, self._task)
         if self._provider is not None and self._gathering is not None:
             for text in self._provider.turn(time.monotonic(), self._gathering.over):
                 _tell(text)
@@ -115,8 +132,8 @@ class Head:
                 self._take_schedule(number, said)
             elif said["kind"] == "ended":
                 self._ended.add(number)
-            elif not self.heard(number, said):
-                yield number, said
+            elif not self.heard(number, told := printable(said)):
+                yield number, told
         if self._relay is not None:
             self._relay.turn(self.collected)
 
@@ -128,7 +145,8 @@ class Head:
     def _take_schedule(self, number: int, said: dict[str, Any]) -> None:
         assert self._gathering is not None
         if self._schedules is None:
-            self._schedules = Schedules(self._directory / "schedule" / str(max(numbers(self._directory), default=0)))
+            attempt = self._directory / "schedule" / str(max(numbers(self._directory), default=0))
+            self._schedules = Schedules(attempt, self._schedules_bytes)
         try:
             self._schedules.take(number, said)
         except OSError as error:
@@ -187,16 +205,20 @@ class Head:
 def head_of(plan: Plan, recipe: Recipe) -> Head | None:
     """The head of a run that wants several machines. Raises `ValueError` where it cannot listen, or has no Ray."""
     listen = None if plan.listen is None else parse_address(plan.listen, "listen")
+    # Processes that take the place of others have files of their own: a machine may have some more than its share.
+    kept = 2e9 * plan.keep_schedule if isinstance(plan.keep_schedule, int | float) else math.inf
     if plan.launcher == "ray":
         machines = RayMachines(plan)
         try:
-            return Head(listen or machines.address(), Wanted(machines.count, device=plan.device), recipe, machines)
+            wanted = Wanted(machines.count, device=plan.device)
+            return Head(listen or machines.address(), wanted, recipe, machines, kept)
         except BaseException:
             machines.close()
             raise
     if listen is None:
         return None
-    return Head(listen, Wanted(plan.machines or 1, plan.least_replicas, plan.threads, plan.device), recipe)
+    wanted = Wanted(plan.machines or 1, plan.least_replicas, plan.threads, plan.device)
+    return Head(listen, wanted, recipe, schedules_bytes=kept)
 
 
 def _tell(text: str) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # they import torch, as the nursery does meanwhile
     from squall.launchers.head import Head
 
 ANSWER_WITHIN_S = 2.0  # seconds that the nursery has to answer to a stop
+EXITS_AT_MOST = 16  # of other machines' processes: the first is told
 SILENT_S = 5.0  # that other machines may say nothing while they hand over what they have, at an end
 STOPPED_COLLECT_S = 0.5  # that they have for it, when somebody waits for the end
 INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
@@ -69,7 +70,7 @@ class LocalRun:
         """Start the run's processes. `lock` is the descriptor of the directory's, which they will hold as well."""
         self._launched = True
         if self._head is not None:
-            self._head.gather(self._pipe, self._task_elsewhere, directory, snapshot, lock)
+            self._head.gather(self._pipe, self._task_elsewhere(), directory, snapshot, lock)
             if "script" in self._task:
                 self._head.relay_scripts()
             return
@@ -125,7 +126,7 @@ class LocalRun:
 
     def _hear_others(self) -> None:
         for machine, told in self._head.turn() if self._head is not None else ():
-            if told["kind"] == "exited":
+            if told["kind"] == "exited" and sum("machine" in known for known in self._exits) < EXITS_AT_MOST:
                 self._exits.append({**told, "machine": machine})
 
     def _collect(self, status: str, reason: str, timeout_s: float) -> None:

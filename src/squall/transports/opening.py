@@ -5,9 +5,12 @@ Nothing that a stranger sends is read as anything but TLS, and a stranger costs 
 
 from __future__ import annotations
 
+import errno
+import math
 import select
 import socket
 import ssl
+import sys
 
 from squall.protocol.nodes import Node
 from squall.transports.certificates import names_of
@@ -16,6 +19,8 @@ from squall.transports.stream import Broken
 OPEN_WITHIN_S = 10.0
 UNANSWERED_MS = 10_000  # a connection whose peer's machine does not confirm what was sent is given up
 PROBE_EVERY_S = 3  # where nobody speaks
+REST_S = 1.0  # that a process without room for another connection does not look who calls
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def notice_loss(connection: socket.socket) -> None:
@@ -104,6 +109,12 @@ class Opening:
             raise Broken(f"{name} is not how {node} is written")
         return self.connection, node, authority
 
+    def detach(self) -> int:
+        """Its descriptor, which is the caller's from now on."""
+        connection = self._connection or self._raw
+        assert connection is not None
+        return connection.detach()
+
     def close(self) -> None:
         for connection in (self._connection, self._raw):
             if connection is not None:
@@ -113,3 +124,47 @@ class Opening:
         self._wants = select.EPOLLIN
         self._connection = self._context.wrap_socket(raw, server_side=self._server, do_handshake_on_connect=False)
         self._raw = None
+
+
+class Door:
+    """A socket that listens, watched by an epoll. While no more files may be opened it rests, which it says once."""
+
+    def __init__(self, listening: socket.socket, epoll: select.epoll) -> None:
+        listening.setblocking(False)
+        self.wake_at = math.inf  # when it looks again who calls
+        self._listening = listening
+        self._epoll = epoll
+        self._told = False
+        epoll.register(listening, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        return self._listening.fileno()
+
+    def accept(self, now: float) -> socket.socket | None:
+        """Who calls; None: nobody any more, or there is no room."""
+        try:
+            return self._listening.accept()[0]
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                self.wake_at = now + REST_S
+                self._epoll.modify(self._listening, 0)
+                self._tell(error)
+            return None
+
+    def wake(self, now: float) -> None:
+        if now >= self.wake_at:
+            self.wake_at = math.inf
+            self._epoll.modify(self._listening, select.EPOLLIN)
+
+    def detach(self) -> int:
+        """Its descriptor, which is the caller's from now on."""
+        return self._listening.detach()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _tell(self, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            why = f"who calls has to wait ({error.strerror}): raise the limit of open files (ulimit -n)"
+            sys.stderr.write(f"squall: warning: {why}\n")
