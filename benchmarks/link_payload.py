@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -16,7 +17,7 @@ from multiprocessing.connection import Connection
 from benchmarks.namespaces import Link
 from squall.protocol.effects import Payload
 from squall.protocol.events import Event, FrameArrived, PeerReached
-from squall.protocol.frames import Frame
+from squall.protocol.frames import Frame, Message
 from squall.protocol.messages import Exchange
 from squall.protocol.nodes import Node
 from squall.runtime.processes import die_with_parent
@@ -57,15 +58,31 @@ def tls_seconds(link: Link, size: int, repeats: int, back: bool = False) -> floa
             return _median_seconds(exchange, repeats)
 
 
+class Anybody:
+    """A part in a run in which everybody is believed, and all numbers lie at one place."""
+
+    every_s = math.inf
+
+    def __init__(self, numbers: memoryview) -> None:
+        self._numbers = numbers
+
+    def places(self, payload: Payload, peer: Node) -> Views:
+        return (self._numbers,)
+
+    def check(self, sender: Node, message: Message | None, payload: Payload | None) -> None: ...
+
+    def admit(self, node: Node, machine: int) -> None: ...
+
+    def vouches(self, authority: str, node: Node) -> bool:
+        return True
+
+    def reports(self, node: Node) -> bool:
+        return False
+
+
 def carried_seconds(link: Link, size: int, repeats: int) -> float:
     """Median seconds of a message with a payload of `size` bytes, and one without back."""
     numbers = memoryview(bytearray(os.urandom(size)))
-
-    def places(payload: Payload, peer: Node) -> Views:
-        return (numbers,)
-
-    def anybody(authority: str, node: Node) -> bool:
-        return True
 
     push = Payload("gradient", REPLICA, 0, 1, 0)
     run = Identity.new_root("run")
@@ -75,7 +92,7 @@ def carried_seconds(link: Link, size: int, repeats: int) -> float:
     address = listener.getsockname()
 
     def serve() -> None:
-        carrier = Carrier(Streams(server, places, anybody, {}, listener))
+        carrier = Carrier(Streams(server, Anybody(numbers), {}, listener))
         next(arrivals(carrier, PeerReached))
         for number, _ in zip(range(1, WARM_UP + repeats + 1), arrivals(carrier, FrameArrived)):
             carrier.send(REPLICA, Frame(number, number), None)
@@ -83,7 +100,7 @@ def carried_seconds(link: Link, size: int, repeats: int) -> float:
             pass
 
     with forked(serve), link.inside(0):
-        carrier = Carrier(Streams(client, places, anybody, {SHARD: address}))
+        carrier = Carrier(Streams(client, Anybody(numbers), {SHARD: address}))
         with closing(carrier):
             next(arrivals(carrier, PeerReached))
             answers, sent = arrivals(carrier, FrameArrived), iter(range(1, 10**9))

@@ -47,7 +47,7 @@ NONE: list[Any] = [None, -1, 1 << 70, 1.5, "", "x-y", "shard-0", [], [1], {"a": 
 def head(tmp_path: Path) -> Iterator[Head]:
     found = Head(("127.0.0.1", 0), Wanted(100_000), Downpour(replicas=2).recipe())
     mine, _ = own = Pipe()
-    found.gather(ControlPipe(mine), lambda: b"the task", tmp_path, None, -1)
+    found.gather(ControlPipe(mine), b"the task", tmp_path, None, -1)
     yield found
     found.close()
     for end in own:

@@ -2,12 +2,14 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.protocol.effects import Cause, End, Forget
+from squall.protocol.effects import Cause, End, Forget, WritePiece
 from squall.protocol.events import Started, StopRequested, TimePassed
 from squall.protocol.leases import Limits
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import (
     Cover,
     Grant,
@@ -15,6 +17,7 @@ from squall.protocol.messages import (
     Lease,
     LeaseRequest,
     Progress,
+    SnapshotPiece,
     Stats,
     Stop,
     TakeSnapshot,
@@ -270,3 +273,33 @@ def test_whatever_replicas_do_the_ledger_adds_up(plan: list[tuple[str, int]]) ->
         office.work(nodes[slot])
     assert office.leases.trained == 140
     assert office.heard(nodes[0], Stop)
+
+
+# ---------------------------------------------------------------- what shards say
+
+
+PIECES = (SnapshotPiece(1, 0, 10, 25), SnapshotPiece(1, 10, 10, 25), SnapshotPiece(1, 20, 5, 25))
+
+
+def test_a_file_comes_piece_by_piece() -> None:
+    office = Office(shards=1, snapshot_every_s=1.0)
+    (shard,) = office.shards
+    office.join(0)
+    office.now = 1.0
+    assert sent(office.give(TimePassed()), TakeSnapshot)
+    for number, piece in enumerate(PIECES):
+        for wrong in (
+            *PIECES[:number],
+            *PIECES[number + 1 :],
+            SnapshotPiece(2, 0, 10, 25),
+            SnapshotPiece(1, 20, 6, 25),
+        ):
+            with pytest.raises(Refusal):
+                office.tell(shard, wrong)
+        assert office.tell(shard, piece) == [WritePiece(shard.index, piece)]
+
+
+def test_nobody_sees_a_view_before_it_is_shown() -> None:
+    office = Office(shards=1)
+    with pytest.raises(Refusal, match="it has seen view 1, and 0 is the newest"):
+        office.tell(office.shards[0], ViewSeen(1, ()))

@@ -7,11 +7,21 @@ from hypothesis import strategies as st
 
 from squall.protocol.check import check
 from squall.protocol.effects import Effect, End, Forget, Send, Transmit
-from squall.protocol.events import Event, FrameArrived, MessageArrived, StopRequested, TimePassed
+from squall.protocol.events import (
+    Event,
+    FrameArrived,
+    MessageArrived,
+    PeerRefused,
+    PeersHeard,
+    StopRequested,
+    TimePassed,
+)
 from squall.protocol.frames import Frame
 from squall.protocol.link import ACK_AFTER_S, EARLY_AT_MOST, RESEND_AFTER_S, RESEND_AT_MOST_S, Linked
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Join, LeaseRequest
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery_messages import Heard, Refused
 
 A, B = Node("replica", 0), Node("shard", 0)
 
@@ -20,6 +30,7 @@ A, B = Node("replica", 0), Node("shard", 0)
 class Talker:
     """Sends Join(n) for each StopRequested("n"), remembers what it hears, and echoes it if asked to."""
 
+    node: Node
     peer: Node
     echoes: bool = False
     heard: list[int] = field(default_factory=list)
@@ -38,6 +49,8 @@ class Talker:
                 return [Forget(self.peer)]
             case StopRequested(number):
                 return [Send(self.peer, Join(int(number)))]
+            case MessageArrived(_, Join(-1)):
+                raise Refusal("that is said by nobody")
             case MessageArrived(_, Join(pid)):
                 self.heard.append(pid)
                 return [Send(self.peer, LeaseRequest(pid))] if self.echoes else []
@@ -48,7 +61,7 @@ class Wire:
     """Two linked talkers; frames wait in `flying` until a test delivers, drops or copies them."""
 
     def __init__(self, echoes: bool = False) -> None:
-        self.talkers = {A: Talker(B), B: Talker(A, echoes)}
+        self.talkers = {A: Talker(A, B), B: Talker(B, A, echoes)}
         self.linked = {node: Linked(talker) for node, talker in self.talkers.items()}
         self.flying: list[tuple[Node, FrameArrived]] = []
         self.now = 0.0
@@ -95,6 +108,35 @@ def test_a_copy_is_dropped_and_only_acknowledged() -> None:
     wire.heal()
     assert wire.talkers[B].heard == [1]
     assert wire.linked[A].unacknowledged == 0
+
+
+def test_who_says_what_is_refused_is_heard_no_more_and_the_coordinator_knows() -> None:
+    """What came before it counts, also where all of it was held for a gap."""
+    wire = Wire(echoes=True)
+    wire.say(A, 1, -1, 2)
+    wire.deliver(2)
+    wire.deliver(1)
+    effects = wire.deliver()
+    assert wire.talkers[B].heard == [1]
+    told = Transmit(COORDINATOR, Frame(1, 0, Refused(A, "that is said by nobody")))
+    assert [effect for effect in effects if effect in (Forget(A), told)] == [Forget(A), told]
+    wire.say(A, 3)
+    wire.deliver(-1)
+    assert wire.talkers[B].heard == [1]
+
+
+def test_what_a_connection_has_found_is_told_to_the_coordinator() -> None:
+    wire = Wire()
+    effects = [*wire.give(B, PeersHeard((A,))), *wire.give(B, PeerRefused(A, "nonsense"))]
+    said = [effect.frame.message for effect in effects if isinstance(effect, Transmit)]
+    assert said == [Heard((A,)), Refused(A, "nonsense")]
+    assert wire.give(B, PeerRefused(A, "nonsense")) == [], "once"
+
+
+def test_a_coordinator_tells_itself() -> None:
+    talker = Talker(COORDINATOR, A)
+    Linked(talker).on(PeerRefused(A, "nonsense"), 0.0)
+    assert talker.events == [MessageArrived(COORDINATOR, Refused(A, "nonsense"))]
 
 
 def test_a_reply_acknowledges() -> None:

@@ -1,13 +1,13 @@
 """Machines that are lost, leave and join: what becomes of who was there."""
 
-from squall.protocol.effects import Effect, End, Forget
+from squall.protocol.effects import Admit, Effect, End, Forget, Send
 from squall.protocol.events import MachineJoined, MachineLost, Started, TimePassed
 from squall.protocol.heartbeats import BEGIN_WITHIN_S, Pulse
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Grant, Join, LeaseRequest, Left, Stats, Stop
 from squall.protocol.nodes import NURSERY, Node, replica_node
 from squall.protocol.notes import MachineDied, MachineLeft, MemberDied, MemberReplaced
-from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, Replaced, StartProcess
+from squall.protocol.nursery_messages import Alive, Heard, Leaving, Placed, ProcessLost, Refused, Replaced, StartProcess
 from squall.protocol.policy import MachineRoom
 from tests.protocol.office import Office, start
 from tests.protocol.steps import only, sent
@@ -130,6 +130,35 @@ def test_a_machine_that_comes_back_is_told_that_it_was_replaced_and_changes_noth
         assert sent(effects, Replaced) == [(N1, Replaced("nothing was heard of it for 5 s"))]
         assert len(effects) == 1
     assert AGAIN in of.machine.members.live
+
+
+def test_who_is_refused_is_lost_with_its_machine() -> None:
+    of = office(room=1)
+    effects = of.tell(SHARD, Refused(R1, "it answers, and nothing was asked"))
+    why = "replica-1.0 was refused: it answers, and nothing was asked"
+    assert only(effects, MachineDied) == MachineDied(1, (R1,), why)
+    assert start(AGAIN, 0) in effects
+    assert sent(of.tell(N1, Alive()), Replaced) == [(N1, Replaced(why))]
+    assert of.tell(SHARD, Refused(R1, "it is late")) == [], "another one is in its place"
+    assert only(of.tell(SHARD, Refused(R0, "it lies")), End) == End("failed", "replica-0.0 was refused: it lies")
+
+
+def test_of_whom_something_is_heard_the_machine_is_there() -> None:
+    of = office()
+    for now in range(1, 20):
+        of.now = float(now)
+        of.tell(SHARD, Heard((R1, N2)))
+        of.give(TimePassed())
+    assert not of.notes(MachineDied)
+    silent(of, N2)
+    assert of.now == 24.0
+
+
+def test_shards_know_where_a_process_starts_before_it_does() -> None:
+    of = office(room=1)
+    effects = of.give(MachineLost(1, "its node is gone"))
+    told = [Admit(AGAIN, 0), Send(SHARD, Placed(AGAIN, 0)), start(AGAIN, 0)]
+    assert [effect for effect in effects if effect in told] == told
 
 
 def test_a_coordinator_that_stood_still_takes_nobody_for_lost() -> None:

@@ -38,6 +38,8 @@ class Wire:
 class Machine:
     """Joins, and ends when it is told to stop or when its time has come."""
 
+    node = Node("replica")
+
     def __init__(self, wake_at: float | None = None) -> None:
         self.wake_at = wake_at
         self.seen: list[Event] = []
@@ -113,6 +115,9 @@ class Broken:
     def send(self, to: Node, frame: Frame, payload: Payload | None) -> None:
         self.sent.append(frame.number)
 
+    def admit(self, node: Node, machine: int) -> None:
+        raise AssertionError
+
     def forget(self, node: Node) -> None:
         raise AssertionError
 
@@ -123,7 +128,7 @@ class Broken:
 class Talker:
     """Answers everything that it hears."""
 
-    wake_at = None
+    node, wake_at = Node("replica"), None
 
     def on(self, event: Event, now: float) -> list[Effect]:
         return [Send(COORDINATOR, Join(1))]

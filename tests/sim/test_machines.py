@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import End, KillMembers, Payload, Transmit
 from squall.protocol.nodes import Node
 from squall.protocol.notes import MachineDied, MachineLeft
@@ -13,7 +14,7 @@ from squall.protocol.nursery_messages import Replaced
 from squall.protocol.policy import MachineRoom
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.chaotic_machines import PULSE
-from squall.sim.proof.faults import Fault, MachineComes, MachineGone, MachineLeaves, Partition
+from squall.sim.proof.faults import Fault, Jam, Lie, MachineComes, MachineGone, MachineLeaves, Partition, Role
 from squall.sim.proof.memory import Memory
 from squall.sim.proof.phantoms import Phantom
 from squall.sim.proof.trial import Seen, Trial
@@ -98,6 +99,20 @@ def test_a_short_cut_is_repaired_as_soon_as_it_is_over() -> None:
     trial, story = seen(Partition(60, 0.1, 1, None))
     assert not of(story, MachineDied)
     assert trial.world.now < 1.0
+
+
+def test_a_machine_with_a_process_that_lies_is_lost_and_the_run_goes_on() -> None:
+    trial, story = seen(Lie(60, Role("replica", 1)))
+    ((_, _, died),) = of(story, MachineDied)
+    assert died == MachineDied(1, (R1,), "replica-1.0 was refused: it lies")
+    assert trial.lives == 1
+
+
+def test_a_machine_whose_numbers_alone_come_through_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, slow = Jam(60, 2 * PULSE.lost_after_s, 1), (1.0, 1.0)
+    assert not of(seen(full, paces=slow)[1], MachineDied)
+    monkeypatch.setattr(Coordinator, "_on_heard", lambda *given: None)
+    assert of(seen(full, paces=slow)[1], MachineDied)
 
 
 def test_a_machine_leaves_in_order() -> None:

@@ -29,7 +29,7 @@ from squall.protocol.messages import Cover, Evaluated, Exchange, Exchanged, View
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import EvaluationAsked, LeaseEnded
 from squall.protocol.nursery import NurseryMachine
-from squall.protocol.nursery_messages import Replaced
+from squall.protocol.nursery_messages import Refused, Replaced
 from squall.protocol.placing import Placing
 from squall.protocol.pushed_work import PushedWork
 from squall.protocol.replacing import LOST_IN_A_ROW
@@ -465,6 +465,15 @@ def first_piece_is_all(original: Any, travelling: Travelling) -> Any:
     return original(travelling) if travelling._start == 0 else None
 
 
+def refused_in_secret(original: Any, link: Linked, message: Any, *given: Any) -> None:
+    if not isinstance(message, Refused):
+        original(link, message, *given)
+
+
+def heard_all_the_same(original: Any, link: Linked, node: Node, why: str, now: float, effects: list[Effect]) -> None:
+    pass
+
+
 # ---------------------------------------------------------------- Sandblaster
 
 
@@ -575,6 +584,12 @@ PLANTED: dict[str, Planted] = {
         wrapped(Heartbeats, "silent", own_sleep_counts), 300, "I5", machines=2),
     "a shard's file is taken for whole when its first piece is there": Planted(
         wrapped(Travelling, "next_piece", first_piece_is_all), 20, "I1", machines=2),
+    "nobody is told of a process that was refused": Planted(
+        wrapped(Linked, "_tell_coordinator", refused_in_secret), 300, "I5", machines=2),
+    "who was refused is heard all the same": Planted(
+        wrapped(Linked, "_refuse", heard_all_the_same), 100, "I12", of="downpour", machines=2),
+    "shards do not know where a process was started": Planted(
+        wrapped(Staffing, "_let_in", lambda *given: None), 100, "I12", machines=2),
     "a portion counts as often as it is computed": Planted(
         wrapped(Portions, "done", every_answer_counts), 30, "I2", of="sandblaster"),
     "a sum that a dead replica has spoilt is used": Planted(

@@ -40,6 +40,7 @@ class Script:
 
     effects: dict[type, list[Effect]] = field(default_factory=dict)
     wake_at: float | None = None
+    node: Node = field(default_factory=lambda: Node("replica"))
     seen: list[tuple[float, Event]] = field(default_factory=list)
 
     def on(self, event: Event, now: float) -> list[Effect]:

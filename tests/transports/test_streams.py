@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from squall.protocol.effects import Payload
-from squall.protocol.events import Event, FrameArrived, PeerReached
-from squall.protocol.frames import Frame
-from squall.protocol.messages import Exchange
+from squall.protocol.events import Event, FrameArrived, PeerReached, PeerRefused, PeersHeard
+from squall.protocol.frames import Frame, Message
+from squall.protocol.messages import Exchange, Stop
 from squall.protocol.nodes import Node
+from squall.protocol.nursery_messages import ProcessLost
 from squall.transports import stream
 from squall.transports.certificates import Identity
 from squall.transports.stream import Views
@@ -27,20 +28,16 @@ SIZE = 3_000_001  # bytes: more than a turn, and no multiple of a record
 SOON_S = 10.0
 
 
-def vouches(authority: str, node: Node) -> bool:
-    """Machine 0 has the shards, and replicas may be on any."""
-    return node.role == "replica" or authority == "machine-0"
-
-
 class End:
-    """One process, in this one: its streams, and the memory of its machine."""
+    """One process, in this one: its streams, the memory of its machine, and its part. Machine 0 has all processes."""
 
-    def __init__(
-        self, identity: Identity, peers: dict[Node, tuple[str, int]] | None = None, plaintext: bool = False
-    ) -> None:
+    every_s = math.inf
+    vouches: Callable[[str, Node], bool] = staticmethod(lambda authority, node: authority == "machine-0")
+
+    def __init__(self, identity: Identity, peers: dict[Node, tuple[str, int]] | None = None) -> None:
         self.memory = bytearray(SIZE)
         self.listener = socket.create_server(("127.0.0.1", 0)) if peers is None else None
-        self.streams = Streams(identity.contexts(), self.places, vouches, peers or {}, self.listener, plaintext)
+        self.streams = Streams(identity.contexts(), self, peers or {}, self.listener)
         self.events: list[Event] = []
 
     @property
@@ -53,6 +50,16 @@ class End:
         if payload.kind != "gradient":
             raise ValueError(payload.kind)
         return (memoryview(self.memory),)
+
+    def check(self, sender: Node, message: Message | None, payload: Payload | None) -> None:
+        if type(message) is Stop:
+            raise ValueError("nobody says that")
+
+    def admit(self, node: Node, machine: int) -> None:
+        raise AssertionError
+
+    def reports(self, node: Node) -> bool:
+        return node == REPLICA
 
     def send(self, to: Node, frame: Frame, payload: Payload | None = None) -> None:
         self.streams.send(to, frame, payload)
@@ -86,21 +93,16 @@ def machine() -> Identity:
     return Identity.new_root("a run").issue("machine-0", authority=True)
 
 
-@pytest.fixture(params=[False, True], ids=["TLS", "plaintext"])
-def plaintext(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.fixture
-def shard(machine: Identity, plaintext: bool) -> Iterator[End]:
-    end = End(machine.issue(str(SHARD)), plaintext=plaintext)
+def shard(machine: Identity) -> Iterator[End]:
+    end = End(machine.issue(str(SHARD)))
     yield end
     end.streams.close()
 
 
 @pytest.fixture
-def replica(machine: Identity, shard: End, plaintext: bool) -> Iterator[End]:
-    end = End(machine.issue(str(REPLICA)), {SHARD: shard.address}, plaintext)
+def replica(machine: Identity, shard: End) -> Iterator[End]:
+    end = End(machine.issue(str(REPLICA)), {SHARD: shard.address})
     yield end
     end.streams.close()
 
@@ -188,7 +190,7 @@ def test_numbers_wake_their_receiver_when_many_have_come(
     replica.memory[:] = b"1" * SIZE
     record, view = 1 << 14, memoryview(replica.memory)
     records = [view[at : at + record] for at in range(0, SIZE, record)]
-    monkeypatch.setattr(replica.streams, "_places", lambda payload, peer: records)
+    monkeypatch.setattr(replica, "places", lambda payload, peer: records)
     monkeypatch.setattr(stream, "PASS_BYTES", record)  # of a turn
     replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
     woken = 0
@@ -233,12 +235,37 @@ def test_who_leaves_hears_that_its_last_words_have_arrived(
     os.close(child)
 
 
+def test_what_a_peer_never_says_costs_its_connection_and_is_told(replica: End, shard: End) -> None:
+    connected(replica, shard)
+    replica.send(SHARD, Frame(1, 0, Exchange(1)))
+    replica.send(SHARD, Frame(2, 0, Stop()))
+    turns(replica, shard, until=lambda: REPLICA not in shard.streams._streams)
+    assert shard.events == [FrameArrived(REPLICA, Frame(1, 0, Exchange(1))), PeerRefused(REPLICA, "nobody says that")]
+
+
+def test_texts_of_others_do_nothing_to_a_terminal(replica: End, shard: End) -> None:
+    connected(replica, shard)
+    replica.send(SHARD, Frame(1, 0, ProcessLost(REPLICA, "it \x1b[2J\rwas killed")))
+    turns(replica, shard, until=lambda: bool(shard.frames))
+    assert shard.frames == [Frame(1, 0, ProcessLost(REPLICA, "it \ufffd[2J\ufffdwas killed"))]
+
+
+def test_a_part_of_a_message_tells_that_its_sender_is_there(replica: End, shard: End) -> None:
+    """On a slow link it is all that comes for long, and less than wakes whoever waits for numbers."""
+    connected(replica, shard)
+    shard.every_s = 0.01
+    shard.streams._report_at = 0.0
+    replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
+    stream = replica.streams._streams[SHARD]
+    stream.connection.send(b"".join(stream._outgoing)[:50_000])
+    turns(shard, until=lambda: PeersHeard((REPLICA,)) in shard.events)
+    assert not shard.frames
+
+
 @pytest.mark.parametrize("name", ["replica-2.0", "nobody", "replica-x.y"])
-def test_a_member_that_answers_under_another_name_is_not_listened_to(
-    name: str, machine: Identity, shard: End, plaintext: bool
-) -> None:
+def test_a_member_that_answers_under_another_name_is_not_listened_to(name: str, machine: Identity, shard: End) -> None:
     """Names are those of certificates."""
-    other = End(machine.issue(name), {SHARD: shard.address, Node("shard", 1): shard.address}, plaintext)
+    other = End(machine.issue(name), {SHARD: shard.address, Node("shard", 1): shard.address})
     turns(other, shard, until=lambda: not other.streams._opening)
     assert not other.events
     other.streams.close()
@@ -253,6 +280,7 @@ LIARS: list[Callable[[Identity], Identity]] = [
 
 @pytest.mark.parametrize("liar", LIARS)
 def test_a_machine_names_no_process_that_another_one_has(liar: Callable[[Identity], Identity]) -> None:
+    """Neither where it is called, nor where it calls: the connection of the true one stays."""
     root = Identity.new_root("a run")
     machine_0, machine_1 = (root.issue(f"machine-{number}", authority=True) for number in range(2))
     posing = End(liar(machine_1).issue(str(SHARD)))
@@ -260,63 +288,23 @@ def test_a_machine_names_no_process_that_another_one_has(liar: Callable[[Identit
     turns(caller, posing, until=lambda: bool(caller.streams._opening))
     turns(caller, posing, until=lambda: not caller.streams._opening)
     assert not caller.events
-    for end in (caller, posing):
+    shard = End(machine_0.issue(str(SHARD)))
+    true, false = (
+        End(identity.issue(str(REPLICA)), {SHARD: shard.address}) for identity in (machine_0, liar(machine_1))
+    )
+    connected(true, shard)
+    turns(false, true, shard, until=lambda: false.streams._redial.get(SHARD, (0.0, 0.0))[1] > 2 * REDIAL_S)
+    true.send(SHARD, Frame(1, 0, Exchange(1)))
+    turns(true, shard, until=lambda: bool(shard.events))
+    assert shard.events == [FrameArrived(REPLICA, Frame(1, 0, Exchange(1)))]
+    for end in (caller, posing, shard, true, false):
         end.streams.close()
 
 
-def test_a_stranger_is_refused(shard: End, plaintext: bool) -> None:
+def test_a_stranger_is_refused(shard: End) -> None:
     """It has a certificate, of another run."""
     other = Identity.new_root("another run").issue("machine-0", authority=True).issue(str(REPLICA))
-    stranger = End(other, {SHARD: shard.address}, plaintext)
+    stranger = End(other, {SHARD: shard.address})
     turns(stranger, shard, until=lambda: not stranger.streams._opening and not shard.streams._opening)
     assert not shard.events
     stranger.streams.close()
-
-
-def test_who_is_on_the_way_reads_plain_text_alone(machine: Identity, shard: End, plaintext: bool) -> None:
-    """That of an end that wants it: with one that wants none nothing is exchanged, in either direction."""
-    with Wire(shard.address) as wire:
-        replica = End(machine.issue(str(REPLICA)), {SHARD: wire.address}, plaintext)
-        connected(replica, shard)
-        replica.memory[:] = b"gradients" * (SIZE // 9) + bytes(SIZE % 9)
-        replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
-        turns(replica, shard, until=lambda: bool(shard.frames))
-        replica.streams.close()
-        assert shard.memory == replica.memory
-        assert (b"gradients" in wire.seen) == plaintext
-    other = End(machine.issue(str(REPLICA)), {SHARD: shard.address}, not plaintext)
-    shard.events.clear()
-    turns(other, shard, until=lambda: other.streams._redial.get(SHARD, (0, 0))[1] > 4 * REDIAL_S)
-    assert not other.frames
-    assert not shard.frames
-    other.streams.close()
-
-
-class Wire:
-    """Carries what is said between one who calls and an address, and keeps what the first one has said."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.seen = bytearray()
-        self._address = address
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address: tuple[str, int] = self._listener.getsockname()
-        self._thread = threading.Thread(target=self._carry)
-
-    def __enter__(self) -> Wire:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._listener.close()
-        self._thread.join(SOON_S)
-
-    def _carry(self) -> None:
-        with self._listener.accept()[0] as one, socket.create_connection(self._address) as other:
-            to = {one: other, other: one}
-            while True:
-                for end in select.select([one, other], [], [], SOON_S)[0]:
-                    data = end.recv(1 << 16)
-                    if not data:
-                        return
-                    self.seen += data if end is one else b""
-                    to[end].sendall(data)

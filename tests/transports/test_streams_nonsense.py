@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import msgspec
 import pytest
@@ -16,11 +18,11 @@ from squall.protocol.effects import Payload
 from squall.protocol.frames import MAX_FRAME_BYTES, Frame
 from squall.protocol.messages import Exchange
 from squall.transports.certificates import Identity
-from squall.transports.opening import Opening
+from squall.transports.opening import REST_S, Opening
 from squall.transports.stream import MAX_HEAD_BYTES, Broken, Head
 from squall.transports.streams import OPENING_AT_MOST
 from tests import deep
-from tests.transports.test_streams import GRADIENT, REPLICA, SHARD, SIZE, End, turns
+from tests.transports.test_streams import GRADIENT, REPLICA, SHARD, SIZE, End, readable, turns
 
 FRAME = Frame(1, 0, Exchange(1, gradient=0))
 
@@ -111,6 +113,40 @@ def test_strangers_who_say_nothing_keep_nobody_out_for_long(machine: Identity, s
     for stranger in strangers:
         stranger.close()
     replica.streams.close()
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """In here this process may open none."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1 + max(map(int, os.listdir("/proc/self/fd"))), before[1]))
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for file in taken:
+            os.close(file)
+
+
+def test_without_room_for_a_connection_it_rests_and_says_so_once(
+    shard: End, capfd: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    for _ in range(2):
+        caller = socket.create_connection(shard.address)
+        with no_more_files():
+            now = time.monotonic()
+            shard.streams.turn(now)
+            assert shard.streams.wake_at <= now + REST_S
+            assert not readable(shard), "it would spin"
+        shard.streams.turn(now + REST_S)
+        assert shard.streams._opening
+        caller.close()
+        turns(shard, until=lambda: not shard.streams._opening)
+    assert capfd.readouterr().err.count("who calls has to wait (Too many open files)") == 1
 
 
 def test_nonsense_of_strangers_costs_their_connections_and_no_more(shard: End) -> None:

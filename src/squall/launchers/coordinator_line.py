@@ -15,6 +15,8 @@ from squall.protocol.effects import Payload, Transmit
 from squall.protocol.events import Event, FrameArrived
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.speaking import COMMON
+from squall.runtime.part import Part
 from squall.runtime.site import Site
 from squall.transports.stream import Views
 from squall.transports.streams import Streams
@@ -87,8 +89,8 @@ class StreamLine:
     def __init__(self, site: Site) -> None:
         nursery = Node("nursery", site.machine)
         contexts = site.identity.issue(str(nursery)).contexts()
-        addresses = {COORDINATOR: site.addresses[COORDINATOR]}
-        self._streams = Streams(contexts, _no_numbers, site.vouches, addresses, plaintext=site.plaintext)
+        part = Part(nursery, site, COMMON, _no_numbers)
+        self._streams = Streams(contexts, part, {COORDINATOR: site.addresses[COORDINATOR]})
 
     @property
     def sources(self) -> list[Any]:
@@ -112,7 +114,7 @@ class StreamLine:
             yield event
 
     def leave(self) -> None:
-        self._streams.abandon()
+        """Forks have no part in streams."""
 
 
 def _no_numbers(payload: Payload, peer: Node) -> Views:

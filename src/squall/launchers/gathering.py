@@ -6,7 +6,8 @@ many have joined as it wants.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import mmap
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -17,7 +18,6 @@ import msgspec
 from squall.errors import SquallError, TaskError
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.inventory import in_words, inventory
-from squall.launchers.member_messages import understood
 from squall.launchers.orders import Facts
 from squall.protocol.nodes import Node
 from squall.record.inventory import Inventory
@@ -86,7 +86,6 @@ class Wanted(NamedTuple):
     least_replicas: int | None = None  # that there are cores for; None: all are placed, whatever cores there are
     threads: int = 1  # of a replica
     device: str = "cpu"  # of the replicas
-    plaintext: bool = False  # between machines
 
 
 class Gathering:
@@ -166,9 +165,6 @@ class Gathering:
         least = self._wanted.least_replicas
         return f"there is room for {self._room} replicas, and training begins with {least}: more have to join"
 
-    def understands(self, said: dict[str, Any]) -> bool:
-        return understood(said)
-
     def hear(self, number: int, said: dict[str, Any]) -> bool:
         """Take what a nursery has said; False if it is not for this. Raises `SquallError` for one that differs."""
         machine = self.machines[number]
@@ -235,8 +231,7 @@ class Gathering:
         )
         self.seats = {process: machines[at].number for process, at in found.items()}
         self._first = set(self.machines)
-        told = [(m.number, m.name, m.room) for m in machines]
-        self._inventory = inventory(told, self.seats, self._wanted.plaintext)
+        self._inventory = inventory([(m.number, m.name, m.room) for m in machines], self.seats)
         self._tell(in_words(self._inventory))
         return True
 
@@ -274,9 +269,8 @@ class Gathering:
         snapshot = launched.snapshot if files else None
         machine.pipe.say(name=launched.directory.name, files=paths, **{**told, "snapshot": snapshot})
         for file in files:
-            with open(file, "rb") as opened:
-                while piece := opened.read(FILE_PIECE_BYTES):
-                    machine.pipe.send(piece)
+            for piece in pieces(file):
+                machine.pipe.send(piece)
             machine.pipe.send(b"")
 
     def _has_shards(self, number: int) -> bool:
@@ -287,3 +281,11 @@ def snapshot_files(launched: Launched) -> Iterable[Path]:
     """The files that a shard elsewhere needs to go on."""
     if launched.snapshot is not None:
         yield from sorted((launched.directory / "snapshots" / f"{launched.snapshot:06d}").iterdir())
+
+
+def pieces(file: Path) -> Iterator[memoryview]:
+    """Of a file that is not empty. What waits to be sent of it takes no memory."""
+    with open(file, "rb") as opened:
+        whole = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    for start in range(0, len(whole), FILE_PIECE_BYTES):
+        yield whole[start : start + FILE_PIECE_BYTES]

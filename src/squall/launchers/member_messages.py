@@ -34,7 +34,7 @@ class Scheduled(Message, frozen=True):
     """The next bytes of a process's schedule."""
 
     file: Annotated[str, msgspec.Meta(pattern=r"^(packed-)?(replica|shard)-[0-9]{1,9}\.[0-9]{1,9}\Z")]
-    data: Annotated[bytes, msgspec.Meta(max_length=PIECE_BYTES)]
+    data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=PIECE_BYTES)]
 
 
 class Failed(Message, frozen=True):
@@ -43,7 +43,7 @@ class Failed(Message, frozen=True):
 
 
 class Exited(Message, frozen=True):
-    node: NodeName
+    node: Annotated[str, msgspec.Meta(pattern=r"^(replica|shard|evaluator)-[0-9]{1,9}\.[0-9]{1,9}\Z")]
     pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
     why: str
     traceback: str

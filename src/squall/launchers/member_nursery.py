@@ -106,6 +106,6 @@ class MemberNursery(Nursery):
         self._deadline = None
         self._kill_all()
 
-    def _detach(self) -> None:
-        super()._detach()
+    def _detach(self, node: Node) -> None:
+        super()._detach(node)
         self._attendant.connection.close()

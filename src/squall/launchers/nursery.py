@@ -92,6 +92,11 @@ class Nursery:
     def _begin(self) -> None:
         for node in nodes(self._job):
             self._fork(node)
+        self._close_listeners()
+
+    def _close_listeners(self, keep: Node | None = None) -> None:
+        if self._job.site is not None:
+            self._job.site.close_listeners(keep)
 
     def watch(self) -> None:
         """Until all children are gone."""
@@ -102,11 +107,11 @@ class Nursery:
             now = time.monotonic()
             if self._linked.wake_at is not None and now >= self._linked.wake_at:
                 self._tell(TimePassed())
-            if not ready and self._deadline is not None and now >= self._deadline:
-                self._late()
             for source in ready:
                 self._attend(source)
             self._hear()
+            if self._deadline is not None and now >= self._deadline:
+                self._late()
         self._hand_over()
         self._launcher.say(kind="ended", **self._verdict())
 
@@ -248,7 +253,7 @@ class Nursery:
             return
         status = RAISED
         try:
-            self._detach()
+            self._detach(node)
             pipe = self._line.give() if node == COORDINATOR and isinstance(self._line, PipeLine) else None
             run_role(replace(self._job, turn=self._turn(node)), node, self._sockets, pipe)
             status = DONE
@@ -267,8 +272,9 @@ class Nursery:
             raise
         self._children[handle] = Child(node, pid, handle, self._turn(node))
 
-    def _detach(self) -> None:
-        """In a child: close what belongs to the nursery."""
+    def _detach(self, node: Node) -> None:
+        """In a child, which is that node: close what belongs to the nursery and to others."""
+        self._close_listeners(keep=node)
         self._launcher.connection.close()
         self._line.leave()
         for handle in self._children:

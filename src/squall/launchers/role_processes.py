@@ -23,7 +23,8 @@ from squall.record.writer import COMMIT_EVERY_S
 from squall.runtime.driver import Driver, Host
 from squall.runtime.hosts import SlowedHost
 from squall.runtime.job import Job
-from squall.runtime.kinds import host, machine
+from squall.runtime.kinds import host, kind_of, machine
+from squall.runtime.part import Part
 from squall.runtime.pieces import PiecesHost
 from squall.runtime.places import Places
 from squall.runtime.processes import keep_freed_memory, never_interrupt
@@ -48,6 +49,9 @@ class NurseryChannel:
 
     def send(self, to: Node, frame: Frame, payload: Payload | None) -> None:
         self._pipe.say(kind="frame", frame=frame)
+
+    def admit(self, node: Node, machine: int) -> None:
+        """Nobody calls over this."""
 
     def forget(self, node: Node) -> None:
         """Nobody forgets the nursery."""
@@ -131,7 +135,8 @@ def _carrier(job: Job, site: Site, node: Node) -> Carrier:
     places = Places(node, job.recipe.shards, job.layout, job.arena.shape, memoryview(job.arena.memory), site.pieces)
     addresses = {server: site.addresses[server] for server in _servers(job, node, here=False)}
     contexts = site.identity.issue(str(node)).contexts()
-    return Carrier(Streams(contexts, places, site.vouches, addresses, site.listeners.get(node), site.plaintext))
+    part = Part(node, site, kind_of(job).says, places)
+    return Carrier(Streams(contexts, part, addresses, site.listeners.get(node)))
 
 
 def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:

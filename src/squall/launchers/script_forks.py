@@ -66,6 +66,7 @@ class ScriptForks(Nursery):
         for node in nodes(self._job):
             if node.role != "replica":
                 self._fork(node)
+        self._close_listeners()
 
     def _sources(self) -> list[Any]:
         return [*super()._sources(), *self._scripts]
@@ -116,7 +117,7 @@ class ScriptForks(Nursery):
             self._scripts[mine] = Script(node.index, ControlPipe(mine))
             return
         job = dataclasses.replace(self._job, turn=self._turn(node))
-        self._detach()
+        self._detach(node)
         mine.close()
         for other in self._scripts:
             other.close()

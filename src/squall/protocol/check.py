@@ -23,7 +23,7 @@ from squall.protocol.shard import Shard
 Claim = tuple[bool, str]  # holds, what was to hold
 
 
-def check(machine: Machine | Leases) -> None:
+def check(machine: Linked | Machine | Leases) -> None:
     """Raise `AssertionError` with what is broken and the machine's whole state."""
     if isinstance(machine, Linked):
         _raise_for(machine, _link(machine))

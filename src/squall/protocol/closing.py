@@ -19,7 +19,7 @@ from squall.protocol.evaluations import Evaluations
 from squall.protocol.heartbeats import Heartbeats
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Evaluated, SnapshotTaken, Stop
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.placing import Placing
 from squall.protocol.policy import Policy
 from squall.protocol.replacing import Replacing
@@ -38,6 +38,8 @@ class Phase(StrEnum):
 
 class Closing(ABC):
     """What a coordinator knows of its run's end. `snapshots` is the number of the newest one there is."""
+
+    node = COORDINATOR
 
     def __init__(self, policy: Policy, snapshots: int = 0) -> None:
         self.policy = policy
@@ -176,6 +178,8 @@ class Closing(ABC):
         self._end(effects, f"; {silent} did not answer in time, so that nothing was saved")
 
     def _fail(self, error: str, effects: list[Effect]) -> None:
+        if self.phase is Phase.ENDED:
+            return
         self.error = self.reason = error
         self._end(effects)
 

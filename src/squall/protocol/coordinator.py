@@ -24,6 +24,7 @@ from squall.protocol.events import (
     TimePassed,
 )
 from squall.protocol.frames import Message
+from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
 from squall.protocol.messages import (
     Evaluated,
@@ -40,7 +41,7 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.nodes import Node
-from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, StopAsked
+from squall.protocol.nursery_messages import Alive, Heard, Leaving, ProcessLost, Refused, StopAsked
 from squall.protocol.staffing import Staffing
 
 
@@ -110,7 +111,9 @@ class Coordinator(Staffing):
         match message:
             case Join(pid):
                 self._on_join(sender, pid, now, effects)
-            case ViewSeen():
+            case ViewSeen(number):
+                if number > self.members.number:
+                    raise Refusal(f"it has seen view {number}, and {self.members.number} is the newest")
                 self.members.seen(sender.index, message)
                 self._on_view_seen(now, effects)
             case Left():
@@ -118,6 +121,10 @@ class Coordinator(Staffing):
                 effects.append(notes.MemberLeft(sender))
                 self._depart(sender, effects)
                 self._on_left(sender, now, effects)
+            case Heard(nodes):
+                self._on_heard(nodes, now)
+            case Refused(node, why):
+                self._on_refused(node, why, now, effects)
             case ProcessLost() | StopAsked() | Leaving() | Alive():
                 self._on_nursery(sender, message, now, effects)
             case Logged():
@@ -127,6 +134,7 @@ class Coordinator(Staffing):
             case Evaluated():
                 self._on_evaluated(message, now, effects)
             case SnapshotPiece():
+                self._snapshots.check(sender, message)
                 effects.append(WritePiece(sender.index, message))
             case SnapshotTaken():
                 self._on_snapshot_taken(sender, message, now, effects)

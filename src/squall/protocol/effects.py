@@ -60,6 +60,13 @@ class Transmit(Effect, frozen=True, gc=False):
     again: bool = False
 
 
+class Admit(Effect, frozen=True, gc=False):
+    """The process is on that machine, and may connect from there."""
+
+    node: Node
+    machine: int
+
+
 class Forget(Effect, frozen=True, gc=False):
     """Drop the link to a node that is gone: nothing is resent to it any more."""
 

@@ -8,6 +8,7 @@ import sys
 from squall.protocol.best import better
 from squall.protocol.effects import Effect, End, EvaluateModel, KeepWeights, Send
 from squall.protocol.events import Event, MessageArrived, ModelEvaluated, Started, TimePassed, WeightsKept
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Evaluate, Evaluated, Exchange, Exchanged, Join, Stop, Weights
 from squall.protocol.nodes import COORDINATOR, Node
 
@@ -41,10 +42,12 @@ class Evaluator:
                 self._updates = self._examples = sys.maxsize
                 return [Send(shard, Exchange(0, weights=BUFFER)) for shard in self._shards]
             case MessageArrived(sender, Exchanged() as answer):
+                if sender not in self._awaited:
+                    raise Refusal("it answers, and nothing was asked")
                 self._updates = min(self._updates, answer.version)
                 self._examples = min(self._examples, answer.examples)
                 self._fetched_at = now
-                self._awaited.pop(sender, None)
+                del self._awaited[sender]
                 return [] if self._awaited else [EvaluateModel(BUFFER)]
             case ModelEvaluated(values):
                 self._values = values

@@ -34,6 +34,19 @@ class PeerReached(Event, frozen=True, gc=False):
     node: Node
 
 
+class PeerRefused(Event, frozen=True, gc=False):
+    """A peer has sent what no process sends. Only `link.Linked` sees it."""
+
+    node: Node
+    why: str
+
+
+class PeersHeard(Event, frozen=True, gc=False):
+    """Something has come from these, on other machines, though perhaps no whole message. Only `link.Linked` sees it."""
+
+    nodes: tuple[Node, ...]
+
+
 class MessageArrived(Event, frozen=True, gc=False):
     """A message, in order and once."""
 

@@ -80,5 +80,5 @@ def mean_factors(pushes: Sequence[Exchange]) -> Factors:
         return first
     examples = sum(push.examples for push in pushes)
     groups = max(len(push.factors) for push in pushes)
-    wanted = [(push.factors or (1.0,) * groups, push.examples / examples) for push in pushes]
+    wanted = [(push.factors + (1.0,) * (groups - len(push.factors)), push.examples / examples) for push in pushes]
     return tuple(sum((factors[group] or 0.0) * share for factors, share in wanted) for group in range(groups))

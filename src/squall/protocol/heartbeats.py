@@ -35,6 +35,11 @@ class Heartbeats:
         if self.wake_at is None:
             self.wake_at = now + self._every_s
 
+    def signed(self, node: Node, now: float) -> None:
+        """Of somebody who is listened for already, if so."""
+        if node in self._heard:
+            self._heard[node] = max(self._heard[node], now)
+
     def forget(self, node: Node) -> None:
         self._heard.pop(node, None)
         if not self._heard:

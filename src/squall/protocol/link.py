@@ -8,6 +8,8 @@ is sent again, at doubling intervals, and at once when a broken connection is th
 
 A replacement process is a new node, hence a new link: numbers never restart within a link. A machine that has ended
 is not bothered any more, but its links are served until its peers know all that it had to say.
+
+A peer that says what none would say is heard no more, and the coordinator is told: its machine is lost to the run.
 """
 
 from __future__ import annotations
@@ -15,10 +17,19 @@ from __future__ import annotations
 from collections import deque
 
 from squall.protocol.effects import Effect, End, Forget, Send, Transmit
-from squall.protocol.events import Event, FrameArrived, MessageArrived, PeerReached, TimePassed
-from squall.protocol.frames import Frame
-from squall.protocol.machine import Machine
-from squall.protocol.nodes import Node
+from squall.protocol.events import (
+    Event,
+    FrameArrived,
+    MessageArrived,
+    PeerReached,
+    PeerRefused,
+    PeersHeard,
+    TimePassed,
+)
+from squall.protocol.frames import Frame, Message
+from squall.protocol.machine import Machine, Refusal
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery_messages import Heard, Refused
 
 ACK_AFTER_S = 0.1  # a reply usually comes sooner and carries the acknowledgement
 RESEND_AFTER_S = 1.0
@@ -81,6 +92,10 @@ class Linked:
             if link is not None and link.unacked:
                 link.resend_due, link.pause = now, RESEND_AFTER_S
                 self._check(now, effects)
+        elif type(event) is PeerRefused:
+            self._refuse(event.node, event.why, now, effects)
+        elif type(event) is PeersHeard:
+            self._tell_coordinator(Heard(event.nodes), now, effects)
         else:
             self._hand_over(event, now, effects)
         return effects
@@ -110,7 +125,11 @@ class Linked:
         while current is not None:
             link.seen += 1
             assert current.message is not None
-            self._hand_over(MessageArrived(sender, current.message), now, effects)
+            try:
+                self._hand_over(MessageArrived(sender, current.message), now, effects)
+            except Refusal as refusal:
+                self._refuse(sender, str(refusal), now, effects)
+                return
             current = link.early.pop(link.seen + 1, None)
 
     def _hand_over(self, event: Event, now: float, effects: list[Effect]) -> None:
@@ -134,6 +153,20 @@ class Linked:
         if link is not None:  # who left in good order waits to hear that its last words have arrived
             _acknowledge(node, link, effects)
         self._forgotten[node] = None
+
+    def _refuse(self, node: Node, why: str, now: float, effects: list[Effect]) -> None:
+        if node == COORDINATOR:  # without it there is no run
+            raise Refusal(f"{self.machine.node} refuses the coordinator: {why}")
+        if node not in self._forgotten:
+            self._forget(node, effects)
+            effects.append(Forget(node))
+            self._tell_coordinator(Refused(node, why), now, effects)
+
+    def _tell_coordinator(self, message: Message, now: float, effects: list[Effect]) -> None:
+        if self.machine.node == COORDINATOR:
+            self._hand_over(MessageArrived(COORDINATOR, message), now, effects)
+        elif not self._ended:
+            effects.append(self._send(Send(COORDINATOR, message), now))
 
     def _send(self, send: Send, now: float) -> Transmit:
         link = self._link(send.to)

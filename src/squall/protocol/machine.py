@@ -12,14 +12,26 @@ from typing import Protocol
 
 from squall.protocol.effects import Effect
 from squall.protocol.events import Event
+from squall.protocol.nodes import Node
+
+
+class Refusal(Exception):
+    """A machine is given a message that its sender never says then; nothing has changed by it.
+
+    It is the sender that the run goes on without (`protocol.link`). What a machine does wrong itself is an
+    `AssertionError`.
+    """
 
 
 class Machine(Protocol):
     """A protocol state machine."""
 
     @property
+    def node(self) -> Node: ...
+
+    @property
     def wake_at(self) -> float | None:
         """When `TimePassed` is wanted, on the shell's clock in seconds; None when nothing is waited for."""
 
     def on(self, event: Event, now: float) -> list[Effect]:
-        """Take an event, change state, and say what must be done, in order."""
+        """Take an event, change state, and say what must be done, in order. Raises `Refusal`."""

@@ -10,7 +10,11 @@ from typing import Annotated
 
 import msgspec
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+# Bounded, so that sums and products of what is told can be recorded, whoever tells it.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+OrNone = Annotated[int, msgspec.Meta(ge=-1, le=1 << 31)]  # -1: none
+Few = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]  # in a push, or a report
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Struct(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -23,7 +27,7 @@ Factors = tuple[float | None, ...]  # of each param group's learning rate; None:
 class Cover(Struct, frozen=True, array_like=True, gc=False):
     """Examples up to `upto` of this lease are in what is pushed or reported."""
 
-    lease: int
+    lease: Count
     upto: Count
 
 
@@ -43,21 +47,22 @@ class Lease(Struct, frozen=True, array_like=True, gc=False):
     stop: Count
 
 
-Extras = dict[str, tuple[float, int]]  # beside the loss: name -> sum over batches of value x examples, and examples
+# Beside the loss: name -> sum over batches of value x examples, and examples.
+Extras = dict[str, tuple[float, Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]]]
 
 
 class Stats(Struct, frozen=True, array_like=True, gc=False):
     """What a replica did since its last report."""
 
     examples: Count = 0
-    batches: Count = 0
+    batches: Few = 0
     loss_sum: float = 0.0  # sum over batches of mean loss x examples
-    compute_s: float = 0.0
-    wait_s: float = 0.0
-    exchanges: Count = 0
-    pushes: Count = 0
-    fetches: Count = 0
-    staleness: dict[int, int] = {}  # staleness -> pushes applied with it, over all shards
+    compute_s: Seconds = 0.0
+    wait_s: Seconds = 0.0
+    exchanges: Few = 0
+    pushes: Few = 0
+    fetches: Few = 0
+    staleness: dict[Count, Few] = {}  # staleness -> pushes applied with it, over all shards
     extras: Extras = {}
 
 
@@ -67,7 +72,7 @@ class Stats(Struct, frozen=True, array_like=True, gc=False):
 class Join(Struct, frozen=True, tag="join", array_like=True, gc=False):
     """A replica or the evaluator is ready. `pid` is for people who read the record."""
 
-    pid: int
+    pid: OrNone
 
 
 class Welcome(Struct, frozen=True, tag="welcome", array_like=True, gc=False):
@@ -80,7 +85,7 @@ class LeaseRequest(Struct, frozen=True, tag="lease?", array_like=True, gc=False)
     """Ask for work. `clock` is the exchange that the work is for."""
 
     clock: Count
-    step_s: float = 0.0  # mean duration of a batch since the last request; 0: there was none
+    step_s: Seconds = 0.0  # mean duration of a batch since the last request; 0: there was none
 
 
 class Grant(Struct, frozen=True, tag="lease", array_like=True, gc=False):
@@ -92,7 +97,7 @@ class Grant(Struct, frozen=True, tag="lease", array_like=True, gc=False):
 
     clock: Count
     lease: Lease | None
-    steps: Count = 0  # batches of a push from now on, where that depends on the replica's speed; 0: no change
+    steps: Few = 0  # batches of a push from now on, where that depends on the replica's speed; 0: no change
 
 
 class Progress(Struct, frozen=True, tag="progress", array_like=True, gc=False):
@@ -113,7 +118,7 @@ class Weights(Struct, frozen=True, array_like=True, gc=False):
 
     updates: Count
     examples: Count
-    age_s: float  # since they were fetched, or moved by the replica itself
+    age_s: Seconds  # since they were fetched, or moved by the replica itself
 
 
 class Logged(Struct, frozen=True, tag="logged", array_like=True, gc=False):
@@ -167,12 +172,12 @@ class Exchange(Struct, frozen=True, tag="exchange", array_like=True, gc=False):
     """A push and/or a fetch. `gradient` and `weights` are buffer numbers in the sender's slot, -1 for none."""
 
     clock: Count
-    gradient: int = -1
-    weights: int = -1
+    gradient: OrNone = -1
+    weights: OrNone = -1
     basis: Count = 0  # version that the pushed gradient was computed on
-    examples: Count = 0  # behind the pushed gradient
+    examples: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0  # behind the pushed gradient
     covers: tuple[Cover, ...] = ()
-    batches: Count = 0  # behind the pushed gradient
+    batches: Few = 0  # behind the pushed gradient
     factors: Factors = ()  # that the script's loop wants
 
 
@@ -181,7 +186,7 @@ class Exchanged(Struct, frozen=True, tag="exchanged", array_like=True, gc=False)
 
     clock: Count
     version: Count
-    staleness: int = -1  # of the push; -1 where there was none
+    staleness: Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)] = -1  # of the push; -1 where there was none
     dropped: bool = False  # the push came too late for its round, and was not applied
     examples: Count = 0  # behind that version
 
@@ -209,7 +214,7 @@ class Departed(Struct, frozen=True, array_like=True, gc=False):
 
     slot: Count
     incarnation: Count
-    applied: dict[int, int]  # lease -> upto; for Sandblaster portion -> evaluation
+    applied: dict[Count, Count]  # lease -> upto; for Sandblaster portion -> evaluation
 
 
 class ViewSeen(Struct, frozen=True, tag="view!", array_like=True, gc=False):

@@ -33,7 +33,7 @@ class NurseryMachine:
         self._pulse = pulse
         limits = (pulse.every_s, PATIENCE * pulse.lost_after_s) if pulse is not None else (0.0, 0.0)
         self._heartbeats = Heartbeats(*limits)  # of the coordinator
-        self._tell_at: float | None = None  # that this machine is alive; once it was answered
+        self._tell_at: float | None = None  # that this machine is alive
         self._leaving = False
         self._leave_by: float | None = None
 
@@ -55,6 +55,7 @@ class NurseryMachine:
                 return [Send(COORDINATOR, Leaving(why))]
             case Started() if self._pulse is not None:
                 self._heartbeats.heard(COORDINATOR, now)
+                self._tell_at = now + self._pulse.every_s
                 return [Send(COORDINATOR, Alive())]
             case TimePassed():
                 return self._on_time(now)
@@ -67,9 +68,7 @@ class NurseryMachine:
             case StartProcess(node):  # a machine that leaves is asked for nothing that is awaited
                 return [] if self._leaving else [StartMember(node)]
             case Alive():
-                assert self._pulse is not None
                 self._heartbeats.heard(COORDINATOR, now)
-                self._tell_at = now + self._pulse.every_s
                 return []
             case Leaving():
                 self._leave_by = now + LEAVE_WITHIN_S
@@ -87,7 +86,8 @@ class NurseryMachine:
             why = f"nothing was heard of the coordinator for {PATIENCE * self._pulse.lost_after_s:g} s"
             return [KillMembers(why), End("failed", why)]
         if self._tell_at is not None and now >= self._tell_at:
-            self._tell_at = None
+            assert self._pulse is not None
+            self._tell_at = now + self._pulse.every_s  # whether it is answered or not: the answer may wait for long
             effects.append(Send(COORDINATOR, Alive()))
         if self._leave_by is not None and now >= self._leave_by:
             self._leave_by = None

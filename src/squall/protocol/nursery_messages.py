@@ -1,8 +1,8 @@
-"""The messages between the coordinator and the nurseries, one on each machine of a run."""
+"""The messages about machines: those of their nurseries, one on each machine of a run, and of others about them."""
 
 from __future__ import annotations
 
-from squall.protocol.messages import Struct
+from squall.protocol.messages import Count, Struct
 from squall.protocol.nodes import Node
 
 
@@ -46,4 +46,27 @@ class Replaced(Struct, frozen=True, tag="replaced", array_like=True, gc=False):
     why: str
 
 
-Message = StartProcess | ProcessLost | StopAsked | Leaving | Alive | Replaced
+class Placed(Struct, frozen=True, tag="placed", array_like=True, gc=False):
+    """To a shard: this process starts on that machine. Whoever has its name elsewhere is another one."""
+
+    node: Node
+    machine: Count
+
+
+class Heard(Struct, frozen=True, tag="heard", array_like=True, gc=False):
+    """To the coordinator: something has come from these, though perhaps no whole message, so their machines are there.
+
+    On a slow link what a nursery says waits behind numbers.
+    """
+
+    nodes: tuple[Node, ...]
+
+
+class Refused(Struct, frozen=True, tag="refused", array_like=True, gc=False):
+    """To the coordinator: this process has said what none would say. Nothing of it is heard here any more."""
+
+    node: Node
+    why: str
+
+
+Message = StartProcess | ProcessLost | StopAsked | Leaving | Alive | Replaced | Placed | Heard | Refused

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from squall.protocol.effects import Compute, Effect, Payload, PreparePush, Send, UseWeights
 from squall.protocol.exchanges import Cadence
 from squall.protocol.held_work import Batch
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Exchange, Exchanged, Weights
 from squall.protocol.nodes import Node, shard_nodes
 from squall.protocol.pushed_work import NO_WORK, PushedWork
@@ -129,8 +130,8 @@ class ReplicaExchanges:
 
     def answered(self, shard: int, message: Exchanged) -> bool:
         """True when all have answered: answers are looked at together, as thousands of replicas are simulated."""
-        assert self.missing, f"shard {shard} was not asked"
-        assert self._answers[shard] is None, f"shard {shard} answered twice"
+        if not self.missing or self._answers[shard] is not None:
+            raise Refusal("it answers, and nothing was asked")
         self._answers[shard] = message
         self.missing -= 1
         return not self.missing

@@ -19,6 +19,7 @@ from squall.protocol.clocks import Clocks
 from squall.protocol.effects import Apply, Effect, Forget, Payload, Send, Term
 from squall.protocol.events import Event, MessageArrived, TimePassed
 from squall.protocol.exchanges import Rules, mean_factors
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Cover, Departed, Exchange, Exchanged, Member, View, ViewSeen, covered
 from squall.protocol.nodes import COORDINATOR, Node, replica_node
 from squall.protocol.shard_duties import ShardDuties
@@ -79,7 +80,9 @@ class Shard(ShardDuties):
         if exchange.gradient < 0:
             self._fetch(replica, exchange, now, effects)
             return
-        assert exchange.clock > replica.clock, f"{sender} pushed clock {exchange.clock} after {replica.clock}"
+        if exchange.clock <= replica.clock or exchange.basis > self.version:
+            at = f"at clock {replica.clock} and version {self.version}"
+            raise Refusal(f"it pushes for clock {exchange.clock} on version {exchange.basis}, {at}")
         if self.rules.gather == "mean":
             self._gather(replica, exchange, now, effects)
         else:

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from squall.protocol.effects import Effect, End, Forget, Payload, PayloadKind, Send, WriteSnapshot
+from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PayloadKind, Send, WriteSnapshot
 from squall.protocol.events import Event, MessageArrived, SnapshotWritten, Started, TimePassed
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import (
     PIECE_BYTES,
     Cover,
@@ -21,6 +22,7 @@ from squall.protocol.messages import (
     View,
 )
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery_messages import Placed
 
 
 class Travelling:
@@ -81,6 +83,8 @@ class ShardDuties(ABC):
                 if self._travelling is not None and number == self._travelling.taken.number:
                     self._travelling.kept(error)
                     self._send_piece(effects)
+            case MessageArrived(_, Placed(node, machine)):
+                effects.append(Admit(node, machine))
             case MessageArrived(_, Stop()):
                 effects.append(End("finished"))
             case Started() | TimePassed():
@@ -111,5 +115,7 @@ class ShardDuties(ABC):
         self._send_weights("weights", evaluator, asked, effects)
 
     def _send_weights(self, kind: PayloadKind, to: Node, asked: Exchange, effects: list[Effect]) -> None:
+        if asked.weights < 0:
+            raise Refusal("it fetches weights, and names no buffer for them")
         payload = Payload(kind, to, asked.weights, asked.clock, self.node.index, self.version)
         effects.append(Send(to, Exchanged(asked.clock, self.version, examples=self.examples), payload))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from squall.protocol.effects import Effect, PublishSnapshot, Send
+from squall.protocol.machine import Refusal
 from squall.protocol.membership import common
-from squall.protocol.messages import SnapshotTaken, TakeSnapshot
+from squall.protocol.messages import SnapshotPiece, SnapshotTaken, TakeSnapshot
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Remark, SnapshotAsked
 
@@ -27,6 +28,7 @@ class SnapshotRounds:
         self._shards = shards
         self._answers: dict[Node, SnapshotTaken] | None = None
         self._ledger: dict[str, object] = {}
+        self._received: dict[Node, tuple[int, int]] = {}  # bytes of a file that have come in pieces, and all of them
 
     @property
     def under_way(self) -> bool:
@@ -41,9 +43,18 @@ class SnapshotRounds:
         assert not self.under_way
         self.newest += 1
         effects.append(SnapshotAsked(self.newest))
-        self._answers = {}
+        self._answers, self._received = {}, {}
         self._ledger = ledger
         effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in self._shards)
+
+    def check(self, shard: Node, piece: SnapshotPiece) -> None:
+        """Raises `Refusal` for a piece that is not the next of the shard's file."""
+        if not self.under_way or piece.number != self.newest or shard not in self.awaited:
+            raise Refusal(f"nobody waits for its piece of snapshot {piece.number}")
+        start, total = self._received.get(shard, (0, piece.total))
+        if (piece.start, piece.total) != (start, total) or start + piece.size > total:
+            raise Refusal(f"of its file of {total} bytes {start} are here, and {piece!r} comes")
+        self._received[shard] = start + piece.size, total
 
     def answered(
         self, shard: Node, message: SnapshotTaken, final: bool, extended: Extend, effects: list[Effect]

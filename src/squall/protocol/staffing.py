@@ -11,12 +11,21 @@ from abc import abstractmethod
 
 from squall.protocol import notes
 from squall.protocol.closing import Closing, Phase
-from squall.protocol.effects import Effect, Forget, Send
+from squall.protocol.effects import Admit, Effect, Forget, Send
 from squall.protocol.events import StopRequested
 from squall.protocol.heartbeats import BEGIN_WITHIN_S
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import NURSERY, Node
-from squall.protocol.nursery_messages import Alive, Leaving, Message, ProcessLost, Replaced, StartProcess, StopAsked
+from squall.protocol.nursery_messages import (
+    Alive,
+    Leaving,
+    Message,
+    Placed,
+    ProcessLost,
+    Replaced,
+    StartProcess,
+    StopAsked,
+)
 from squall.protocol.policy import Policy
 from squall.protocol.replacing import LOST_IN_A_ROW
 
@@ -98,10 +107,17 @@ class Staffing(Closing):
             waited = node in self._placing.waiting
             machine, why = self._placing.place(node)
             if machine is not None:
+                self._let_in(node, machine, effects)
                 effects += [Send(Node("nursery", machine), StartProcess(node)), notes.MemberReplaced(node, why)]
             elif not waited:
                 effects.append(notes.Remark("warning", f"{node.role} {node.index} waits: {why}"))
                 self._proceed(now, effects)  # who waits for it need not
+
+    def _let_in(self, node: Node, machine: int, effects: list[Effect]) -> None:
+        """Whom it will call must know where it is: else it could be any machine's."""
+        if self.policy.rooms:
+            effects.append(Admit(node, machine))
+            effects.extend(Send(shard, Placed(node, machine)) for shard in self._shards)
 
     # ------------------------------------------------------------ machines
 
@@ -114,6 +130,22 @@ class Staffing(Closing):
     def _hear(self, machine: int, now: float, grace_s: float = 0.0) -> None:
         if machine != NURSERY.index and machine in self._placing.rooms:
             self._heartbeats.heard(Node("nursery", machine), now, grace_s)
+
+    def _on_heard(self, nodes: tuple[Node, ...], now: float) -> None:
+        for node in nodes:
+            self._heartbeats.signed(Node("nursery", self._machine_of(node) or 0), now)
+
+    def _on_refused(self, node: Node, why: str, now: float, effects: list[Effect]) -> None:
+        """Nobody would say that: what runs on its machine is not what should run there."""
+        machine, text = self._machine_of(node), f"{node} was refused: {why}"
+        if machine == NURSERY.index:
+            self._fail(text, effects)
+        elif machine is not None:
+            self._on_machine_lost(machine, text, now, effects)
+
+    def _machine_of(self, node: Node) -> int | None:
+        """None: the process has left, or another one is in its place."""
+        return node.index if node.role == "nursery" else self._placing.on.get(node)
 
     def _on_nursery(self, nursery: Node, message: Message, now: float, effects: list[Effect]) -> None:
         machine = nursery.index

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from squall.errors import PeerFault
-from squall.protocol.effects import Effect, End, Forget, Payload, Transmit
+from squall.protocol.effects import Admit, Effect, End, Forget, Payload, Transmit
 from squall.protocol.events import Event, FrameArrived, PeerReached, Started, TimePassed
 from squall.protocol.frames import Frame, decode, encode
 from squall.protocol.link import Linked
@@ -36,6 +36,8 @@ class Carrier(Protocol):
     def knows(self, node: Node) -> bool: ...
 
     def send(self, to: Node, frame: Frame, payload: Payload | None) -> None: ...
+
+    def admit(self, node: Node, machine: int) -> None: ...
 
     def forget(self, node: Node) -> None: ...
 
@@ -177,6 +179,9 @@ class Driver:
             elif isinstance(effect, Forget):
                 for carrier in self._carriers:
                     carrier.forget(effect.node)
+            elif isinstance(effect, Admit):
+                for carrier in self._carriers:
+                    carrier.admit(effect.node, effect.machine)
             else:
                 answer = self._host.perform(effect, now)
                 if answer is not None:

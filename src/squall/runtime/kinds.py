@@ -16,6 +16,7 @@ from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
+from squall.protocol.speaking import BATCHES, LOOP, Says
 from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
 from squall.runtime.job import Job
@@ -34,6 +35,7 @@ class Kind(NamedTuple):
     shard_host: Callable[[Job, int], ShardHost | VectorHost]
     replica_host: Callable[[Job, int], ReplicaHost | PortionHost]
     fetched: PayloadKind  # the payload that shards answer with
+    says: Says  # who says what to whom
 
 
 def _shard(job: Job, index: int) -> Shard:
@@ -53,8 +55,8 @@ def _batch_replica(job: Job, node: Node) -> BatchReplica:
 
 
 KINDS: dict[type[Work], Kind] = {
-    Loop: Kind(lease_coordinator, _shard, _replica, ShardHost, ReplicaHost, "weights"),
-    BatchMethod: Kind(batch_coordinator, _batch_shard, _batch_replica, VectorHost, PortionHost, "trial"),
+    Loop: Kind(lease_coordinator, _shard, _replica, ShardHost, ReplicaHost, "weights", LOOP),
+    BatchMethod: Kind(batch_coordinator, _batch_shard, _batch_replica, VectorHost, PortionHost, "trial", BATCHES),
 }
 
 

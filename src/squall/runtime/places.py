@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from squall.protocol.effects import Payload
+from squall.protocol.messages import PIECE_BYTES
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.arena import Shape, Span
 from squall.runtime.pieces import Pieces
 from squall.runtime.placement import Seats
 from squall.transports.stream import Views
 from squall.vector import Layout
+
+HEADER_BYTES, STATE_BYTES = 1 << 24, 1 << 12  # of a shard's file at most: beside its elements, and of each
 
 
 class Places:
@@ -30,6 +33,11 @@ class Places:
         shard = Node("shard", payload.shard)
         if {self._node, peer} != {shard, COORDINATOR if payload.kind == "piece" else payload.owner}:
             raise ValueError(f"{payload} between {self._node} and {peer}")
+        if payload.kind == "piece":
+            start, stop = self._ranges[payload.shard]
+            if not 0 <= payload.clock * PIECE_BYTES <= HEADER_BYTES + (stop - start) * STATE_BYTES:
+                raise ValueError(f"no file of a snapshot has a place for {payload}")
+            return (self._pieces.view(payload.shard),)
         key = payload.kind, payload.slot, payload.buffer, payload.shard
         if key not in self._views:
             self._views[key] = self._find(payload)
@@ -37,8 +45,6 @@ class Places:
 
     def _find(self, payload: Payload) -> Views:
         shape, slot, buffer = self._shape, payload.slot, payload.buffer
-        if payload.kind == "piece":
-            return (self._pieces.view(payload.shard),)
         gradient = payload.kind == "gradient"
         buffers = shape.gradients if gradient else shape.weights if slot < shape.replicas else 1
         slots = shape.replicas + (0 if gradient else 1)

@@ -11,7 +11,7 @@ from squall.protocol.policy import MachineRoom
 from squall.record.inventory import Inventory
 from squall.runtime.pieces import Pieces
 from squall.runtime.placement import Seats
-from squall.transports.certificates import Identity, machine_name
+from squall.transports.certificates import Identity
 from squall.transports.streams import Address
 
 
@@ -29,7 +29,6 @@ class Site:
         pulse: how often machines are heard, and when one is taken for lost.
         inventory: of all machines, for the record; on the coordinator's machine alone.
         pieces: of snapshots, on their way to the coordinator's machine.
-        plaintext: the network is encrypted already, so that what goes between machines is not.
     """
 
     machine: int
@@ -41,18 +40,16 @@ class Site:
     pulse: Pulse
     inventory: Inventory = field(default_factory=Inventory)
     pieces: Pieces = field(default_factory=Pieces)
-    plaintext: bool = False
+
+    def close_listeners(self, keep: Node | None = None) -> None:
+        """In a process that needs none but that: who calls one that is dead must not be left waiting."""
+        for node, listener in self.listeners.items():
+            if node != keep:
+                listener.close()
 
     def has(self, node: Node) -> bool:
         """The process begins on this machine."""
         return self.seats.get((node.role, node.index)) == self.machine
-
-    def vouches(self, authority: str, node: Node) -> bool:
-        """Whether it is a machine that may have this process. A replica, or the evaluator, may be on any by now."""
-        if node.role in ("replica", "evaluator"):
-            return True
-        machine = node.index if node.role == "nursery" else self.seats.get((node.role, node.index))
-        return machine is not None and authority == machine_name(machine)
 
     def rooms(self, threads: int) -> tuple[MachineRoom, ...]:
         """All machines with what begins there, and for how many replicas of so many threads their cores are enough."""

@@ -15,7 +15,7 @@ from heapq import heappop, heappush, heapreplace
 from itertools import repeat
 from typing import Any
 
-from squall.protocol.effects import Effect, End, Forget, KillMembers, Send, StartMember, Transmit
+from squall.protocol.effects import Admit, Effect, End, Forget, KillMembers, Send, StartMember, Transmit
 from squall.protocol.events import Event, FrameArrived, MessageArrived, ProcessEnded, Started, TimePassed
 from squall.protocol.frames import Frame, Message
 from squall.protocol.link import Linked
@@ -34,7 +34,7 @@ _HEARD: dict[type, Callable[[Node, Any], Event]] = {
 }  # what comes, as an event; without links it is a message
 _ARRIVALS = (FrameArrived, ParcelArrived, MessageArrived)
 _CALLS = (TimePassed, Free)
-_MEMBERSHIP = (End, StartMember, KillMembers, Forget)
+_MEMBERSHIP = (End, StartMember, KillMembers, Forget, Admit)
 
 
 class World:
@@ -89,13 +89,14 @@ class World:
         """Do something to the world at a time of its clock."""
         self._put(time_s, _WORLD, action)
 
-    def kill(self, node: Node, why: str = "killed") -> None:
-        """The process is gone between two events; its nursery is told a little later."""
+    def kill(self, node: Node, why: str = "killed", notice_s: float | None = None) -> None:
+        """The process is gone between two events; its nursery is told a little later, or after `notice_s`."""
         process = self.processes.pop(node, None)
         if process is not None:
             process.alive = False
             if not process.over:
-                self.post(process.home, ProcessEnded(node, why), self._conditions.notice_s)
+                after_s = self._conditions.notice_s if notice_s is None else notice_s
+                self.post(process.home, ProcessEnded(node, why), after_s)
 
     def pause(self, node: Node, seconds: float) -> None:
         """The process does nothing for so long, as if its machine slept; what comes meanwhile waits."""

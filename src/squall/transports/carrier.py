@@ -53,6 +53,10 @@ class Carrier:
         with self._lock:
             return self._streams.take()
 
+    def admit(self, node: Node, machine: int) -> None:
+        with self._lock:
+            self._streams.admit(node, machine)
+
     def forget(self, node: Node) -> None:
         """When this returns, nothing that the peer sends is put anywhere any more."""
         with self._lock:

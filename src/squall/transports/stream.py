@@ -5,7 +5,7 @@
     numbers    of the payload; they are received into their place, with no copy between
 
 Both ends have proved who they are before a stream begins (`transports.opening`). What cannot be understood raises
-`Broken`, and costs the connection.
+`Foul`, and costs the connection.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ _LENGTH = struct.Struct("!I")
 _SCRATCH = memoryview(bytearray(1 << 16))  # for numbers that nobody needs any more
 
 Views = Sequence[memoryview]  # bytes, one after the other
-Place = Callable[[Frame, Payload], Views | None]  # where numbers belong that come in; None: they came before
+# Where the numbers belong that come with a frame, and whether they are wanted: False, if they came before.
+Place = Callable[[Frame, Payload | None], tuple[Views, bool]]
 
 
 class Broken(Exception):
-    """The connection has ended, or the peer has sent what no Squall process sends."""
+    """The connection has ended."""
+
+
+class Foul(Broken):
+    """It has, because the peer has sent what no Squall process sends."""
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -104,7 +109,7 @@ class Stream:
         while budget > 0:
             into = self._incoming[0] if self._incoming else _SCRATCH[: self._unwanted]
             try:
-                count = self.connection.recv_into(into, min(into.nbytes, budget))
+                count = self.connection.recv_into(into)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 self._sleep()
                 return False
@@ -137,7 +142,7 @@ class Stream:
         if self._arrived is None and self._head is None:
             (length,) = _LENGTH.unpack(self._length)
             if not 0 < length <= MAX_HEAD_BYTES:
-                raise Broken(f"a head of {length} bytes")
+                raise Foul(f"it begins a message of {length} bytes")
             self._head = memoryview(bytearray(length))
             self._incoming.append(self._head)
             return
@@ -155,16 +160,12 @@ class Stream:
         try:
             head = _decoder.decode(encoded)
         except (ValueError, RecursionError) as error:  # the second: nested without end
-            raise Broken(f"not a frame: {error}") from error
+            raise Foul(f"it sends what is no message: {error}") from error
         self._arrived = head
-        if head.payload is None:
-            if head.size:
-                raise Broken("numbers without a payload")
-            return
-        views = self._place(head.frame, head.payload)
-        if views is None:
-            self._unwanted = head.size
-        elif sum(view.nbytes for view in views) != head.size:
-            raise Broken(f"{head.size} bytes for {head.payload}")
-        else:
+        views, wanted = self._place(head.frame, head.payload)
+        if sum(view.nbytes for view in views) != head.size:
+            raise Foul(f"it sends {head.size} bytes of numbers for {head.payload}")
+        if wanted:
             self._incoming.extend(view for view in views if view.nbytes)
+        else:
+            self._unwanted = head.size

@@ -8,45 +8,42 @@ is broken or not understood is closed.
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from weakref import WeakSet
 
 from squall.protocol.effects import Payload
-from squall.protocol.events import Event, FrameArrived, PeerReached
+from squall.protocol.events import Event, FrameArrived, PeerReached, PeerRefused, PeersHeard
 from squall.protocol.frames import Frame
-from squall.protocol.nodes import Node
-from squall.transports.opening import OPEN_WITHIN_S, Opening
-from squall.transports.stream import Broken, Head, Stream, Views
+from squall.protocol.messages import Exchange, Exchanged
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.transports.opening import OPEN_WITHIN_S, Door, Opening
+from squall.transports.part import Part
+from squall.transports.stream import Broken, Foul, Head, Stream, Views
+from squall.transports.texts import printable
 
 Address = tuple[str, int]  # host and port
 OPENING_AT_MOST = 64  # strangers at a time
 HANDSHAKE_S = 1.0  # so long a stranger does not make room for another one
 REDIAL_S, REDIAL_AT_MOST_S = 0.05, 2.0
+WHY_AT_MOST = 300  # characters of why a peer was refused
 
 
 class Streams:
     """Named by its certificate. Whoever knows an address dials; the others wait to be called."""
 
     def __init__(
-        self, contexts: tuple[ssl.SSLContext, ssl.SSLContext], places: Callable[[Payload, Node], Views],
-        vouches: Callable[[str, Node], bool], addresses: Mapping[Node, Address], listener: socket.socket | None = None,
-        plaintext: bool = False,
+        self, contexts: tuple[ssl.SSLContext, ssl.SSLContext], part: Part, addresses: Mapping[Node, Address],
+        listener: socket.socket | None = None,
     ) -> None:  # fmt: skip
-        """`places` says where numbers lie that a peer sends or gets; `ValueError`: it has no part in them.
-
-        `vouches` says whether an authority, by its name, may name that process. `plaintext`: both ends prove their
-        names, and then nothing is encrypted.
-        """
         self._client, self._server = contexts
-        self._places = places
-        self._vouches = vouches
+        self._part = part
         self._addresses = dict(addresses)
-        self._listener = listener
-        self._plaintext = plaintext
         self._streams: dict[Node, Stream] = {}
         self._nodes: dict[int, Node] = {}  # by descriptor
         self._opening: dict[int, tuple[Opening, Node | None]] = {}  # by descriptor, and whom it dials
@@ -55,11 +52,12 @@ class Streams:
         self._had: dict[Node, int] = {}  # number of the last message of each peer whose numbers have come
         self._forgotten: set[Node] = set()
         self._busy: dict[Node, None] = {}  # whose streams have more that goes at once
+        self._heard: dict[Node, None] = {}  # from whom something has come since the last report
+        self._report_at = 0.0
         self._epoll = select.epoll()
         self._arrived: deque[Event] = deque()
-        if listener is not None:
-            listener.setblocking(False)
-            self._epoll.register(listener, select.EPOLLIN)
+        self._door = None if listener is None else Door(listener, self._epoll)
+        _of_this_process.add(self)
 
     def fileno(self) -> int:
         """Readable when there is something to do, beside what `wake_at` tells."""
@@ -74,14 +72,16 @@ class Streams:
         """When there is something to do though nothing came; infinity: never."""
         if self._busy:
             return 0.0
-        return min((self._redial_at, *(opening.until for opening, _ in self._opening.values())))
+        door_at = math.inf if self._door is None else self._door.wake_at
+        report_at = self._report_at if self._streams else math.inf
+        return min((self._redial_at, door_at, report_at, *(opening.until for opening, _ in self._opening.values())))
 
     # ------------------------------------------------------------ what the process asks for
 
     def send(self, to: Node, frame: Frame, payload: Payload | None = None) -> None:
         stream = self._streams.get(to)
         if stream is not None and stream.ready and (frame.number == 0 or frame.number > stream.last):
-            stream.put(frame, payload, () if payload is None else self._places(payload, to))
+            stream.put(frame, payload, () if payload is None else self._part.places(payload, to))
             self._busy[to] = None
 
     @property
@@ -101,27 +101,34 @@ class Streams:
             self._streams[event.node].ready = True
         return event
 
+    def admit(self, node: Node, machine: int) -> None:
+        """The process is there, and may connect from that machine."""
+        self._part.admit(node, machine)
+
     def forget(self, node: Node) -> None:
         """Nothing that this peer sends is put anywhere any more."""
         self._forgotten.add(node)
-        self._part(node)
+        self._say_goodbye(node)
 
     def close(self) -> None:
         for node in list(self._streams):
-            self._part(node)
+            self._say_goodbye(node)
         for descriptor in list(self._opening):
             self._give_up(descriptor)
-        if self._listener is not None:
-            self._listener.close()
+        if self._door is not None:
+            self._door.close()
         self._epoll.close()
+        _of_this_process.discard(self)
 
     def abandon(self) -> None:
-        """In a process that was forked: have no part in the connections of the one that goes on with them."""
-        openings = [opening for opening, _ in self._opening.values()]
-        for stream in self._streams.values():
-            stream.connection.close()
-        for opening in openings:
-            opening.close()
+        """In a process that was forked: have no part in the connections of the one that goes on with them.
+
+        Nothing but descriptors is touched: a thread, which is not here, may have been at work on the rest.
+        """
+        owners: list[socket.socket | Opening | Door] = [stream.connection for stream in self._streams.values()]
+        owners += [opening for opening, _ in self._opening.values()]
+        for owner in (*owners, *([] if self._door is None else [self._door])):
+            os.close(owner.detach())
         self._epoll.close()  # what is watched is the same for both, so nothing is taken from it
 
     # ------------------------------------------------------------ turns
@@ -130,19 +137,28 @@ class Streams:
         """Do what goes without waiting."""
         if now >= self._redial_at:
             self._dial(now)
+        if self._door is not None:
+            self._door.wake(now)
         for descriptor, _ in self._epoll.poll(0):
             if descriptor in self._nodes:
                 self._busy[self._nodes[descriptor]] = None
             elif descriptor in self._opening:
                 self._go_on(descriptor)
-            elif self._listener is not None and descriptor == self._listener.fileno():
-                self._accept(now)
+            elif self._door is not None:
+                self._accept(self._door, now)
         for descriptor in [d for d, (opening, _) in self._opening.items() if now >= opening.until]:
             self._give_up(descriptor)
+        reporting = now >= self._report_at
+        if reporting:
+            self._report_at = now + self._part.every_s
+            self._busy |= dict.fromkeys(self._streams)  # of numbers a few do not wake this process
         busy, self._busy = self._busy, {}
         for node in busy:
             if node in self._streams:
                 self._serve(node, self._streams[node])
+        if reporting and self._heard:
+            self._arrived.append(PeersHeard(tuple(self._heard)))
+            self._heard.clear()
 
     def _dial(self, now: float) -> None:
         """Open a connection to everybody whose address is known, and again when it breaks, at growing pauses."""
@@ -156,16 +172,18 @@ class Streams:
                 at = now + pause
                 self._redial[node] = at, min(2 * pause, REDIAL_AT_MOST_S)
                 with suppress(OSError):
-                    self._open(Opening.dial(address, self._client, now, plaintext=self._plaintext), node)
+                    self._open(Opening.dial(address, self._client, now), node)
             self._redial_at = min(self._redial_at, at)
 
     def _serve(self, node: Node, stream: Stream) -> None:
         heads: list[Head] = []
+        received, foul = stream.received_bytes, ""
         try:
             more = stream.write()
             more |= stream.read(heads)
-        except Broken:
+        except Broken as error:
             self._close(node)
+            foul = str(error) if isinstance(error, Foul) else ""
         else:
             if more:
                 self._busy[node] = None
@@ -174,17 +192,22 @@ class Streams:
         for head in heads:
             if head.payload is not None:
                 self._had[node] = max(self._had[node], head.frame.number)
-            self._arrived.append(FrameArrived(node, head.frame))
+            self._arrived.append(FrameArrived(node, _shown(node, head.frame)))
             self._redial.pop(node, None)  # not before: it may hang up on us
+        if foul:
+            self._arrived.append(PeerRefused(node, foul[:WHY_AT_MOST]))
+        elif stream.received_bytes > received and self._part.reports(node):
+            self._heard[node] = None
 
-    def _accept(self, now: float) -> None:
-        assert self._listener is not None
-        with suppress(OSError):  # whoever called has hung up, or this process may open no more files
-            raw, _ = self._listener.accept()
-            if len(self._opening) >= OPENING_AT_MOST and not self._make_room(now):
-                raw.close()
-                return
-            self._open(Opening(raw, self._server, now, server=True, plaintext=self._plaintext), None)
+    def _accept(self, door: Door, now: float) -> None:
+        raw = door.accept(now)
+        if raw is None:
+            return
+        if len(self._opening) >= OPENING_AT_MOST and not self._make_room(now):
+            raw.close()
+            return
+        with suppress(OSError):  # whoever called has hung up
+            self._open(Opening(raw, self._server, now, server=True), None)
 
     def _make_room(self, now: float) -> bool:
         """Send the stranger away that came first, if it had its time: processes that call all at once get through."""
@@ -205,7 +228,7 @@ class Streams:
                 self._epoll.modify(descriptor, opening.waits_for)
                 return
             connection, node, authority = opening.opened()
-            if not self._vouches(authority, node):
+            if not self._part.vouches(authority, node):
                 raise Broken(f"{authority} cannot have {node}")
             if node in self._forgotten or (whom is not None and node != whom):
                 raise Broken(f"{node} has answered where {whom} was called")
@@ -221,13 +244,14 @@ class Streams:
         self._busy[node] = None  # something may have been read with the handshake
         self._arrived.append(PeerReached(node))
 
-    def _place(self, node: Node, frame: Frame, payload: Payload) -> Views | None:
+    def _place(self, node: Node, frame: Frame, payload: Payload | None) -> tuple[Views, bool]:
         """Numbers are taken once: a place may be in use when they come again."""
         try:
-            views = self._places(payload, node)
+            self._part.check(node, frame.message, payload)
+            views = () if payload is None else self._part.places(payload, node)
         except ValueError as error:
-            raise Broken(str(error)) from error
-        return views if frame.number > self._had[node] else None
+            raise Foul(str(error)) from error
+        return views, frame.number > self._had[node]
 
     def _give_up(self, descriptor: int) -> None:
         opening, _ = self._opening.pop(descriptor)
@@ -235,7 +259,7 @@ class Streams:
         self._epoll.unregister(descriptor)
         opening.close()
 
-    def _part(self, node: Node) -> None:
+    def _say_goodbye(self, node: Node) -> None:
         """Close, behind what goes at once: the peer may wait for its last words to be acknowledged."""
         if node in self._streams:
             with suppress(Broken):
@@ -252,3 +276,24 @@ class Streams:
         with suppress(OSError):
             stream.connection.shutdown(socket.SHUT_RDWR)  # also where a process that was forked holds it open
         stream.connection.close()
+
+
+def _shown(sender: Node, frame: Frame) -> Frame:
+    """With texts that may be shown, where there are any."""
+    if sender == COORDINATOR or frame.message is None or type(frame.message) in (Exchange, Exchanged):
+        return frame
+    shown: Frame = printable(frame)
+    return shown
+
+
+_of_this_process: WeakSet[Streams] = WeakSet()
+
+
+def _abandon_all() -> None:
+    """Who loads data, say, must not keep the connections of a process open that dies."""
+    for streams in _of_this_process:
+        streams.abandon()
+    _of_this_process.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

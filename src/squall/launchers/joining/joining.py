@@ -21,7 +21,7 @@ from squall.transports.certificates import Identity, call_reception
 ANSWER_WITHIN_S = 5.0  # seconds for each step of a call
 PAUSE_S, PAUSE_AT_MOST_S = 0.1, 2.0  # between calls
 TELL_AFTER_S = 3.0  # seconds until a user who waits is told what to look at
-FROM_HEAD_BYTES = 1 << 30  # of a message, such as the user's code with the data that it holds
+FROM_HEAD_BYTES = 1 << 30  # of a message: the user's code with the data that it holds
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from squall.launchers.joining.hello import HELLO_BYTES, Answer, Hello, Refusal, 
 from squall.launchers.joining.tls_pipe import TlsPipe
 from squall.launchers.joining.token import SECRET_LENGTH, Token
 from squall.transports.certificates import Identity, machine_name
-from squall.transports.opening import Opening
+from squall.transports.opening import Door, Opening
 from squall.transports.stream import Broken
+from squall.transports.texts import printable
 
 STRANGERS_AT_MOST = 64  # at a time; the one that came first goes when there are more
 WRONG_AFTER_S = 1.0  # seconds until a wrong secret is answered
@@ -65,7 +66,8 @@ class Stranger:
             while self.pipe.poll():
                 message = self.pipe.recv_bytes()
                 if self._trusted:
-                    return msgspec.json.decode(message, type=Hello)
+                    said: Hello = printable(msgspec.json.decode(message, type=Hello), kept="")
+                    return said
                 if not hmac.compare_digest(message, secret.encode()):
                     self.wrong, self.until = True, now + WRONG_AFTER_S
                     return None
@@ -87,18 +89,16 @@ class Listener:
     """For a process that waits for several things: `fileno` is readable when `turn` has something to do."""
 
     def __init__(self, listening: socket.socket, root: Identity, token: Token) -> None:
-        listening.setblocking(False)
         host, port = listening.getsockname()[:2]
         self.address: Address = (host, port)
         self.refused: deque[str] = deque(maxlen=100)  # for the user: machines with the token that cannot take part
-        self._listening = listening
         self._root = root
         self._token = token
         self._context = root.reception()
         self._given: set[int] = set()  # numbers of machines that have joined
         self._strangers: dict[int, Stranger] = {}  # by descriptor, in the order in which they came
         self._epoll = select.epoll()
-        self._epoll.register(listening, select.EPOLLIN)
+        self._door = Door(listening, self._epoll)
 
     def fileno(self) -> int:
         return self._epoll.fileno()
@@ -111,8 +111,9 @@ class Listener:
     def turn(self, now: float) -> list[JoinedMachine]:
         """Do what goes without waiting. `now` is in seconds, and only moves forwards."""
         joined: list[JoinedMachine] = []
+        self._door.wake(now)
         for descriptor, _ in self._epoll.poll(0):
-            if descriptor == self._listening.fileno():
+            if descriptor == self._door.fileno():
                 self._accept(now)
             elif descriptor in self._strangers:
                 self._go_on(descriptor, now, joined)
@@ -127,12 +128,14 @@ class Listener:
         """Machines that have joined keep their connections."""
         for descriptor in list(self._strangers):
             self._send_away(descriptor)
-        self._listening.close()
+        self._door.close()
         self._epoll.close()
 
     def _accept(self, now: float) -> None:
-        with suppress(OSError):  # whoever called has hung up, or this process may open no more files
-            raw, _ = self._listening.accept()
+        raw = self._door.accept(now)
+        if raw is None:
+            return
+        with suppress(OSError):  # whoever called has hung up
             if len(self._strangers) >= STRANGERS_AT_MOST:
                 self._send_away(next(iter(self._strangers)))
             self._watch(Stranger(Opening(raw, self._context, now, server=True)))

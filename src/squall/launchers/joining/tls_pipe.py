@@ -19,7 +19,6 @@ from squall.transports.opening import notice_loss
 from squall.transports.stream import PASS_BYTES
 
 CHUNK_BYTES = 1 << 14  # a record of TLS
-UNSENT_AT_MOST = 1 << 26  # bytes that wait for a peer that does not read
 _LENGTH = struct.Struct("!I")
 
 
@@ -51,18 +50,20 @@ class TlsPipe:
         """Readable when `poll` should be asked, which goes on with what could not be written at once as well."""
         return self._epoll.fileno()
 
-    def send_bytes(self, message: bytes) -> None:
+    def send_bytes(self, message: bytes | memoryview) -> None:
         """What does not go at once goes with the next calls of `poll`. Raises `OSError` when the peer is gone.
 
-        Who sends much more than the peer reads waits here; the kernel ends that when the peer reads nothing at all.
+        A large message is not copied. Who makes more of them than the peer reads has to `flush`.
         """
         if self.closed or self._over:
             raise OSError("the connection is over")
-        self._outgoing.append(memoryview(_LENGTH.pack(len(message)) + message))
+        length = _LENGTH.pack(len(message))
+        if len(message) < CHUNK_BYTES:
+            self._outgoing.append(memoryview(length + message))
+        else:
+            self._outgoing += memoryview(length), memoryview(message)
         self._unsent += _LENGTH.size + len(message)
         self._write()
-        if self._unsent > UNSENT_AT_MOST:
-            self.flush(UNSENT_AT_MOST)
         self._settle()
 
     @property
@@ -71,7 +72,7 @@ class TlsPipe:
         return self._unsent
 
     def flush(self, unsent: int = 0) -> None:
-        """Wait until no more bytes than that are unsent: what waits in this process ends with it."""
+        """Wait until no more bytes than that are unsent; the kernel ends that when the peer reads nothing at all."""
         writable = select.poll()
         writable.register(self._connection, select.POLLOUT)
         while self._unsent > unsent:

@@ -16,6 +16,7 @@ from squall.protocol.effects import Cause, Effect, Send
 from squall.protocol.frames import Message
 from squall.protocol.leases import Limits
 from squall.protocol.ledger import Range
+from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
 from squall.protocol.messages import Left, Progress
 from squall.protocol.nodes import Node
@@ -69,6 +70,7 @@ class BatchCoordinator(Coordinator):
         self._request: Request | None = None  # that is being answered
         self._number = 0  # of the last calculation
         self._answers: dict[Node, tuple[float, ...]] = {}  # the shards' to that calculation
+        self._awaited_values = 0  # in each
         self._evaluated_at = self.state.iteration  # the last iteration whose weights were to be measured
         self._nonfinite = ""  # the portion whose loss or gradient was no number
         self._ended: tuple[Cause, str] | None = None  # why the method has ended
@@ -96,8 +98,10 @@ class BatchCoordinator(Coordinator):
                     self.dealer.taken(portions)
                     if self.dealer.complete:
                         self._evaluated(now, effects)
-            case Progress(_, stats) | Left(_, stats):
+            case Progress(_, stats) | Left(_, stats) if sender in self.members.live:
                 self._note_stats(sender, stats, effects)
+            case Progress() | Left():
+                pass  # it was lost while this was on its way
             case _:
                 raise AssertionError(f"the coordinator does not know {message!r}")
 
@@ -165,6 +169,7 @@ class BatchCoordinator(Coordinator):
     def _calculate(self, asked: Calculation, opens: int | None, effects: list[Effect]) -> None:
         self._number += 1
         self._answers = {}
+        self._awaited_values = len(asked.rows) * len(asked.columns) + len(asked.largest)
         message = msgspec.structs.replace(asked, number=self._number, opens=opens, examples=self.trained)
         effects.extend(Send(shard, message) for shard in self._shards)
 
@@ -179,6 +184,8 @@ class BatchCoordinator(Coordinator):
     ) -> None:
         if number != self._number or self.phase is not Phase.RUNNING:
             return  # of an evaluation that was begun anew
+        if self._request is None or shard in self._answers or len(values) != self._awaited_values:
+            raise Refusal(f"it has calculated {len(values)} values, which nobody awaits")
         self._answers[shard] = values
         if len(self._answers) < len(self._shards):
             return
@@ -210,6 +217,8 @@ class BatchCoordinator(Coordinator):
         if self.phase is not Phase.RUNNING:
             return  # Stop is on its way
         keep, portions = False, self.dealer.portions
+        if portions is not None and asked.done >= len(portions.ranges):
+            raise Refusal(f"it has computed portion {asked.done} of {len(portions.ranges)}")
         if asked.done >= 0:
             self._replacing.fruitful(node)
         if asked.done >= 0 and portions is not None and asked.evaluation == self.dealer.evaluation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from squall.protocol.messages import Count, Struct
+from squall.protocol.messages import Count, OrNone, Struct
 
 
 class Combine(Struct, frozen=True, array_like=True, gc=False):
@@ -39,7 +39,7 @@ class PortionRequest(Struct, frozen=True, tag="portion?", array_like=True, gc=Fa
     """Ask for a portion, and tell of the one just computed (none: -1): its loss, a mean over its examples."""
 
     evaluation: Count = 0
-    done: int = -1
+    done: OrNone = -1
     loss: float = 0.0
     finite: bool = True
 

@@ -7,6 +7,7 @@ from collections import deque
 from squall.protocol.effects import Compute, Effect, End, Keep, Payload, Send, UseWeights
 from squall.protocol.events import Event, GradientComputed, MessageArrived, Started, TimePassed
 from squall.protocol.frames import Message
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Exchange, Exchanged, Join, Left, Progress, Stop, Welcome
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.reports import REPORT_EVERY_S, ReportSums
@@ -61,6 +62,10 @@ class BatchReplica:
             case Portion():
                 self._told.append(message)
                 self._obey(effects)
+            case Exchanged() | PortionsTaken() if sender not in (
+                self._fetching if isinstance(message, Exchanged) else self._pushing
+            ):
+                raise Refusal("it answers, and nothing was asked")
             case Exchanged():
                 del self._fetching[sender]
                 if not self._fetching:

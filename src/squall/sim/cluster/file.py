@@ -191,6 +191,7 @@ _LINK: Values = {
     "bandwidth": _rate(bits=True),
     "loss": _number(lambda x: 0 <= x < 1, "a chance from 0 to below 1", "0.001"),
 }
+_HEARTBEATS: Values = {"lost_after": _TIME}
 _FAILURE: Values = {"every": _TIME, "repair": _TIME_FROM_0}
 _PREEMPTION: Values = {
     "at": _TIME_FROM_0, "machine": _WORD, "count": _whole(MOST_MACHINES), "for": _TIME, "every": _TIME,
@@ -201,7 +202,7 @@ def read_parts(path: Path) -> dict[str, Any]:
     """The fields of a `Cluster`. Raises `ClusterError`."""
     document = Document.load(path)
     root = document.root
-    root.expect(("machines", "links", "failures", "preemptions"))
+    root.expect(("machines", "links", "failures", "preemptions", "heartbeats"))
     if not root.values.get("machines"):
         document.refuse((), "there are no machines", "begin with [[machines]] and a name")
     tables = root.tables("machines")
@@ -215,6 +216,7 @@ def read_parts(path: Path) -> dict[str, Any]:
         "between": dataclasses.replace(BETWEEN, **_fields(links.table("between"), _LINK)),
         "within": dataclasses.replace(WITHIN, **_fields(links.table("within"), _LINK)),
         "failures": {role: FailureLaw(**_fields(failures.table(role), _FAILURE, _FAILURE)) for role in failures.values},
+        **_fields(root.table("heartbeats"), _HEARTBEATS),
         "preemptions": tuple(_preemption(table, machines) for table in root.tables("preemptions")),
     }
 
@@ -262,6 +264,7 @@ def cluster_text(cluster: Cluster) -> str:
         tables.append(_text("[[machines]]", lines))
     tables += [_text("[links.between]", _written(cluster.between, _LINK))]
     tables += [_text("[links.within]", _written(cluster.within, _LINK))]
+    tables += [_text("[heartbeats]", _written(cluster, _HEARTBEATS))]
     tables += [_text(f"[failures.{role}]", _written(failure, _FAILURE)) for role, failure in cluster.failures.items()]
     tables += [_text("[[preemptions]]", _written(preemption, _PREEMPTION)) for preemption in cluster.preemptions]
     return "\n".join(tables)

@@ -12,13 +12,17 @@ from squall.sim.cluster.parts import BETWEEN, WITHIN, FailureLaw, Link, MachineK
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """`machines` has at least one, and at least one for each role. `failures` is by role."""
+    """`machines` has at least one, and at least one for each role. `failures` is by role.
+
+    A machine that goes away is taken for lost after `lost_after_s`; that a process is gone is told at once.
+    """
 
     machines: tuple[MachineKind, ...]
     between: Link = BETWEEN  # two machines
     within: Link = WITHIN  # one machine; exchanges aside, whose time the machine knows
     failures: Mapping[str, FailureLaw] = field(default_factory=dict)
     preemptions: tuple[Preemption, ...] = ()
+    lost_after_s: float = 2.0
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:

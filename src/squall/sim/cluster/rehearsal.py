@@ -22,7 +22,6 @@ from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import Preemption
 from squall.sim.cluster.placement import UsedMachine
 
-NOTICED_AFTER_S = 1.0  # until the coordinator knows that a process on another machine is gone
 WATCHED_EVENTS = 1000
 NEEDED = ("coordinator", "shard")  # without any of these a run ends
 
@@ -82,7 +81,7 @@ class Rehearsal:
         self._costs.placement.clear()
         member = self._members(now)
         conditions = Conditions(
-            self._costs, self._costs.prices, NOTICED_AFTER_S,
+            self._costs, self._costs.prices, self._cluster.between.latency_s,
             lambda node: max(0.0, self._there_s(node) - self._world.now),
         )  # fmt: skip
         self._world = World(conditions, seed=self._seed, spawn=member, now=now)
@@ -125,9 +124,9 @@ class Rehearsal:
         self._kill(role, index, "its process failed", self.now + repair_s)
         self._expect_failure(role, index)
 
-    def _kill(self, role: str, index: int, why: str, back_s: float) -> None:
+    def _kill(self, role: str, index: int, why: str, back_s: float, notice_s: float | None = None) -> None:
         for node in [node for node in self._world.processes if (node.role, node.index) == (role, index)]:
-            self._world.kill(node, why)
+            self._world.kill(node, why, notice_s)
             self.lost += 1
             self._back_s[role, index] = back_s
             self._costs.placement.of(node).cores.forget(node)
@@ -143,7 +142,7 @@ class Rehearsal:
         for place in self._take(preemption, self.now):
             for role, index in self._costs.placement.on(place):
                 why = f"its machine ({preemption.machine} {place.number}) was taken away"
-                self._kill(role, index, why, self.now)
+                self._kill(role, index, why, self.now, self._cluster.lost_after_s)
         self._set_next(number)
         self._expect_preemption(number)
 

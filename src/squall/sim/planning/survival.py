@@ -6,12 +6,13 @@ all to first order, for causes that seldom come together. Simulations with many 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from squall.protocol.nodes import Node
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement
-from squall.sim.cluster.rehearsal import NOTICED_AFTER_S
 from squall.strategies import Recipe
 
 SNAPSHOT_EVERY_S = 60.0  # of a run with the usual settings
@@ -42,17 +43,18 @@ def survival_of(recipe: Recipe, cluster: Cluster, round_s: float) -> Survival:
     """
     placement = Placement(cluster, recipe)
     going = [_failures_of(placement, cluster, "replica", index) for index in range(recipe.replicas)]
-    rate = sum(often for often, _ in going)  # a second, of all replicas
+    failures = [failure for of_one in going for failure in of_one]
+    rate = sum(failure.often for failure in failures)  # a second, of all replicas
     rules = recipe.loop.exchanges.rules
     # How long the others go on without a replica: a bounded delay, or for good where rounds may close without it.
-    patience_s = (rules.max_delay or 0) * round_s if rules.waits_for_all else NOTICED_AFTER_S
-    noticed_s = max(0.0, NOTICED_AFTER_S - patience_s) if recipe.loop.exchanges.awaited else 0.0
+    awaited = recipe.loop.exchanges.awaited and rules.waits_for_all
+    patience_s = (rules.max_delay or 0) * round_s if awaited else math.inf
     ends = [_failures_of(placement, cluster, "shard", index) for index in range(recipe.shards)]
     ends.append(_failures_of(placement, cluster, "coordinator", 0))
-    cost_s = sum(often * (gone_s + SNAPSHOT_EVERY_S / 2) for often, gone_s in ends)
+    cost_s = sum(end.often * (end.gone_s + SNAPSHOT_EVERY_S / 2) for of_one in ends for end in of_one)
     return Survival(
-        away=sum(_share(often * (gone_s + NOTICED_AFTER_S)) for often, gone_s in going) / len(going),
-        stalled=_share(rate * noticed_s),
+        away=sum(_share(sum(f.often * (f.gone_s + f.noticed_s) for f in of_one)) for of_one in going) / len(going),
+        stalled=_share(sum(failure.often * max(0.0, failure.noticed_s - patience_s) for failure in failures)),
         lost=_share(rate / len(going) * round_s / 2),
         stopped=_share(cost_s),
     )
@@ -63,14 +65,20 @@ def _share(ratio: float) -> float:
     return ratio / (1 + ratio)
 
 
-def _failures_of(placement: Placement, cluster: Cluster, role: str, index: int) -> tuple[float, float]:
-    """How often a second a process goes, and for how many seconds in the mean."""
+class _Failure(NamedTuple):
+    """Of a process, for one cause."""
+
+    often: float  # a second
+    gone_s: float
+    noticed_s: float  # until others know
+
+
+def _failures_of(placement: Placement, cluster: Cluster, role: str, index: int) -> list[_Failure]:
     place = placement.of(Node(role, index))
-    failure = cluster.failures.get(role)
-    causes = [(1 / failure.every_s, failure.repair_s)] if failure is not None else []
+    law = cluster.failures.get(role)
+    found = [_Failure(1 / law.every_s, law.repair_s, cluster.between.latency_s)] if law is not None else []
     for preemption in cluster.preemptions:
         if preemption.machine == place.kind.name and preemption.every_s is not None:
             chance = min(preemption.count / place.kind.count, 1.0)
-            causes.append((chance / preemption.every_s, preemption.for_s))
-    often = sum(rate for rate, _ in causes)
-    return often, sum(rate * seconds for rate, seconds in causes) / often if often else 0.0
+            found.append(_Failure(chance / preemption.every_s, preemption.for_s, cluster.lost_after_s))
+    return found

@@ -12,6 +12,7 @@ INVARIANTS = {
     "I9": "the best weights are kept, as they were measured, before the record tells of them",
     "I10": "replicas are where room is for them: on no machine too many, and none is nowhere while there is room",
     "I11": "processes of a machine that was replaced end",
+    "I12": "nobody says what is refused; who does is heard no more, and nobody is heard who may be another",
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from squall.protocol.policy import MachineRoom
 from squall.runtime.wire import Network
-from squall.sim.proof.chaotic_machines import machine_faults, machines_of, rooms
+from squall.sim.proof.chaotic_machines import lies_and_jams, machine_faults, machines_of, rooms
 from squall.sim.proof.faults import (
     Cut,
     Fault,
@@ -162,8 +162,8 @@ def chaos(seed: int) -> Chaos:
         snapshot_every_s=chance.choice((None, 0.02, 0.05)), evaluate=chance.random() < 0.7,
         evaluate_every_s=chance.choice((None, None, 0.03)),
         faults=_hung(
-            seed, _faults(chance, events, replicas, shards) + machine_faults(seed, machines, events),
-            _others(replicas, shards),
+            seed, _faults(chance, events, replicas, shards) + machine_faults(seed, machines, events)
+            + lies_and_jams(seed, machines, replicas, events), _others(replicas, shards),
         ), machines=machines,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
         travels=random.Random(f"{seed} travels").random() < TRAVELS,

@@ -10,7 +10,9 @@ from squall.protocol.nodes import Node
 from squall.protocol.policy import MachineRoom
 from squall.sim.proof.faults import (
     Fault,
+    Jam,
     Kill,
+    Lie,
     MachineComes,
     MachineGone,
     MachineLeaves,
@@ -21,6 +23,7 @@ from squall.sim.proof.faults import (
 
 MACHINES = (1, 1, 1, 2, 2, 3)  # of a world, equally likely each
 FAULTS_AT_MOST = 4  # of machines, in a world of several
+LIES, JAMS = 0.15, 0.15  # of the worlds of several machines have a process that lies, and a link that is full
 LATE = 0.3  # of the worlds of several machines begin with a replica that has no room
 PULSE = Pulse(every_s=0.25, lost_after_s=3.0)  # links send again after 1 s, and then after 2
 
@@ -45,6 +48,16 @@ def rooms(seed: int, machines: int, replicas: int, shards: int) -> tuple[Machine
     if not held[0]:
         spare[0] = 1
     return tuple(MachineRoom(i, held[i] + spare[i], tuple(on[i])) for i in range(machines))
+
+
+def lies_and_jams(seed: int, machines: int, replicas: int, events: int) -> tuple[Fault, ...]:
+    chance = random.Random(f"{seed} lies")  # of its own: all else of a seed's world stays as it was
+    if machines == 1:
+        return ()
+    liars = [*(Role("replica", slot) for slot in range(replicas)), *(Role("nursery", i) for i in range(1, machines))]
+    lie = Lie(chance.randrange(events), chance.choice(liars))
+    jam = Jam(chance.randrange(events), chance.uniform(0.5, 10.0), chance.randrange(1, machines))
+    return (*([lie] if chance.random() < LIES else []), *([jam] if chance.random() < JAMS else []))
 
 
 def machine_faults(seed: int, machines: int, events: int) -> tuple[Fault, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from squall.protocol.effects import Send, Transmit
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.wire import Network
 
 
@@ -187,8 +187,35 @@ class MachineComes:
         return f"machine {self.machine} joins, with room for {self.room}"
 
 
-OfMachines = Partition | MachineGone | MachineLeaves | MachineComes
-Fault = Weather | Cut | Pause | Kill | Skew | Spoil | FullDisk | UserStop | OfMachines
+@dataclass(frozen=True)
+class Jam:
+    """What a machine's nursery and the coordinator say to each other waits behind numbers, which go on coming."""
+
+    at: int
+    seconds: float
+    machine: int
+
+    def __str__(self) -> str:
+        return f"for {self.seconds:.2f} s nothing but numbers comes through from machine {self.machine}"
+
+    def holds(self, sender: Node, receiver: Node) -> bool:
+        return {sender, receiver} == {COORDINATOR, Node("nursery", self.machine)}
+
+
+@dataclass(frozen=True)
+class Lie:
+    """A process says what no process would say, to a shard, or the coordinator if it is a nursery."""
+
+    at: int
+    part: Role
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.part} says what nobody would say"
+
+
+OfMachines = Partition | Jam | MachineGone | MachineLeaves | MachineComes
+Fault = Weather | Cut | Pause | Kill | Skew | Spoil | FullDisk | UserStop | Lie | OfMachines
 
 
 class FaultyWire:
@@ -197,9 +224,9 @@ class FaultyWire:
     def __init__(self, network: Network, machine: Callable[[Node], int] = lambda node: 0) -> None:
         self._network = network
         self._machine = machine  # on which a node is
-        self._faults: list[tuple[float, Weather | Cut | Partition]] = []  # until when
+        self._faults: list[tuple[float, Weather | Cut | Partition | Jam]] = []  # until when
 
-    def begin(self, fault: Weather | Cut | Partition, now: float) -> None:
+    def begin(self, fault: Weather | Cut | Partition | Jam, now: float) -> None:
         self._faults.append((now + fault.seconds, fault))
 
     def parted(self, one: Node, other: Node, now: float) -> bool:
@@ -215,6 +242,8 @@ class FaultyWire:
             return ()
         if self.parted(sender, effect.to, now):
             return ()
+        jams = (until for until, fault in self._faults if isinstance(fault, Jam) and fault.holds(sender, effect.to))
+        now = max((now, *jams))
         times = self._network.arrivals(sender, effect, now, chance)
         for weather in (fault for fault in faults if isinstance(fault, Weather)):
             times = [*times, *(at for at in times if chance.random() < weather.duplication)]

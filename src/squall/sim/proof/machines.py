@@ -12,7 +12,15 @@ from heapq import heapify
 from itertools import permutations
 
 from squall.protocol.effects import Effect, KillMembers, StartMember, Transmit
-from squall.protocol.events import Event, FrameArrived, LeaveRequested, MachineJoined, PeerReached, StopRequested
+from squall.protocol.events import (
+    Event,
+    FrameArrived,
+    LeaveRequested,
+    MachineJoined,
+    PeerReached,
+    PeersHeard,
+    StopRequested,
+)
 from squall.protocol.heartbeats import PATIENCE
 from squall.protocol.link import Linked
 from squall.protocol.messages import Stop
@@ -25,7 +33,7 @@ from squall.runtime.world_nodes import Parcel, Premises
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.chaotic_machines import PULSE
-from squall.sim.proof.faults import FaultyWire, MachineComes, MachineGone, MachineLeaves, OfMachines, Partition
+from squall.sim.proof.faults import FaultyWire, Jam, MachineComes, MachineGone, MachineLeaves, OfMachines, Partition
 from squall.sim.proof.phantoms import PhantomHosts
 
 HALVED = 0.8  # of the payloads that are under way as a connection breaks
@@ -73,6 +81,9 @@ class WorldMachines:
             case Partition():
                 self.silenced = True
                 self._part(fault)
+            case Jam():
+                self._wire.begin(fault, self._world.now)
+                self._hear(fault.machine, self._world.now + fault.seconds)
             case MachineGone(_, machine):
                 self.silenced = True
                 self.gone.add(machine)
@@ -86,6 +97,15 @@ class WorldMachines:
                 self._add_nursery(machine)
                 self._world.post(COORDINATOR, MachineJoined(machine, room))
         return True
+
+    def _hear(self, machine: int, until: float) -> None:
+        """Something of the machine's processes comes to one on another machine, as long as they are there."""
+        there = tuple(node for node in self.there(machine) if node.role != "evaluator")
+        hears = next((n for n in self._world.processes if n.role == "shard" and self.of(n) != machine), COORDINATOR)
+        if there and not self._wire.parted(there[0], hears, self._world.now):
+            self._world.post(hears, PeersHeard(there))
+        if self._world.now < until:
+            self._world.at(self._world.now + PULSE.every_s, lambda: self._hear(machine, until))
 
     def _part(self, fault: Partition) -> None:
         world, wire = self._world, self._wire

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from squall.protocol.check import check
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Cause, Effect, End
-from squall.protocol.events import Event, StopRequested
+from squall.protocol.events import Event, PeerRefused, StopRequested
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.policy import SAVE_WITHIN_S
@@ -29,7 +29,9 @@ from squall.sim.proof.faults import (
     Fault,
     FaultyWire,
     FullDisk,
+    Jam,
     Kill,
+    Lie,
     MachineComes,
     MachineGone,
     MachineLeaves,
@@ -42,6 +44,7 @@ from squall.sim.proof.faults import (
     Weather,
 )
 from squall.sim.proof.machines import OUTLIVES_S, WorldMachines
+from squall.sim.proof.manners import Manners
 from squall.sim.proof.memory import BatchRange
 from squall.sim.proof.phantoms import Phantom
 from squall.sim.proof.runs import ChaoticBatchRun, ChaoticLoopRun, ChaoticRun
@@ -90,7 +93,7 @@ class Trial:
     def _begin(self) -> None:
         chaos, saved = self.chaos, self.run.saved
         self.lives += 1
-        self._machines = WorldMachines(chaos, self.lives)
+        self._machines, self._manners = WorldMachines(chaos, self.lives), Manners(chaos)
         self.run.begin(lambda: self.world.now, self._machines.of)
         hosts = self.run.hosts
         self._wire = FaultyWire(chaos.network, self._machines.of)
@@ -167,12 +170,13 @@ class Trial:
         had = self._excused
         places = [Role("replica", i) for i in range(self.chaos.replicas)]
         given_up = all(self._deaths[place] >= LOST_IN_A_ROW for place in places)
-        lost = end.reason.startswith("machine ") and (self._machines.silenced or had["Cut"] > 0 or had["Weather"] > 0)
+        late = had["Cut"] + had["Weather"] + had["Pause"] * had["Jam"] > 0
+        lost = end.reason.startswith("machine ") and (self._machines.silenced or late)
         excused = {
             "finished": True,
             "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
             "nonfinite": had["Spoil"] > isinstance(self.chaos.recipe.work, Loop),  # which tries a batch once more
-            "failed": had["shard"] > 0 or had["FullDisk"] > 0 or given_up or lost,
+            "failed": had["shard"] > 0 or had["FullDisk"] > 0 or given_up or lost or had["Lie"] > 0,
         }
         if not excused[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
@@ -188,7 +192,7 @@ class Trial:
         match fault:
             case Weather() | Cut():
                 self._wire.begin(fault, self.world.now)
-            case Partition() | MachineGone() | MachineLeaves() | MachineComes():
+            case Partition() | Jam() | MachineGone() | MachineLeaves() | MachineComes():
                 if not self._machines.cause(fault):
                     self.happened[kind] -= 1
             case Pause(_, seconds, part):
@@ -199,6 +203,11 @@ class Trial:
                 self._machines.cause(MachineGone(fault.at, machine))
             case Kill():
                 self._kill(fault)
+            case Lie(_, part):
+                self._machines.silenced = True
+                hears = COORDINATOR if part.role == "nursery" else Node("shard", 0)
+                for node in self._nodes(part):
+                    self.world.post(hears, PeerRefused(node, "it lies"))
             case Spoil():
                 self._spoilt += 1
             case FullDisk():
@@ -249,6 +258,7 @@ class Trial:
         if self._watch is not None:
             self._watch((self._lived_s + now, node, what))
         self._machines.watch(node, what)
+        self._manners.watch(node, what)
         self.run.watch(now, node, what)
 
     def _note(self, what: object) -> None:

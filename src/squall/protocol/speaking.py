@@ -1,0 +1,66 @@
+"""Who may say what to whom.
+
+Machines (`protocol.machine`) believe each other. A process of another machine may be broken, or another program: where
+its messages come in, what its role never says to this one is refused (`runtime.part`). What it may say, though not now,
+a machine refuses itself (`Refusal`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from squall.protocol import messages as m
+from squall.protocol import nursery_messages as n
+from squall.protocol.effects import Payload
+from squall.protocol.frames import Message
+from squall.protocol.nodes import Node
+from squall.protocol.sandblaster import messages as s
+
+Says = Mapping[tuple[str, str], frozenset[type]]  # (role that speaks, role that hears) -> messages
+
+COMMON: Says = {
+    ("coordinator", "evaluator"): frozenset({m.Evaluate, m.Stop}),
+    ("coordinator", "nursery"): frozenset({n.StartProcess, n.Leaving, n.Alive, n.Replaced, m.Stop}),
+    ("coordinator", "replica"): frozenset({m.Welcome, m.Stop}),
+    ("coordinator", "shard"): frozenset({m.View, m.TakeSnapshot, m.PieceKept, n.Placed, m.Stop}),
+    ("evaluator", "coordinator"): frozenset({m.Join, m.Evaluated, n.Heard, n.Refused}),
+    ("evaluator", "shard"): frozenset({m.Exchange}),
+    ("nursery", "coordinator"): frozenset({n.ProcessLost, n.StopAsked, n.Leaving, n.Alive}),
+    ("replica", "coordinator"): frozenset({m.Join, m.Progress, m.Left, n.Heard, n.Refused}),
+    ("replica", "shard"): frozenset({m.Exchange}),
+    ("shard", "coordinator"): frozenset({m.ViewSeen, m.SnapshotTaken, m.SnapshotPiece, n.Heard, n.Refused}),
+    ("shard", "evaluator"): frozenset({m.Exchanged}),
+    ("shard", "replica"): frozenset({m.Exchanged}),
+}
+
+
+def _and(more: Says) -> Says:
+    return {ends: said | more.get(ends, frozenset()) for ends, said in COMMON.items()}
+
+
+LOOP = _and({
+    ("coordinator", "replica"): frozenset({m.Grant, m.SkipNoted}),
+    ("replica", "coordinator"): frozenset({m.LeaseRequest, m.Dropped, m.Logged, m.NonFinite, m.Skip}),
+})  # fmt: skip
+BATCHES = _and({
+    ("coordinator", "replica"): frozenset({s.Portion}),
+    ("coordinator", "shard"): frozenset({s.Calculation}),
+    ("replica", "coordinator"): frozenset({s.PortionRequest}),
+    ("replica", "shard"): frozenset({s.PushPortions}),
+    ("shard", "coordinator"): frozenset({s.Calculated, s.PortionsTaken}),
+    ("shard", "replica"): frozenset({s.PortionsTaken}),
+})  # fmt: skip
+
+
+def places_in(message: Message, sender: Node, receiver: Node) -> Iterator[Payload]:
+    """The places that a message names. Its payload, if it has one, is one of them."""
+    match message:
+        case m.Exchange(clock, gradient, weights):
+            if gradient != -1:
+                yield Payload("gradient", sender, gradient, clock, receiver.index)
+            if weights != -1:
+                yield Payload("weights", sender, weights, clock, receiver.index)
+        case s.PushPortions(_, buffer, _, clock):
+            yield Payload("gradient", sender, buffer, clock, receiver.index)
+        case m.SnapshotPiece(number, start):
+            yield Payload("piece", sender, 0, start // m.PIECE_BYTES, sender.index, number)

@@ -1,0 +1,59 @@
+"""A process's part in a run on several machines: whom it believes what, and where numbers lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from squall.protocol.effects import Payload
+from squall.protocol.frames import Message
+from squall.protocol.messages import Exchanged
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.speaking import Says, places_in
+from squall.runtime.site import Site
+from squall.transports.certificates import machine_name
+from squall.transports.stream import Views
+
+Places = Callable[[Payload, Node], Views]
+
+
+class Part:
+    """Of the process `node`; its connections (`transports.streams.Streams`) ask it."""
+
+    def __init__(self, node: Node, site: Site, says: Says, places: Places) -> None:
+        """`places` raises `ValueError` for numbers that the process and a peer do not exchange."""
+        self.places = places
+        self.every_s = site.pulse.every_s  # between reports of who was heard
+        self._node = node
+        self._says = says
+        self._machines = {Node(role, index): at for (role, index), at in site.seats.items()}
+        self._own, self._head = site.machine, self._machines[COORDINATOR]
+
+    def admit(self, node: Node, machine: int) -> None:
+        """The process is on that machine, and may call."""
+        self._machines[node] = machine
+
+    def vouches(self, authority: str, node: Node) -> bool:
+        """Whether an authority, by its name, is that of the machine which has this process."""
+        nursery = Node("nursery", node.index)
+        machine = node.index if node == nursery else self._machines.get(node)
+        return machine is not None and authority == machine_name(machine)
+
+    def reports(self, node: Node) -> bool:
+        """Whether the coordinator wants to know that the node was heard, as one on a machine that may be lost."""
+        return self._machines.get(node, node.index) not in (self._own, self._head)
+
+    def check(self, sender: Node, message: Message | None, payload: Payload | None) -> None:
+        """Raises `ValueError` for what this sender cannot mean, whatever has happened before."""
+        if message is None:
+            if payload is not None:
+                raise ValueError("numbers come with no message")
+            return
+        kind = type(message)
+        if kind not in self._says.get((sender.role, self._node.role), ()):
+            raise ValueError(f"a {sender.role} says {kind.__name__} to no {self._node.role}")
+        named = list(places_in(message, sender, self._node))
+        for place in named:
+            self.places(place, sender)
+        if payload is None or payload in named or (kind is Exchanged and payload.kind in ("weights", "trial")):
+            return
+        raise ValueError(f"{payload} does not belong to {kind.__name__}")

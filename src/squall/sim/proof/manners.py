@@ -1,0 +1,52 @@
+"""Who says what to whom in a world, and what becomes of those that say what nobody would."""
+
+from __future__ import annotations
+
+from squall.protocol.effects import Admit, Apply, Effect, Transmit
+from squall.protocol.events import Event, FrameArrived, PeerRefused
+from squall.protocol.messages import Exchange
+from squall.protocol.nodes import Node
+from squall.protocol.nursery_messages import Refused
+from squall.protocol.speaking import BATCHES, LOOP
+from squall.sim.proof.broken import Broken
+from squall.sim.proof.chaos import Chaos
+from squall.strategies.work import Loop
+
+
+class Manners:
+    """Of one life."""
+
+    def __init__(self, chaos: Chaos) -> None:
+        self.liars: dict[Node, None] = {}  # who has been caught at a lie
+        self._says = LOOP if isinstance(chaos.recipe.work, Loop) else BATCHES
+        self._refused: set[tuple[Node, Node]] = set()  # by whom, and who
+        self._newest: dict[tuple[Node, Node], int] = {}  # the same -> highest clock that had come before
+        self._several = bool(chaos.rooms)
+        self._first = {node for room in chaos.rooms for node in room.nodes}
+        self._admitted: set[tuple[Node, Node]] = set()  # by whom, and who
+
+    def watch(self, node: Node, what: Event | Effect) -> None:
+        match what:
+            case Transmit(to, frame) if frame.message is not None:
+                kind = type(frame.message)
+                if kind not in self._says.get((node.role, to.role), ()):
+                    raise Broken("I12", f"{node} says {kind.__name__} to {to}")
+                if isinstance(frame.message, Refused) and frame.message.node not in self.liars:
+                    raise Broken("I12", f"{node} refuses {frame.message.node}: {frame.message.why}")
+            case Admit(newcomer):
+                self._admitted.add((node, newcomer))
+            case FrameArrived(Node("replica") as sender, frame) if type(frame.message) is Exchange:
+                self._on_exchange(node, sender, frame.message.clock)
+            case PeerRefused(liar):
+                self.liars[liar] = None
+                self._refused.add((node, liar))
+            case Apply(terms):
+                for owner, clock in ((term.owner, term.clock) for term in terms):
+                    if (node, owner) in self._refused and clock > self._newest.get((node, owner), 0):
+                        raise Broken("I12", f"{node} applies clock {clock} of {owner}, which it had refused before")
+
+    def _on_exchange(self, node: Node, sender: Node, clock: int) -> None:
+        if self._several and sender not in self._first and (node, sender) not in self._admitted:
+            raise Broken("I12", f"{node} hears {sender}, and does not know on which machine that is")
+        if (node, sender) not in self._refused:
+            self._newest[node, sender] = max(clock, self._newest.get((node, sender), 0))

@@ -1,0 +1,22 @@
+"""Texts of other machines, as they may be shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+def printable(value: Any, kept: str = "\n\t") -> Any:
+    """A value without the characters in its texts that do something to a terminal, but for those that are `kept`."""
+    match value:
+        case str() if not value.isprintable():
+            return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in value)
+        case dict():
+            return {printable(key, kept): printable(found, kept) for key, found in value.items()}
+        case list() | tuple():
+            return type(value)(printable(found, kept) for found in value)
+        case msgspec.Struct():
+            fields = {name: getattr(value, name) for name in value.__struct_fields__}
+            return msgspec.structs.replace(value, **printable(fields, kept))
+    return value
