@@ -7,13 +7,14 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from squall.record.rows import EventRow
+from squall.record.rows import EventRow, ProgressRow
 from squall.report import Reader
 from squall.report.coverage import audit
 from tests import deep
@@ -51,10 +52,12 @@ def children(pid: int) -> list[int]:
 class Cluster:
     """A run that wants `machines`, and those that join it; of a script, where that is given with its arguments."""
 
-    def __init__(self, directory: Path, machines: int, *flags: str, script: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, directory: Path, machines: int, *flags: str, file: Path = FILE, script: tuple[str, ...] = ()
+    ) -> None:  # fmt: skip
         self.directory = directory / f"run-{uuid4().hex[:8]}"
         listen = ["--run-dir", str(self.directory), "--machines", str(machines), "--listen", "127.0.0.1:0"]
-        what = ["run", *listen, *flags, *script] if script else ["train", str(FILE), *listen, *flags]
+        what = ["run", *listen, *flags, *script] if script else ["train", str(file), *listen, *flags]
         self.run = Started(self.directory, *what)
         while "squall join" not in (line := self.run.process.stderr.readline()):
             assert line, "the run has ended"
@@ -70,8 +73,8 @@ class Cluster:
 
 
 @contextmanager
-def cluster(directory: Path, machines: int, *flags: str, script: tuple[str, ...] = ()) -> Iterator[Cluster]:
-    found = Cluster(directory, machines, *flags, script=script)
+def cluster(directory: Path, machines: int, *flags: str, **options: Any) -> Iterator[Cluster]:
+    found = Cluster(directory, machines, *flags, **options)
     try:
         yield found
         for machine in found.machines:
@@ -140,3 +143,23 @@ def test_replicas_begin_as_machines_have_room_for_them(tmp_path: Path) -> None:
         found.event("replaced", f"replica {CORES}, on machine 1, which had room for")
         found.run.process.send_signal(signal.SIGINT)
         assert found.run.finish()[0] == 130
+
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
+MANY = 32
+MANY_WITHIN_S = 300.0
+
+
+@deep.only
+def test_thirty_two_machines_train_to_the_end(tmp_path: Path) -> None:
+    """A replica on each."""
+    with cluster(tmp_path, MANY, "--replicas", str(MANY), "--shards", "2", "--threads", "1", file=DIGITS) as found:
+        status, out, err = found.run.finish(MANY_WITHIN_S)
+        assert status == 0, err
+        assert "finished: all data is trained" in out
+        for machine in found.machines:
+            assert machine.finish()[0] == 0
+    with closing(Reader(found.directory / "run.sqlite")) as reader:
+        assert audit(reader).complete
+        assert not [row.text for row in reader.rows(EventRow) if row.kind in ("lost", "warning")]
+        assert {row.replica for row in reader.rows(ProgressRow)} == set(range(MANY))
