@@ -14,14 +14,20 @@ from squall.protocol.effects import Effect, Payload, WritePiece, WriteSnapshot
 from squall.protocol.events import Event, MessageArrived, PieceWritten, SnapshotWritten
 from squall.protocol.exchanges import Rules
 from squall.protocol.messages import PIECE_BYTES, PieceKept, SnapshotPiece, SnapshotTaken, TakeSnapshot
-from squall.protocol.nodes import COORDINATOR
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.shard import Shard
+from squall.runtime.arena import Shape
 from squall.runtime.driver import Host
 from squall.runtime.pieces import FarShardHost, Pieces, PiecesHost
+from squall.runtime.places import Places
 from squall.runtime.snapshot import Snapshots, checksum_of
+from squall.vector import Layout
 
 ELEMENTS = 5 * PIECE_BYTES // 8  # two and a half pieces of float32
 SHARD, SHARDS = 1, 2
+FAR = Node("shard", SHARD)
+LAYOUT = Layout((), (), (), SHARDS * ELEMENTS, SHARDS * ELEMENTS)
+SHAPE = Shape(length=LAYOUT.length, replicas=1)
 
 
 class Part:
@@ -52,6 +58,7 @@ class Machines:
         self.kept = PiecesHost(Writer(self.here), self.here, SHARDS, self.received)
         self.shard = Shard(SHARD, Rules())
         self.pieces: list[SnapshotPiece] = []
+        self.travelled = 0  # bytes
 
     def take(self, number: int) -> SnapshotTaken:
         [write] = self.shard.on(MessageArrived(COORDINATOR, TakeSnapshot(number)), 0.0)
@@ -67,7 +74,12 @@ class Machines:
         assert isinstance(said.payload, Payload)
         self.pieces.append(said.message)
         self.far.attach(said.payload)
-        self.received.view(SHARD)[:] = self.sent.view(SHARD)
+        (sent,), (received,) = (
+            Places(node, SHARDS, LAYOUT, SHAPE, memoryview(b""), pieces)(said.payload, peer)
+            for node, peer, pieces in ((FAR, COORDINATOR, self.sent), (COORDINATOR, FAR, self.received))
+        )
+        received[:] = sent
+        self.travelled += sent.nbytes
         stored = self.kept.perform(WritePiece(SHARD, said.message), 0.0)
         assert isinstance(stored, PieceWritten)
         return PieceKept(stored.number, stored.error)
@@ -79,6 +91,7 @@ def test_a_file_arrives_whole(tmp_path: Path) -> None:
     arrived = Snapshots(machines.here).part(3, SHARD, SHARDS)
     assert (taken.error, taken.checksum) == ("", checksum_of(arrived))
     assert [piece.start for piece in machines.pieces] == [0, PIECE_BYTES, 2 * PIECE_BYTES]
+    assert machines.travelled == arrived.stat().st_size, "a slow link brings nothing that nobody needs"
     assert arrived.stat().st_mode & 0o777 == 0o600
     machines.take(4)
     assert not Snapshots(machines.there).part(3, SHARD, SHARDS).exists()  # what has arrived takes no room

@@ -28,7 +28,8 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
     """Numbers that belong to a message, by their place: a shard's range of a buffer of a replica or the evaluator.
 
     Every host has such a place, or all have the same in shared memory. A later clock, or version, replaces an earlier.
-    A piece of a shard's file belongs to the shard, its clock counts pieces, and its version is the snapshot's number.
+    A piece of a shard's file belongs to the shard: its buffer counts bytes, its clock pieces, and its version is the
+    snapshot's number.
     """
 
     kind: PayloadKind

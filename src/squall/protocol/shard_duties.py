@@ -101,7 +101,7 @@ class ShardDuties(ABC):
             self._travelling = None
             return
         count, number = piece.start // PIECE_BYTES, piece.number
-        payload = Payload("piece", self.node, 0, count, self.node.index, number)
+        payload = Payload("piece", self.node, piece.size, count, self.node.index, number)
         effects.append(Send(COORDINATOR, piece, payload))
 
     def _show(self, evaluator: Node, asked: Exchange, effects: list[Effect]) -> None:

@@ -13,7 +13,7 @@ from squall.runtime.snapshot import Snapshots, sync
 
 
 class Pieces:
-    """Where a piece lies that travels, by shard: PIECE_BYTES, of which the last piece of a file uses a part."""
+    """Where a piece lies that travels, by shard: PIECE_BYTES, of which the last piece of a file takes a part."""
 
     def __init__(self) -> None:
         self._views: dict[int, memoryview] = {}

@@ -35,9 +35,10 @@ class Places:
             raise ValueError(f"{payload} between {self._node} and {peer}")
         if payload.kind == "piece":
             start, stop = self._ranges[payload.shard]
-            if not 0 <= payload.clock * PIECE_BYTES <= HEADER_BYTES + (stop - start) * STATE_BYTES:
+            at, size = payload.clock * PIECE_BYTES, payload.buffer
+            if not (0 <= at <= HEADER_BYTES + (stop - start) * STATE_BYTES and 0 < size <= PIECE_BYTES):
                 raise ValueError(f"no file of a snapshot has a place for {payload}")
-            return (self._pieces.view(payload.shard),)
+            return (self._pieces.view(payload.shard)[:size],)
         key = payload.kind, payload.slot, payload.buffer, payload.shard
         if key not in self._views:
             self._views[key] = self._find(payload)

@@ -142,8 +142,9 @@ class Memory:
 
 
 def _place(payload: Payload) -> Place:
-    kind = payload.kind if payload.kind in ("gradient", "piece") else "weights"
-    return kind, payload.slot, payload.buffer, payload.shard
+    if payload.kind == "piece":
+        return "piece", payload.slot, 0, payload.shard
+    return "gradient" if payload.kind == "gradient" else "weights", payload.slot, payload.buffer, payload.shard
 
 
 def _newness(payload: Payload) -> tuple[int, int, int]:
