@@ -7,6 +7,7 @@ from benchmarks import (
     exchange,
     family,
     forecast,
+    forecast_links,
     links,
     machines,
     overhead,
@@ -27,7 +28,7 @@ BENCHMARKS: dict[str, Any] = {
     "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
     "startup": startup, "family": family, "sandblaster": sandblaster, "simulation": simulation, "forecast": forecast,
     "recording": recording, "week": week, "links": links, "machines": machines,
-    "ray-start": ray_start,
+    "ray-start": ray_start, "forecast-links": forecast_links,
 }  # fmt: skip
 
 for name in sys.argv[1:] or BENCHMARKS:

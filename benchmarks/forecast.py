@@ -61,11 +61,7 @@ def _compared(
             said[name].append(predicted(workload, strategy, cluster, slow))
             done[name].append(trained(workload, strategy, slow))
             print(f"  {prefix}{name}: {said[name][-1]} said, {done[name][-1]}", flush=True)
-    for name in said:
-        what = prefix + name
-        _compare(section, f"{what}, samples/s", _of(said, name, 0), _of(done, name, 0), THROUGHPUT_WITHIN)
-        if statistics.median(_of(done, name, 1)) > 0:
-            _compare(section, f"{what}, mean staleness", _of(said, name, 1), _of(done, name, 1), STALENESS_WITHIN)
+    compare(section, said, done, prefix)
 
 
 def settings(workload: Workload) -> Settings:
@@ -85,8 +81,11 @@ def small_settings(workload: Workload) -> Settings:
     return {"single process": (squall.SingleProcess(optimizer=downpour(workload, 1).optimizer), None), **found}
 
 
-def predicted(workload: Workload, strategy: squall.Strategy, cluster: Cluster, slow: float | None) -> Found:
-    simulated_s = 3 * SECONDS if cluster.step_s(cluster.machines[0]) > 1e-3 else 1.0  # thousands of steps do as well
+def predicted(
+    workload: Workload, strategy: squall.Strategy, cluster: Cluster, slow: float | None = None, seconds: float = SECONDS
+) -> Found:  # fmt: skip
+    """Of a run of three times as many seconds."""
+    simulated_s = 3 * seconds if cluster.step_s(cluster.machines[0]) > 1e-3 else 1.0  # thousands of steps do as well
     settings = squall.Settings(threads=1, seconds=simulated_s, snapshot_every_s=None, slow=slow)
     elements = sum(parameter.numel() for parameter in workload.model().parameters())
     strategy, cluster = stand_in(strategy, cluster, elements)
@@ -99,13 +98,25 @@ def trained(workload: Workload, strategy: squall.Strategy, slow: float | None) -
         threads=1, seconds=SECONDS + STEADY_AFTER_S, snapshot_every_s=None, progress=False, slow=slow
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
-        run = squall.fit(training_task(workload), strategy, run_dir=Path(folder) / "run", settings=settings)
-        reader = Reader(run.directory / "run.sqlite")
-        rows = [row for row in reader.rows(StalenessRow) if row.time_s >= STEADY_AFTER_S]
-        reader.close()
-        pushes = sum(row.count for row in rows)
-        stale = sum(row.staleness * row.count for row in rows) / pushes if pushes else math.nan
-        return Found(steady(run), stale)
+        return found(squall.fit(training_task(workload), strategy, run_dir=Path(folder) / "run", settings=settings))
+
+
+def found(run: squall.Run) -> Found:
+    """Of a run that was steady after a second."""
+    reader = Reader(run.directory / "run.sqlite")
+    rows = [row for row in reader.rows(StalenessRow) if row.time_s >= STEADY_AFTER_S]
+    reader.close()
+    pushes = sum(row.count for row in rows)
+    stale = sum(row.staleness * row.count for row in rows) / pushes if pushes else math.nan
+    return Found(steady(run), stale)
+
+
+def compare(section: Section, said: dict[str, list[Found]], done: dict[str, list[Found]], prefix: str = "") -> None:
+    for name in said:
+        what = prefix + name
+        _compare(section, f"{what}, samples/s", _of(said, name, 0), _of(done, name, 0), THROUGHPUT_WITHIN)
+        if statistics.median(_of(done, name, 1)) > 0:
+            _compare(section, f"{what}, mean staleness", _of(said, name, 1), _of(done, name, 1), STALENESS_WITHIN)
 
 
 def _of(found: dict[str, list[Found]], name: str, field: int) -> list[float]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import squall
 from benchmarks.links import RATE
@@ -20,10 +22,12 @@ from benchmarks.peers import ddp, ray_actor, rpc
 from benchmarks.results import Section, median_ratio, rounds
 from benchmarks.squall_training import STEADY_AFTER_S, downpour, steady, training_task
 from benchmarks.workloads import Workload, speech_mlp
+from squall.launchers.joining.token import VARIABLE, Token
 
 SECONDS = 8.0
 PORT = 7700  # nothing else is in the namespace
 JOINS_WITHIN_S = 60.0
+Found = TypeVar("Found")
 BOUNDS = {"squall": 0.9, "squall, overlap": 1.0, "squall, every 8": 3.5, "squall, every 8, overlap": 6.0}
 
 
@@ -44,9 +48,9 @@ def measure(repeats: int = 3) -> Section:
 
 def _compare(section: Section, link: Link, workload: Workload, repeats: int) -> None:
     strategies = {
-        "squall": _downpour(workload), "squall, overlap": _downpour(workload, overlap=True),
-        "squall, every 8": _downpour(workload, exchange_every=8),
-        "squall, every 8, overlap": _downpour(workload, exchange_every=8, overlap=True),
+        "squall": on_both(workload), "squall, overlap": on_both(workload, overlap=True),
+        "squall, every 8": on_both(workload, exchange_every=8),
+        "squall, every 8, overlap": on_both(workload, exchange_every=8, overlap=True),
     }  # fmt: skip
     measures: dict[str, Callable[[], float]] = {
         "DDP on Gloo": partial(ddp.samples_per_second, workload, 2, SECONDS, link=link),
@@ -64,30 +68,48 @@ def _compare(section: Section, link: Link, workload: Workload, repeats: int) -> 
 
 def samples_per_second(link: Link, workload: Workload, strategy: squall.Strategy) -> float:
     """Of both replicas once the run is steady."""
+    return trained(link, workload, strategy, SECONDS, steady)
+
+
+def trained(
+    link: Link, workload: Workload, strategy: squall.Strategy, seconds: float, look: Callable[[squall.Run], Found]
+) -> Found:  # fmt: skip
+    """What is seen of a run of so many seconds on both sides of the link, and a second to warm up."""
     settings = squall.Settings(
-        threads=1, seconds=SECONDS + STEADY_AFTER_S, snapshot_every_s=None, progress=False, machines=2,
-        listen=f"{link.hosts[0]}:{PORT}", lost_after_s=30.0,
+        threads=1, seconds=seconds + STEADY_AFTER_S, snapshot_every_s=None, progress=False, machines=2,
+        listen=address(link), lost_after_s=30.0,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
-        directory = Path(folder) / "run"
-        joiner = threading.Thread(target=_join, args=(link, directory / "token"))
-        joiner.start()
+    with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder, joined(link):
+        return look(squall.fit(training_task(workload), strategy, run_dir=Path(folder) / "run", settings=settings))
+
+
+@contextmanager
+def joined(link: Link) -> Iterator[None]:
+    """In here this thread is on one side, and on the other `squall join` waits for what it starts, and ends with it."""
+    token = Token.for_all().text()
+    joiner = threading.Thread(target=_join, args=(link, token, os.sched_getaffinity(0)))
+    joiner.start()
+    os.environ[VARIABLE] = token
+    try:
         with link.inside(0):
-            run = squall.fit(training_task(workload), strategy, run_dir=directory, settings=settings)
+            yield
+    finally:
         joiner.join()
-        return steady(run)
 
 
-def _join(link: Link, token: Path) -> None:
-    deadline = time.monotonic() + JOINS_WITHIN_S
-    while not token.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    address = f"{link.hosts[0]}:{PORT}"
+def address(link: Link) -> str:
+    return f"{link.hosts[0]}:{PORT}"
+
+
+def _join(link: Link, token: str, cores: set[int]) -> None:
+    """On the other cores, if it may have any."""
+    os.sched_setaffinity(0, set(range(os.cpu_count() or 1)) - cores or cores)
+    command = [sys.executable, "-m", "squall", "join", address(link), "--wait", str(JOINS_WITHIN_S)]
     with link.inside(1):
-        subprocess.run([sys.executable, "-m", "squall", "join", address, "--token-file", str(token)], check=True)
+        subprocess.run(command, check=True, env={**os.environ, VARIABLE: token})
 
 
-def _downpour(workload: Workload, exchange_every: int = 1, overlap: bool = False) -> squall.Downpour:
+def on_both(workload: Workload, exchange_every: int = 1, overlap: bool = False) -> squall.Downpour:
     return dataclasses.replace(downpour(workload, 2, exchange_every, overlap), shards=2)
 
 

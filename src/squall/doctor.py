@@ -177,9 +177,9 @@ def memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> Find
         return Finding("memory", None, f"{meminfo} does not tell", "watch the memory of the first run")
     total, available = 1024 * int(kib["MemTotal"]), 1024 * int(kib["MemAvailable"])
     limit = _read(cgroup / "memory.max") or _read(cgroup / "memory/memory.limit_in_bytes")
-    found = f"{_gib(available)} available of {_gib(total)}"
+    found = f"{gib(available)} available of {gib(total)}"
     if limit.isdigit() and int(limit) < total:
-        found += f"; this container is killed above {_gib(int(limit))}"
+        found += f"; this container is killed above {gib(int(limit))}"
         available = min(available, int(limit))
     if available < 2**30:
         remedy = "end other programs, or train with fewer replicas: each holds the model, a batch and torch"
@@ -200,7 +200,7 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
     free, size = system.f_bavail * system.f_frsize, system.f_blocks * system.f_frsize
     room, overlapped = _millions(free / SHARED_BYTES), _millions(free / SHARED_BYTES_OVERLAPPED)
     found = (
-        f"{_gib(free)} free of {_gib(size)} in {path}: room for 2 replicas of {room} parameters"
+        f"{gib(free)} free of {gib(size)} in {path}: room for 2 replicas of {room} parameters"
         f" ({overlapped} with overlap)"
     )
     if free < ENOUGH_SHARED_MEMORY:
@@ -287,7 +287,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _gib(size: float) -> str:
+def gib(size: float) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 

@@ -45,6 +45,8 @@ class Settings:
         packed: with Ray: machines are on few nodes, and not each on a node of its own where that goes.
         least_replicas: training begins when there is room (cores) for so many of the strategy's replicas, and others
             start as machines join; None: with all of them, whatever cores there are.
+        plaintext: what goes between machines is not encrypted, for networks that are already, such as a VPN. All
+            processes still prove who they are.
         lost_after_s: a machine that is not heard of for so many seconds is taken for lost, and its work done elsewhere.
         seconds: end after so much training time.
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
@@ -65,6 +67,7 @@ class Settings:
     cores: int | None = None
     packed: bool = False
     least_replicas: int | None = None
+    plaintext: bool = False
     lost_after_s: float = 2.0
     seconds: float | None = None
     evaluate_every_s: float | None = None
@@ -91,6 +94,8 @@ class Settings:
             raise ValueError(f"machines is {machines}: say where others reach this one: listen='10.0.0.1:7700'")
         if self.several and self.launcher == "inline":
             raise ValueError("machines or listen is given, and an inline run is in one process: leave one out")
+        if self.plaintext and not self.several:
+            raise ValueError("plaintext is for what goes between machines, and there is one: leave it out")
         if self.least_replicas is not None and self.listen is None:
             raise ValueError("replicas are a range, which grows as machines join: say where, listen='10.0.0.1:7700'")
         kept = self.keep_schedule

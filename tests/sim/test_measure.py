@@ -108,7 +108,7 @@ def test_a_machine_is_measured_and_written(tmp_path: Path) -> None:
     assert min(code.batch_s, code.exchange_s, code.serve_s, code.wake_s, code.cold_s) >= 0, (
         "differences of what takes a tenth of a second here"
     )
-    assert write(measured, tmp_path / "mine.toml", "first\nsecond") == tmp_path / "mine.steps.txt"
+    assert write(measured.cluster, tmp_path / "mine.toml", "first\nsecond") == [tmp_path / "mine.steps.txt"]
     assert (tmp_path / "mine.toml").read_text().startswith("# first\n# second\n\n[[machines]]\n")
     assert Cluster.load(tmp_path / "mine.toml") == measured.cluster
     assert isinstance(machine.jitter, Trace)

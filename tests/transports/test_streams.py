@@ -6,6 +6,7 @@ import math
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -34,10 +35,12 @@ class End:
     every_s = math.inf
     vouches: Callable[[str, Node], bool] = staticmethod(lambda authority, node: authority == "machine-0")
 
-    def __init__(self, identity: Identity, peers: dict[Node, tuple[str, int]] | None = None) -> None:
+    def __init__(
+        self, identity: Identity, peers: dict[Node, tuple[str, int]] | None = None, plaintext: bool = False
+    ) -> None:
         self.memory = bytearray(SIZE)
         self.listener = socket.create_server(("127.0.0.1", 0)) if peers is None else None
-        self.streams = Streams(identity.contexts(), self, peers or {}, self.listener)
+        self.streams = Streams(identity.contexts(), self, peers or {}, self.listener, plaintext)
         self.events: list[Event] = []
 
     @property
@@ -93,16 +96,21 @@ def machine() -> Identity:
     return Identity.new_root("a run").issue("machine-0", authority=True)
 
 
+@pytest.fixture(params=[False, True], ids=["TLS", "plaintext"])
+def plaintext(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture
-def shard(machine: Identity) -> Iterator[End]:
-    end = End(machine.issue(str(SHARD)))
+def shard(machine: Identity, plaintext: bool) -> Iterator[End]:
+    end = End(machine.issue(str(SHARD)), plaintext=plaintext)
     yield end
     end.streams.close()
 
 
 @pytest.fixture
-def replica(machine: Identity, shard: End) -> Iterator[End]:
-    end = End(machine.issue(str(REPLICA)), {SHARD: shard.address})
+def replica(machine: Identity, shard: End, plaintext: bool) -> Iterator[End]:
+    end = End(machine.issue(str(REPLICA)), {SHARD: shard.address}, plaintext)
     yield end
     end.streams.close()
 
@@ -263,9 +271,11 @@ def test_a_part_of_a_message_tells_that_its_sender_is_there(replica: End, shard:
 
 
 @pytest.mark.parametrize("name", ["replica-2.0", "nobody", "replica-x.y"])
-def test_a_member_that_answers_under_another_name_is_not_listened_to(name: str, machine: Identity, shard: End) -> None:
+def test_a_member_that_answers_under_another_name_is_not_listened_to(
+    name: str, machine: Identity, shard: End, plaintext: bool
+) -> None:
     """Names are those of certificates."""
-    other = End(machine.issue(name), {SHARD: shard.address, Node("shard", 1): shard.address})
+    other = End(machine.issue(name), {SHARD: shard.address, Node("shard", 1): shard.address}, plaintext)
     turns(other, shard, until=lambda: not other.streams._opening)
     assert not other.events
     other.streams.close()
@@ -301,10 +311,59 @@ def test_a_machine_names_no_process_that_another_one_has(liar: Callable[[Identit
         end.streams.close()
 
 
-def test_a_stranger_is_refused(shard: End) -> None:
+def test_a_stranger_is_refused(shard: End, plaintext: bool) -> None:
     """It has a certificate, of another run."""
     other = Identity.new_root("another run").issue("machine-0", authority=True).issue(str(REPLICA))
-    stranger = End(other, {SHARD: shard.address})
+    stranger = End(other, {SHARD: shard.address}, plaintext)
     turns(stranger, shard, until=lambda: not stranger.streams._opening and not shard.streams._opening)
     assert not shard.events
     stranger.streams.close()
+
+
+def test_who_is_on_the_way_reads_plain_text_alone(machine: Identity, shard: End, plaintext: bool) -> None:
+    """That of an end that wants it: with one that wants none nothing is exchanged, in either direction."""
+    with Wire(shard.address) as wire:
+        replica = End(machine.issue(str(REPLICA)), {SHARD: wire.address}, plaintext)
+        connected(replica, shard)
+        replica.memory[:] = b"gradients" * (SIZE // 9) + bytes(SIZE % 9)
+        replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
+        turns(replica, shard, until=lambda: bool(shard.frames))
+        replica.streams.close()
+        assert shard.memory == replica.memory
+        assert (b"gradients" in wire.seen) == plaintext
+    other = End(machine.issue(str(REPLICA)), {SHARD: shard.address}, not plaintext)
+    shard.events.clear()
+    turns(other, shard, until=lambda: other.streams._redial.get(SHARD, (0, 0))[1] > 4 * REDIAL_S)
+    assert not other.frames
+    assert not shard.frames
+    other.streams.close()
+
+
+class Wire:
+    """Carries what is said between one who calls and an address, and keeps what the first one has said."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.seen = bytearray()
+        self._address = address
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()
+        self._thread = threading.Thread(target=self._carry)
+
+    def __enter__(self) -> Wire:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._listener.close()
+        self._thread.join(SOON_S)
+
+    def _carry(self) -> None:
+        with self._listener.accept()[0] as one, socket.create_connection(self._address) as other:
+            to = {one: other, other: one}
+            while True:
+                for end in select.select([one, other], [], [], SOON_S)[0]:
+                    data = end.recv(1 << 16)
+                    if not data:
+                        return
+                    self.seen += data if end is one else b""
+                    to[end].sendall(data)

@@ -87,7 +87,8 @@ def _nothing_is_garbage() -> Iterator[None]:
 def _start_early(arguments: Sequence[str]) -> LocalRun | None:
     """The nursery takes as long as this process to import torch: let both do it at once."""
     own = run.before_script(arguments)
-    if not own or own[0] not in ("train", "resume", "run") or {"-h", "--help"} & set(own):
+    several = own[:1] in (["doctor"], ["measure"]) and "--cluster" in own
+    if not own or not (several or own[0] in ("train", "resume", "run")) or {"-h", "--help"} & set(own):
         return None
     from squall.launchers.local import LocalRun
 

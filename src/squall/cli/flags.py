@@ -52,13 +52,19 @@ def add_common(group: Any) -> None:
     group.add_argument(
         "--shard-threads", type=int, default=1, metavar="N", help="torch threads of a shard (default: 1)"
     )
-    group.add_argument("--machines", type=machines, metavar="N|auto", help="others join by squall join, or by Ray")
-    group.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine")
+    add_machines(group)
     lost = "a machine is lost after S silent seconds"
     group.add_argument("--lost-after", dest="lost_after_s", type=float, default=2.0, metavar="S", help=lost)
+    group.add_argument("--run-dir", help="directory of the run (default: the next under runs/)")
+
+
+def add_machines(group: Any) -> None:
+    """The flags of whatever several machines do together."""
+    group.add_argument("--machines", type=machines, metavar="N|auto", help="others join by squall join, or by Ray")
+    group.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine")
+    group.add_argument("--plaintext", action="store_true", help="between machines: no encryption (on a VPN, say)")
     group.add_argument("--cores", type=int, metavar="N", help="with Ray: of each machine (default: its replicas)")
     group.add_argument("--packed", action="store_true", help="with Ray: machines may share nodes")
-    group.add_argument("--run-dir", help="directory of the run (default: a new one in runs/)")
 
 
 def add_kept(parser: argparse.ArgumentParser) -> Any:

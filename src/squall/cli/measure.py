@@ -12,19 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squall.cli.output import check_output, out_path
+from squall.cli.survey import add_survey_flags, elsewhere, surveyed
 from squall.version import __version__
 
 if TYPE_CHECKING:
+    from squall.launchers.local import LocalRun
     from squall.sim.cluster.measure import Measured
+    from squall.sim.cluster.parts import MachineKind
+    from squall.strategies import Strategy
+    from squall.usercode.task_file import Loaded
 
 _ABOUT = (
     "Measure a task on this machine (steps, alone and several at once; exchanges; memory), and write a cluster file"
-    " for `squall simulate`. Nothing is trained. What one machine cannot show, links and failures, is yours to add."
+    " for `squall simulate`. Nothing is trained. What one machine cannot show, links and failures, is yours to add;"
+    " with --cluster others join as for a run, and links are measured as well."
 )
 
 
 def add(commands: Any, arguments: Sequence[str]) -> None:
-    parser = commands.add_parser("measure", help="write a cluster.toml from this machine", description=_ABOUT)
+    parser = commands.add_parser(
+        "measure", help="write a cluster.toml from this machine, or from several", description=_ABOUT
+    )
     parser.set_defaults(run=_measure)
     parser.add_argument("file", metavar="FILE[:function]", help="as of `squall train`")
     parser.add_argument(
@@ -39,12 +47,16 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--force", action="store_true", help="write over an older output")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
+    add_survey_flags(parser)
 
 
-def _measure(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
+def _measure(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
+    if (there := elsewhere(options)) is not None:
+        return there
     path = out_path(options.out, "cluster.toml", options.file)
     trace_file = f"{path.stem}.steps.txt"
-    check_output(path, options.force, beside=[path.parent / trace_file], example="cluster.toml")
+    traces = [] if options.cluster else [path.parent / trace_file]
+    check_output(path, options.force, beside=traces, example="cluster.toml")
     import torch
 
     torch.set_num_threads(1)  # a thread pool would not survive the forks
@@ -53,17 +65,18 @@ def _measure(options: argparse.Namespace, local: object, commanded_at: float) ->
 
     loaded = load_task(options.file)
     strategy = loaded.strategies[0] if loaded.strategies else None
+    if options.cluster:
+        return _of_all(options, local, path, loaded, strategy)
     sys.stderr.write(f"squall: measuring for about {options.seconds:g} s\n")
     measured = measure(
         loaded.function, strategy, seconds=options.seconds, threads=options.threads, trace_file=trace_file,
         busy=options.busy,
     )  # fmt: skip
     comment = (
-        f"{options.file}, measured by squall {__version__} with torch {torch.__version__} on {datetime.date.today()};"
-        f" threads of a replica: {options.threads}. Other programs had {measured.others:.0%} of the cores.\n"
+        f"{_heading(options)} Other programs had {measured.others:.0%} of the cores.\n"
         "Not measured, so put in your own: count, interface, links, failures. docs/cluster.md describes this file."
     )
-    trace = write(measured, path, comment)
+    (trace,) = write(measured.cluster, path, comment)
     if options.json:
         return 0, json.dumps(_document(measured, path, trace)) + "\n"
     return 0, _summary(measured, path, trace, options.file)
@@ -98,13 +111,57 @@ def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
 
 def _document(measured: Measured, path: Path, trace: Path) -> dict[str, Any]:
     """The JSON object; times are in seconds, `memory` is in bytes a second."""
-    machine = measured.machine
     return {
-        "cluster": str(path), "steps": str(trace), "step_s": machine.step_s, "steps_measured": len(measured.steps),
-        "batch_size": measured.batch_size, "elements": measured.elements, "cores": machine.cores,
-        "single_s": machine.single_s, "slowdown": machine.slowdown, "exchange": machine.exchange,
-        "overhead": dataclasses.asdict(machine.overhead), "memory": machine.memory, "others": measured.others,
+        "cluster": str(path), "steps": str(trace), "steps_measured": len(measured.steps),
+        "batch_size": measured.batch_size, "elements": measured.elements, **_figures(measured.machine),
+        "others": measured.others,
     }  # fmt: skip
+
+
+def _figures(machine: MachineKind) -> dict[str, Any]:
+    return {
+        "step_s": machine.step_s, "cores": machine.cores, "single_s": machine.single_s, "slowdown": machine.slowdown,
+        "exchange": machine.exchange, "overhead": dataclasses.asdict(machine.overhead), "memory": machine.memory,
+    }  # fmt: skip
+
+
+def _of_all(
+    options: argparse.Namespace, local: LocalRun | None, path: Path, loaded: Loaded, strategy: Strategy | None
+) -> tuple[int, str]:  # fmt: skip
+    """Measure several machines, and their links."""
+    from squall.report.words import two_columns
+    from squall.sim.cluster.measure import write
+    from squall.survey.measured import measure_cluster
+    from squall.usercode.sources import Sources
+
+    code = {"task": loaded.function, "strategy": strategy}
+    message = {"sources": Sources.now(loaded.file), "threads": options.threads, "busy": options.busy}
+    with surveyed(options, local, code, message) as survey:
+        found = measure_cluster(survey, options.wait, options.seconds, path.stem)
+    lines = found.lines()
+    told = "".join(f"{name}: {text}\n" for name, text in lines)
+    others = "Not measured, so put in your own: failures, preemptions. docs/cluster.md describes this file."
+    traces = write(found.cluster, path, f"{_heading(options)} Its machines and links:\n{told}{others}")
+    if options.json:
+        links = [{"from": here, "to": there, "round_trip_s": way.round_trip_s, "bytes_s": way.bytes_s}
+                 for (here, there), way in found.links.items()]  # fmt: skip
+        machines = [{"machine": number, "name": kind.name, **_figures(kind)}
+                    for number, kind in zip(found.machines, found.cluster.machines)]  # fmt: skip
+        return 0, json.dumps({"cluster": str(path), "machines": machines, "links": links}) + "\n"
+    lines.append(("written", f"{path}, and {', '.join(trace.name for trace in traces)} with the step times"))
+    lines.append(("next", f"squall plan {options.file} --cluster {path}"))
+    return 0, f"{two_columns(lines)}\n"
+
+
+def _heading(options: argparse.Namespace) -> str:
+    """What was measured, with what, and when."""
+    import torch
+
+    now = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
+    return (
+        f"{options.file}, measured by squall {__version__} with torch {torch.__version__} on {now};"
+        f" threads of a replica: {options.threads}."
+    )
 
 
 def _time(seconds: float) -> str:

@@ -33,6 +33,9 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     again.add_argument("--shards", type=int, help="another number of shards")
     again.add_argument("--machines", type=int, metavar="N", help="so many machines, in place of those that it had")
     again.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine now")
+    again.add_argument(
+        "--plaintext", action=argparse.BooleanOptionalAction, help="between machines: no encryption from now on"
+    )
     add_patience(add_limits(again, time=""))
     add_keep_best(again.add_argument_group("what is kept"))
     again.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -55,14 +58,14 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
         if options.keep_best is not None:
             raise ValueError(f"leave --keep-best out: {SAVES_ITSELF}")
     code = resumed_code(old, strategy, None, **limits)
-    code["plan"] = _moved(code["plan"], options.machines, options.listen)
+    code["plan"] = _moved(code["plan"], options.machines, options.listen, options.plaintext)
     run = Launch(code, local, commanded_at).go(path, again=True)
     if not scripted:
         sys.stderr.write(_of_before(run, code["plan"], limits))
     return summarized(run, options.json)
 
 
-def _moved(plan: Plan, machines: int | None, listen: str | None) -> Plan:
+def _moved(plan: Plan, machines: int | None, listen: str | None, plaintext: bool | None) -> Plan:
     """On other machines, if some are given."""
     from squall.checks import require
     from squall.launchers.joining.address import parse_address
@@ -72,7 +75,10 @@ def _moved(plan: Plan, machines: int | None, listen: str | None) -> Plan:
     if listen is not None:
         parse_address(listen, "--listen")
     require("--machines", machines, machines is None or machines >= 1, "at least 1")
-    moved = msgspec.structs.replace(plan, machines=machines or plan.machines, listen=listen or plan.listen)
+    moved = msgspec.structs.replace(
+        plan, machines=machines or plan.machines, listen=listen or plan.listen,
+        plaintext=plan.plaintext if plaintext is None else plaintext,
+    )  # fmt: skip
     if (moved.machines or 1) > 1 and moved.listen is None and moved.launcher != "ray":
         raise ValueError(f"--machines is {moved.machines}: say where others reach this one: --listen 10.0.0.1:7700")
     return moved

@@ -47,10 +47,10 @@ def add_strategy_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]
 
 def add_optimizer_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("optimizer, of the shards or, where replicas have their own, of those")
-    group.add_argument("--optimizer", help="a torch.optim class by name, such as sgd, adagrad or adamw")
+    group.add_argument("--optimizer", metavar="NAME", help="a torch.optim class, such as sgd, adagrad or adamw")
     group.add_argument("--lr", type=float, help="its learning rate")
     group.add_argument("--momentum", type=float, help="its momentum, where it has one")
-    group.add_argument("--weight-decay", type=float, help="its weight decay")
+    group.add_argument("--weight-decay", type=float, metavar="DECAY", help="its weight decay")
 
 
 def _named(arguments: Sequence[str]) -> str | None:

@@ -90,7 +90,8 @@ class StreamLine:
         nursery = Node("nursery", site.machine)
         contexts = site.identity.issue(str(nursery)).contexts()
         part = Part(nursery, site, COMMON, _no_numbers)
-        self._streams = Streams(contexts, part, {COORDINATOR: site.addresses[COORDINATOR]})
+        addresses = {COORDINATOR: site.addresses[COORDINATOR]}
+        self._streams = Streams(contexts, part, addresses, plaintext=site.plaintext)
 
     @property
     def sources(self) -> list[Any]:

@@ -18,6 +18,7 @@ import msgspec
 from squall.errors import SquallError, TaskError
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.inventory import in_words, inventory
+from squall.launchers.member_messages import understood
 from squall.launchers.orders import Facts
 from squall.protocol.nodes import Node
 from squall.record.inventory import Inventory
@@ -86,6 +87,7 @@ class Wanted(NamedTuple):
     least_replicas: int | None = None  # that there are cores for; None: all are placed, whatever cores there are
     threads: int = 1  # of a replica
     device: str = "cpu"  # of the replicas
+    plaintext: bool = False  # between machines
 
 
 class Gathering:
@@ -165,6 +167,9 @@ class Gathering:
         least = self._wanted.least_replicas
         return f"there is room for {self._room} replicas, and training begins with {least}: more have to join"
 
+    def understands(self, said: dict[str, Any]) -> bool:
+        return understood(said)
+
     def hear(self, number: int, said: dict[str, Any]) -> bool:
         """Take what a nursery has said; False if it is not for this. Raises `SquallError` for one that differs."""
         machine = self.machines[number]
@@ -231,7 +236,8 @@ class Gathering:
         )
         self.seats = {process: machines[at].number for process, at in found.items()}
         self._first = set(self.machines)
-        self._inventory = inventory([(m.number, m.name, m.room) for m in machines], self.seats)
+        told = [(m.number, m.name, m.room) for m in machines]
+        self._inventory = inventory(told, self.seats, self._wanted.plaintext)
         self._tell(in_words(self._inventory))
         return True
 

@@ -18,7 +18,6 @@ from squall.launchers.joining.hello import Hello, hello
 from squall.launchers.joining.joining import FROM_HEAD_BYTES
 from squall.launchers.joining.listener import Listener
 from squall.launchers.joining.token import VARIABLE, Token, find_token
-from squall.launchers.member_messages import understood
 from squall.launchers.on_ray.machines import RayMachines
 from squall.launchers.schedules import Schedules
 from squall.launchers.script_relay import ScriptRelay
@@ -26,7 +25,7 @@ from squall.protocol.effects import End
 from squall.runtime.attempts import numbers
 from squall.runtime.run_plan import Plan
 from squall.strategies import Recipe
-from squall.transports.certificates import Identity
+from squall.transports.certificates import Identity, machine_name
 from squall.transports.texts import printable
 
 TOKEN = "token"  # file in the run's directory
@@ -40,6 +39,20 @@ class Provider(Protocol):
     def start(self, name: str, head: str, token: str) -> None: ...  # machines for the run of that name
     def turn(self, now: float, begun: bool) -> Iterable[str]: ...  # what the user is to be told
     def close(self) -> None: ...  # the run is over
+
+
+class Guests(Protocol):
+    """What becomes of the machines that are let in: a run, or what is to be known of them."""
+
+    machines: dict[int, Gathered]
+    over: bool  # those that were waited for are there
+
+    @property
+    def waits(self) -> str: ...  # for what, if not only for machines to come
+    def add(self, machine: Gathered, task: bytes) -> None: ...
+    def lose(self, number: int) -> None: ...  # its connection is over
+    def understands(self, said: dict[str, Any]) -> bool: ...
+    def hear(self, number: int, said: dict[str, Any]) -> bool: ...  # False: it is not for this
 
 
 class Head:
@@ -60,7 +73,8 @@ class Head:
             self._root = Identity.new_root("squall")
             self._token = Token.new(self._root)
         self._listener = Listener(bound(listen), self._root, self._token)
-        self._gathering: Gathering | None = None
+        self._guests: Guests | None = None
+        self.refused: list[str] = []  # why machines were not let in
         self._relay: ScriptRelay | None = None  # of a script's run
         self._task = b""  # for each machine that joins
         self._ended: set[int] = set()  # machines that have nothing more to say
@@ -76,34 +90,48 @@ class Head:
 
         Raises `ValueError` for a task that is too large to be sent.
         """
+        gathering = Gathering(self.here(own), self._wanted, self._recipe, self._root, _tell)
+        gathering.launch(Launched(directory, snapshot, lock))
+        self.let_in(gathering, task, directory)
+
+    def here(self, own: ControlPipe) -> Gathered:
+        """This machine."""
+        said = hello(self._listener.address[0])
+        return Gathered(0, said.machine, self._provider.room if self._provider is not None else self._room(said), own)
+
+    def let_in(self, guests: Guests, task: bytes, directory: Path) -> None:
+        """From now on; the user is told what to type, with a token that is written into the directory."""
         if len(task) > FROM_HEAD_BYTES:
             raise ValueError(
                 f"the task takes {len(task) / 2**30:.1f} GiB with the data that its functions hold, and"
                 f" {FROM_HEAD_BYTES / 2**30:.0f} GiB can be sent to another machine: have them load the data from a"
                 " file that every machine has, and keep it out of global variables and closures"
             )
-        self._directory = directory
-        here = hello(self._listener.address[0])
-        self._task = task
-        room = self._provider.room if self._provider is not None else self._room(here)
-        machine = Gathered(0, here.machine, room, own)
-        self._gathering = Gathering(machine, self._wanted, self._recipe, self._root, _tell)
-        self._gathering.launch(Launched(directory, snapshot, lock))
-        head = written(self._reached())
+        self._guests, self._task, self._directory = guests, task, directory
+        head = written(self.reached)
         if self._provider is not None:
             self._provider.start(directory.name, head, self._token.text())
             return
-        file = self._directory / TOKEN
+        file = directory / TOKEN
         self._token.write(file)
         missing = self._wanted.machines - 1
         others = {0: "any other machine", 1: "the other machine"}.get(missing, f"each of the other {missing} machines")
-        why = f"{self._gathering.waits}; " if self._gathering.waits else ""
+        why = f"{guests.waits}; " if guests.waits else ""
         _tell(f"{why}on {others}, with a copy of {file}, type:\n    squall join {head} --token-file {file.name}")
 
     def relay_scripts(self) -> None:
         """It is a script that trains: what those elsewhere say is for the nursery here."""
-        assert self._gathering is not None
-        self._relay = ScriptRelay(self._gathering, self._directory)
+        assert isinstance(self._guests, Gathering)
+        self._relay = ScriptRelay(self._guests, self._directory)
+
+    @property
+    def wanted(self) -> int:
+        """Machines that are waited for, this one included."""
+        return self._wanted.machines
+
+    def identity(self) -> Identity:
+        """An authority over the processes of this machine."""
+        return self._root.issue(machine_name(0), authority=True)
 
     @property
     def sources(self) -> list[Any]:
@@ -113,20 +141,22 @@ class Head:
     def turn(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """What machines have said that is not about their gathering, with their numbers; the own nursery's is not."""
         for joined in self._listener.turn(time.monotonic()):
-            assert self._gathering is not None
+            assert self._guests is not None
             room, pipe = self._room(joined.hello), ControlPipe(joined.pipe)
             machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
-            self._gathering.add(machine, self._task)
-        if self._provider is not None and self._gathering is not None:
-            for text in self._provider.turn(time.monotonic(), self._gathering.over):
+            self._guests.add(machine, self._task)
+        if self._provider is not None and self._guests is not None:
+            for text in self._provider.turn(time.monotonic(), self._guests.over):
                 _tell(text)
         while self._listener.refused:
-            _tell(f"a machine was not let in: {self._listener.refused.popleft()}")
+            self.refused.append(self._listener.refused.popleft())
+            _tell(f"a machine was not let in: {self.refused[-1]}")
         for number, pipe in self._others():
             if not pipe.connection.poll():
                 continue
+            assert self._guests is not None
             said, self.heard_at = pipe.hear(), time.monotonic()
-            if said is None or not understood(said):
+            if said is None or not self._guests.understands(said):
                 self._lose(number)
             elif said["kind"] == "scheduled":
                 self._take_schedule(number, said)
@@ -143,7 +173,6 @@ class Head:
         return all(number in self._ended for number, _ in self._others())
 
     def _take_schedule(self, number: int, said: dict[str, Any]) -> None:
-        assert self._gathering is not None
         if self._schedules is None:
             attempt = self._directory / "schedule" / str(max(numbers(self._directory), default=0))
             self._schedules = Schedules(attempt, self._schedules_bytes)
@@ -154,13 +183,13 @@ class Head:
             self._lose(number)
 
     def heard(self, number: int, said: dict[str, Any]) -> bool:
-        """Whether it was about the gathering, or of a script, and is done with."""
-        gathered = self._gathering is not None and self._gathering.hear(number, said)
-        if self._relay is None or self._gathering is None:
-            return gathered
-        if number not in self._gathering.machines:  # it was sent away
+        """Whether it was about the guests, or of a script, and is done with."""
+        heard = self._guests is not None and self._guests.hear(number, said)
+        if self._relay is None or self._guests is None:
+            return heard
+        if number not in self._guests.machines:  # it was sent away
             self._relay.lose(number, ended=False)
-        return gathered or self._relay.hear(number, said)
+        return heard or self._relay.hear(number, said)
 
     def over(self, status: str, reason: str) -> None:
         """All has ended here: the other machines need not wait for the coordinator, and hand over what they have."""
@@ -183,9 +212,9 @@ class Head:
 
     def _lose(self, number: int) -> None:
         """Its connection is over. When the run has begun, it is the coordinator that takes a machine for lost."""
-        assert self._gathering is not None
-        self._gathering.machines[number].pipe.connection.close()
-        self._gathering.lose(number)
+        assert self._guests is not None
+        self._guests.machines[number].pipe.connection.close()
+        self._guests.lose(number)
         if self._relay is not None:
             self._relay.lose(number, number in self._ended)
 
@@ -193,10 +222,11 @@ class Head:
         return Room(said.cores, said.gpus if self._wanted.device.startswith("cuda") else 0)
 
     def _others(self) -> list[tuple[int, ControlPipe]]:
-        machines = self._gathering.machines if self._gathering is not None else {}
+        machines = self._guests.machines if self._guests is not None else {}
         return [(number, machine.pipe) for number, machine in machines.items() if number]
 
-    def _reached(self) -> Address:
+    @property
+    def reached(self) -> Address:
         """What others can call, where it listens on all addresses."""
         host, port = self._listener.address
         return (socket.gethostname() if host in ("0.0.0.0", "::") else host), port
@@ -210,14 +240,14 @@ def head_of(plan: Plan, recipe: Recipe) -> Head | None:
     if plan.launcher == "ray":
         machines = RayMachines(plan)
         try:
-            wanted = Wanted(machines.count, device=plan.device)
+            wanted = Wanted(machines.count, device=plan.device, plaintext=plan.plaintext)
             return Head(listen or machines.address(), wanted, recipe, machines, kept)
         except BaseException:
             machines.close()
             raise
     if listen is None:
         return None
-    wanted = Wanted(plan.machines or 1, plan.least_replicas, plan.threads, plan.device)
+    wanted = Wanted(plan.machines or 1, plan.least_replicas, plan.threads, plan.device, plan.plaintext)
     return Head(listen, wanted, recipe, schedules_bytes=kept)
 
 

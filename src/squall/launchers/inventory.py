@@ -10,9 +10,9 @@ from squall.runtime.placement import Seats
 WHY = "replicas by cores or GPUs, shards where the fewest processes are, the rest where the run is kept"
 
 
-def inventory(machines: Sequence[tuple[int, str, object]], seats: Seats) -> Inventory:
+def inventory(machines: Sequence[tuple[int, str, object]], seats: Seats, plaintext: bool = False) -> Inventory:
     """Of machines with their numbers, names, and what they have."""
-    return Inventory(WHY, [(number, name, str(has), _runs(number, seats)) for number, name, has in machines])
+    return Inventory(WHY, [(number, name, str(has), _runs(number, seats)) for number, name, has in machines], plaintext)
 
 
 def _runs(machine: int, seats: Seats) -> str:
@@ -32,6 +32,8 @@ def in_words(found: Inventory) -> str:
     ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"    {name:<{widths[0]}}  {has:<{widths[1]}}  {runs}" for name, has, runs in rows]
+    if found.plaintext:
+        lines.append("    between them: plain text, which whoever is on its way can read and change (--plaintext)")
     return "\n".join([f"what runs where ({found.why}):", *lines])
 
 

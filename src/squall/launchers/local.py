@@ -9,9 +9,10 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
@@ -27,7 +28,10 @@ from squall.usercode.shipping import ship
 from squall.usercode.travelling import own_modules, script_modules
 
 if TYPE_CHECKING:  # they import torch, as the nursery does meanwhile
-    from squall.launchers.head import Head
+    from squall.launchers.gathering import Gathered
+    from squall.launchers.head import Guests, Head
+
+G = TypeVar("G", bound="Guests")
 
 ANSWER_WITHIN_S = 2.0  # seconds that the nursery has to answer to a stop
 EXITS_AT_MOST = 16  # of other machines' processes: the first is told
@@ -76,6 +80,13 @@ class LocalRun:
             return
         self._pipe.say(kind="launch", directory=str(directory.resolve()), snapshot=snapshot)
         self._pipe.hand(lock)
+
+    def survey(self, guests: Callable[[Gathered], G], directory: Path) -> G:
+        """Let machines in, this one first, of which nothing is launched."""
+        assert self._head is not None
+        found = guests(self._head.here(self._pipe))
+        self._head.let_in(found, self._task_elsewhere(), directory)
+        return found
 
     def _task_elsewhere(self) -> bytes:
         """What a nursery on another machine is given."""

@@ -83,6 +83,11 @@ def _serve(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member
 
 def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member: Member | None) -> None:
     """Build the task while the launcher checks it, and go on when the launcher says so."""
+    if "survey" in message:
+        from squall.survey.machine import serve  # which a run has no use for
+
+        serve(launcher, message, member)
+        return
     if member is not None:
         resolve_device(message["plan"].device)
     if "script" in message:

@@ -75,12 +75,12 @@ def hear_order(head: ControlPipe, plan: Plan, member: Member | None = None) -> O
     pulse = Pulse(plan.lost_after_s / BEATS, plan.lost_after_s)
     seats: Seats = {}
     listeners: dict[Node, socket.socket] = {}
-    while (said := _next(head, member)) is not None:
+    while (said := next_order(head, member)) is not None:
         machine = member.machine if member is not None else 0
         match said["kind"]:
             case "place":
                 seats = {(role, index): at for role, index, at in said["seats"]}
-                listeners = _bound(seats, machine)
+                listeners = listeners_of(seats, machine)
                 ports = {str(node): listener.getsockname()[1] for node, listener in listeners.items()}
                 head.say(kind="placed", ports=ports)
             case "launch" if member is not None:
@@ -88,7 +88,10 @@ def hear_order(head: ControlPipe, plan: Plan, member: Member | None = None) -> O
                 directory.mkdir(parents=True)
                 _take_files(head, directory, said["files"])
                 addresses = _addresses(said["addresses"], member.head)
-                site = Site(machine, seats, addresses, member.identity, listeners, dict(said["cores"]), pulse)
+                site = Site(
+                    machine, seats, addresses, member.identity, listeners, dict(said["cores"]), pulse,
+                    plaintext=plan.plaintext,
+                )  # fmt: skip
                 return Order(directory, said["snapshot"], site)
             case "launch":
                 head.take()  # the directory's lock: held by this process, and by all forked from it, to their end
@@ -97,7 +100,10 @@ def hear_order(head: ControlPipe, plan: Plan, member: Member | None = None) -> O
                     identity = msgspec.convert(said["identity"], Identity)
                     addresses = _addresses(said["addresses"], "localhost")
                     found = msgspec.convert(said["inventory"], Inventory)
-                    site = Site(0, seats, addresses, identity, listeners, dict(said["cores"]), pulse, found)
+                    site = Site(
+                        0, seats, addresses, identity, listeners, dict(said["cores"]), pulse, found,
+                        plaintext=plan.plaintext,
+                    )  # fmt: skip
                     order = order._replace(site=site)
                 return order
             case _:
@@ -108,11 +114,11 @@ def hear_order(head: ControlPipe, plan: Plan, member: Member | None = None) -> O
 def may_begin(head: ControlPipe, member: Member | None) -> bool:
     """Wait until all machines have room for their processes, so that none is awaited that cannot come."""
     head.say(kind="ready")
-    said = _next(head, member)
+    said = next_order(head, member)
     return said is not None and said["kind"] == "begin"
 
 
-def _next(head: ControlPipe, member: Member | None) -> dict[str, Any] | None:
+def next_order(head: ControlPipe, member: Member | None) -> dict[str, Any] | None:
     """What the head says next; None where this machine does not wait for it any more."""
     if member is not None:
         ready = wait([head.connection, member.attendant.connection])
@@ -128,7 +134,7 @@ def _next(head: ControlPipe, member: Member | None) -> dict[str, Any] | None:
     return said
 
 
-def _bound(seats: Seats, machine: int) -> dict[Node, socket.socket]:
+def listeners_of(seats: Seats, machine: int) -> dict[Node, socket.socket]:
     """The sockets of those that others call, in any version of IP that this machine has."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
@@ -145,11 +151,11 @@ def _addresses(told: dict[str, Address], head: str) -> dict[Node, Address]:
     Names are looked up here, once: who dials must not wait for a name server. Raises `SquallError`.
     """
     hosts = {host or head for host, _ in told.values()}
-    numeric = {host: _looked_up(host) for host in hosts}
+    numeric = {host: looked_up(host) for host in hosts}
     return {Node.parse(name): (numeric[host or head], port) for name, (host, port) in told.items()}
 
 
-def _looked_up(host: str) -> str:
+def looked_up(host: str) -> str:
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError) as error:

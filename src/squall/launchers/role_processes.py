@@ -136,7 +136,7 @@ def _carrier(job: Job, site: Site, node: Node) -> Carrier:
     addresses = {server: site.addresses[server] for server in _servers(job, node, here=False)}
     contexts = site.identity.issue(str(node)).contexts()
     part = Part(node, site, kind_of(job).says, places)
-    return Carrier(Streams(contexts, part, addresses, site.listeners.get(node)))
+    return Carrier(Streams(contexts, part, addresses, site.listeners.get(node), site.plaintext))
 
 
 def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:

@@ -4,7 +4,11 @@ import msgspec
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """Why it is so, and of each machine its number, its name, what it has, and what runs there."""
+    """Why it is so, and of each machine its number, its name, what it has, and what runs there.
+
+    `plaintext`: what goes between them is not encrypted.
+    """
 
     why: str = ""
     machines: list[tuple[int, str, str, str]] = []
+    plaintext: bool = False

@@ -66,6 +66,8 @@ class Summary:
         found.append(("exchanged", size(self.exchanged_bytes)))
         for machine, (sent, received) in self.machines.items():
             found.append((f"machine {machine}", f"sent {size(sent)}, received {size(received)}"))
+        if self.inventory.plaintext:
+            found.append(("between machines", "plain text, readable on its way (--plaintext)"))
         if self.staleness_mean is not None:
             found.append(("staleness", f"{self.staleness_mean:.2f} mean, {self.staleness_max} max"))
         shares = ", ".join(f"{replica}: {percent(share, 1)}" for replica, share in self.shares.items())

@@ -53,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     packed: bool = False
     least_replicas: int | None = None
     lost_after_s: float = 2.0
+    plaintext: bool = False
     progress: bool = True
     slow: float | None = None
     shard_threads: int = 1

@@ -29,6 +29,7 @@ class Site:
         pulse: how often machines are heard, and when one is taken for lost.
         inventory: of all machines, for the record; on the coordinator's machine alone.
         pieces: of snapshots, on their way to the coordinator's machine.
+        plaintext: the network is encrypted already, so that what goes between machines is not.
     """
 
     machine: int
@@ -40,6 +41,7 @@ class Site:
     pulse: Pulse
     inventory: Inventory = field(default_factory=Inventory)
     pieces: Pieces = field(default_factory=Pieces)
+    plaintext: bool = False
 
     def close_listeners(self, keep: Node | None = None) -> None:
         """In a process that needs none but that: who calls one that is dead must not be left waiting."""

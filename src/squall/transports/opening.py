@@ -1,6 +1,7 @@
 """A connection between two machines that is being opened: it is made, encrypted, and each end proves its name.
 
-Nothing that a stranger sends is read as anything but TLS, and a stranger costs a socket for `OPEN_WITHIN_S`.
+Nothing that a stranger sends is read as anything but TLS, and a stranger costs a socket for `OPEN_WITHIN_S`. Where the
+network is encrypted already, TLS may end when both names are proved: what follows is plain TCP, on the same connection.
 """
 
 from __future__ import annotations
@@ -38,23 +39,27 @@ def notice_loss(connection: socket.socket) -> None:
 class Opening:
     """One end. `go` does what goes without waiting."""
 
-    def __init__(self, raw: socket.socket, context: ssl.SSLContext, now: float, *, server: bool) -> None:
+    def __init__(
+        self, raw: socket.socket, context: ssl.SSLContext, now: float, *, server: bool, plaintext: bool = False
+    ) -> None:
         raw.setblocking(False)
         notice_loss(raw)
         self.until = now + OPEN_WITHIN_S
         self._raw: socket.socket | None = raw  # not connected yet
         self._context = context
         self._server = server
+        self._plaintext = plaintext
+        self._names: tuple[str, str] | None = None  # of the peer, and of who vouches for it, when they are proved
         self._connection: ssl.SSLSocket | None = None
         if server:
             self._encrypt(raw)
 
     @classmethod
-    def dial(cls, address: tuple[str, int], context: ssl.SSLContext, now: float) -> Opening:
+    def dial(cls, address: tuple[str, int], context: ssl.SSLContext, now: float, *, plaintext: bool = False) -> Opening:
         """Raises `OSError` where it is known at once that this cannot be reached."""
         family, kind, protocol, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
         raw = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
-        opening = cls(raw, context, now, server=False)
+        opening = cls(raw, context, now, server=False, plaintext=plaintext)
         raw.connect_ex(resolved)  # whether it has worked is seen when it can be written to
         return opening
 
@@ -78,7 +83,11 @@ class Opening:
                     raise OSError(error, "not connected")
                 self._encrypt(self._raw)
             assert self._connection is not None
-            self._connection.do_handshake()
+            if self._names is None:
+                self._connection.do_handshake()
+                self._names = names_of(self._connection)
+            if self._plaintext:
+                self._connection.unwrap()  # each end says that it ends TLS, and OpenSSL reads nothing behind that
         except ssl.SSLWantReadError:
             self._wants = select.EPOLLIN
             return False
@@ -95,19 +104,24 @@ class Opening:
         assert self._connection is not None
         return self._connection
 
-    def opened(self) -> tuple[ssl.SSLSocket, Node, str]:
+    def opened(self) -> tuple[socket.socket, Node, str]:
         """The connection, who is at its other end, and who vouches for that.
 
         Raises `Broken` for a name that no process has.
         """
-        name, authority = names_of(self.connection)
+        assert self._names is not None
+        name, authority = self._names
         try:
             node = Node.parse(name)
         except ValueError as error:
             raise Broken("a certificate without a process's name") from error
         if str(node) != name:
             raise Broken(f"{name} is not how {node} is written")
-        return self.connection, node, authority
+        if not self._plaintext:
+            return self.connection, node, authority
+        plain = socket.socket(fileno=self.connection.detach())
+        plain.setblocking(False)
+        return plain, node, authority
 
     def detach(self) -> int:
         """Its descriptor, which is the caller's from now on."""

@@ -109,7 +109,7 @@ class Stream:
         while budget > 0:
             into = self._incoming[0] if self._incoming else _SCRATCH[: self._unwanted]
             try:
-                count = self.connection.recv_into(into)
+                count = self.connection.recv_into(into, min(into.nbytes, budget))
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 self._sleep()
                 return False

@@ -39,11 +39,13 @@ class Streams:
 
     def __init__(
         self, contexts: tuple[ssl.SSLContext, ssl.SSLContext], part: Part, addresses: Mapping[Node, Address],
-        listener: socket.socket | None = None,
+        listener: socket.socket | None = None, plaintext: bool = False,
     ) -> None:  # fmt: skip
+        """`plaintext`: both ends prove their names, and then nothing is encrypted."""
         self._client, self._server = contexts
         self._part = part
         self._addresses = dict(addresses)
+        self._plaintext = plaintext
         self._streams: dict[Node, Stream] = {}
         self._nodes: dict[int, Node] = {}  # by descriptor
         self._opening: dict[int, tuple[Opening, Node | None]] = {}  # by descriptor, and whom it dials
@@ -172,7 +174,7 @@ class Streams:
                 at = now + pause
                 self._redial[node] = at, min(2 * pause, REDIAL_AT_MOST_S)
                 with suppress(OSError):
-                    self._open(Opening.dial(address, self._client, now), node)
+                    self._open(Opening.dial(address, self._client, now, plaintext=self._plaintext), node)
             self._redial_at = min(self._redial_at, at)
 
     def _serve(self, node: Node, stream: Stream) -> None:
@@ -207,7 +209,7 @@ class Streams:
             raw.close()
             return
         with suppress(OSError):  # whoever called has hung up
-            self._open(Opening(raw, self._server, now, server=True), None)
+            self._open(Opening(raw, self._server, now, server=True, plaintext=self._plaintext), None)
 
     def _make_room(self, now: float) -> bool:
         """Send the stranger away that came first, if it had its time: processes that call all at once get through."""

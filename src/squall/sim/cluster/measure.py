@@ -130,17 +130,17 @@ def _calm_enough(turns: Sequence[Turn], busy: bool) -> float:
     return others
 
 
-def write(measured: Measured, path: Path, comment: str) -> Path:
-    """The cluster file, and beside it the trace, whose path is returned. `comment` stands at the top."""
-    jitter = measured.machine.jitter
-    assert isinstance(jitter, Trace)
-    trace = path.parent / jitter.file
-    trace.write_text(
-        "# seconds of a step, from the shortest to the longest\n" + "".join(f"{t!r}\n" for t in jitter.times)
-    )
+def write(cluster: Cluster, path: Path, comment: str) -> list[Path]:
+    """The cluster file, and beside it its machines' traces, which are returned. `comment` stands at the top."""
+    traces = []
+    for jitter in (machine.jitter for machine in cluster.machines):
+        if isinstance(jitter, Trace):
+            traces.append(path.parent / jitter.file)
+            lines = "".join(f"{time!r}\n" for time in jitter.times)
+            traces[-1].write_text(f"# seconds of a step, from the shortest to the longest\n{lines}")
     head = "".join(f"# {line}\n" for line in comment.splitlines())
-    path.write_text(f"{head}\n{measured.cluster.to_toml()}", encoding="utf-8")
-    return trace
+    path.write_text(f"{head}\n{cluster.to_toml()}", encoding="utf-8")
+    return traces
 
 
 # ---------------------------------------------------------------- exchanges and memory

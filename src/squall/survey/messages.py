@@ -1,0 +1,66 @@
+"""What machines say that are looked at and do not train: a closed set, as it comes from other machines.
+
+head -> machine      what is shipped, "look", "listen", "call" another machine, "measure"; last "kill"
+machine -> head      the answer to each: "looked", "listens", "called", "measured"; or "failed"
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from squall.doctor import Finding
+from squall.launchers.joining.hello import Hello
+from squall.launchers.member_messages import Failed, Message, Port
+from squall.sim.cluster.parts import Overhead
+
+
+class Looked(Message, frozen=True):
+    """What its own doctor found."""
+
+    hello: Hello
+    findings: list[Finding]
+
+
+class Listens(Message, frozen=True):
+    """Where others call it, as they call a run's processes."""
+
+    port: Port
+    clock: float  # seconds since 1970
+
+
+class Called(Message, frozen=True):
+    """What another machine was found to be over the network."""
+
+    why: str = ""  # it was not reached
+    round_trip_s: float = 0.0
+    bytes_s: float = 0.0  # of numbers, to there
+
+
+class Measured(Message, frozen=True):
+    """As of `sim.cluster.measure`: what it tells of a machine, whose step times are one by one, or means of them."""
+
+    cores: int
+    step_s: float
+    slowdown: tuple[float, ...]
+    single_s: float | None
+    exchange: tuple[tuple[int, float], ...]
+    overhead: Overhead
+    memory: float
+    times: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
+    batch_size: int
+    elements: int
+    others: float
+
+
+MACHINE = ("cores", "step_s", "slowdown", "single_s", "exchange", "overhead", "memory")  # fields of a `MachineKind`
+Answer = Looked | Listens | Called | Measured | Failed
+
+
+def understood(said: dict[str, Any]) -> Answer | None:
+    try:
+        answer: Answer = msgspec.convert(said, Answer)
+    except msgspec.ValidationError:
+        return None
+    return answer
