@@ -18,11 +18,13 @@ import pytest
 from squall import Downpour, Settings
 from squall.launchers.head import head_of
 from squall.plan import make_plan
-from squall.record.rows import EventRow, ProgressRow
+from squall.record.rows import EventRow, MetricRow, ProgressRow
 from squall.report import Reader
 from squall.report.coverage import audit
 from tests import deep
+from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import FILE, START_S, Started, wait_for
+from tests.launchers.test_scripts import SCRIPT
 
 MARK = "SQUALL_TEST_RUN"  # variable by which the processes of a run are known, wherever they are
 
@@ -103,6 +105,26 @@ def test_a_run_is_on_three_nodes_and_leaves_nothing_on_them(cluster: Cluster, ru
         assert audit(reader).complete
     wait_for(cluster.has_nothing_left, START_S, "the cluster to be as it was")
     assert run.gone()
+
+
+@deep.only
+def test_a_script_whose_leader_is_on_a_node_records_what_it_measures_and_ends_with_the_same_weights(
+    run_dir: Path,
+) -> None:
+    """The launching machine has the coordinator alone: nothing that scripts say is said there."""
+    found = Cluster(0, 1, 1)
+    try:
+        flags = ["--run-dir", str(run_dir), "--launcher", "ray", "--replicas", "2", "--shards", "2", "--threads", "1"]
+        run = found.start(run_dir, "run", *flags, SCRIPT, "--epochs", "2")
+        status, _, err = run.finish()
+        assert status == 0, err
+        assert "0: " in err
+        with closing(Reader(run_dir / "run.sqlite")) as reader:
+            assert audit(reader).complete
+            metrics = reader.rows(MetricRow)
+        assert metrics[-1].examples == 2 * EXAMPLES, "what the leader measures behind its loop is of the final weights"
+    finally:
+        found.ray.shutdown()
 
 
 @deep.only

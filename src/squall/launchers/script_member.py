@@ -71,8 +71,9 @@ class ScriptMember(MemberNursery, ScriptForks):
             super()._do(effect)
 
     def _look_for_head(self) -> None:
-        """Without it there is no word of the end, and nobody to record what scripts log."""
-        if not self._launcher.open and (self._dismissed or self.end is not None):
+        """Where the coordinator has no part in this, nobody else has word of the end, or records what scripts log."""
+        training = self._trained_on is not None and not self._dismissed and self.end is None
+        if not (self._launcher.open or training):
             self._over(End("failed", GONE))
 
     def _late(self) -> None:

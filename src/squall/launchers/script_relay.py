@@ -44,9 +44,9 @@ class ScriptRelay:
         return True
 
     def lose(self, machine: int, ended: bool) -> None:
-        """Its connection is over; `ended`: when it had said all."""
+        """Its connection is over; `ended`: when it had said all, which nobody should before the run's end."""
         self._parcels.pop(machine, None)
-        if not ended:
+        if not (ended and self._status):
             self._own.say(kind="gone", machine=machine)
 
     def over(self, status: str, reason: str) -> None:
