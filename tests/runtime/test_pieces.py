@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from squall.protocol.effects import Effect, Payload, WritePiece, WriteSnapshot
+from squall.protocol.effects import Effect, WritePiece, WriteSnapshot
 from squall.protocol.events import Event, MessageArrived, PieceWritten, SnapshotWritten
 from squall.protocol.exchanges import Rules
 from squall.protocol.messages import PIECE_BYTES, PieceKept, SnapshotPiece, SnapshotTaken, TakeSnapshot
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.shard import Shard
+from squall.protocol.speaking import places_in
 from squall.runtime.arena import Shape
 from squall.runtime.driver import Host
 from squall.runtime.pieces import FarShardHost, Pieces, PiecesHost
@@ -71,7 +72,7 @@ class Machines:
         return said.message  # type: ignore[attr-defined,no-any-return]
 
     def carry(self, said: Any) -> PieceKept:
-        assert isinstance(said.payload, Payload)
+        assert [said.payload] == list(places_in(said.message, FAR, COORDINATOR)), "else its receiver refuses it"
         self.pieces.append(said.message)
         self.far.attach(said.payload)
         (sent,), (received,) = (

@@ -62,5 +62,5 @@ def places_in(message: Message, sender: Node, receiver: Node) -> Iterator[Payloa
                 yield Payload("weights", sender, weights, clock, receiver.index)
         case s.PushPortions(_, buffer, _, clock):
             yield Payload("gradient", sender, buffer, clock, receiver.index)
-        case m.SnapshotPiece(number, start):
-            yield Payload("piece", sender, 0, start // m.PIECE_BYTES, sender.index, number)
+        case m.SnapshotPiece(number, start, size):
+            yield Payload("piece", sender, size, start // m.PIECE_BYTES, sender.index, number)
