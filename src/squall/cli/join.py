@@ -28,7 +28,6 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--address", metavar="HOST", help="where the other machines reach this one (default: where it calls from)"
     )
-    parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)  # that Ray shows it by
     parser.add_argument(
         "--wait", type=float, default=60.0, metavar="SECONDS", help="until the run must have answered (default: 60)"
     )
@@ -43,9 +42,7 @@ def _join(options: argparse.Namespace, local: object, commanded_at: float) -> tu
     head = parse_address(options.head, "the address")
     require("--cores", options.cores, options.cores is None or options.cores >= 1, "at least 1")
     require("--wait", options.wait, options.wait >= 0, "0 or more seconds")
-    return take_part(
-        Call(head, find_token(options.token_file), options.wait, options.cores, options.number, options.address)
-    )
+    return take_part(Call(head, find_token(options.token_file), options.wait, options.cores, address=options.address))
 
 
 def take_part(call: Call) -> tuple[int, str]:

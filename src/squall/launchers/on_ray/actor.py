@@ -1,15 +1,17 @@
-"""What Ray starts on a node of its cluster: `squall join` as a process of its own, which the actor watches.
+"""What Ray starts on a node of its cluster: a machine of the run, as `squall join` is one.
 
-A nursery forks, so it must be free of threads, and an actor's process is full of them.
+Its nursery is a process of its own: that forks, so it must be free of threads, and an actor's process is full of them.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
-from squall.runtime.processes import ending
+from squall.errors import SquallError
+from squall.launchers.joining.address import parse_address
+from squall.launchers.joining.attending import attend
+from squall.launchers.joining.call import Call
+from squall.launchers.joining.token import Token
 
 WAIT_S = 600  # that a run may take from asking for its machines to letting them in
 
@@ -25,17 +27,11 @@ class MachineActor:
         return f"machine {self._number}"
 
     def join(self, head: str, token: str, cores: int) -> str:
-        """Take part in the run until that has ended; returns how `squall join` ended, "" if well."""
-        arguments = ["join", head, "--cores", str(cores), "--number", str(self._number), "--wait", str(WAIT_S)]
-        process = subprocess.Popen(
-            [sys.executable, "-c", _ENTRY, str(os.getpid()), *arguments], env={**os.environ, "SQUALL_TOKEN": token}
-        )
-        status = process.wait()
-        return ending(status) if status else ""
-
-
-# It dies with the actor, and the nursery leaves the run when its `squall join` is gone.
-_ENTRY = (
-    "import sys; from squall.runtime.processes import die_with_parent; die_with_parent(int(sys.argv.pop(1)));"
-    " from squall.__main__ import entry; entry()"
-)
+        """Take part in the run until that has ended; returns what has gone wrong, "" if nothing."""
+        address = parse_address(head, "the run's address")
+        call = Call(address, Token.parse(token, "the run's first machine"), WAIT_S, cores, self._number)
+        try:
+            end = attend(call, lambda text: sys.stderr.write(f"squall: {text}\n"))
+        except SquallError as error:
+            return str(error)
+        return "" if end.status in ("finished", "left") else end.reason
