@@ -18,7 +18,7 @@ from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.gathering import Wanted
 from squall.launchers.head import Head
 from squall.launchers.joining.call import Call
-from squall.launchers.joining.joining import Membership, join
+from squall.launchers.joining.joining import FROM_HEAD_BYTES, Membership, join
 from squall.launchers.joining.token import find_token
 from squall.launchers.member_messages import understood
 from tests import deep
@@ -118,3 +118,58 @@ def _closed(member: Membership) -> bool:
 def test_what_machines_do_say_is_understood(message: dict[str, Any]) -> None:
     assert understood(message)
     assert not understood({**message, "kind": "frame"})
+
+
+def test_texts_of_a_machine_do_nothing_to_a_terminal(head: Head, tmp_path: Path) -> None:
+    member = joined(head, tmp_path)
+    said = {
+        "kind": "exited",
+        "node": "replica-1.0",
+        "pid": 7,
+        "why": "it \x1b]0;was\x07 killed",
+        "traceback": "a\n\tb\x9b",
+    }
+    member.pipe.send_bytes(msgspec.json.encode(said))
+    told: list[tuple[int, dict[str, Any]]] = []
+    while not told:
+        wait(head.sources, SOON_S)
+        told += head.turn()
+    assert told == [(1, {**said, "why": "it \ufffd]0;was\ufffd killed", "traceback": "a\n\tb\ufffd"})]
+    member.pipe.close()
+
+
+def test_a_machine_that_does_not_read_a_large_task_keeps_nobody_waiting(head: Head, tmp_path: Path) -> None:
+    head._task = bytes(100 << 20)
+    silent, other = joined(head, tmp_path), joined(head, tmp_path)
+    got: list[bytes] = []
+    reading = threading.Thread(target=lambda: got.append(other.pipe.recv_bytes()))
+    reading.start()
+    while reading.is_alive():
+        wait(head.sources, 0.005)
+        assert not list(head.turn())
+    assert got == [head._task]
+    for member in (silent, other):
+        member.pipe.close()
+
+
+def joined(head: Head, directory: Path) -> Membership:
+    """A machine that has joined, and has not read its task."""
+    over = threading.Event()
+    members: list[Membership] = []
+
+    def join_it() -> None:
+        try:
+            members.append(join(Call(head._listener.address, find_token(str(directory / "token")), SOON_S), print))
+        finally:
+            over.set()
+
+    threading.Thread(target=join_it).start()
+    turns(head, over)
+    return members[0]
+
+
+def test_a_task_that_is_too_large_to_be_sent_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    found = Head(("127.0.0.1", 0), Wanted(2), Downpour(replicas=2).recipe())
+    with pytest.raises(ValueError, match=r"takes 1\.0 GiB .* 1 GiB can be sent .* have them load the data from a file"):
+        found.gather(ControlPipe(Pipe()[0]), bytes(FROM_HEAD_BYTES + 1), tmp_path, None, -1)
+    found.close()

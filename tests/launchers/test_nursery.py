@@ -2,9 +2,11 @@
 
 import os
 import signal
+import time
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -119,3 +121,31 @@ def test_a_temporary_folder_with_a_name_too_long_for_sockets_is_refused(tmp_path
     with pytest.raises(SquallError, match="set TMPDIR to a shorter path"):
         nursery.prepare()
     ours.close()
+
+
+def test_who_speaks_all_the_time_keeps_no_deadline_from_coming(tmp_path: Path) -> None:
+    ours, theirs = Pipe()
+    nursery = Chatty(ControlPipe(theirs), SimpleNamespace(site=None), tmp_path)  # type: ignore[arg-type]
+    nursery.always = os.eventfd(1)
+    nursery._deadline = time.monotonic()
+    nursery.watch()
+    assert nursery.heard < 100
+    os.close(nursery.always)
+    ours.close()
+
+
+class Chatty(Nursery):
+    """There is always something to hear, until its time is over."""
+
+    heard = 0
+    always: int  # a descriptor that is readable
+
+    def _sources(self) -> list[Any]:
+        return [self.always]
+
+    def _attend(self, source: object) -> None:
+        self.heard += 1
+
+    @property
+    def _stays(self) -> bool:
+        return not self._killing and self.heard < 100

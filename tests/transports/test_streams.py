@@ -212,6 +212,15 @@ def test_numbers_wake_their_receiver_when_many_have_come(
     assert shard.memory == replica.memory
 
 
+def test_a_turn_writes_no_more_than_a_pass_however_much_goes(replica: End, shard: End) -> None:
+    connected(replica, shard)
+    replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
+    sending = replica.streams._streams[SHARD]
+    before = sending.sent_bytes
+    assert sending.write(), "there is more"
+    assert sending.sent_bytes - before < 1.1 * stream.PASS_BYTES < SIZE
+
+
 def readable(end: End) -> bool:
     return bool(select.select([end.streams], [], [], 0)[0])
 
