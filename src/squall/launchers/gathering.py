@@ -194,8 +194,8 @@ class Gathering:
         for machine in list(self.machines.values()):
             if here is not None and machine.facts is not None and (found := here.differences(machine.facts)):
                 why = (
-                    f"the task is another one on machine {machine.number} ({machine.name}) than here: {found}. Have the"
-                    " same data and the same versions of its libraries there"
+                    f"machine {machine.number} ({machine.name}) has something else to train than this one: {found}."
+                    " Have the same data and the same versions of libraries there"
                 )
                 machine.pipe.say(kind="kill", status="failed", reason=why)  # its user does not know yet
                 self._refuse(machine, why)
@@ -234,7 +234,9 @@ class Gathering:
         found = place(
             self._recipe, [machine.room.spread for machine in machines], None if least is None else self._room
         )
-        self.seats = {process: machines[at].number for process, at in found.items()}
+        seats = {process: machines[at].number for process, at in found.items()}
+        evaluated = any(machine.facts is not None and machine.facts.evaluated for machine in machines)
+        self.seats = {process: at for process, at in seats.items() if evaluated or process[0] != "evaluator"}
         self._first = set(self.machines)
         told = [(m.number, m.name, m.room) for m in machines]
         self._inventory = inventory(told, self.seats, self._wanted.plaintext)

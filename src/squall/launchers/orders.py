@@ -39,10 +39,12 @@ class Facts(msgspec.Struct, frozen=True):
 
     layout: Layout
     examples: int
+    evaluated: bool = True  # there is something to evaluate on
 
     @classmethod
     def of(cls, task: Task) -> Facts:
-        return cls(Layout.of(task.model, [group["params"] for group in task.param_groups()]), task.examples)
+        layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+        return cls(layout, task.examples, task.validate is not None)
 
     def differences(self, other: Facts) -> str:
         """How `other` differs, in words; "" if it does not."""
