@@ -16,7 +16,7 @@ from squall.protocol.exchanges import Rules
 from squall.protocol.messages import PIECE_BYTES, PieceKept, SnapshotPiece, SnapshotTaken, TakeSnapshot
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.shard import Shard
-from squall.protocol.speaking import places_in
+from squall.protocol.speaking import LOOP, places_of
 from squall.runtime.arena import Shape
 from squall.runtime.driver import Host
 from squall.runtime.pieces import FarShardHost, Pieces, PiecesHost
@@ -72,7 +72,7 @@ class Machines:
         return said.message  # type: ignore[attr-defined,no-any-return]
 
     def carry(self, said: Any) -> PieceKept:
-        assert [said.payload] == list(places_in(said.message, FAR, COORDINATOR)), "else its receiver refuses it"
+        assert [said.payload] == places_of(LOOP, FAR, COORDINATOR, said.message, said.payload)
         self.pieces.append(said.message)
         self.far.attach(said.payload)
         (sent,), (received,) = (

@@ -52,8 +52,28 @@ BATCHES = _and({
 })  # fmt: skip
 
 
-def places_in(message: Message, sender: Node, receiver: Node) -> Iterator[Payload]:
-    """The places that a message names. Its payload, if it has one, is one of them."""
+def places_of(
+    says: Says, sender: Node, receiver: Node, message: Message | None, payload: Payload | None
+) -> list[Payload]:
+    """The places that are named by what is said.
+
+    Raises `ValueError` for what the sender's role never says to the receiver's, and for numbers of something else.
+    """
+    if message is None:
+        if payload is not None:
+            raise ValueError("numbers come with no message")
+        return []
+    kind = type(message)
+    if kind not in says.get((sender.role, receiver.role), ()):
+        raise ValueError(f"a {sender.role} says {kind.__name__} to no {receiver.role}")
+    named = list(_named(message, sender, receiver))
+    weights = payload is not None and kind is m.Exchanged and payload.kind in ("weights", "trial")
+    if payload is not None and payload not in named and not weights:
+        raise ValueError(f"{payload} does not belong to {kind.__name__}")
+    return named
+
+
+def _named(message: Message, sender: Node, receiver: Node) -> Iterator[Payload]:
     match message:
         case m.Exchange(clock, gradient, weights):
             if gradient != -1:

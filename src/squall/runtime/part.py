@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from squall.protocol.effects import Payload
 from squall.protocol.frames import Message
-from squall.protocol.messages import Exchanged
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.protocol.speaking import Says, places_in
+from squall.protocol.speaking import Says, places_of
 from squall.runtime.site import Site
 from squall.transports.certificates import machine_name
 from squall.transports.stream import Views
@@ -44,16 +43,5 @@ class Part:
 
     def check(self, sender: Node, message: Message | None, payload: Payload | None) -> None:
         """Raises `ValueError` for what this sender cannot mean, whatever has happened before."""
-        if message is None:
-            if payload is not None:
-                raise ValueError("numbers come with no message")
-            return
-        kind = type(message)
-        if kind not in self._says.get((sender.role, self._node.role), ()):
-            raise ValueError(f"a {sender.role} says {kind.__name__} to no {self._node.role}")
-        named = list(places_in(message, sender, self._node))
-        for place in named:
+        for place in places_of(self._says, sender, self._node, message, payload):
             self.places(place, sender)
-        if payload is None or payload in named or (kind is Exchanged and payload.kind in ("weights", "trial")):
-            return
-        raise ValueError(f"{payload} does not belong to {kind.__name__}")

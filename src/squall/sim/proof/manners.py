@@ -7,7 +7,7 @@ from squall.protocol.events import Event, FrameArrived, PeerRefused
 from squall.protocol.messages import Exchange
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import Refused
-from squall.protocol.speaking import BATCHES, LOOP
+from squall.protocol.speaking import BATCHES, LOOP, places_of
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
 from squall.strategies.work import Loop
@@ -27,10 +27,11 @@ class Manners:
 
     def watch(self, node: Node, what: Event | Effect) -> None:
         match what:
-            case Transmit(to, frame) if frame.message is not None:
-                kind = type(frame.message)
-                if kind not in self._says.get((node.role, to.role), ()):
-                    raise Broken("I12", f"{node} says {kind.__name__} to {to}")
+            case Transmit(to, frame, payload):
+                try:
+                    places_of(self._says, node, to, frame.message, payload)
+                except ValueError as error:
+                    raise Broken("I12", f"{node} to {to}: {error}") from error
                 if isinstance(frame.message, Refused) and frame.message.node not in self.liars:
                     raise Broken("I12", f"{node} refuses {frame.message.node}: {frame.message.why}")
             case Admit(newcomer):
