@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from squall import Downpour
 from squall.launchers import scripts
 from squall.launchers.nursery import DONE
 from squall.record.rows import ProgressRow
@@ -117,3 +118,17 @@ def test_an_interrupt_that_python_would_ignore_ends_the_script(monkeypatch: pyte
     for _ in batches():
         break
     assert left == [DONE]
+
+
+def test_a_machine_without_room_is_no_mistake_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError("the arena of 5 MiB has no room")
+
+    monkeypatch.setattr(scripts, "_launch", no_room)
+    (tmp_path / "script.py").write_text("import squall, torch\nsquall.join(torch.nn.Linear(2, 2))")
+    message = {
+        "machines": True, "strategy": Downpour(replicas=1), "optimizer_chosen": True, "script": tmp_path / "script.py",
+        "text": (tmp_path / "script.py").read_text(), "arguments": [], "plan": SimpleNamespace(seed=0),
+    }  # fmt: skip
+    with pytest.raises(OSError, match="the arena of 5 MiB has no room"):
+        scripts.serve_script(None, message, tmp_path)  # type: ignore[arg-type]

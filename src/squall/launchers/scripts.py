@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from squall.errors import SnapshotMismatch, TaskError
+from squall.errors import SnapshotMismatch, SquallError, TaskError
 from squall.launchers.building import build_job, warn_of_threads
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.nursery import DONE, RAISED, leave
@@ -27,7 +27,6 @@ from squall.launchers.script_replica import ReplicaBackend
 from squall.launchers.script_start import Over, chosen, run_file
 from squall.protocol.nodes import Node
 from squall.runtime import attempts
-from squall.runtime.job import Job
 from squall.runtime.optimizers import check_optimizers, state_name
 from squall.session.backend import SessionBackend
 from squall.session.script_task import joined_task
@@ -47,38 +46,33 @@ def serve_script(
         return
     joined: list[ReplicaBackend] = []
     forked_as: list[Node] = []
+    failed: list[Exception] = []  # what has gone wrong in `join`, and is not the script's
 
     def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> SessionBackend:
         strategy = chosen(message["strategy"], optimizer, message["optimizer_chosen"])
         warn_of_threads("the script")
         check_optimizers(strategy.recipe())  # what torch imports for a first step would keep others waiting
         task = joined_task(model, options)
-        job = _launched(launcher, {**message, "strategy": strategy}, task, order, member)
         try:
-            if member is None:
-                ScriptNursery(launcher, job, sockets).run()
-            else:
-                ScriptMember(launcher, member.attendant, job, sockets).run()
+            _launch(launcher, {**message, "strategy": strategy}, task, order, sockets, member)
         except Forked as forked:
             forked_as.append(forked.node)
             joined.append(replica := ReplicaBackend(forked.job, forked.node, sockets, forked.pipe))
             sys.unraisablehook = partial(_unraisable, replica)
             return replica
+        except (OSError, SquallError) as error:
+            failed.append(error)
         raise Over
 
     path = Path(message["script"])
     try:
         ahead = [str(member.own / MODULES)] if member is not None else []
         main = run_file(path, message["text"], message["arguments"], message["plan"].seed, join, ahead)
-        if not joined:
-            raise _Unfinished(f"{path} ended without calling squall.join(model): call it before the training loop")
-        if not joined[0].began:
-            remedy = "iterate over session.batches, and call session.step(loss)"
-            raise _Unfinished(f"{path} ended without training: {remedy}")
-        _end_training(joined[0], path)
+        _end_training(joined, path)
         del main
     except Over:
-        return
+        if failed:
+            raise failed[0] from None
     except BaseException as error:
         if not forked_as:  # still the nursery
             raise TaskError(_story(error)) from None
@@ -87,13 +81,15 @@ def serve_script(
             replica.note(error)
         (sockets / f"{forked_as[0]}.traceback").write_text(_story(error))
         leave(RAISED)
-    leave(DONE)
+    else:
+        leave(DONE)
 
 
-def _launched(
-    launcher: ControlPipe, message: dict[str, Any], task: Task, order: Order | None, member: Member | None
-) -> Job:  # fmt: skip
-    """The job of a script that has joined. Raises `Over` where nothing is to be launched."""
+def _launch(
+    launcher: ControlPipe, message: dict[str, Any], task: Task, order: Order | None, sockets: Path,
+    member: Member | None,
+) -> None:  # fmt: skip
+    """Be the nursery of a script that has joined. Raises `Forked` in every replica."""
     facts, shards = Facts.of(task), message["strategy"].recipe().shards
     if shards > facts.layout.elements:
         raise ValueError(f"{shards} shards for {facts.layout.elements} parameters: use fewer shards")
@@ -101,17 +97,27 @@ def _launched(
         launcher.say(kind="built", facts=facts)
         order = hear_order(launcher, message["plan"], member)
     if order is None:
-        raise Over
+        return
     job = build_job(message, task, order)
     if job.restored is not None:
         job.restored.manifest.check_optimizer(state_name(job.recipe))
     if order.site is not None and not may_begin(launcher, member):
-        raise Over
-    return attempts.begin(job, script=True)
+        return
+    job = attempts.begin(job, script=True)
+    if member is None:
+        ScriptNursery(launcher, job, sockets).run()
+    else:
+        ScriptMember(launcher, member.attendant, job, sockets).run()
 
 
-def _end_training(replica: ReplicaBackend, path: Path) -> None:
+def _end_training(joined: list[ReplicaBackend], path: Path) -> None:
     """End the training at the end of the script, which may still hold its batches, as cycles of frameworks do."""
+    if not joined:
+        raise _Unfinished(f"{path} ended without calling squall.join(model): call it before the training loop")
+    (replica,) = joined
+    if not replica.began:
+        remedy = "iterate over session.batches, and call session.step(loss)"
+        raise _Unfinished(f"{path} ended without training: {remedy}")
     if replica.status == "running" and replica.rank == 0:
         sys.stderr.write(
             f"squall: warning: the training went on to the end of {path}: what the script measured or saved behind its"
