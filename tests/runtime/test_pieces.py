@@ -95,7 +95,17 @@ def test_a_file_arrives_whole(tmp_path: Path) -> None:
     assert machines.travelled == arrived.stat().st_size, "a slow link brings nothing that nobody needs"
     assert arrived.stat().st_mode & 0o777 == 0o600
     machines.take(4)
-    assert not Snapshots(machines.there).part(3, SHARD, SHARDS).exists()  # what has arrived takes no room
+    assert not Snapshots(machines.there).part(3, SHARD, SHARDS).parent.exists()  # what has arrived takes no room
+
+
+def test_shards_of_one_machine_leave_each_others_files_alone(tmp_path: Path) -> None:
+    machines = Machines(tmp_path)
+    machines.take(3)
+    others = Snapshots(machines.there).part(4, 0, SHARDS)
+    others.parent.mkdir()
+    others.touch()  # which is on its way
+    machines.take(4)
+    assert others.exists()
 
 
 def test_a_disk_that_takes_no_more_is_the_snapshots_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

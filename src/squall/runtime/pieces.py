@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from squall.protocol.effects import Effect, Payload, WritePiece, WriteSnapshot
@@ -32,6 +33,7 @@ class FarShardHost(HostAround):
         self._snapshots = Snapshots(directory)
         self._shard, self._shards = shard, shards
         self._pieces = pieces
+        self._last: Path | None = None  # file that was written
 
     def attach(self, payload: Payload) -> None:
         if payload.kind != "piece":
@@ -42,11 +44,14 @@ class FarShardHost(HostAround):
             file.readinto(self._pieces.view(self._shard))
 
     def perform(self, effect: Effect, now: float) -> Event | None:
-        if isinstance(effect, WriteSnapshot):
-            self._snapshots.discard_partial()  # it has arrived, or its snapshot was given up
+        if isinstance(effect, WriteSnapshot) and self._last is not None:
+            self._last.unlink(missing_ok=True)  # it has arrived, or its snapshot was given up
+            with suppress(OSError):  # another shard of this machine has its part there
+                self._last.parent.rmdir()
         event = super().perform(effect, now)
         if isinstance(event, SnapshotWritten) and not event.error:
-            size = self._file(event.number).stat().st_size
+            self._last = self._file(event.number)
+            size = self._last.stat().st_size
             return SnapshotWritten(event.number, checksum=event.checksum, size=size)
         return event
 
