@@ -34,6 +34,7 @@ from squall.protocol.effects import (
 from squall.protocol.events import BatchSkipped, Event, GradientComputed
 from squall.protocol.nodes import Node
 from squall.replaying.beginning import begun_at
+from squall.replaying.losses import not_there
 from squall.replaying.replayed_nodes import ReplayedHost, ReplayedNode, ReplayedReplica, ReplayedShard
 from squall.replaying.scripts import ScriptHost, ScriptReplicas
 from squall.runtime.driver import Host
@@ -112,7 +113,9 @@ class Replay:
         if isinstance(side.record, Applied):
             for term in side.record.update.terms:
                 owner = self.replicas.get(term.owner)
-                if owner is None or (owner.record is None and owner.clock < term.clock):
+                if owner is None:
+                    return not_there(self._schedule / str(term.owner), self.job.directory)
+                if owner.record is None and owner.clock < term.clock:
                     return f"{self._schedule / str(term.owner)} is cut off: it lacks push {term.clock}"
         short = [str(shard.path) for shard in self.shards if shard.record is None and not shard.ended]
         if short:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from squall.protocol.effects import AddPortions, Compute, Expect, Term, UseWeights
 from squall.protocol.nodes import Node
+from squall.replaying.losses import not_there
 from squall.replaying.scripts import ScriptHost
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
@@ -86,6 +87,9 @@ class ReplayedNode:
                         yield record
             except Damaged as damaged:
                 self.damage, self.broken = str(damaged), path != self.path
+                return
+            except FileNotFoundError:
+                self._break(not_there(path, self._job.directory))
                 return
             except OSError as error:
                 self._break(f"{path} cannot be read: {error.strerror}")
