@@ -12,8 +12,10 @@ import pytest
 from squall import Downpour
 from squall.errors import SquallError
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.gathering import Gathered, Gathering, Launched, Room, Wanted
+from squall.launchers.gathering import Gathering
 from squall.launchers.orders import Facts
+from squall.launchers.roster import Gathered, Launched, Room, Step, Wanted
+from squall.protocol.nodes import Node
 from squall.transports.certificates import Identity
 from squall.vector import Layout
 
@@ -49,11 +51,12 @@ class Line:
 class Run:
     """Two machines are wanted, for a replica and a shard; `lines` lead to those that there are."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, replicas: int = 1) -> None:
         self.lines: list[Line] = []
-        self.gathering = Gathering(
-            self._machine(), Wanted(2), Downpour(replicas=1).recipe(), Identity.new_root("squall"), lambda text: None
-        )
+        self.told: list[str] = []  # the user
+        recipe = Downpour(replicas=replicas).recipe()
+        self.gathering = Gathering(self._machine(), Wanted(2), recipe, Identity.new_root("squall"), self.told.append)
+        (directory / "snapshots" / "000004").mkdir(parents=True)
         self.gathering.launch(Launched(directory, None, -1))
         self.join()
 
@@ -180,3 +183,100 @@ def test_one_that_has_another_task_is_sent_away_when_the_run_has_begun(run: Run)
     assert run.lines[2].said[-1]["reason"].count("8 training examples in place of 7") == 1
     assert run.lines[2].closed
     assert 2 not in run.gathering.machines
+
+
+# ---------------------------------------------------------------- a run that moves
+
+
+def begin(run: Run) -> None:
+    run.built(0, 1)
+    ready(run, 0, 1, placing=0)
+    assert run.gathering.over
+
+
+def began(run: Run) -> Run:
+    """On two machines, and one that came later."""
+    begin(run)
+    run.join()
+    run.built(2)
+    run.say(2, kind="placed", ports={})
+    run.say(2, kind="ready")
+    return run
+
+
+def move(run: Run, *leave: int) -> None:
+    for number, machine in run.gathering.machines.items():
+        machine.step, machine.leaves = Step.ENDED, number in leave
+    run.gathering.again(snapshot=4)
+
+
+def ready(run: Run, *numbers: int, placing: int) -> None:
+    """They answer to what they were told."""
+    seats = {(role, index): at for role, index, at in run.lines[numbers[0]].said[-1]["seats"]}
+    for number in numbers:
+        nodes = [Node(*each) for each, at in seats.items() if at == number]
+        ports = {str(node): 80 for node in nodes if node.role in ("shard", "coordinator")}
+        run.say(number, kind="placed", ports=ports, placing=placing)
+    for number in numbers:
+        run.say(number, kind="ready", placing=placing)
+
+
+def test_a_run_that_moves_begins_again_on_those_that_stay(run: Run) -> None:
+    move(began(run), 1)
+    assert run.lines[1].closed
+    assert {at for *_, at in run.lines[0].said[-1]["seats"]} == {0, 2}
+    ready(run, 0, 2, placing=1)
+    for number in (0, 2):
+        assert run.lines[number].kinds[-3:] == ["place", "launch", "begin"]
+    assert run.lines[0].said[-2]["snapshot"] == 4
+    assert [machine for machine, _ in run.lines[0].said[-2]["cores"]] == [0, 2]
+
+
+def test_who_is_silent_at_the_end_is_left_behind(run: Run) -> None:
+    began(run)
+    run.gathering.machines[2].step = Step.ENDED
+    run.gathering.again(snapshot=4)
+    assert sorted(run.gathering.machines) == [0, 2]
+    assert run.lines[1].said[-1]["kind"] == "kill"
+
+
+def test_a_machine_that_is_lost_while_a_run_moves_is_done_without(run: Run) -> None:
+    move(began(run))
+    run.gathering.lose(1)
+    assert {at for *_, at in run.lines[0].said[-1]["seats"]} == {0, 2}
+    run.say(0, kind="placed", ports={"coordinator-0.0": 70}, placing=1)  # to what it was told first
+    assert run.lines[0].kinds[-1] == "place"
+    ready(run, 0, 2, placing=2)
+    assert [line.kinds[-1] for line in (run.lines[0], run.lines[2])] == ["begin", "begin"]
+
+
+def test_who_joins_while_a_run_moves_is_let_in_and_not_waited_for(run: Run) -> None:
+    began(run)
+    run.join()  # it builds the task yet
+    move(run, 1)
+    ready(run, 0, 2, placing=1)
+    assert run.lines[0].kinds[-1] == "begin"
+    run.built(3)
+    run.say(3, kind="placed", ports={}, placing=1)
+    run.say(3, kind="ready", placing=1)
+    assert run.lines[0].said[-1] == {"kind": "joined", "machine": 3, "cores": 1}
+
+
+def test_no_more_replicas_begin_again_than_machines_had_or_have_cores_for(tmp_path: Path) -> None:
+    """The others wait for room, as where a machine leaves that has replicas alone."""
+    run = Run(tmp_path, replicas=4)
+    begin(run)
+    move(run, 1)
+    assert sorted(index for role, index, _ in run.lines[0].said[-1]["seats"] if role == "replica") == [0, 1]
+
+
+def test_where_nobody_has_room_a_run_that_moves_waits_for_one(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.gathering.machines[0].room = Room(0, roles=("coordinator", "evaluator"))
+    begin(run)
+    move(run, 1)
+    assert run.told[-1] == "no machine has room for a replica: more machines have to join"
+    run.join()
+    run.built(2)
+    ready(run, 0, 2, placing=1)
+    assert run.lines[0].kinds[-1] == "begin"

@@ -15,12 +15,12 @@ import pytest
 
 from squall import Downpour
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.gathering import Wanted
 from squall.launchers.head import Head
 from squall.launchers.joining.call import Call
 from squall.launchers.joining.joining import FROM_HEAD_BYTES, Membership, join
 from squall.launchers.joining.token import find_token
 from squall.launchers.member_messages import understood
+from squall.launchers.roster import Wanted
 from tests import deep
 
 SOON_S = 10.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -14,8 +15,9 @@ from uuid import uuid4
 
 import pytest
 
-from squall.record.rows import EventRow, ProgressRow
-from squall.report import Reader
+from squall import replay
+from squall.record.rows import EventRow, ProgressRow, StateRow
+from squall.report import Reader, summarize
 from squall.report.coverage import audit
 from tests import deep
 from tests.launchers.processes import FILE, START_S, Started
@@ -111,6 +113,94 @@ def test_a_machine_that_is_lost_leaves_its_work_to_others(tmp_path: Path) -> Non
     reader = Reader(found.directory / "run.sqlite")
     assert audit(reader).complete
     reader.close()
+
+
+WITH_SHARDS = [
+    "--replicas",
+    "3",
+    "--shards",
+    "3",
+    "--threads",
+    "1",
+    "--epochs",
+    "100000",
+]  # on each of three machines one
+
+
+def test_a_machine_that_leaves_hands_its_shards_over(tmp_path: Path) -> None:
+    """The run goes on in the same terminals, with all that was trained; and is replayed as any other."""
+    with cluster(tmp_path, 3, *WITH_SHARDS) as found:
+        found.event("started", "training began")
+        leaver, other = found.machines
+        leaver.process.send_signal(signal.SIGINT)
+        status, said = leaver.finish()
+        assert status == 0
+        assert "this machine has left the run, which goes on with its shards on others" in said
+        found.event("started", "started again after")
+        assert any("shard" in title for title in titles(other))
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130
+    reader = Reader(found.directory / "run.sqlite")
+    assert not [span for part in audit(reader).parts for span in part.spans if span.times > 1]
+    summary = summarize(reader)
+    assert re.search(r"pause +\d.*: machine \d leaves", str(summary))
+    assert sorted(summary.machines) == [0, 1, 2]
+    reader.close()
+    replayed = replay(found.directory, check=True)
+    assert replayed.as_asked, replayed.stopped
+
+
+@deep.only
+@pytest.mark.parametrize("fault", ["another leaves", "another is lost", "interrupted here"])
+def test_what_comes_while_a_run_moves(fault: str, tmp_path: Path) -> None:
+    with cluster(tmp_path, 3, *WITH_SHARDS) as found:
+        found.event("started", "training began")
+        leaver, other = found.machines
+        leaver.process.send_signal(signal.SIGTERM)
+        found.run.wait_rows(StateRow, lambda row: (row.key, row.value) == ("status", "moved"))  # type: ignore[attr-defined]
+        match fault:
+            case "another leaves":
+                other.process.send_signal(signal.SIGTERM)
+                assert other.finish()[0] == 0
+            case "another is lost":
+                other.signal(signal.SIGKILL)
+        assert leaver.finish()[0] == 0
+        if fault != "interrupted here":
+            found.event("started", "started again after")
+        found.run.process.send_signal(signal.SIGINT)
+        status, _, err = found.run.finish()
+        assert status == 130
+        assert re.search(r"go on from snapshot \d with: squall resume", err)
+
+
+@deep.only
+def test_machines_leave_one_after_the_other(tmp_path: Path) -> None:
+    """Two at once, and the last as soon as the run goes on: it ends on the first machine alone."""
+    flags = ["--replicas", "4", "--shards", "4", "--threads", "1", "--epochs", "100000"]
+    with cluster(tmp_path, 4, *flags) as found:
+        found.event("started", "training began")
+        for machine in found.machines[:2]:
+            machine.process.send_signal(signal.SIGINT)
+        found.event("started", "started again after")
+        found.machines[2].process.send_signal(signal.SIGINT)
+        assert [machine.finish()[0] for machine in found.machines] == [0, 0, 0]
+        found.run.wait_rows(StateRow, lambda row: row.key == "pauses" and row.value.count("leaves") == 2)  # type: ignore[attr-defined]
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130
+    reader = Reader(found.directory / "run.sqlite")
+    assert len(summarize(reader).pauses) == 2
+    assert audit(reader).complete
+    reader.close()
+
+
+@deep.only
+def test_when_the_first_machine_is_gone_whole_the_others_end_soon(tmp_path: Path) -> None:
+    with cluster(tmp_path, 2, "--replicas", "2", "--shards", "2", "--epochs", "100000") as found:
+        found.event("started", "")
+        for pid in [found.run.process.pid, *found.run.processes().values()]:
+            if pid not in found.machines[0].pids():
+                os.kill(pid, signal.SIGKILL)
+        assert found.machines[0].finish(SOON_S)[0] == 1
 
 
 @deep.only

@@ -3,7 +3,7 @@
 import pytest
 
 from squall.protocol.effects import Effect, End, KillMembers, Send, StartMember
-from squall.protocol.events import LeaveRequested, ProcessEnded, Started, StopRequested, TimePassed
+from squall.protocol.events import LauncherLost, LeaveRequested, ProcessEnded, Started, StopRequested, TimePassed
 from squall.protocol.heartbeats import PATIENCE, Pulse
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, Node
@@ -55,6 +55,20 @@ def test_a_nursery_that_hears_nothing_of_the_coordinator_ends_all_that_runs_ther
     assert give(nursery, TimePassed(), nursery.wake_at or now) == [KillMembers(why), End("failed", why)]
 
 
+def test_without_the_launching_process_as_well_it_waits_no_longer_than_the_coordinator_would() -> None:
+    nursery = far()
+    assert not give(nursery, LauncherLost(), 1.0)
+    tell(nursery, COORDINATOR, Alive(), 1.0)  # it ends the run in order
+    now, effects = 1.0, list[Effect]()
+    while End not in map(type, effects):
+        assert nursery.wake_at is not None
+        now = nursery.wake_at
+        effects = give(nursery, TimePassed(), now)
+    why = f"nothing was heard of the coordinator for {PULSE.lost_after_s:g} s"
+    assert effects == [KillMembers(why), End("failed", why)]
+    assert now == 1.0 + PULSE.lost_after_s
+
+
 def test_the_time_in_which_it_stood_still_itself_does_not_count() -> None:
     nursery = far()
     assert give(nursery, TimePassed(), 1000.0) == say(Alive())
@@ -77,7 +91,7 @@ def test_a_machine_that_leaves_starts_nothing_and_waits_no_longer_than_a_while_f
     tell(nursery, COORDINATOR, Alive(), late)
     assert [type(e) for e in give(nursery, TimePassed(), late)] == [Send, KillMembers]
     assert give(nursery, ProcessEnded(REPLICA, "killed by SIGKILL"))
-    assert tell(nursery, COORDINATOR, Stop()) == [End("finished")]
+    assert tell(nursery, COORDINATOR, Stop()) == [End("left")]
 
 
 def test_what_is_not_for_nurseries_is_refused() -> None:

@@ -1,12 +1,14 @@
 """Machines that are lost, leave and join: what becomes of who was there."""
 
+from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Admit, Effect, End, Forget, Send
-from squall.protocol.events import MachineJoined, MachineLost, Started, TimePassed
+from squall.protocol.events import MachineJoined, MachineLost, Started, StopRequested, TimePassed
 from squall.protocol.heartbeats import BEGIN_WITHIN_S, Pulse
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Grant, Join, LeaseRequest, Left, Stats, Stop
 from squall.protocol.nodes import NURSERY, Node, replica_node
 from squall.protocol.notes import MachineDied, MachineLeft, MemberDied, MemberReplaced
+from squall.protocol.nursery import LEAVE_WITHIN_S
 from squall.protocol.nursery_messages import Alive, Heard, Leaving, Placed, ProcessLost, Refused, Replaced, StartProcess
 from squall.protocol.policy import MachineRoom
 from tests.protocol.office import Office, start
@@ -114,7 +116,7 @@ def test_a_replica_that_is_lost_before_it_joined_and_finds_no_room_holds_nobody(
 
 def test_with_a_shard_on_it_the_run_ends_and_the_reason_names_the_machine() -> None:
     rooms = (MachineRoom(0, 1, (R0, EVALUATOR)), MachineRoom(1, 0, (SHARD,)))
-    of = Office(replicas=1, shards=1, rooms=rooms)
+    of = Office(replicas=1, shards=1, rooms=rooms, pulse=Pulse(100.0, 500.0))
     of.give(Started())
     end = only(of.give(MachineLost(1, "its node is gone")), End)
     assert end == End("failed", "machine 1 was lost: its node is gone; shard 0 was there")
@@ -210,16 +212,83 @@ def test_a_replica_that_dies_as_its_machine_leaves_starts_elsewhere() -> None:
     assert of.notes(MachineLeft) == [MachineLeft(1)]
 
 
-def test_with_a_shard_on_it_the_run_ends_in_order() -> None:
+def with_a_shard_elsewhere() -> Office:
     rooms = (MachineRoom(0, 1, (R0, EVALUATOR)), MachineRoom(1, 0, (SHARD,)))
-    of = Office(replicas=1, shards=1, rooms=rooms)
+    of = Office(replicas=1, shards=1, rooms=rooms, pulse=Pulse(100.0, 500.0))
     of.give(Started())
     of.join(0)
+    return of
+
+
+def test_with_a_shard_on_it_the_run_moves_when_all_is_saved() -> None:
+    of = with_a_shard_elsewhere()
     effects = of.tell(N1, Leaving("interrupted"))
     assert sent(effects, Stop) == [(R0, Stop())]
     assert not sent(effects, Leaving), "the shard is given the time that its snapshot takes"
     of.leave(R0)
     of.snapshot()
     end = only(of.effects, End)
-    assert (end.status, end.reason) == ("interrupted", "machine 1 leaves (interrupted), and shard 0 is there")
+    assert (end.status, end.reason) == ("moved", "machine 1 leaves (interrupted) with shard 0")
     assert [to for to, _ in sent(of.effects, Stop)] == [SHARD, Node("evaluator", 1), NURSERY, N1]
+
+
+def test_a_run_that_moves_waits_for_exchanges_as_long_as_a_machine_that_leaves() -> None:
+    of = with_a_shard_elsewhere()
+    of.tell(N1, Leaving("interrupted"))
+    assert of.machine.wake_at == of.now + LEAVE_WITHIN_S
+
+
+def test_who_stops_a_run_that_moves_has_it_end_soon() -> None:
+    of = with_a_shard_elsewhere()
+    of.tell(N1, Leaving("interrupted"))
+    of.give(StopRequested("interrupted here"))
+    assert of.machine.wake_at == of.now + STOP_WITHIN_S
+    of.leave(R0)
+    of.snapshot()
+    assert only(of.effects, End).status == "interrupted"
+
+
+def test_a_run_whose_last_snapshot_fails_does_not_move() -> None:
+    """It would go on from an earlier one, and what was trained since would be lost."""
+    of = with_a_shard_elsewhere()
+    of.tell(N1, Leaving("interrupted"))
+    of.leave(R0)
+    of.snapshot("no space left")
+    assert only(of.effects, End).status == "failed"
+    of = with_a_shard_elsewhere()
+    of.tell(N1, Leaving("interrupted"))
+    of.leave(R0)
+    assert of.machine.wake_at is not None
+    of.now = of.machine.wake_at
+    of.give(TimePassed())
+    assert only(of.effects, End).status == "interrupted"
+
+
+def test_a_run_that_is_over_does_not_move() -> None:
+    """Its final snapshot is under way: it ends as it would have."""
+    of = with_a_shard_elsewhere()
+    of.give(StopRequested("enough", wanted=True))
+    of.leave(R0)
+    of.tell(N1, Leaving("interrupted"))
+    of.snapshot()
+    assert only(of.effects, End).status == "finished"
+
+
+def test_two_machines_with_shards_leave_at_once() -> None:
+    other = Node("shard", 1)
+    rooms = (MachineRoom(0, 1, (R0, EVALUATOR)), MachineRoom(1, 0, (SHARD,)), MachineRoom(2, 0, (other,)))
+    of = Office(replicas=1, shards=2, rooms=rooms)
+    of.give(Started())
+    of.join(0)
+    of.tell(N1, Leaving("interrupted"))
+    of.tell(N2, Leaving("interrupted, too"))
+    of.leave(R0)
+    of.snapshot()
+    assert only(of.effects, End).status == "moved"
+
+
+def test_a_machine_that_has_just_begun_is_said_to_have_been_silent_for_as_long_as_it_was() -> None:
+    of = office()
+    of.give(MachineJoined(3, 1))
+    effects = silent(of, N1, N2)
+    assert only(effects, MachineDied).why == f"nothing was heard of it for {BEGIN_WITHIN_S + 5:g} s"

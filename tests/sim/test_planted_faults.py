@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from squall.protocol.closing import Phase
+from squall.protocol.closing import Closing, Phase
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import Apply, Effect, Payload, PublishSnapshot, Send, Term, Transmit
 from squall.protocol.evaluations import Evaluations
-from squall.protocol.events import Event, FrameArrived, LoopLeft, MessageArrived, SnapshotWritten
+from squall.protocol.events import Event, FrameArrived, LauncherLost, LoopLeft, MessageArrived, SnapshotWritten
 from squall.protocol.frames import Frame
 from squall.protocol.heartbeats import Heartbeats
 from squall.protocol.leases import Leases, Limits
@@ -449,15 +449,27 @@ def silence_ignored(original: Any, nursery: NurseryMachine, now: float) -> list[
     return effects
 
 
+def nothing_waited_for(original: Any, closing: Closing, now: float, effects: list[Effect]) -> None:
+    if closing._moves:
+        closing._end(effects)
+    else:
+        original(closing, now, effects)
+
+
+def launcher_ignored(original: Any, nursery: NurseryMachine, event: Event, now: float) -> list[Effect]:
+    effects: list[Effect] = [] if isinstance(event, LauncherLost) else original(nursery, event, now)
+    return effects
+
+
 def one_more_replica(original: Any, placing: Placing, machine: int) -> int:
     room: int = original(placing, machine)
     return room + 1
 
 
-def own_sleep_counts(original: Any, heartbeats: Heartbeats, now: float) -> list[Node]:
+def own_sleep_counts(original: Any, heartbeats: Heartbeats, now: float) -> dict[Node, float]:
     if heartbeats.wake_at is not None and now >= heartbeats.wake_at:
         heartbeats.wake_at = now
-    silent: list[Node] = original(heartbeats, now)
+    silent: dict[Node, float] = original(heartbeats, now)
     return silent
 
 
@@ -580,6 +592,10 @@ PLANTED: dict[str, Planted] = {
     "a replaced machine goes on": Planted(wrapped(NurseryMachine, "_on_message", news_ignored), 500, "I11", machines=2),
     "a machine that hears nothing of the coordinator goes on": Planted(
         wrapped(NurseryMachine, "_on_time", silence_ignored), 300, "I11", machines=2),
+    "a run moves before its last snapshot is there": Planted(
+        wrapped(Closing, "_close_with_snapshot", nothing_waited_for), 300, "I13", machines=2),
+    "a machine waits for a first machine that is gone whole": Planted(
+        wrapped(NurseryMachine, "on", launcher_ignored), 300, "I14", machines=2),
     "a coordinator that stood still takes machines for lost": Planted(
         wrapped(Heartbeats, "silent", own_sleep_counts), 300, "I5", machines=2),
     "a shard's file is taken for whole when its first piece is there": Planted(

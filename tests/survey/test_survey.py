@@ -13,11 +13,11 @@ import pytest
 from squall import Downpour
 from squall.errors import SquallError
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.gathering import Wanted
 from squall.launchers.head import Head
 from squall.launchers.joining.call import Call
 from squall.launchers.joining.joining import join
 from squall.launchers.joining.token import find_token
+from squall.launchers.roster import Wanted
 from squall.survey.messages import Called, Listens
 from squall.survey.survey import Survey
 

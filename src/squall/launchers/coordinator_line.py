@@ -42,6 +42,9 @@ class Line(Protocol):
     def leave(self) -> None:
         """In a process that was forked: close what belongs to the nursery."""
 
+    def close(self) -> None:
+        """The coordinator has ended."""
+
 
 class PipeLine:
     """The coordinator is one of the nursery's own processes."""
@@ -73,6 +76,8 @@ class PipeLine:
 
     def leave(self) -> None:
         self._pipe.connection.close()
+
+    close = leave
 
     def give(self) -> ControlPipe:
         """The coordinator's end, in its process."""
@@ -116,6 +121,9 @@ class StreamLine:
 
     def leave(self) -> None:
         """Forks have no part in streams."""
+
+    def close(self) -> None:
+        self._streams.close()
 
 
 def _no_numbers(payload: Payload, peer: Node) -> Views:

@@ -1,93 +1,27 @@
 """The machines of a run, from the first that joins until all of them launch.
 
 Every machine builds the task for itself. They are compared with the head's own, and a run is placed on them when so
-many have joined as it wants.
+many have joined as it wants. A run that moves is placed anew, on the machines that stay.
 """
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import IntEnum
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from squall.errors import SquallError, TaskError
-from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.inventory import in_words, inventory
 from squall.launchers.member_messages import understood
-from squall.launchers.orders import Facts
+from squall.launchers.orders import Facts, give_files
+from squall.launchers.roster import Gathered, Launched, Step, Wanted
 from squall.protocol.nodes import Node
 from squall.record.inventory import Inventory
 from squall.runtime.placement import Seats, place
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity, machine_name
-
-FILE_PIECE_BYTES = 1 << 20
-
-
-class Room(NamedTuple):
-    """A machine, as it is placed on."""
-
-    cores: int
-    gpus: int = 0  # that replicas compute on, in place of cores
-    roles: tuple[str, ...] = ("replica", "shard", "coordinator", "evaluator")
-
-    def __str__(self) -> str:
-        had = [
-            f"{count} {name}{'s' * (count > 1)}" for count, name in ((self.cores, "core"), (self.gpus, "GPU")) if count
-        ]
-        return ", ".join(had) or "no cores"
-
-    @property
-    def spread(self) -> Room:
-        """As replicas are spread: over what they compute on."""
-        return self._replace(cores=self.gpus or self.cores)
-
-
-class Step(IntEnum):
-    """What a machine was told, or has said, last."""
-
-    JOINED = 0
-    PLACED = 1  # it knows who is where
-    LAUNCHED = 2  # it knows who listens where, and gets the files of a snapshot
-    READY = 3  # it has room for its processes
-    BEGUN = 4
-
-
-@dataclass
-class Gathered:
-    """A machine of the run."""
-
-    number: int
-    name: str
-    room: Room
-    pipe: ControlPipe
-    address: str = ""  # where others reach it; the head's is known to those that have called it
-    facts: Facts | None = None  # when it has built the task
-    ports: dict[str, int] = field(default_factory=dict)  # of its shards, when it was told who is there
-    step: Step = Step.JOINED  # that it has come to
-
-
-class Launched(NamedTuple):
-    """What all machines launch."""
-
-    directory: Path
-    snapshot: int | None
-    lock: int  # descriptor of the directory's
-
-
-class Wanted(NamedTuple):
-    """What must be there before a run is placed."""
-
-    machines: int  # the head's own included
-    least_replicas: int | None = None  # that there are cores for; None: all are placed, whatever cores there are
-    threads: int = 1  # of a replica
-    device: str = "cpu"  # of the replicas
-    plaintext: bool = False  # between machines
 
 
 class Gathering:
@@ -105,6 +39,7 @@ class Gathering:
         self._launched: Launched | None = None
         self._first: set[int] = set()  # on which the run is placed; others come later
         self._inventory = Inventory()  # of those
+        self._placings = 0  # how often all were to be placed anew
         self.over = False  # those were all ready, and were told to begin
         self._announced: dict[str, Any] = {}
         self._shut = False
@@ -123,9 +58,11 @@ class Gathering:
         lost = self.machines.pop(number)
         if self.over:
             return
-        if number in self._first:
+        if number in self._first and not self._placings:
             raise SquallError(f"machine {number} ({lost.name}) was lost as the run was launched: launch it again")
         self._tell(f"machine {number} ({lost.name}) is gone again{self._waits()}")
+        if number in self._first:
+            self._anew()
 
     def announce(self, said: dict[str, Any]) -> None:
         """Tell it to all other machines when they have begun."""
@@ -138,13 +75,13 @@ class Gathering:
         """The run is over: machines that have not begun come too late."""
         self._shut = True
         for number, machine in list(self.machines.items()):
-            if number and machine.step is not Step.BEGUN:
+            if number and machine.step < Step.BEGUN:
                 machine.pipe.say(kind="kill", status=status, reason=reason)
                 machine.pipe.connection.close()
                 del self.machines[number]
 
     def _waits(self) -> str:
-        if self.over:
+        if self.begun:
             return ""
         missing = self._wanted.machines - len(self.machines)
         return f"; waiting for {missing} more" if missing > 0 else f"; {self.waits or 'all are here'}"
@@ -153,6 +90,11 @@ class Gathering:
     def _room(self) -> int:
         """Replicas that the machines have cores for."""
         return sum(machine.room.cores // self._wanted.threads for machine in self.machines.values())
+
+    @property
+    def begun(self) -> bool:
+        """The run has, once."""
+        return self.over or self._placings > 0
 
     def launch(self, launched: Launched) -> None:
         """As soon as all are ready."""
@@ -170,6 +112,25 @@ class Gathering:
     def understands(self, said: dict[str, Any]) -> bool:
         return understood(said)
 
+    def again(self, snapshot: int | None) -> None:
+        """What ran is over: have it go on from this snapshot on the machines that stay."""
+        assert self._launched is not None
+        self._launched = self._launched._replace(snapshot=snapshot)
+        for machine in [m for m in self.machines.values() if m.number and (m.leaves or m.step is Step.BEGUN)]:
+            del self.machines[machine.number]
+            how = "has left" if machine.leaves else "is silent"
+            machine.pipe.say(kind="kill", status="failed", reason="the run goes on without this machine")
+            machine.pipe.connection.close()
+            self._tell(f"machine {machine.number} ({machine.name}) {how}: the run goes on without it")
+        self._anew()
+
+    def _anew(self) -> None:
+        self._placings += 1
+        self._first, self.over = set(), False
+        for machine in self.machines.values():
+            machine.step, machine.ports = Step.JOINED, {}
+        self._go_on()
+
     def hear(self, number: int, said: dict[str, Any]) -> bool:
         """Take what a nursery has said; False if it is not for this. Raises `SquallError` for one that differs."""
         machine = self.machines[number]
@@ -177,6 +138,8 @@ class Gathering:
             case "built" if machine.facts is None:
                 machine.facts = msgspec.convert(said["facts"], Facts)
                 self._compare()
+            case "placed" | "ready" if said.get("placing", 0) != self._placings:
+                pass  # since when all is different
             case "placed" if said["ports"].keys() == self._listening(number):
                 machine.ports = said["ports"]
             case "ready" if machine.step is Step.LAUNCHED:
@@ -202,11 +165,11 @@ class Gathering:
 
     def _refuse(self, machine: Gathered, why: str) -> None:
         """The machine cannot take part: a run that has begun goes on without it. Raises `SquallError` before."""
-        if not self.over and (not self._first or machine.number in self._first):
+        if not self.begun and (not self._first or machine.number in self._first):
             raise SquallError(why)
-        del self.machines[machine.number]
         machine.pipe.connection.close()
         self._tell(why)
+        self.lose(machine.number)
 
     def _go_on(self) -> None:
         """Have every machine take the steps that it can: all together those on which the run is placed."""
@@ -227,21 +190,36 @@ class Gathering:
                 self._begin(machine)
 
     def _place(self, machines: list[Gathered]) -> bool:
-        """When as many are here as are wanted, and all have built the task."""
-        wanted, least = self._wanted.machines, self._wanted.least_replicas
-        if len(machines) < wanted or any(machine.facts is None for machine in machines) or self._room < (least or 0):
+        """When as many are here as are wanted, and all have built the task; anew, on those that have."""
+        at_most = None if self._wanted.least_replicas is None else self._room
+        if self._placings:
+            machines = [machine for machine in machines if machine.facts is not None]
+            at_most = max(1, sum(map(self._keeps, machines)))
+        elif not self._complete(machines):
             return False
-        found = place(
-            self._recipe, [machine.room.spread for machine in machines], None if least is None else self._room
-        )
+        try:
+            found = place(self._recipe, [machine.room.spread for machine in machines], at_most)
+        except ValueError as error:
+            self._tell(f"{error}: more machines have to join")
+            return False
         seats = {process: machines[at].number for process, at in found.items()}
         evaluated = any(machine.facts is not None and machine.facts.evaluated for machine in machines)
         self.seats = {process: at for process, at in seats.items() if evaluated or process[0] != "evaluator"}
-        self._first = set(self.machines)
+        self._first = {machine.number for machine in machines}
         told = [(m.number, m.name, m.room) for m in machines]
         self._inventory = inventory(told, self.seats, self._wanted.plaintext)
         self._tell(in_words(self._inventory))
         return True
+
+    def _complete(self, machines: list[Gathered]) -> bool:
+        """These are what the run wants to begin with."""
+        built = all(machine.facts is not None for machine in machines)
+        return len(machines) >= self._wanted.machines and built and self._room >= (self._wanted.least_replicas or 0)
+
+    def _keeps(self, machine: Gathered) -> int:
+        """Replicas for which a machine has cores, or that it has had though it has not."""
+        had = sum(role == "replica" and at == machine.number for (role, _), at in self.seats.items())
+        return max(had, machine.room.cores // self._wanted.threads)
 
     def _begin(self, machine: Gathered) -> None:
         machine.step = Step.BEGUN
@@ -259,7 +237,7 @@ class Gathering:
     def _seat(self, machine: Gathered) -> None:
         seats = [(role, index, at) for (role, index), at in self.seats.items()]
         machine.step = Step.PLACED
-        machine.pipe.say(kind="place", seats=seats)
+        machine.pipe.say(kind="place", seats=seats, placing=self._placings)
 
     def _send(self, machine: Gathered, launched: Launched) -> None:
         machine.step = Step.LAUNCHED
@@ -276,10 +254,7 @@ class Gathering:
         paths = [str(file.relative_to(launched.directory)) for file in files]
         snapshot = launched.snapshot if files else None
         machine.pipe.say(name=launched.directory.name, files=paths, **{**told, "snapshot": snapshot})
-        for file in files:
-            for piece in pieces(file):
-                machine.pipe.send(piece)
-            machine.pipe.send(b"")
+        give_files(machine.pipe, files)
 
     def _has_shards(self, number: int) -> bool:
         return any(role == "shard" and at == number for (role, _), at in self.seats.items())
@@ -289,11 +264,3 @@ def snapshot_files(launched: Launched) -> Iterable[Path]:
     """The files that a shard elsewhere needs to go on."""
     if launched.snapshot is not None:
         yield from sorted((launched.directory / "snapshots" / f"{launched.snapshot:06d}").iterdir())
-
-
-def pieces(file: Path) -> Iterator[memoryview]:
-    """Of a file that is not empty. What waits to be sent of it takes no memory."""
-    with open(file, "rb") as opened:
-        whole = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-    for start in range(0, len(whole), FILE_PIECE_BYTES):
-        yield whole[start : start + FILE_PIECE_BYTES]

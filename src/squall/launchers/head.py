@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.gathering import Gathered, Gathering, Launched, Room, Wanted
+from squall.launchers.gathering import Gathering
 from squall.launchers.joining.address import Address, bound, parse_address, written
 from squall.launchers.joining.hello import Hello, hello
 from squall.launchers.joining.joining import FROM_HEAD_BYTES
 from squall.launchers.joining.listener import Listener
 from squall.launchers.joining.token import VARIABLE, Token, find_token
 from squall.launchers.on_ray.machines import RayMachines
+from squall.launchers.roster import Gathered, Launched, Room, Step, Wanted
 from squall.launchers.schedules import Schedules
 from squall.launchers.script_relay import ScriptRelay
 from squall.protocol.effects import End
 from squall.runtime.attempts import numbers
 from squall.runtime.run_plan import Plan
+from squall.runtime.snapshot import Snapshots
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity, machine_name
 from squall.transports.texts import printable
@@ -45,8 +47,9 @@ class Guests(Protocol):
     """What becomes of the machines that are let in: a run, or what is to be known of them."""
 
     machines: dict[int, Gathered]
-    over: bool  # those that were waited for are there
 
+    @property
+    def begun(self) -> bool: ...  # those that were waited for are there
     @property
     def waits(self) -> str: ...  # for what, if not only for machines to come
     def add(self, machine: Gathered, task: bytes) -> None: ...
@@ -77,7 +80,6 @@ class Head:
         self.refused: list[str] = []  # why machines were not let in
         self._relay: ScriptRelay | None = None  # of a script's run
         self._task = b""  # for each machine that joins
-        self._ended: set[int] = set()  # machines that have nothing more to say
         self._directory = Path()  # of the run
         self._schedules: Schedules | None = None
         self._schedules_bytes = schedules_bytes
@@ -146,13 +148,13 @@ class Head:
             machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
             self._guests.add(machine, self._task)
         if self._provider is not None and self._guests is not None:
-            for text in self._provider.turn(time.monotonic(), self._guests.over):
+            for text in self._provider.turn(time.monotonic(), self._guests.begun):
                 _tell(text)
         while self._listener.refused:
             self.refused.append(self._listener.refused.popleft())
             _tell(f"a machine was not let in: {self.refused[-1]}")
         for number, pipe in self._others():
-            if not pipe.connection.poll():
+            if pipe.connection.closed or not pipe.connection.poll():
                 continue
             assert self._guests is not None
             said, self.heard_at = pipe.hear(), time.monotonic()
@@ -161,7 +163,7 @@ class Head:
             elif said["kind"] == "scheduled":
                 self._take_schedule(number, said)
             elif said["kind"] == "ended":
-                self._ended.add(number)
+                self._ends(number, said["status"])
             elif not self.heard(number, told := printable(said)):
                 yield number, told
         if self._relay is not None:
@@ -169,8 +171,14 @@ class Head:
 
     @property
     def collected(self) -> bool:
-        """All machines that are still there have ended, and handed over what they had."""
-        return all(number in self._ended for number, _ in self._others())
+        """All that ran on other machines has ended, and they have handed over what they had."""
+        machines = self._guests.machines if self._guests is not None else {}
+        return all(machine.step is not Step.BEGUN for number, machine in machines.items() if number)
+
+    def _ends(self, number: int, status: str) -> None:
+        assert self._guests is not None
+        machine = self._guests.machines[number]
+        machine.step, machine.leaves = Step.ENDED, status not in ("finished", "moved")
 
     def _take_schedule(self, number: int, said: dict[str, Any]) -> None:
         if self._schedules is None:
@@ -200,6 +208,12 @@ class Head:
         for _, pipe in self._others():
             pipe.say(kind="end", status=status, reason=reason)
 
+    def again(self) -> None:
+        """All has ended: the run goes on from its newest snapshot, on the machines that stay."""
+        assert isinstance(self._guests, Gathering)
+        self._schedules = None
+        self._guests.again(Snapshots(self._directory).newest())
+
     def close(self, end: End | None = None) -> None:
         """The other machines are told how the run has ended, and that they have nothing more to do."""
         self._listener.close()
@@ -213,10 +227,11 @@ class Head:
     def _lose(self, number: int) -> None:
         """Its connection is over. When the run has begun, it is the coordinator that takes a machine for lost."""
         assert self._guests is not None
-        self._guests.machines[number].pipe.connection.close()
+        machine = self._guests.machines[number]
+        machine.pipe.connection.close()
         self._guests.lose(number)
         if self._relay is not None:
-            self._relay.lose(number, number in self._ended)
+            self._relay.lose(number, machine.step is Step.ENDED)
 
     def _room(self, said: Hello) -> Room:
         return Room(said.cores, said.gpus if self._wanted.device.startswith("cuda") else 0)
@@ -240,7 +255,7 @@ def head_of(plan: Plan, recipe: Recipe) -> Head | None:
     if plan.launcher == "ray":
         machines = RayMachines(plan)
         try:
-            wanted = Wanted(machines.count, device=plan.device, plaintext=plan.plaintext)
+            wanted = Wanted(machines.count, threads=plan.threads, device=plan.device, plaintext=plan.plaintext)
             return Head(listen or machines.address(), wanted, recipe, machines, kept)
         except BaseException:
             machines.close()

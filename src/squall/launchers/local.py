@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
@@ -18,6 +16,7 @@ import cloudpickle
 
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
+from squall.launchers import scratch
 from squall.launchers.nursery_process import NurseryProcess
 from squall.protocol.effects import End
 from squall.protocol.nodes import COORDINATOR, Node
@@ -28,8 +27,8 @@ from squall.usercode.shipping import ship
 from squall.usercode.travelling import own_modules, script_modules
 
 if TYPE_CHECKING:  # they import torch, as the nursery does meanwhile
-    from squall.launchers.gathering import Gathered
     from squall.launchers.head import Guests, Head
+    from squall.launchers.roster import Gathered
 
 G = TypeVar("G", bound="Guests")
 
@@ -45,7 +44,7 @@ class LocalRun:
 
     def __init__(self) -> None:
         # The nursery makes this directory, when it can also see to it that it is removed.
-        self._sockets = Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
+        self._sockets = scratch.new_name()
         self._environment = dict(os.environ)
         self._nursery = NurseryProcess()
         self._pipe = self._nursery.pipe
@@ -58,6 +57,7 @@ class LocalRun:
         self._collect_by = 0.0
         self._exits: list[dict[str, Any]] = []
         self._head: Head | None = None  # of a run on several machines
+        self._moved = False  # it goes on, on other machines than it began on
         self._task: dict[str, Any] = {}  # what every nursery is given
 
     def prepare(self, code: dict[str, Any], message: dict[str, Any], head: Head | None = None) -> None:
@@ -164,7 +164,17 @@ class LocalRun:
                 raise ProcessLost(f"{name} (pid {loss['pid']}) was lost: {loss['why']}")
         if not status:
             raise SquallError("all processes of the run were killed")
-        self.ended = End(status, reason)
+        if status == "moved" and not self._stops:
+            self._go_on()
+        else:
+            self.ended = End("interrupted" if status == "moved" else status, reason)
+
+    def _go_on(self) -> None:
+        """Have the run begin again from its newest snapshot, in the same nurseries."""
+        assert self._head is not None
+        self._over, self._listening, self._moved = None, False, True
+        self._exits.clear()
+        self._head.again()
 
     def standing_still(self) -> list[str]:
         """Processes of the run that are stopped, in words."""
@@ -177,7 +187,7 @@ class LocalRun:
         """
         if not self._listening:
             self._nursery.kill()
-            self.ended = End("interrupted", "interrupted before the training began")
+            self.ended = End("interrupted", f"interrupted before the training {'went on' if self._moved else 'began'}")
             return
         self._stops += 1
         self._collect_by = min(self._collect_by, time.monotonic() + STOPPED_COLLECT_S)
@@ -192,7 +202,7 @@ class LocalRun:
             self._head.close(self.ended)
         if not self._launched:
             self._nursery.kill()
-        elif self.ended is None:
+        elif self.ended is None or self._head is not None:  # which may have had it launch more
             self._pipe.say(kind="kill")
         self._nursery.close()
         shutil.rmtree(self._sockets, ignore_errors=True)

@@ -24,10 +24,11 @@ class Built(Message, frozen=True):
 
 class Placed(Message, frozen=True):
     ports: dict[NodeName, Port]
+    placing: int = 0  # the number of the message that has placed its processes
 
 
 class Ready(Message, frozen=True):
-    pass
+    placing: int = 0
 
 
 class Scheduled(Message, frozen=True):

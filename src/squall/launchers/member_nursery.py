@@ -12,7 +12,7 @@ from squall.launchers.coordinator_line import StreamLine
 from squall.launchers.nursery import GRACE_S, Nursery
 from squall.launchers.schedules import give_schedules
 from squall.protocol.effects import Effect, End
-from squall.protocol.events import LeaveRequested, Started
+from squall.protocol.events import LauncherLost, LeaveRequested, Started
 from squall.protocol.link import Linked
 from squall.protocol.nodes import Node
 from squall.protocol.nursery import NurseryMachine
@@ -32,14 +32,13 @@ class MemberNursery(Nursery):
         self._machine = job.site.machine
         self._linked = Linked(NurseryMachine(Node("nursery", self._machine), job.site.pulse))
         self._site = job.site
-        self.end: End | None = None  # how it was for this machine
+        self.end: End | None = None  # how all that ran here has ended, as far as is known here
+        self.leaves = False  # this machine, in order
 
     def run(self) -> None:
         super().run()
-        assert self.end is not None
         if self._launcher.open:
             self._launcher.connection.flush()
-        self._attendant.say(kind="end", status=self.end.status, reason=self.end.reason or "the run has ended")
 
     def prepare(self) -> None:
         super().prepare()
@@ -56,6 +55,10 @@ class MemberNursery(Nursery):
     @property
     def _stays(self) -> bool:
         return self.end is None
+
+    def _verdict(self) -> dict[str, Any]:
+        assert self.end is not None
+        return {"status": self.end.status, "reason": self.end.reason}
 
     def _sources(self) -> list[Any]:
         return [*super()._sources(), *([self._attendant.connection] if self._attendant.open else [])]
@@ -74,11 +77,13 @@ class MemberNursery(Nursery):
             self._hear_launcher(self._launcher.hear())
 
     def _leave(self) -> None:
+        self.leaves = True
         self._tell(LeaveRequested("interrupted there"))
 
     def _hear_launcher(self, said: dict[str, Any] | None) -> None:
         """The run's head is the launcher here."""
         if said is None:
+            self._tell(LauncherLost())
             return
         self._over(End(said["status"], said["reason"]))
         if said["kind"] == "kill":

@@ -5,7 +5,7 @@ memory, and inherits the arena. It speaks with the launching process (`launchers
 over pipes; what is to run is decided by the coordinator, on an ordinary link with the nursery's machine
 (`protocol.nursery`):
 
-    launcher -> nursery      the task, "launch", "joined" of another machine, "leave", "stop", "kill"
+    launcher -> nursery      the task, what `orders` has, "joined" of another machine, "leave", "stop", "kill"
     nursery -> launcher      "listening", "evaluated", "stopping", "exited", "failed", "ended"
     coordinator -> nursery   "frame", "evaluated", "end"
     nursery -> coordinator   "frame", "joined"
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
 import time
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from squall.errors import SquallError
+from squall.launchers import scratch
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
 from squall.launchers.role_processes import blame, run_role
@@ -85,7 +87,7 @@ class Nursery:
             raise SquallError(f"sockets in {self._sockets} would have too long names: set TMPDIR to a shorter path")
         self._launcher.say(kind="listening")
         outlive_parent()  # from here on it is heard when that goes, and what there is can be saved
-        self._sockets.mkdir(mode=0o700)
+        self._held = scratch.make(self._sockets)
         gc.collect()
         gc.freeze()  # a collection in a child would otherwise copy the pages that all share
 
@@ -113,6 +115,9 @@ class Nursery:
             if self._deadline is not None and now >= self._deadline:
                 self._late()
         self._hand_over()
+        self._line.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        os.close(self._held)
         self._launcher.say(kind="ended", **self._verdict())
 
     def _hand_over(self) -> None:

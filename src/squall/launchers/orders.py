@@ -3,13 +3,17 @@
     head -> nursery      the task (a pickle), "place", "launch" with the files of a snapshot behind it, "begin"
     nursery -> head      "built" with what must be the same everywhere, "placed" with ports, "ready", or "failed"
 
-The head is the launching process. On a run's only machine there is "launch" alone.
+The head is the launching process. It may place all anew until they have begun, and again when they have ended.
+On a run's only machine there is "launch" alone.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import shutil
 import socket
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +22,7 @@ import msgspec
 
 from squall.errors import SquallError
 from squall.launchers.control_pipe import ControlPipe
+from squall.protocol.effects import End
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node
 from squall.record.inventory import Inventory
@@ -31,6 +36,12 @@ from squall.vector import Layout
 
 BEATS = 4  # of a machine, in the time after which it is taken for lost
 MODULES = "modules"  # folder in a member's own directory
+OVER = End("finished", "the run has ended")
+GONE = "the run's first machine is gone before the training"
+MOVING = End("failed", f"{GONE} went on")
+LEFT = End("left", "this machine has left the run, which goes on without it")
+HANDED_OVER = End("left", "this machine has left the run, which goes on with its shards on others")
+FILE_PIECE_BYTES = 1 << 20
 BACKLOG = 1024  # processes that may call a listener at once
 
 
@@ -72,68 +83,136 @@ class Member(NamedTuple):
     own: Path  # a directory for this machine's part of the run, which is removed at its end
 
 
-def hear_order(head: ControlPipe, plan: Plan, member: Member | None = None) -> Order | None:
-    """Answer until it is said what to launch; None when nothing is to be. `member`: None on the head's machine."""
-    pulse = Pulse(plan.lost_after_s / BEATS, plan.lost_after_s)
-    seats: Seats = {}
-    listeners: dict[Node, socket.socket] = {}
-    while (said := next_order(head, member)) is not None:
-        machine = member.machine if member is not None else 0
-        match said["kind"]:
-            case "place":
-                seats = {(role, index): at for role, index, at in said["seats"]}
-                listeners = listeners_of(seats, machine)
-                ports = {str(node): listener.getsockname()[1] for node, listener in listeners.items()}
-                head.say(kind="placed", ports=ports)
-            case "launch" if member is not None:
-                directory = member.own / "run" / said["name"]
-                directory.mkdir(parents=True)
-                _take_files(head, directory, said["files"])
-                addresses = _addresses(said["addresses"], member.head)
-                site = Site(
-                    machine, seats, addresses, member.identity, listeners, dict(said["cores"]), pulse,
-                    plaintext=plan.plaintext,
-                )  # fmt: skip
-                return Order(directory, said["snapshot"], site)
-            case "launch":
-                head.take()  # the directory's lock: held by this process, and by all forked from it, to their end
-                order = Order(Path(said["directory"]), said["snapshot"])
-                if seats:
-                    identity = msgspec.convert(said["identity"], Identity)
-                    addresses = _addresses(said["addresses"], "localhost")
-                    found = msgspec.convert(said["inventory"], Inventory)
-                    site = Site(
-                        0, seats, addresses, identity, listeners, dict(said["cores"]), pulse, found,
-                        plaintext=plan.plaintext,
-                    )  # fmt: skip
-                    order = order._replace(site=site)
-                return order
-            case _:
-                return None
-    return None
+class Orders:
+    """What the head wants of this nursery: to launch a run, and to go on with it when others of its machines have left.
 
+    `member` is None on the head's own machine.
+    """
 
-def may_begin(head: ControlPipe, member: Member | None) -> bool:
-    """Wait until all machines have room for their processes, so that none is awaited that cannot come."""
-    head.say(kind="ready")
-    said = next_order(head, member)
-    return said is not None and said["kind"] == "begin"
+    def __init__(self, head: ControlPipe, member: Member | None = None) -> None:
+        self._head = head
+        self._member = member
+        self._waiting: dict[str, Any] | None = None  # said, and not done yet
+        self._placing = 0
+        self._lock: int | None = None  # of the run's directory, on the head's machine
+        self._leaves = False  # this machine
+        self._gone = End("failed", f"{GONE} began")  # what is so when the head is gone without a word
 
-
-def next_order(head: ControlPipe, member: Member | None) -> dict[str, Any] | None:
-    """What the head says next; None where this machine does not wait for it any more."""
-    if member is not None:
-        ready = wait([head.connection, member.attendant.connection])
-        while member.attendant.connection not in ready and not head.connection.poll():
-            ready = wait([head.connection, member.attendant.connection])
-        if member.attendant.connection in ready:
-            return None
-    said = head.hear()
-    if member is not None and (said is None or said["kind"] in ("end", "kill")):
-        told = said or {"status": "failed", "reason": "the run's first machine is gone before the training began"}
-        member.attendant.say(kind="end", status=told["status"], reason=told["reason"])
+    def next(self, plan: Plan) -> Order | None:
+        """Answer until it is said what to launch; None when nothing is to be."""
+        seats: Seats = {}
+        listeners: dict[Node, socket.socket] = {}
+        while (said := self.hear()) is not None:
+            match said["kind"]:
+                case "place":
+                    close(listeners)
+                    seats = {(role, index): at for role, index, at in said["seats"]}
+                    listeners = listeners_of(seats, self._machine)
+                    ports = {str(node): listener.getsockname()[1] for node, listener in listeners.items()}
+                    self._placing = said["placing"]
+                    self._head.say(kind="placed", ports=ports, placing=self._placing)
+                case "launch":
+                    return self._order(plan, said, seats, listeners)
+                case _:
+                    break
+        close(listeners)
         return None
-    return said
+
+    def may_begin(self) -> bool:
+        """Wait until all machines have room for their processes, so that none is awaited that cannot come.
+
+        False where `next` has to be asked again: it is not to begin, or not so.
+        """
+        self._head.say(kind="ready", placing=self._placing)
+        self._waiting = self.hear()
+        if self._waiting is None or self._waiting["kind"] != "begin":
+            return False
+        self._waiting = None
+        return True
+
+    def ended(self, end: End, leaves: bool, shards: bool) -> bool:
+        """What was launched has ended so for this machine. False where that is all, and the user is told.
+
+        Else the head knows more. `leaves`: this machine does, and it has had `shards`.
+        """
+        self._leaves, self._gone = leaves, OVER
+        if end.status == "finished" or (end.status == "left" and shards):
+            return True
+        if end.status == "moved" and not leaves:
+            self._gone = MOVING
+            return True
+        self.tell({"left": LEFT, "moved": HANDED_OVER}.get(end.status, end))
+        return False
+
+    @property
+    def _machine(self) -> int:
+        return self._member.machine if self._member is not None else 0
+
+    def _order(
+        self, plan: Plan, said: dict[str, Any], seats: Seats, listeners: dict[Node, socket.socket]
+    ) -> Order:  # fmt: skip
+        member = self._member
+        if member is None:
+            # Held by this process, and by all forked from it, to their end.
+            self._lock, before = self._head.take(), self._lock
+            if before is not None:
+                os.close(before)
+            directory = Path(said["directory"])
+        else:
+            directory = member.own / "run" / said["name"]
+            shutil.rmtree(directory, ignore_errors=True)  # what was there before was handed over
+            directory.mkdir(parents=True)
+            _take_files(self._head, directory, said["files"])
+        if not seats:
+            return Order(directory, said["snapshot"])
+        addresses = _addresses(said["addresses"], member.head if member is not None else "localhost")
+        identity = member.identity if member is not None else msgspec.convert(said["identity"], Identity)
+        found = msgspec.convert(said.get("inventory", {}), Inventory)
+        site = Site(
+            self._machine, seats, addresses, identity, listeners, dict(said["cores"]),
+            Pulse(plan.lost_after_s / BEATS, plan.lost_after_s), found, plaintext=plan.plaintext,
+        )  # fmt: skip
+        return Order(directory, said["snapshot"], site)
+
+    def hear(self) -> dict[str, Any] | None:
+        """What the head says next; None where this machine does not wait for it any more."""
+        if self._waiting is not None:
+            said, self._waiting = self._waiting, None
+            return said
+        if self._member is None:
+            return self._head.hear()
+        while self._patient(self._member):
+            told = self._head.hear()
+            if told is not None and told["kind"] not in ("end", "kill"):
+                return told
+            moves = told is not None and told["status"] == "moved"
+            if not moves or self._leaves:
+                end = End(told["status"], told["reason"]) if told is not None and self._gone is not OVER else self._gone
+                self.tell(HANDED_OVER if moves else end)
+                return None
+            self._gone = MOVING
+        return None
+
+    def _patient(self, member: Member) -> bool:
+        """Wait until the head has said something; False where the user does not."""
+        connections = [self._head.connection, member.attendant.connection]
+        while True:
+            ready = wait(connections)
+            if member.attendant.connection in ready:  # it says one thing only, or is gone
+                self.tell(LEFT)
+                return False
+            if self._head.connection.poll():  # else it is about what goes out
+                return True
+
+    def tell(self, end: End | None) -> None:
+        """The user of a machine that has joined: it takes part no longer."""
+        if self._member is not None and end is not None:
+            self._member.attendant.say(kind="end", status=end.status, reason=end.reason or OVER.reason)
+
+
+def close(listeners: Mapping[Node, socket.socket]) -> None:
+    for listener in listeners.values():
+        listener.close()
 
 
 def listeners_of(seats: Seats, machine: int) -> dict[Node, socket.socket]:
@@ -165,6 +244,22 @@ def looked_up(host: str) -> str:
             f"another machine of the run is at {host}, which is not known here ({error}): give squall join there an"
             " --address that all machines know"
         ) from None
+
+
+def give_files(machine: ControlPipe, files: Iterable[Path]) -> None:
+    """To a machine that takes them with what it is to launch."""
+    for file in files:
+        for piece in pieces(file):
+            machine.send(piece)
+        machine.send(b"")
+
+
+def pieces(file: Path) -> Iterator[memoryview]:
+    """Of a file that is not empty. What waits to be sent of it takes no memory."""
+    with open(file, "rb") as opened:
+        whole = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    for start in range(0, len(whole), FILE_PIECE_BYTES):
+        yield whole[start : start + FILE_PIECE_BYTES]
 
 
 def _take_files(head: ControlPipe, directory: Path, paths: list[str]) -> None:

@@ -18,6 +18,7 @@ from squall.launchers.member_nursery import MemberNursery
 from squall.launchers.nursery import GRACE_S
 from squall.launchers.script_forks import ScriptForks
 from squall.protocol.effects import Effect, End, KillMembers
+from squall.protocol.events import LauncherLost
 
 GONE = "the run's first machine is gone"
 
@@ -25,7 +26,6 @@ GONE = "the run's first machine is gone"
 class ScriptMember(MemberNursery, ScriptForks):
     """It is there until its scripts have come to their ends, with the last weights of the run."""
 
-    _leaving = False  # this machine was interrupted while others train
     _dismissed = False  # the coordinator has no more to do with this machine
 
     def _begin(self) -> None:
@@ -46,13 +46,13 @@ class ScriptMember(MemberNursery, ScriptForks):
             case {"kind": "weights", "data": piece}:
                 take_weights(self._job.directory, piece)
             case None:
+                self._tell(LauncherLost())
                 self._look_for_head()
             case _:
                 super()._hear_launcher(said)
 
     def _leave(self) -> None:
         if self._trained_on is not None and self.end is None:
-            self._leaving = True
             super()._leave()
             return
         for child in self._children.values() if self.end is not None else ():
@@ -62,9 +62,9 @@ class ScriptMember(MemberNursery, ScriptForks):
 
     def _do(self, effect: Effect) -> None:
         """The head says nothing where this machine alone has no more part in the run."""
-        if isinstance(effect, End) and effect.status == "finished":
+        if isinstance(effect, End) and effect.status in ("finished", "left"):
             self._dismissed = True
-            if self._leaving and self.end is None:
+            if self.leaves and self.end is None:
                 self._deadline = time.monotonic() + GRACE_S
             self._look_for_head()
         elif self.end is None or not isinstance(effect, KillMembers | End):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from squall.errors import SnapshotMismatch, SquallError, TaskError
 from squall.launchers.building import build_job, warn_of_threads
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.nursery import DONE, RAISED, leave
-from squall.launchers.orders import MODULES, Facts, Member, Order, hear_order, may_begin
+from squall.launchers.orders import MODULES, Facts, Member, Order, Orders
 from squall.launchers.script_forks import Forked
 from squall.launchers.script_member import ScriptMember
 from squall.launchers.script_nursery import ScriptNursery
@@ -41,7 +42,8 @@ def serve_script(
 
     On one machine it begins when it is known that the run may. On several the machines are compared where it joins.
     """
-    order = hear_order(launcher, message["plan"]) if not message["machines"] else None
+    orders = Orders(launcher, member)
+    order = orders.next(message["plan"]) if not message["machines"] else None
     if order is None and not message["machines"]:
         return
     joined: list[ReplicaBackend] = []
@@ -54,7 +56,7 @@ def serve_script(
         check_optimizers(strategy.recipe())  # what torch imports for a first step would keep others waiting
         task = joined_task(model, options)
         try:
-            _launch(launcher, {**message, "strategy": strategy}, task, order, sockets, member)
+            _launch(launcher, {**message, "strategy": strategy}, task, order, sockets, orders, member)
         except Forked as forked:
             forked_as.append(forked.node)
             joined.append(replica := ReplicaBackend(forked.job, forked.node, sockets, forked.pipe))
@@ -86,7 +88,7 @@ def serve_script(
 
 
 def _launch(
-    launcher: ControlPipe, message: dict[str, Any], task: Task, order: Order | None, sockets: Path,
+    launcher: ControlPipe, message: dict[str, Any], task: Task, order: Order | None, sockets: Path, orders: Orders,
     member: Member | None,
 ) -> None:  # fmt: skip
     """Be the nursery of a script that has joined. Raises `Forked` in every replica."""
@@ -95,19 +97,21 @@ def _launch(
         raise ValueError(f"{shards} shards for {facts.layout.elements} parameters: use fewer shards")
     if order is None:
         launcher.say(kind="built", facts=facts)
-        order = hear_order(launcher, message["plan"], member)
+        order = orders.next(message["plan"])
     if order is None:
         return
     job = build_job(message, task, order)
     if job.restored is not None:
         job.restored.manifest.check_optimizer(state_name(job.recipe))
-    if order.site is not None and not may_begin(launcher, member):
+    if order.site is not None and not orders.may_begin():
         return
-    job = attempts.begin(job, script=True)
+    job = replace(attempts.begin(job, script=True), moves=False)
     if member is None:
         ScriptNursery(launcher, job, sockets).run()
-    else:
-        ScriptMember(launcher, member.attendant, job, sockets).run()
+        return
+    nursery = ScriptMember(launcher, member.attendant, job, sockets)
+    nursery.run()
+    orders.tell(nursery.end)
 
 
 def _end_training(joined: list[ReplicaBackend], path: Path) -> None:

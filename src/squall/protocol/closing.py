@@ -4,7 +4,8 @@
             -> snapshot -> ended
 
 A user's stop skips the evaluation, and gives each phase its time: whoever does not answer is not waited for beyond it.
-A lost shard, or a batch that stays NaN, ends the run with an error.
+So does a machine that leaves with a shard: the run has moved when it has ended so, and begins again without the
+machine. A lost shard, or a batch that stays NaN, ends the run with an error.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from squall.protocol.heartbeats import Heartbeats
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Evaluated, SnapshotTaken, Stop
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery import LEAVE_WITHIN_S
 from squall.protocol.placing import Placing
 from squall.protocol.policy import Policy
 from squall.protocol.replacing import Replacing
@@ -58,6 +60,7 @@ class Closing(ABC):
         self._begun = False  # a replica was welcomed
         self._wanted = False  # a script asked for the end: the run has finished well
         self._hurried = False  # a user's stop, or an error: no final evaluation
+        self._moves = False  # it shall go on from its last snapshot, without a machine that leaves
         self._save_by: float | None = None  # when a run in a hurry stops waiting for its last snapshot
         self._last_snapshot = False  # the snapshot under way closes the run
         self._ends_at: float | None = None  # when the training time that the user has given is over
@@ -134,7 +137,7 @@ class Closing(ABC):
         if self.phase is Phase.ENDED:
             return
         if not wanted and self._save_by is None:
-            self._save_by = now + STOP_WITHIN_S + self.policy.save_within_s
+            self._save_by = now + self._stop_within_s + self.policy.save_within_s
         if self.phase in (Phase.STOPPING, Phase.EVALUATING) and not (wanted or self._hurried):
             where = "before the final weights were evaluated" if self.policy.evaluate else "as training ended"
             self.reason = f"{reason} {where} ({self.reason})"
@@ -143,14 +146,28 @@ class Closing(ABC):
             self._stop(Cause.SCRIPT if self._wanted else Cause.STOPPED, reason, now, effects)
         self._set_deadline(now)
 
+    def _move(self, reason: str, now: float, effects: list[Effect]) -> None:
+        """End as a user's stop does, but for more time for exchanges, and the run goes on from the snapshot."""
+        self._moves |= self.policy.moves and self.phase is not Phase.SNAPSHOT and not self._hurried
+        self._hurry(reason, now, effects)
+
+    def _stay(self) -> None:
+        """Who stops a run that moves wants its end, soon."""
+        if self._moves:
+            self._moves, self._save_by, self._deadline = False, None, None
+
     def _set_deadline(self, now: float) -> None:
         """Give the phase under way its time, if the run ends in a hurry."""
         if self._deadline is not None:
             return
         if self.phase in (Phase.STOPPING, Phase.EVALUATING) and self._hurried:
-            self._deadline = now + STOP_WITHIN_S
+            self._deadline = now + self._stop_within_s
         elif self.phase is Phase.SNAPSHOT:
             self._deadline = self._save_by
+
+    @property
+    def _stop_within_s(self) -> float:
+        return LEAVE_WITHIN_S if self._moves else STOP_WITHIN_S
 
     def _after_stopping(self, now: float, effects: list[Effect]) -> None:
         self._deadline = None
@@ -174,7 +191,12 @@ class Closing(ABC):
     def _leave_unsaved(self, effects: list[Effect]) -> None:
         """The last snapshot was not written in time: a resume goes on from the one before."""
         silent = ", ".join(f"shard {shard.index}" for shard in self._snapshots.awaited)
-        self._hurried, self._wanted, self.cause = True, False, Cause.STOPPED  # without its weights it has not finished
+        self._hurried, self._wanted, self._moves, self.cause = (
+            True,
+            False,
+            False,
+            Cause.STOPPED,
+        )  # without its weights it has not finished
         self._end(effects, f"; {silent} did not answer in time, so that nothing was saved")
 
     def _fail(self, error: str, effects: list[Effect]) -> None:
@@ -192,7 +214,9 @@ class Closing(ABC):
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
         effects.extend(Send(Node("nursery", machine), Stop()) for machine in self._placing.rooms)
-        status = self._failure if self.error else "interrupted" if self._hurried and not self._wanted else "finished"
+        status = self._failure if self.error else "finished"
+        if self._hurried and not self._wanted and not self.error:
+            status = "moved" if self._moves else "interrupted"
         effects.append(End(status, (self.error or self.reason) + remark, Cause.FAILED if self.error else self.cause))
 
 

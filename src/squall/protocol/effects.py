@@ -228,6 +228,8 @@ class Cause(StrEnum):
 class End(Effect, frozen=True, gc=False):
     """Leave the shell's loop: this node's work is over."""
 
-    status: str  # "finished" | "interrupted" | "failed" | "nonfinite" (a batch gave NaN or Inf twice)
+    # "finished" | "interrupted" | "failed" | "nonfinite" (a batch gave NaN or Inf twice) | "moved": it goes on from its
+    # snapshot at once, on other machines; of a nursery "left": its machine has left the run in order
+    status: str
     reason: str = ""  # or what went wrong
     cause: Cause = Cause.FAILED  # why the whole run ends, from the coordinator

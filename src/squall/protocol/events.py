@@ -96,6 +96,10 @@ class LeaveRequested(Event, frozen=True, gc=False):
     why: str
 
 
+class LauncherLost(Event, frozen=True, gc=False):
+    """The nursery's connection to the launching process, on another machine, is over, and so is the run soon."""
+
+
 class MachineJoined(Event, frozen=True, gc=False):
     """The launcher has a nursery on one more machine, with room for so many replicas."""
 

@@ -26,19 +26,21 @@ class Heartbeats:
 
     def __init__(self, every_s: float, limit_s: float) -> None:
         self.wake_at: float | None = None  # when `silent` is to be asked next
-        self._every_s, self._limit_s = every_s, limit_s
-        self._heard: dict[Node, float] = {}
+        self.limit_s = limit_s
+        self._every_s = every_s
+        self._heard: dict[Node, tuple[float, float]] = {}  # when, and for how much longer it may be silent
 
     def heard(self, node: Node, now: float, grace_s: float = 0.0) -> None:
         """Of somebody who is listened for from now on, if that was not so before; it may take so much longer."""
-        self._heard[node] = now + grace_s
+        self._heard[node] = now, grace_s
         if self.wake_at is None:
             self.wake_at = now + self._every_s
 
     def signed(self, node: Node, now: float) -> None:
         """Of somebody who is listened for already, if so."""
         if node in self._heard:
-            self._heard[node] = max(self._heard[node], now)
+            at, grace_s = self._heard[node]
+            self._heard[node] = now, max(0.0, at + grace_s - now)
 
     def forget(self, node: Node) -> None:
         self._heard.pop(node, None)
@@ -49,12 +51,15 @@ class Heartbeats:
         self._heard.clear()
         self.wake_at = None
 
-    def silent(self, now: float) -> list[Node]:
-        """Who has not been heard for longer than the limit, not counting the time in which this node stood still."""
+    def silent(self, now: float) -> dict[Node, float]:
+        """Who has not been heard for longer than the limit, and for how long, in seconds.
+
+        The time in which this node stood still does not count.
+        """
         if self.wake_at is None or now < self.wake_at:
-            return []
+            return {}
         late_s = now - self.wake_at
         if late_s > self._every_s:
-            self._heard = {node: at + late_s for node, at in self._heard.items()}
+            self._heard = {node: (at + late_s, grace_s) for node, (at, grace_s) in self._heard.items()}
         self.wake_at = now + self._every_s
-        return [node for node, at in self._heard.items() if now - at >= self._limit_s]
+        return {node: now - at for node, (at, grace_s) in self._heard.items() if now - at >= self.limit_s + grace_s}

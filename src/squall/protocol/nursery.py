@@ -1,7 +1,8 @@
 """A nursery's machine: starts what the coordinator asks for on its machine, and tells what has ended there.
 
 Each machine of a run has one. It decides nothing but its own end: when all is over, when it is told that others have
-taken its place, or when it has heard nothing of the coordinator for so long that this must have happened.
+taken its place, or when it has heard nothing of the coordinator for so long that this must have happened: sooner,
+where the launching process is gone as well.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from squall.protocol.effects import Effect, End, KillMembers, Send, StartMember
 from squall.protocol.events import (
     Event,
+    LauncherLost,
     LeaveRequested,
     MessageArrived,
     ProcessEnded,
@@ -53,13 +55,16 @@ class NurseryMachine:
             case LeaveRequested(why) if not self._leaving:
                 self._leaving = True
                 return [Send(COORDINATOR, Leaving(why))]
+            case LauncherLost() if self._pulse is not None:  # a coordinator that still ends the run in order is heard
+                self._heartbeats.limit_s = self._pulse.lost_after_s
+                return []
             case Started() if self._pulse is not None:
                 self._heartbeats.heard(COORDINATOR, now)
                 self._tell_at = now + self._pulse.every_s
                 return [Send(COORDINATOR, Alive())]
             case TimePassed():
                 return self._on_time(now)
-            case Started() | LeaveRequested():
+            case Started() | LeaveRequested() | LauncherLost():
                 return []
         raise AssertionError(f"{self.node} does not know {event!r}")
 
@@ -76,14 +81,13 @@ class NurseryMachine:
             case Replaced(why):
                 return [KillMembers(f"replaced: {why}"), End("failed", why)]
             case Stop():
-                return [End("finished")]
+                return [End("left" if self._leaving else "finished")]
         raise AssertionError(f"{self.node} does not know {message!r}")
 
     def _on_time(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if self._heartbeats.silent(now):
-            assert self._pulse is not None
-            why = f"nothing was heard of the coordinator for {PATIENCE * self._pulse.lost_after_s:g} s"
+        for silent_s in self._heartbeats.silent(now).values():
+            why = f"nothing was heard of the coordinator for {silent_s:.0f} s"
             return [KillMembers(why), End("failed", why)]
         if self._tell_at is not None and now >= self._tell_at:
             assert self._pulse is not None

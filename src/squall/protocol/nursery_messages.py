@@ -30,7 +30,7 @@ class StopAsked(Struct, frozen=True, tag="stop?", array_like=True, gc=False):
 class Leaving(Struct, frozen=True, tag="leave?", array_like=True, gc=False):
     """The machine is to be taken away: the nursery hears `Stop` when nothing of the run needs it any more.
 
-    In answer: the replicas there were told to leave. Where a shard is there the run ends, in the time that it needs.
+    In answer: the replicas there were told to leave. Where a shard is there the run moves, in the time that it needs.
     """
 
     why: str

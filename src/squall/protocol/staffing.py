@@ -46,6 +46,7 @@ class Staffing(Closing):
     def _on_stop(self, asked: StopRequested | StopAsked, now: float, effects: list[Effect]) -> None:
         if asked.failed:
             self.error = asked.why
+        self._stay()
         self._wanted |= asked.wanted and self.phase is Phase.RUNNING
         self._hurry(asked.why, now, effects, asked.wanted)
 
@@ -176,8 +177,8 @@ class Staffing(Closing):
         self._start_due(now, effects)
 
     def _look_for_silent(self, now: float, effects: list[Effect]) -> None:
-        for nursery in self._heartbeats.silent(now):
-            why = f"nothing was heard of it for {self.policy.pulse.lost_after_s:g} s"
+        for nursery, silent_s in self._heartbeats.silent(now).items():
+            why = f"nothing was heard of it for {silent_s:.0f} s"
             self._on_machine_lost(nursery.index, why, now, effects)
 
     def _on_machine_lost(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
@@ -189,13 +190,14 @@ class Staffing(Closing):
         effects.append(notes.MachineDied(machine, tuple(nodes), why))
         text = f"machine {machine} was lost: {why}"
         if shards := _shards(nodes):
+            effects += [notes.MemberDied(node, text) for node in nodes if node.role == "shard"]
             self._fail(f"{text}; {shards} was there", effects)
             return
         for node in nodes:
             self._on_lost(node, text, now, effects, blameless=True)
 
     def _on_leaving(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
-        """Replicas finish their exchange; with a shard there, or the coordinator, the run ends in order."""
+        """Replicas finish their exchange; with a shard there all do, and the run goes on elsewhere from a snapshot."""
         if self.phase is Phase.ENDED or machine in self._placing.leaving:
             return
         if machine not in self._placing.rooms:  # its nursery may be heard before the launcher says that it has joined
@@ -204,7 +206,7 @@ class Staffing(Closing):
             return
         nodes = self._placing.there(machine)
         if shards := _shards(nodes):
-            self._hurry(f"machine {machine} leaves ({why}), and {shards} is there", now, effects)
+            self._move(f"machine {machine} leaves ({why}) with {shards}", now, effects)
             return
         self._placing.leaving[machine] = None
         effects.append(Send(Node("nursery", machine), Leaving(why)))

@@ -158,7 +158,7 @@ class EventRow:
     """Something that happened to the run, in words for people."""
 
     time_s: float
-    # started, lost, replaced, snapshot, nonfinite, diverged, warning, reached, stopped, finished, error
+    # started, lost, replaced, left, leaves, snapshot, nonfinite, diverged, warning, reached, stopped, finished, error
     kind: str
     text: str
 
@@ -175,6 +175,7 @@ class StateRow:
     # keep_best: the metric whose best weights are kept
     # batch: examples of each evaluation, where the method looks at batches as a whole and deals no leases
     # first_step_s: seconds from the command to the first training step
+    # moved_at: seconds since 1970, of a run's end after which it goes on elsewhere; pauses: see `runtime.pauses`
     key: str
     value: str
 

@@ -38,6 +38,7 @@ class Summary:
     shares: dict[int, float]  # replica -> part of all examples, adding up to 1
     machines: dict[int, list[int]] = field(default_factory=dict)  # bytes sent and received, where there are several
     inventory: Inventory = field(default_factory=Inventory)  # what ran where at first
+    pauses: list[tuple[float, str]] = field(default_factory=list)  # seconds without training as it moved, and why
     best: dict[str, float] = field(default_factory=dict)  # of the metric whose best weights are kept
 
     def to_json_dict(self) -> dict[str, Any]:
@@ -47,7 +48,7 @@ class Summary:
 
     def lines(self) -> list[tuple[str, str]]:
         """What each number is called, and the number, as people read it."""
-        why = f": {self.reason}" if self.reason and self.status in ("finished", "interrupted") else ""
+        why = f": {self.reason}" if self.reason and self.status in ("finished", "interrupted", "moved") else ""
         found = [("strategy", self.strategy)]
         found += [("optimizer", self.optimizer)] if self.optimizer else []
         found += [("status", self.status + why)]
@@ -58,6 +59,7 @@ class Summary:
         found += [
             ("training time", clock(self.training_s)),
             ("until the first step", "unknown" if self.first_step_s is None else clock(self.first_step_s)),
+            *(("pause", f"{clock(seconds)}: {why}") for seconds, why in self.pauses),
             ("examples", number(self.examples)),
             ("examples/s", number(self.examples_per_second)),
         ]
@@ -120,6 +122,7 @@ def summarize(reader: Reader) -> Summary:
         shares={replica: examples[replica] / total for replica in sorted(examples)} if total else {},
         machines=msgspec.json.decode(state.get("traffic", "{}"), type=dict[int, list[int]]),
         inventory=msgspec.json.decode(state.get("inventory", "{}"), type=Inventory),
+        pauses=msgspec.json.decode(state.get("pauses", "[]"), type=list[tuple[float, str]]),
         best=_best(reader, state.get("keep_best", "")),
     )
 

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,6 +20,7 @@ from squall.protocol.nodes import Node
 from squall.record import rows
 from squall.record.rows import RecordError
 from squall.record.writer import Record
+from squall.runtime.channel import Channel
 from squall.runtime.divergence import Divergence
 from squall.runtime.driver import Host
 from squall.runtime.folding import Folding
@@ -27,20 +28,10 @@ from squall.runtime.job import Job
 from squall.runtime.left_out import LeftOut
 from squall.runtime.machines import left_out
 from squall.runtime.optimizers import in_words, state_name
+from squall.runtime.pauses import Pauses
 from squall.runtime.snapshot import Manifest, Snapshots
 from squall.runtime.thinning import Thinning
 from squall.strategies.work import BatchMethod
-
-
-class Channel(Protocol):
-    """The coordinator's line to whatever starts and watches the processes."""
-
-    def end(self, end: End) -> None: ...
-
-    def poll(self) -> Event | None: ...
-
-    def evaluated(self, evaluation: dict[str, float]) -> None:
-        """Tell the user: time_s, epoch, examples and updates of the weights, and each metric."""
 
 
 class CoordinatorHost(Host):
@@ -53,6 +44,7 @@ class CoordinatorHost(Host):
         self.record = Record(job.directory / "run.sqlite")
         if job.restored is not None and isinstance(waiting := job.restored.manifest.rows, bytes):
             self.record.take_in(job.restored.manifest.number, waiting)
+        self._pauses = Pauses(self.record, job)
         self._leases = Folding(self.record, job.task.examples)
         self._snapshots = Snapshots(job.directory)
         self._trained_s = job.restored.manifest.trained_s if job.restored is not None else 0.0  # by earlier processes
@@ -173,7 +165,9 @@ class CoordinatorHost(Host):
                 self._reports.asked(self._asked_s)
             case notes.TrainingBegan():
                 self._begun = self._now
-                self._event("started", "training began")
+                facts, text = self._pauses.ends()
+                self.facts(**facts)
+                self._event("started", text)
             case notes.TrainingOver():
                 self._stopped = self._now
             case notes.MemberJoined(node, pid, _):
@@ -205,7 +199,9 @@ class CoordinatorHost(Host):
         self._judge(self._divergence.trained(loss))
         if stats.batches and not self._stepped:
             self._stepped = True
-            self.facts(first_step_s=time.time() - self._job.commanded_at, first_loss=self._divergence.first or loss)
+            self.facts(first_loss=self._divergence.first or loss)
+            if not self._pauses.moved:
+                self.facts(first_step_s=time.time() - self._job.commanded_at)
         if stats.examples or stats.pushes:
             self.record.add(rows.ProgressRow(
                 now, node.index, stats.examples, stats.batches, loss, stats.compute_s, stats.wait_s,
@@ -278,14 +274,17 @@ class CoordinatorHost(Host):
         return UNSET
 
     def _finish(self, end: End) -> None:
-        if self._unpublished and end.status in ("finished", "interrupted"):
+        if self._unpublished and end.status in ("finished", "interrupted", "moved"):
             end = End("failed", self._unpublished)
         self._judge(end.status == "finished" and self._divergence.ended())
         self.facts(
             training_s=self.training_s, diverged=self._divergence.text, evaluating="", status=end.status,
             ended=end.cause, reason=end.reason,
         )  # fmt: skip
-        self._event({"finished": "finished", "interrupted": "stopped"}.get(end.status, "error"), end.reason)
+        if end.status == "moved":
+            self.facts(**Pauses.begins(self._now - (self._stopped or self._now)))
+        kinds = {"finished": "finished", "interrupted": "stopped", "moved": "leaves"}
+        self._event(kinds.get(end.status, "error"), end.reason)
         try:
             self.record.close()
         except RecordError as error:

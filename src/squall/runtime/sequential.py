@@ -30,6 +30,7 @@ from squall.protocol.pushed_work import NO_WORK
 from squall.protocol.reports import REPORT_EVERY_S, ReportSums
 from squall.runtime.backward import Backward, resolve_device
 from squall.runtime.best import keep
+from squall.runtime.channel import Channel
 from squall.runtime.compute import Gradients
 from squall.runtime.driver import Host
 from squall.runtime.evaluate import evaluate
@@ -37,7 +38,7 @@ from squall.runtime.hosts import ShardHost
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job
 from squall.runtime.machines import lease_coordinator
-from squall.runtime.recorder import Channel, CoordinatorHost
+from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.recording import recorded
 from squall.runtime.store import Store
 

@@ -11,6 +11,7 @@ from squall.protocol.events import Event
 from squall.protocol.messages import Stats
 from squall.protocol.nodes import Node
 from squall.protocol.notes import MemberJoined, WorkReported
+from squall.record.inventory import Inventory
 from squall.runtime.driver import HostAround
 from squall.runtime.job import Job
 from squall.runtime.recorder import CoordinatorHost
@@ -33,7 +34,11 @@ class TrafficHost(HostAround):
             (site.seats["shard", shard], 4 * (stop - start) // job.recipe.work.blocks, 4 * (stop - start))
             for shard, (start, stop) in enumerate(ranges)
         ]  # of each: its machine, and bytes of a push and a fetch
-        host.facts(inventory=msgspec.json.encode(site.inventory).decode())
+        before = host.record.fact("inventory") if job.restored is not None else None
+        placed = {row[0]: row for row in msgspec.json.decode(before or "{}", type=Inventory).machines}
+        placed |= {row[0]: row for row in site.inventory.machines}
+        inventory = Inventory(site.inventory.why, [placed[machine] for machine in sorted(placed)])
+        host.facts(inventory=msgspec.json.encode(inventory).decode())
         self._bytes: Bytes = defaultdict(lambda: [0, 0])
         if job.restored is not None and (before := host.record.fact(FACT)):
             self._bytes.update(msgspec.json.decode(before, type=Bytes))

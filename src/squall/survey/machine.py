@@ -16,7 +16,7 @@ from squall.errors import SquallError
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.joining.hello import hello
 from squall.launchers.member_messages import Failed
-from squall.launchers.orders import Member, listeners_of, looked_up, next_order
+from squall.launchers.orders import Member, Orders, listeners_of, looked_up
 from squall.sim.cluster.forks import answer, forked
 from squall.sim.cluster.jitter import Trace
 from squall.sim.cluster.measure import measure
@@ -37,13 +37,14 @@ class Surveyed:
         self._head = head
         self._message = message
         self._member = member
+        self._orders = Orders(head, member)
         self._ends: Ends | None = None
 
     def serve(self) -> None:
         sources: Sources | None = self._message.get("sources")
         if sources is not None:
             show(sources.shipped)
-        while self._awaited() and (said := next_order(self._head, self._member)) is not None:
+        while self._awaited() and (said := self._orders.hear()) is not None:
             match said["kind"]:
                 case "look":
                     self._say(Looked(hello(""), checkup()))

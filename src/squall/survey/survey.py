@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from squall.errors import SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
-from squall.launchers.gathering import Gathered
 from squall.launchers.head import Head, head_of
 from squall.launchers.local import LocalRun
 from squall.launchers.member_messages import Failed
+from squall.launchers.roster import Gathered
 from squall.plan import Settings, make_plan
 from squall.protocol.effects import End
 from squall.strategies import Downpour
@@ -32,7 +32,7 @@ A = TypeVar("A", bound=Answer)
 class Survey:
     """Those of the machines that are there, by their numbers, and what they answer."""
 
-    over = False
+    begun = False
     waits = ""
 
     def __init__(self, local: LocalRun, head: Head, own: Gathered) -> None:
@@ -78,7 +78,7 @@ class Survey:
         until = time.monotonic() + wait_s
         while len(self.machines) + len(self.refused) < self.wanted and time.monotonic() < until:
             self._turn()
-        self.over = True
+        self.begun = True
 
     @property
     def missing(self) -> str:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from tempfile import TemporaryDirectory
 
 import cloudpickle
 
 from squall.errors import ProcessLost, SquallError, TaskError
+from squall.launchers import scratch
 from squall.launchers.joining.address import written
 from squall.launchers.joining.call import Call
 from squall.launchers.nursery_process import NurseryProcess
@@ -31,12 +31,14 @@ def attend(call: Call, tell: Callable[[str], object]) -> End:
     Raises `SquallError` if that fails, and `KeyboardInterrupt` at the second Ctrl-C, or before the training began here.
     """
     with (
-        TemporaryDirectory(prefix="squall-", ignore_cleanup_errors=True) as own,  # also of a nursery that was killed
+        scratch.directory() as own,
         collected_interrupts() as interrupts,
     ):
         nursery = NurseryProcess()
         try:
-            nursery.pipe.connection.send_bytes(cloudpickle.dumps({"launcher": os.getpid(), "call": call, "own": own}))
+            nursery.pipe.connection.send_bytes(
+                cloudpickle.dumps({"launcher": os.getpid(), "call": call, "own": str(own)})
+            )
             return _attend(nursery, interrupts, written(call.head), tell)
         except KeyboardInterrupt:
             nursery.kill()

@@ -16,10 +16,10 @@ from contextlib import suppress
 from typing import Any
 
 from squall.errors import SquallError
-from squall.launchers.gathering import Room
 from squall.launchers.joining.address import Address, parse_address
 from squall.launchers.on_ray.actor import MachineActor
 from squall.launchers.on_ray.bundles import Share, shares
+from squall.launchers.roster import Room
 from squall.runtime.run_plan import Plan
 
 ANSWER_WITHIN_S = 5.0  # seconds that a cluster has to take a call

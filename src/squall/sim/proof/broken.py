@@ -13,6 +13,8 @@ INVARIANTS = {
     "I10": "replicas are where room is for them: on no machine too many, and none is nowhere while there is room",
     "I11": "processes of a machine that was replaced end",
     "I12": "nobody says what is refused; who does is heard no more, and nobody is heard who may be another",
+    "I13": "a run that moves has a last snapshot to go on from",
+    "I14": "where the first machine is gone, the others end soon",
 }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import NamedTuple
 
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node
 from squall.protocol.policy import MachineRoom
+from squall.runtime.placement import place
 from squall.sim.proof.faults import (
     Fault,
     Jam,
@@ -20,6 +22,7 @@ from squall.sim.proof.faults import (
     Pause,
     Role,
 )
+from squall.strategies import Recipe
 
 MACHINES = (1, 1, 1, 2, 2, 3)  # of a world, equally likely each
 FAULTS_AT_MOST = 4  # of machines, in a world of several
@@ -58,6 +61,25 @@ def lies_and_jams(seed: int, machines: int, replicas: int, events: int) -> tuple
     lie = Lie(chance.randrange(events), chance.choice(liars))
     jam = Jam(chance.randrange(events), chance.uniform(0.5, 10.0), chance.randrange(1, machines))
     return (*([lie] if chance.random() < LIES else []), *([jam] if chance.random() < JAMS else []))
+
+
+def without(rooms: dict[int, int], recipe: Recipe) -> tuple[MachineRoom, ...]:
+    """What begins where when a run goes on with these machines, each of which has room for so many replicas."""
+    numbers = list(rooms)
+    seats = place(recipe, [Cores(max(1, room)) for room in rooms.values()], max(1, sum(rooms.values())))
+    on: dict[int, list[Node]] = {machine: [] for machine in numbers}
+    for (role, index), at in seats.items():
+        if role != "coordinator":
+            on[numbers[at]].append(Node(role, index))
+    held = {machine: sum(node.role == "replica" for node in nodes) for machine, nodes in on.items()}
+    return tuple(MachineRoom(m, max(held[m], room), tuple(on[m])) for m, room in rooms.items())
+
+
+class Cores(NamedTuple):
+    """A machine, as it is placed on."""
+
+    cores: int
+    roles: tuple[str, ...] = ("replica", "shard", "coordinator", "evaluator")
 
 
 def machine_faults(seed: int, machines: int, events: int) -> tuple[Fault, ...]:

@@ -15,6 +15,7 @@ from squall.protocol.effects import Effect, KillMembers, StartMember, Transmit
 from squall.protocol.events import (
     Event,
     FrameArrived,
+    LauncherLost,
     LeaveRequested,
     MachineJoined,
     PeerReached,
@@ -28,6 +29,7 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import MachineDied, Remark, TrainingOver
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.nursery_messages import Leaving, Replaced, StartProcess, StopAsked
+from squall.protocol.policy import MachineRoom
 from squall.runtime.world import World
 from squall.runtime.world_nodes import Parcel, Premises
 from squall.sim.proof.broken import Broken
@@ -42,13 +44,15 @@ HALVED = 0.8  # of the payloads that are under way as a connection breaks
 class WorldMachines:
     """Of one life."""
 
-    def __init__(self, chaos: Chaos, life: int) -> None:
+    def __init__(self, chaos: Chaos, life: int, rooms: tuple[MachineRoom, ...]) -> None:
+        """`rooms` are those that the life begins on."""
         self._chance = random.Random(f"{chaos.seed} machines of life {life}")
-        self._of = {node: room.machine for room in chaos.rooms for node in room.nodes}
-        self.rooms = {room.machine: room.replicas for room in chaos.rooms} or {0: chaos.replicas}
+        self._of = {node: room.machine for room in rooms for node in room.nodes}
+        self.rooms = {room.machine: room.replicas for room in rooms} or {0: chaos.replicas}
         self.gone: set[int] = set()
+        self._leave: set[int] = set()
         self.silenced = False  # something has happened for which a machine may be taken for lost
-        self.books = MachineBooks(chaos, self.rooms, self._of)
+        self.books = MachineBooks(chaos.replicas, self.rooms, self._of if rooms else None)
 
     def open(self, world: World, wire: FaultyWire, hosts: PhantomHosts) -> None:
         self._world, self._wire, self._hosts = world, wire, hosts
@@ -91,6 +95,7 @@ class WorldMachines:
                 for node in (Node("nursery", machine), *there):
                     self._world.kill(node)
             case MachineLeaves(_, machine):
+                self._leave.add(machine)
                 self._world.post(Node("nursery", machine), LeaveRequested("its user wants it back"))
             case MachineComes(_, machine, room):
                 self.rooms[machine] = room
@@ -144,31 +149,51 @@ class WorldMachines:
                 raise Broken("I11", f"machine {machine} knows that it was replaced, and {there[0]} goes on")
         self.books.watch(node, what)
 
-    def outlive(self, until: float) -> None:
+    @property
+    def stay(self) -> dict[int, int]:
+        """Machines that a run which moves goes on with, and their room."""
+        out = self.gone | self._leave | self.books.died.keys()
+        return {machine: room for machine, room in self.rooms.items() if machine not in out}
+
+    def outlive(self, healed_s: float) -> None:
         """The coordinator has ended, and nobody is left to tell machines that were replaced: they end by themselves."""
-        world, died = self._world, [m for m in self.books.died if self.there(m)]
-        if not died:
-            return
-        world.processes.pop(COORDINATOR, None)
-        while (world._queue or world._heads) and world.now < until and any(map(self.there, died)):
+        died = [machine for machine in self.books.died if self.there(machine)]
+        for machine, node in self._outlast(died, healed_s + OUTLIVES_S):
+            raise Broken("I11", f"machine {machine} was replaced, and {node} goes on after the run's end")
+
+    def orphan(self, healed_s: float) -> None:
+        """The first machine is gone, with the launching process, whose connections to the others close at once."""
+        others = [machine for machine in self.rooms if machine and self.has(machine) and machine not in self.gone]
+        for machine in others:
+            self._world.post(Node("nursery", machine), LauncherLost())
+        for machine, node in self._outlast(others, healed_s + ORPHANED_S):
+            raise Broken("I14", f"{node} on machine {machine} goes on without the first machine")
+
+    def _outlast(self, machines: list[int], until: float) -> list[tuple[int, Node]]:
+        """What still runs on these when that time has come, and no coordinator is there."""
+        world = self._world
+        if machines:
+            world.processes.pop(COORDINATOR, None)
+        while (world._queue or world._heads) and world.now < until and any(map(self.there, machines)):
             world.step()
-        for machine in died:
-            if there := self.there(machine):
-                raise Broken("I11", f"machine {machine} was replaced, and {there[0]} goes on after the run's end")
+        return [(machine, node) for machine in machines for node in self.there(machine)]
 
 
-OUTLIVES_S = 2 * PATIENCE * PULSE.lost_after_s + 10  # a slow clock may run at half the speed
+# A slow clock may run at half the speed.
+OUTLIVES_S = 2 * PATIENCE * PULSE.lost_after_s + 10
+ORPHANED_S = 2 * PULSE.lost_after_s + 2
 
 
 class MachineBooks:
     """What the coordinator must know of machines, from what it hears and says."""
 
-    def __init__(self, chaos: Chaos, rooms: dict[int, int], of: dict[Node, int]) -> None:
+    def __init__(self, replicas: int, rooms: dict[int, int], of: dict[Node, int] | None) -> None:
+        """`of`: where nodes begin; None: all on machine 0."""
         self.died: dict[int, None] = {}
         self.told_ended: int | None = None  # a machine that has just taken the news that it was replaced
         self._rooms = dict(rooms)
-        slots = range(chaos.replicas)
-        at = of if chaos.rooms else {Node("replica", slot): 0 for slot in slots}
+        slots = range(replicas)
+        at = of if of is not None else {Node("replica", slot): 0 for slot in slots}
         self._at = {node.index: machine for node, machine in at.items() if node.role == "replica"}
         self._owed = {slot: None for slot in slots if slot not in self._at}  # replicas that are to start somewhere
         self._told: dict[int, int] = {}  # machine -> number of the message that tells it that it was replaced

@@ -7,6 +7,7 @@ from squall.protocol.events import Event, FrameArrived, PeerRefused
 from squall.protocol.messages import Exchange
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import Refused
+from squall.protocol.policy import MachineRoom
 from squall.protocol.speaking import BATCHES, LOOP, places_of
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
@@ -16,13 +17,14 @@ from squall.strategies.work import Loop
 class Manners:
     """Of one life."""
 
-    def __init__(self, chaos: Chaos) -> None:
+    def __init__(self, chaos: Chaos, rooms: tuple[MachineRoom, ...]) -> None:
+        """`rooms` are those that the life begins on."""
         self.liars: dict[Node, None] = {}  # who has been caught at a lie
         self._says = LOOP if isinstance(chaos.recipe.work, Loop) else BATCHES
         self._refused: set[tuple[Node, Node]] = set()  # by whom, and who
         self._newest: dict[tuple[Node, Node], int] = {}  # the same -> highest clock that had come before
-        self._several = bool(chaos.rooms)
-        self._first = {node for room in chaos.rooms for node in room.nodes}
+        self._several = bool(rooms)
+        self._first = {node for room in rooms for node in room.nodes}
         self._admitted: set[tuple[Node, Node]] = set()  # by whom, and who
 
     def watch(self, node: Node, what: Event | Effect) -> None:

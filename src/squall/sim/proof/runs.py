@@ -20,7 +20,7 @@ from squall.protocol.machine import Machine
 from squall.protocol.messages import Evaluate
 from squall.protocol.nodes import Node
 from squall.protocol.notes import EvaluationAsked, WeightsMeasured
-from squall.protocol.policy import Policy
+from squall.protocol.policy import MachineRoom, Policy
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchWork
 from squall.protocol.sandblaster.method import MethodState
@@ -72,7 +72,11 @@ class ChaoticRun(ABC):
         self.best: tuple[float, float] | None = None  # `PhantomHosts.best`, as earlier lives have left it
         self._least = math.inf  # of all losses that were recorded
 
-    def begin(self, now: Callable[[], float], machine: Callable[[Node], int]) -> None:
+    def begin(
+        self, now: Callable[[], float], machine: Callable[[Node], int], rooms: tuple[MachineRoom, ...]
+    ) -> None:  # fmt: skip
+        """`machine` says where a node is; `rooms` are those of the life that begins."""
+        self._rooms = rooms
         self.hosts = self._kind_of_hosts(self.recipe, now, self.computed)
         self.hosts.best, self.hosts.travels = self.best, self.chaos.travels and self.chaos.machines == 1
         self.hosts.machine = machine
@@ -132,7 +136,7 @@ class ChaoticRun(ABC):
             chaos.replicas, self.recipe.shards, evaluate=chaos.evaluate, evaluate_every_s=chaos.evaluate_every_s,
             snapshot_every_s=chaos.snapshot_every_s,
             goal=Goal(keep=chaos.keeps, best=self.best[0] if self.best is not None else None),
-            rooms=chaos.rooms, pulse=PULSE,
+            rooms=self._rooms, pulse=PULSE,
         )  # fmt: skip
 
     @property

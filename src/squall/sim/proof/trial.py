@@ -24,6 +24,7 @@ from squall.runtime.world import World
 from squall.runtime.world_nodes import Clock
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import MORTAL, Chaos
+from squall.sim.proof.chaotic_machines import without
 from squall.sim.proof.faults import (
     Cut,
     Fault,
@@ -43,7 +44,7 @@ from squall.sim.proof.faults import (
     UserStop,
     Weather,
 )
-from squall.sim.proof.machines import OUTLIVES_S, WorldMachines
+from squall.sim.proof.machines import WorldMachines
 from squall.sim.proof.manners import Manners
 from squall.sim.proof.memory import BatchRange
 from squall.sim.proof.phantoms import Phantom
@@ -76,6 +77,7 @@ class Trial:
         self._to_come = deque(fault for fault in chaos.faults if not isinstance(fault, Skew))
         self._lived_s = 0.0  # in earlier lives
         self._touched = COORDINATOR
+        self._rooms = chaos.rooms  # that the next life begins on
 
     def go(self) -> Trial:
         """Run to the end. Raises `Broken`, or whatever a machine raises."""
@@ -86,6 +88,8 @@ class Trial:
                 self.run.finished(self.lives, spoilt=self.happened["Spoil"] > 0)
                 return self
             self.run.over()
+            moves = end is not None and end.status == "moved"
+            self._rooms = without(self._machines.stay, self.chaos.recipe) if moves else self.chaos.rooms
             self._lived_s += self.world.now
 
     # ------------------------------------------------------------ a life
@@ -93,8 +97,9 @@ class Trial:
     def _begin(self) -> None:
         chaos, saved = self.chaos, self.run.saved
         self.lives += 1
-        self._machines, self._manners = WorldMachines(chaos, self.lives), Manners(chaos)
-        self.run.begin(lambda: self.world.now, self._machines.of)
+        self._machines = WorldMachines(chaos, self.lives, self._rooms)
+        self._manners = Manners(chaos, self._rooms)
+        self.run.begin(lambda: self.world.now, self._machines.of, self._rooms)
         hosts = self.run.hosts
         self._wire = FaultyWire(chaos.network, self._machines.of)
         conditions = Conditions(
@@ -119,8 +124,8 @@ class Trial:
         evaluators = [Node("evaluator", chaos.replicas)] if chaos.evaluate else []
         nodes = [COORDINATOR, *(Node("shard", i) for i in range(chaos.recipe.shards))]
         nodes += [*(Node("replica", i) for i in range(chaos.replicas)), *evaluators]
-        placed = {node for room in chaos.rooms for node in room.nodes} | {COORDINATOR}
-        for node in [node for node in nodes if not chaos.rooms or node in placed]:
+        placed = {node for room in self._rooms for node in room.nodes} | {COORDINATOR}
+        for node in [node for node in nodes if not self._rooms or node in placed]:
             self.world.add(node, *self.run.member(node), home=Node("nursery", self._machines.of(node)))
 
     def _live(self) -> End | None:
@@ -130,6 +135,7 @@ class Trial:
             while self._to_come and self._to_come[0].at <= self.events:
                 self._cause(self._to_come.popleft())
                 if COORDINATOR not in world.processes:
+                    self._machines.orphan(max(world.now, self._healed_s))
                     return None
             self._check_progress()
             world.step()
@@ -141,7 +147,7 @@ class Trial:
         end = world.processes[COORDINATOR].end
         assert end is not None
         self._check_end(end)
-        self._machines.outlive(max(world.now, self._healed_s) + OUTLIVES_S)
+        self._machines.outlive(max(world.now, self._healed_s))
         return end
 
     def _meet_started(self) -> None:
@@ -175,11 +181,14 @@ class Trial:
         excused = {
             "finished": True,
             "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
+            "moved": had["MachineLeaves"] > 0,
             "nonfinite": had["Spoil"] > isinstance(self.chaos.recipe.work, Loop),  # which tries a batch once more
             "failed": had["shard"] > 0 or had["FullDisk"] > 0 or given_up or lost or had["Lie"] > 0,
         }
         if not excused[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
+        if end.status == "moved" and not any(saved.final for saved in self.run.hosts.published[-1:]):
+            raise Broken("I13", f"it moves without one: {end.reason}")
 
     # ------------------------------------------------------------ faults
 

@@ -1,0 +1,74 @@
+"""The machines of a run as the head knows them: what they have, how far each has come, and what a run wants of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.orders import Facts
+
+
+class Room(NamedTuple):
+    """A machine, as it is placed on."""
+
+    cores: int
+    gpus: int = 0  # that replicas compute on, in place of cores
+    roles: tuple[str, ...] = ("replica", "shard", "coordinator", "evaluator")
+
+    def __str__(self) -> str:
+        had = [
+            f"{count} {name}{'s' * (count > 1)}" for count, name in ((self.cores, "core"), (self.gpus, "GPU")) if count
+        ]
+        return ", ".join(had) or "no cores"
+
+    @property
+    def spread(self) -> Room:
+        """As replicas are spread: over what they compute on."""
+        return self._replace(cores=self.gpus or self.cores)
+
+
+class Step(IntEnum):
+    """What a machine was told, or has said, last."""
+
+    JOINED = 0
+    PLACED = 1  # it knows who is where
+    LAUNCHED = 2  # it knows who listens where, and gets the files of a snapshot
+    READY = 3  # it has room for its processes
+    BEGUN = 4
+    ENDED = 5  # what ran there, and it has handed over what it had
+
+
+@dataclass
+class Gathered:
+    """A machine of the run."""
+
+    number: int
+    name: str
+    room: Room
+    pipe: ControlPipe
+    address: str = ""  # where others reach it; the head's is known to those that have called it
+    facts: Facts | None = None  # when it has built the task
+    ports: dict[str, int] = field(default_factory=dict)  # of its shards, when it was told who is there
+    step: Step = Step.JOINED  # that it has come to
+    leaves: bool = False  # it ends with what ran there
+
+
+class Launched(NamedTuple):
+    """What all machines launch."""
+
+    directory: Path
+    snapshot: int | None
+    lock: int  # descriptor of the directory's
+
+
+class Wanted(NamedTuple):
+    """What must be there before a run is placed."""
+
+    machines: int  # the head's own included
+    least_replicas: int | None = None  # that there are cores for; None: all are placed, whatever cores there are
+    threads: int = 1  # of a replica
+    device: str = "cpu"  # of the replicas
+    plaintext: bool = False  # between machines

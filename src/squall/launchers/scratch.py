@@ -1,0 +1,53 @@
+"""Directories for a run's sockets and files, under the system's temporary one. What killed runs leave the next removes.
+
+A directory is in use while somebody holds a lock (flock) on a file in it: processes that are forked do so as well.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_LOCK = "in-use.lock"
+
+
+def new_name() -> Path:
+    return Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
+
+
+def make(path: Path) -> int:
+    """Make the directory; returns the lock's descriptor."""
+    for left in Path(tempfile.gettempdir()).glob(f"squall-{'[0-9a-f]' * 16}/{_LOCK}"):
+        with suppress(OSError), open(left) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent, ignore_errors=True)
+    path.mkdir(mode=0o700)
+    handle = os.open(path / "new", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    (path / "new").rename(path / _LOCK)  # nobody finds it before it is held
+    return handle
+
+
+def share(path: Path) -> int:
+    """Hold what another process has made."""
+    handle = os.open(path / _LOCK, os.O_RDWR)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return handle
+
+
+@contextmanager
+def directory() -> Iterator[Path]:
+    """For as long as this lasts."""
+    path = new_name()
+    handle = make(path)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)  # also of a nursery that was killed
+        os.close(handle)

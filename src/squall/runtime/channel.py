@@ -1,0 +1,17 @@
+"""The coordinator's line to whatever starts and watches the processes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from squall.protocol.effects import End
+from squall.protocol.events import Event
+
+
+class Channel(Protocol):
+    def end(self, end: End) -> None: ...
+
+    def poll(self) -> Event | None: ...
+
+    def evaluated(self, evaluation: dict[str, float]) -> None:
+        """Tell the user: time_s, epoch, examples and updates of the weights, and each metric."""
