@@ -10,7 +10,7 @@ from squall.launchers.orders import Facts
 
 NodeName = Annotated[str, msgspec.Meta(pattern=r"^[a-z]+-[0-9]{1,9}\.[0-9]{1,9}\Z")]
 PIECE_BYTES = 1 << 20  # of a file
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 

@@ -32,8 +32,8 @@ def join(
 ) -> Session:
     """Take part in a training: as one replica of several under `squall run`, or alone under `python`.
 
-    Under `squall run` a script runs once until here, and from here on once per replica: what comes before is shared,
-    and must not touch a GPU or start threads.
+    Under `squall run` a script runs once on each machine until here, and from here on once per replica: what comes
+    before is shared there, and must not touch a GPU or start threads.
 
     Args:
         model: any `nn.Module` with float32 parameters, on the CPU, with its initial weights; or several.
