@@ -63,11 +63,11 @@ class Cluster:
         self.run = Started(self.directory, *what)
         while "squall join" not in (line := self.run.process.stderr.readline()):
             assert line, "the run has ended"
-        self._address = line.split()[2]
+        self.address = line.split()[2]
         self.machines = [self.join() for _ in range(machines - 1)]
 
     def join(self) -> Machine:
-        return Machine(self._address, self.directory / "token", self.directory.parent)
+        return Machine(self.address, self.directory / "token", self.directory.parent)
 
     def event(self, kind: str, text: str) -> None:
         """Wait until the record tells of it."""

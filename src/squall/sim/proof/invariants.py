@@ -52,7 +52,7 @@ class Auditor:
         self._further: list[dict[BatchRange, list[int]]] = [{} for _ in shards]  # those of further steps on a batch
         self._shards_with: Counter[int] = Counter()  # of a computation
         self._whole: Counter[BatchRange] = Counter()  # computations that all shards have
-        self._pushes: dict[tuple[int, int], SentPush] = {}  # by slot and buffer
+        self._pushes: dict[tuple[Node, int], SentPush] = {}  # by sender and buffer
         self._under_way: dict[Node, SentPush | None] = {}  # of replicas: the last push sent
         self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
         self._labels = Labels(self._logs, self.recipe.work.local is not None)
@@ -98,18 +98,18 @@ class Auditor:
         if exchange.gradient < 0:
             self._under_way[node] = None
             return
-        key = (node.index, exchange.gradient)
-        known = self._pushes.get(key)
-        if known is None or known.node != node or known.exchange.clock != exchange.clock:  # to the first shard
-            gradients = tuple(self.hosts.memories[node].gradients[key]) if exchange.batches else ()
-            known = self._pushes[key] = SentPush(node, exchange, gradients)
+        known = self._pushes.get((node, exchange.gradient))
+        if known is None or known.exchange.clock != exchange.clock:  # to the first shard
+            there = self.hosts.memories[node].gradients[node.index, exchange.gradient]
+            gradients = tuple(there) if exchange.batches else ()
+            known = self._pushes[node, exchange.gradient] = SentPush(node, exchange, gradients)
         self._under_way[node] = known
 
     def _on_apply(self, shard: int, apply: Apply) -> None:
         log, memory = self._logs[shard], self.hosts.memories[Node("shard", shard)]
         pushes = []
         for term in apply.terms:
-            push = self._pushes.get((term.slot, term.buffer))
+            push = self._pushes.get((term.owner, term.buffer))
             now_there = memory.gradient(term.slot, term.buffer, shard)
             if push is None or push.gradients != now_there:
                 sent = "nothing" if push is None else _numbers(push.gradients)
