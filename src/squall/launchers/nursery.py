@@ -81,6 +81,9 @@ class Nursery:
         self.prepare()
         self._begin()
         self.watch()
+        self._line.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        os.close(self._held)
 
     def prepare(self) -> None:
         if len(os.fsencode(self._sockets)) + LONGEST_NAME > PATH_BYTES:
@@ -115,9 +118,6 @@ class Nursery:
             if self._deadline is not None and now >= self._deadline:
                 self._late()
         self._hand_over()
-        self._line.close()
-        shutil.rmtree(self._sockets, ignore_errors=True)
-        os.close(self._held)
         self._launcher.say(kind="ended", **self._verdict())
 
     def _hand_over(self) -> None:
