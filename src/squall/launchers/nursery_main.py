@@ -28,6 +28,7 @@ from squall.launchers.orders import MODULES, Facts, Member, Orders
 from squall.launchers.scripts import serve_script
 from squall.runtime import attempts
 from squall.runtime.backward import resolve_device
+from squall.runtime.interrupts import LeftToLauncher
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
 from squall.runtime.optimizers import check_optimizers
@@ -38,6 +39,7 @@ from squall.usercode.travelling import take_in
 def main(handle: int) -> None:
     """Entry point: `handle` is the launcher's pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, LeftToLauncher())
     torch.set_num_threads(1)  # a thread pool would not survive the forks
     launcher = ControlPipe(Connection(handle))
     try:

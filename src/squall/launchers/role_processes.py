@@ -22,6 +22,7 @@ from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes
 from squall.record.writer import COMMIT_EVERY_S
 from squall.runtime.driver import Driver, Host
 from squall.runtime.hosts import SlowedHost
+from squall.runtime.interrupts import LeftToLauncher
 from squall.runtime.job import Job
 from squall.runtime.kinds import host, kind_of, machine
 from squall.runtime.part import Part
@@ -91,7 +92,7 @@ EVALUATOR_NICE, JUDGE_NICE = 10, 5
 def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> None:
     """Be one of the run's processes until its machine ends."""
     name_process(node, job)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, LeftToLauncher())
     torch.set_num_threads({"replica": job.plan.threads, "shard": job.plan.shard_threads}.get(node.role, 1))
     if node.role == "replica":
         keep_freed_memory()

@@ -24,6 +24,7 @@ from squall.record.rows import RecordError
 from squall.runtime.batches import Steps
 from squall.runtime.driver import Driver
 from squall.runtime.hosts import ReplicaHost
+from squall.runtime.interrupts import LeftToLauncher
 from squall.runtime.job import Job
 from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
@@ -80,6 +81,8 @@ class ReplicaBackend(SessionBackend):
         name_process(node, job)
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the nursery; else the script's own
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if isinstance(signal.getsignal(signal.SIGTERM), LeftToLauncher):
+            signal.signal(signal.SIGTERM, LeftToLauncher())
 
     def begin(self, task: Task, epochs: int) -> None:
         self.began = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -28,3 +29,18 @@ def collected_interrupts(requests: int = 1) -> Iterator[list[int]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+class LeftToLauncher:
+    """A handler of SIGTERM in a run's processes: the launching process ends them in order.
+
+    Who ends a job often tells all of its processes: SLURM, Ray's job server. Workers that the user's code forks end.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
