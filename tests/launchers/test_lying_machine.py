@@ -17,7 +17,7 @@ from squall.launchers.joining.address import parse_address
 from squall.launchers.joining.call import Call
 from squall.launchers.joining.joining import join
 from squall.launchers.joining.token import find_token
-from squall.launchers.orders import Facts, Member, hear_order, may_begin
+from squall.launchers.orders import Facts, Member, Orders
 from squall.protocol.effects import Payload
 from squall.protocol.events import Event, FrameArrived, PeerReached
 from squall.protocol.frames import Frame, Message
@@ -112,8 +112,9 @@ def admitted(address: str, token: Path, own: Path) -> Site:
     ours, _theirs = Pipe()
     member = Member(found.machine, found.identity, host, ControlPipe(ours), own)
     head.say(kind="built", facts=Facts.of(task()))
-    order = hear_order(head, plan, member)
+    orders = Orders(head, member)
+    order = orders.next(plan)
     assert order is not None
     assert order.site is not None
-    assert may_begin(head, member)
+    assert orders.may_begin()
     return order.site
