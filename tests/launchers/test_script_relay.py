@@ -92,6 +92,15 @@ def test_what_scripts_say_and_how_they_end_comes_to_the_nursery_here_and_its_ans
     assert run.lines[0].said[-1] == {"kind": "gone", "machine": 1}
 
 
+def test_who_goes_before_the_run_begins_is_no_matter_of_the_nursery_here(tmp_path: Path) -> None:
+    """It waits for what it is to launch, and nothing else."""
+    run = Run(tmp_path)
+    relay = ScriptRelay(run.gathering, tmp_path)
+    run.gathering.lose(1)
+    relay.lose(1, ended=False)
+    assert run.lines[0].said == []
+
+
 class Nursery(ScriptNursery):
     """It has processes on machine 1 alone."""
 

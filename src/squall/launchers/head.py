@@ -203,7 +203,7 @@ class Head:
         """All has ended here: the other machines need not wait for the coordinator, and hand over what they have."""
         status, reason = status or "failed", reason or "the run has failed"
         if self._relay is not None:
-            self._relay.over(status, reason)
+            self._relay.ended(status, reason)
             return
         for _, pipe in self._others():
             pipe.say(kind="end", status=status, reason=reason)

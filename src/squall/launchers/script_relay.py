@@ -21,6 +21,7 @@ class ScriptRelay:
         self._gathering = gathering
         self._directory = directory  # of the run
         self._status = ""  # how the training has ended, when it has
+        self._ended = False  # the nursery here as well
         self._parcels: dict[int, Iterator[dict[str, Any]]] = {}  # machine -> messages that it gets as it reads them
         self._alone = False  # the nursery was told that no other machine has scripts any more
 
@@ -28,7 +29,7 @@ class ScriptRelay:
         """Take what a nursery has said; False if it is not for this alone."""
         match said["kind"]:
             case "script" if machine:
-                self._own.say(**said, machine=machine)
+                self._tell_own(**said, machine=machine)
             case "data" if not machine:
                 self._gathering.announce(said)
             case "trained" if not machine:
@@ -37,7 +38,7 @@ class ScriptRelay:
                 if said["machine"] in self._gathering.machines:
                     self._gathering.machines[said["machine"]].pipe.say(**said)
             case "exited" if machine:
-                self._own.say(kind="exited", machine=machine, node=said["node"], pid=said["pid"], why=said["why"])
+                self._tell_own(kind="exited", machine=machine, node=said["node"], pid=said["pid"], why=said["why"])
                 return False
             case _:
                 return False
@@ -47,7 +48,17 @@ class ScriptRelay:
         """Its connection is over; `ended`: when it had said all, which nobody should before the run's end."""
         self._parcels.pop(machine, None)
         if not (ended and self._status):
-            self._own.say(kind="gone", machine=machine)
+            self._tell_own(kind="gone", machine=machine)
+
+    def _tell_own(self, **said: Any) -> None:
+        """The nursery here, from when the run begins to its end: before and after it listens to nothing of this."""
+        if self._gathering.over and not self._ended:
+            self._own.say(**said)
+
+    def ended(self, status: str, reason: str) -> None:
+        """All has ended here."""
+        self._ended = True
+        self.over(status, reason)
 
     def over(self, status: str, reason: str) -> None:
         """The training has ended, or the scripts have after it: the other machines are told, once, with the weights."""
@@ -69,7 +80,7 @@ class ScriptRelay:
         self._send()
         if self._status and collected and not self._alone:
             self._alone = True
-            self._own.say(kind="alone")
+            self._tell_own(kind="alone")
 
     def _send(self) -> None:
         """What goes without waiting."""
