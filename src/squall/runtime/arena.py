@@ -24,6 +24,7 @@ from torch import Tensor
 from squall.runtime.disk import refusal
 
 SHARED_MEMORY = Path("/dev/shm")
+LARGER = "make shared memory larger: docker run --shm-size=..., or mount -o remount,size=... /dev/shm"
 _PAGE = 4096
 _PART = 1 << 18  # elements, 1 MiB: well inside a core's part of the cache
 
@@ -99,18 +100,17 @@ class Arena:
         try:
             return cls(shape, *_reserve(directory, shape.total_bytes, spans))
         except OSError as error:
-            warnings.warn(
-                f"{directory} cannot hold the arena of {_mib(size)} ({error.strerror}); it is put into a"
-                f" file under {fallback}, which is slower. Make shared memory larger: docker run --shm-size=..., or"
-                " mount -o remount,size=... /dev/shm",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            refused = f"{directory} cannot hold the arena of {_mib(size)} ({error.strerror})"
         try:
-            return cls(shape, *_reserve(fallback, shape.total_bytes, spans))
+            arena = cls(shape, *_reserve(fallback, shape.total_bytes, spans))
         except OSError as error:
-            remedy = refusal(fallback, error)
-            raise OSError(f"the arena of {_mib(size)} in a file under {remedy}") from error
+            raise OSError(f"{refused}: {LARGER}; and a file under {refusal(fallback, error)}") from error
+        warnings.warn(
+            f"{refused}; it is put into a file under {fallback}, which is slower: {LARGER}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return arena
 
     @classmethod
     def private(cls, shape: Shape) -> Arena:
