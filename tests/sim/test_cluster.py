@@ -76,12 +76,12 @@ def test_a_file_is_read_in_seconds_and_bytes(tmp_path: Path) -> None:
     server = MachineKind(
         name="server", cores=4, speed=0.5, memory=12e9, interface=3.125e9, roles=("shard", "coordinator")
     )  # fmt: skip
-    assert load(EXAMPLE, tmp_path) == Cluster(
+    assert load(f'{EXAMPLE}\n[heartbeats]\nlost_after = "5 s"\n', tmp_path) == Cluster(
         machines=(worker, server),
         between=Link(latency_s=100e-6, jitter_s=20e-6, bandwidth=125e6, loss=0.001),
         failures={"replica": FailureLaw(every_s=21600, repair_s=120)},
-        preemptions=(Preemption(at_s=1800, machine="worker", count=2, for_s=600, every_s=3600),),
-    )
+        preemptions=(Preemption(at_s=1800, machine="worker", count=2, for_s=600, every_s=3600),), lost_after_s=5.0,
+    )  # fmt: skip
 
 
 def test_the_example_of_the_docs_is_a_cluster_file(tmp_path: Path) -> None:

@@ -199,6 +199,15 @@ def test_machines_that_are_taken_away_come_back() -> None:
     assert found.training_s == pytest.approx(calm.training_s + 2.0 * 3 / 4, rel=0.2)
 
 
+def test_lock_step_waits_for_as_long_as_a_machine_is_not_missed() -> None:
+    gone = dataclasses.replace(workers(4), preemptions=(Preemption(at_s=0.5, machine="worker", count=1, for_s=0.1),))
+    soon, late = (
+        hollow(squall.Synchronous(replicas=4), dataclasses.replace(gone, lost_after_s=seconds))
+        for seconds in (1.0, 7.0)
+    )
+    assert late.training_s == pytest.approx(soon.training_s + 6.0, abs=0.2)
+
+
 def test_a_restart_brings_nobody_back_whose_machine_is_gone() -> None:
     """Three of four workers are gone for good; that a shard is lost as well makes nothing faster."""
     gone = Preemption(at_s=0.5, machine="worker", count=3, for_s=1e6)
