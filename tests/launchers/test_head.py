@@ -18,7 +18,7 @@ from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.head import Head
 from squall.launchers.joining.call import Call
 from squall.launchers.joining.joining import FROM_HEAD_BYTES, Membership, join
-from squall.launchers.joining.token import find_token
+from squall.launchers.joining.token import VARIABLE, Token, find_token
 from squall.launchers.member_messages import understood
 from squall.launchers.roster import Wanted
 from tests import deep
@@ -173,3 +173,18 @@ def test_a_task_that_is_too_large_to_be_sent_is_refused_with_the_remedy(tmp_path
     with pytest.raises(ValueError, match=r"takes 1\.0 GiB .* 1 GiB can be sent .* have them load the data from a file"):
         found.gather(ControlPipe(Pipe()[0]), bytes(FROM_HEAD_BYTES + 1), tmp_path, None, -1)
     found.close()
+
+
+def test_a_token_that_all_machines_have_is_written_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, Token.for_all().text())
+    found = Head(("127.0.0.1", 0), Wanted(2), Downpour(replicas=2).recipe())
+    mine, theirs = Pipe()
+    found.gather(ControlPipe(mine), b"the task", tmp_path, None, -1)
+    told = f"the other machine joins with the same {VARIABLE}; by hand: squall join 127.0.0.1:"
+    assert told in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+    found.close()
+    mine.close()
+    theirs.close()

@@ -61,7 +61,9 @@ def add_common(group: Any) -> None:
 def add_machines(group: Any) -> None:
     """The flags of whatever several machines do together."""
     group.add_argument("--machines", type=machines, metavar="N|auto", help="others join by squall join, or by Ray")
-    group.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine")
+    group.add_argument(
+        "--listen", metavar="HOST:PORT", help="where others reach this machine; --replicas 2..8 grows as they join"
+    )
     group.add_argument("--plaintext", action="store_true", help="between machines: no encryption (on a VPN, say)")
     group.add_argument("--cores", type=int, metavar="N", help="with Ray: of each machine (default: its replicas)")
     group.add_argument("--packed", action="store_true", help="with Ray: machines may share nodes")

@@ -69,7 +69,8 @@ class Head:
         self._wanted = wanted
         self._recipe = recipe
         self._provider = provider
-        if VARIABLE in os.environ:
+        self._shared = VARIABLE in os.environ  # the token: other machines have it as well
+        if self._shared:
             self._token = find_token(None)
             self._root = self._token.root()
         else:
@@ -102,7 +103,7 @@ class Head:
         return Gathered(0, said.machine, self._provider.room if self._provider is not None else self._room(said), own)
 
     def let_in(self, guests: Guests, task: bytes, directory: Path) -> None:
-        """From now on; the user is told what to type, with a token that is written into the directory."""
+        """From now on; the user is told what to type, with a token that is written into the directory if it is new."""
         if len(task) > FROM_HEAD_BYTES:
             raise ValueError(
                 f"the task takes {len(task) / 2**30:.1f} GiB with the data that its functions hold, and"
@@ -114,11 +115,14 @@ class Head:
         if self._provider is not None:
             self._provider.start(directory.name, head, self._token.text())
             return
-        file = directory / TOKEN
-        self._token.write(file)
         missing = self._wanted.machines - 1
         others = {0: "any other machine", 1: "the other machine"}.get(missing, f"each of the other {missing} machines")
         why = f"{guests.waits}; " if guests.waits else ""
+        if self._shared:
+            _tell(f"{why}{others} joins with the same {VARIABLE}; by hand: squall join {head}")
+            return
+        file = directory / TOKEN
+        self._token.write(file)
         _tell(f"{why}on {others}, with a copy of {file}, type:\n    squall join {head} --token-file {file.name}")
 
     def relay_scripts(self) -> None:
