@@ -80,10 +80,11 @@ def test_machines_are_told_with_what_ran_there_and_what_they_sent(run_dir: Path)
     write(run_dir / "run.sqlite", state(inventory=json.dumps(inventory), traffic=json.dumps(traffic)))
     page = report(run_dir)
     assert (
-        "machine name has ran there at first sent received 0 a 2 cores coordinator, replica 0 1.5 kB 64 MB" in page.text
+        "machine name has ran there at the last beginning sent received 0 a 2 cores coordinator, replica 0 1.5 kB 64 MB"
+        in page.text
     )
     assert "1 <b> 8 cores, 1 GPU shard 0, replica 1 64 MB 1.5 kB" in page.text
-    assert "2 it joined later 7 B 8 B" in page.text
+    assert "2 nothing 7 B 8 B" in page.text
     assert "What runs where: replicas by cores." in page.text
     assert "bytes received by machine" in page.text
 

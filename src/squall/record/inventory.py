@@ -1,4 +1,4 @@
-"""What runs where at first, of a run on several machines: a fact of its record, for people."""
+"""What runs where when it begins, of a run on several machines: a fact of its record, for people."""
 
 import msgspec
 

@@ -162,10 +162,10 @@ def _machines(summary: Summary) -> str:
     if not placed and not sent:
         return ""
     rows = [
-        [str(machine), *placed.get(machine, ["", "", "it joined later"]), *map(size, sent.get(machine, [0, 0]))]
+        [str(machine), *placed.get(machine, ["", "", "nothing"]), *map(size, sent.get(machine, [0, 0]))]
         for machine in sorted(placed.keys() | sent.keys())
     ]
-    columns = ("machine", "name", "has", "ran there at first", "sent", "received")
+    columns = ("machine", "name", "has", "ran there at the last beginning", "sent", "received")
     why = f'<p class="faint">What runs where: {escape(inventory.why)}.</p>' if inventory.why else ""
     return f"<h2>Machines</h2>{table_of(rows, 'wide named', columns)}{why}"
 

@@ -37,7 +37,7 @@ class Summary:
     exchanged_bytes: int  # pushed and fetched by all replicas
     shares: dict[int, float]  # replica -> part of all examples, adding up to 1
     machines: dict[int, list[int]] = field(default_factory=dict)  # bytes sent and received, where there are several
-    inventory: Inventory = field(default_factory=Inventory)  # what ran where at first
+    inventory: Inventory = field(default_factory=Inventory)  # what ran where at the last beginning
     pauses: list[tuple[float, str]] = field(default_factory=list)  # seconds without training as it moved, and why
     best: dict[str, float] = field(default_factory=dict)  # of the metric whose best weights are kept
 
