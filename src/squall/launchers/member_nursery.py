@@ -58,7 +58,7 @@ class MemberNursery(Nursery):
 
     def _verdict(self) -> dict[str, Any]:
         assert self.end is not None
-        return {"status": self.end.status, "reason": self.end.reason}
+        return {"status": "left" if self.leaves else self.end.status, "reason": self.end.reason}
 
     def _sources(self) -> list[Any]:
         return [*super()._sources(), *([self._attendant.connection] if self._attendant.open else [])]
@@ -96,7 +96,9 @@ class MemberNursery(Nursery):
             super()._do(effect)
 
     def _over(self, end: End) -> None:
-        if self.end is None:
+        if self.end is not None and self.end.status != "failed" and end.status == "moved":  # the coordinator says less
+            self.end = end
+        elif self.end is None:
             self.end = end
             self._deadline = time.monotonic() + GRACE_S
             if end.status == "failed":
