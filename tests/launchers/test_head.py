@@ -20,7 +20,8 @@ from squall.launchers.joining.call import Call
 from squall.launchers.joining.joining import FROM_HEAD_BYTES, Membership, join
 from squall.launchers.joining.token import VARIABLE, Token, find_token
 from squall.launchers.member_messages import understood
-from squall.launchers.roster import Wanted
+from squall.launchers.roster import Gathered, Room, Step, Wanted
+from squall.protocol.effects import End
 from tests import deep
 
 SOON_S = 10.0
@@ -188,3 +189,24 @@ def test_a_token_that_all_machines_have_is_written_nowhere(
     found.close()
     mine.close()
     theirs.close()
+
+
+def test_a_machine_that_is_gone_before_it_has_handed_over_its_schedule_is_named(
+    head: Head, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert head._guests is not None
+    pipes = [Pipe() for _ in range(2)]
+    for number, (mine, _) in enumerate(pipes, start=1):
+        machine = Gathered(number, "host", Room(1), ControlPipe(mine), step=Step.BEGUN)
+        head._guests.machines[number] = machine
+    head.over("finished", "all is trained")
+    ControlPipe(pipes[0][1]).say(kind="ended", status="finished", reason="")
+    pipes[1][1].close()
+    assert not list(head.turn())
+    assert head.collected
+    head.close(End("finished"))
+    told = capsys.readouterr().err
+    assert "warning: machine 2 was gone before it had handed over its schedule: there will be no replay" in told
+    assert "warning: machine 1" not in told
+    for _, theirs in pipes:
+        theirs.close()

@@ -21,6 +21,8 @@ from torch.utils.data import TensorDataset
 
 import squall
 from squall.cli import main
+from squall.record.rows import MemberRow
+from squall.record.writer import Record
 from squall.run import Run
 from squall.runtime import recording
 from squall.runtime.schedule import BEGIN, COMPUTED, FORMAT, HEAD, ScheduleWriter
@@ -121,6 +123,16 @@ def test_a_schedule_that_was_cut_off_or_is_gone_is_named(
     replayed = squall.replay(run.directory)
     assert name in replayed.stopped
     assert min(replayed.versions) < 10
+
+
+@pytest.mark.parametrize("name", ["replica-1.0", "shard-1.0"])
+def test_a_schedule_that_was_lost_with_its_machine_is_said_to_be(name: str, tmp_path: Path) -> None:
+    run = rehearse(tmp_path / "run", FAMILY["downpour"])
+    (run.directory / "schedule" / "0" / name).unlink()
+    why = "machine 1 was lost: nothing was heard of it for 2 s"
+    with contextlib.closing(Record(run.directory / "run.sqlite")) as record:
+        record.add(MemberRow(name, 0, 1.0, "lost", why))
+    assert f"{name} is not there: {why}" in squall.replay(run.directory).stopped
 
 
 def test_a_check_of_a_schedule_that_breaks_off_does_not_pass(

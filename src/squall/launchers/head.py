@@ -84,6 +84,7 @@ class Head:
         self._directory = Path()  # of the run
         self._schedules: Schedules | None = None
         self._schedules_bytes = schedules_bytes
+        self._owe: set[int] = set()  # machines whose schedules are awaited
         self.heard_at = 0.0  # when another machine has said something last
 
     def gather(
@@ -182,6 +183,7 @@ class Head:
     def _ends(self, number: int, status: str) -> None:
         assert self._guests is not None
         machine = self._guests.machines[number]
+        self._owe.discard(number)
         machine.step, machine.leaves = Step.ENDED, status not in ("finished", "moved")
 
     def _take_schedule(self, number: int, said: dict[str, Any]) -> None:
@@ -206,6 +208,8 @@ class Head:
     def over(self, status: str, reason: str) -> None:
         """All has ended here: the other machines need not wait for the coordinator, and hand over what they have."""
         status, reason = status or "failed", reason or "the run has failed"
+        machines = self._guests.machines if self._guests is not None and self._schedules_bytes else {}
+        self._owe = {number for number, machine in machines.items() if number and machine.step is Step.BEGUN}
         if self._relay is not None:
             self._relay.ended(status, reason)
             return
@@ -215,12 +219,21 @@ class Head:
     def again(self) -> None:
         """All has ended: the run goes on from its newest snapshot, on the machines that stay."""
         assert isinstance(self._guests, Gathering)
+        self._miss()
         self._schedules = None
         self._guests.again(Snapshots(self._directory).newest())
+
+    def _miss(self) -> None:
+        """Tell of machines that have ended, or are silent, without a word of what ran there."""
+        for number in sorted(self._owe):
+            _tell(f"warning: machine {number} was gone before it had handed over its schedule: there will be no replay")
+        self._owe.clear()
 
     def close(self, end: End | None = None) -> None:
         """The other machines are told how the run has ended, and that they have nothing more to do."""
         self._listener.close()
+        if end is not None:
+            self._miss()
         status, reason = (end.status, end.reason) if end is not None else ("failed", "the run has failed")
         for _, pipe in self._others():
             pipe.say(kind="kill", status=status, reason=reason)
