@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from squall import Downpour
 from squall.launchers import scripts
+from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.nursery import DONE
 from squall.record.rows import ProgressRow
 from squall.report import Reader, audit
@@ -124,11 +126,11 @@ def test_a_machine_without_room_is_no_mistake_of_the_script(tmp_path: Path, monk
     def no_room(*_: object) -> None:
         raise OSError("the arena of 5 MiB has no room")
 
-    monkeypatch.setattr(scripts, "_launch", no_room)
+    monkeypatch.setattr(scripts.Launching, "run", no_room)
     (tmp_path / "script.py").write_text("import squall, torch\nsquall.join(torch.nn.Linear(2, 2))")
     message = {
         "machines": True, "strategy": Downpour(replicas=1), "optimizer_chosen": True, "script": tmp_path / "script.py",
         "text": (tmp_path / "script.py").read_text(), "arguments": [], "plan": SimpleNamespace(seed=0),
     }  # fmt: skip
     with pytest.raises(OSError, match="the arena of 5 MiB has no room"):
-        scripts.serve_script(None, message, tmp_path)  # type: ignore[arg-type]
+        scripts.serve_script(ControlPipe(Pipe()[0]), message, tmp_path)

@@ -117,6 +117,29 @@ def test_scripts_of_a_machine_that_is_lost_or_leaves_begin_again_where_there_is_
 
 
 @deep.only
+def test_a_machine_with_a_shard_leaves_and_the_scripts_begin_again_where_they_join(tmp_path: Path) -> None:
+    """On the others, with all that was trained."""
+    with cluster(tmp_path, 3, "--replicas", "3", "--shards", "3", *FLAGS, script=ENDLESS) as found:
+        found.event("started", "training began")
+        leaver, other = found.machines
+        leaver.process.send_signal(signal.SIGINT)
+        status, there = leaver.finish()
+        assert status == 0, there
+        assert "goes on with its shards on others" in there
+        found.event("started", "started again after")
+        rows = len(found.run.rows(ProgressRow))
+        found.run.wait_rows(ProgressRow, lambda row: len(found.run.rows(ProgressRow)) > rows + 20)
+        found.run.process.send_signal(signal.SIGINT)
+        status, out, err = found.run.finish()
+        assert status == 130, err
+        there = other.finish(SOON_S)[1]
+    assert out.count("before") == there.count("before") == 1, "a script does not run anew up to where it joins"
+    assert not weights(out + there)
+    with closing(Reader(found.directory / "run.sqlite")) as reader:
+        assert not [span for part in audit(reader).parts for span in part.spans if span.times > 1]
+
+
+@deep.only
 @pytest.mark.parametrize("where", ["between", "behind"])
 def test_where_no_coordinator_is_in_charge_an_interrupt_ends_the_scripts_of_all_machines(
     tmp_path: Path, where: str

@@ -126,7 +126,7 @@ class Gathering:
 
     def _anew(self) -> None:
         self._placings += 1
-        self._first, self.over = set(), False
+        self._first, self.over, self._announced = set(), False, {}
         for machine in self.machines.values():
             machine.step, machine.ports = Step.JOINED, {}
         self._go_on()

@@ -221,6 +221,8 @@ class Head:
         assert isinstance(self._guests, Gathering)
         self._miss()
         self._schedules = None
+        if self._relay is not None:
+            self.relay_scripts()
         self._guests.again(Snapshots(self._directory).newest())
 
     def _miss(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import signal
@@ -13,24 +12,19 @@ from typing import Any
 
 import cloudpickle
 import torch
-from setproctitle import setproctitle
 
 from squall.errors import SquallError, TaskError
 from squall.launchers import scratch
-from squall.launchers.building import build_job, build_task
+from squall.launchers.building import build_task
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.joining.address import written
 from squall.launchers.joining.call import Call
 from squall.launchers.joining.joining import join
-from squall.launchers.member_nursery import MemberNursery
-from squall.launchers.nursery import Nursery
-from squall.launchers.orders import MODULES, Facts, Member, Orders
+from squall.launchers.launching import Launching
+from squall.launchers.orders import MODULES, Facts, Member
 from squall.launchers.scripts import serve_script
-from squall.runtime import attempts
 from squall.runtime.backward import resolve_device
 from squall.runtime.interrupts import LeftToLauncher
-from squall.runtime.job import Job
-from squall.runtime.machines import nodes
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import die_with_parent
 from squall.usercode.travelling import take_in
@@ -104,27 +98,4 @@ def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member
     check_optimizers(message["strategy"].recipe())  # what a first step imports is imported here, once for all
     if message["machines"]:
         launcher.say(kind="built", facts=Facts.of(task))
-    orders = Orders(launcher, member)
-    while (order := orders.next(message["plan"])) is not None:
-        setproctitle(f"squall nursery of {order.directory.name}")
-        job = build_job(message, task, order)
-        if order.site is not None and not orders.may_begin():
-            more = True
-        else:
-            more = _run(launcher, attempts.begin(job), sockets, orders, member)
-        if order.site is None or not more:
-            return
-        order.site.close_listeners()
-        del job, order
-        gc.unfreeze()  # which frees it, before the next takes as much memory
-
-
-def _run(launcher: ControlPipe, job: Job, sockets: Path, orders: Orders, member: Member | None) -> bool:
-    """Until all has ended here. False where there are no more orders."""
-    if member is None:
-        Nursery(launcher, job, sockets).run()
-        return True
-    nursery = MemberNursery(launcher, member.attendant, job, sockets)
-    nursery.run()
-    assert nursery.end is not None
-    return orders.ended(nursery.end, nursery.leaves, any(node.role == "shard" for node in nodes(job)))
+    Launching(launcher, sockets, member).run(task, message)

@@ -136,7 +136,8 @@ class Orders:
         Else the head knows more. `leaves`: this machine does, and it has had `shards`.
         """
         self._leaves, self._gone = leaves, OVER
-        if end.status == "finished" or (end.status == "left" and shards):
+        told = end.status == "finished" and end.reason  # by the head
+        if not told and (end.status == "finished" or (end.status == "left" and shards)):
             return True
         if end.status == "moved" and not leaves:
             self._gone = MOVING

@@ -92,8 +92,10 @@ class ScriptForks(Nursery):
         """Tell the scripts how the training has ended.
 
         Behind a training that finished a script may take its time. Otherwise it has as long as after a stop, and is
-        interrupted: a script that has not come to its batches listens to nothing else.
+        interrupted: a script that has not come to its batches listens to nothing else. Where the run moves, that is an
+        interrupt too: the script begins again where it joins.
         """
+        status = "interrupted" if status == "moved" else status
         if status != "finished":
             self._hurry()
             self._interrupt_scripts()

@@ -78,7 +78,7 @@ class ScriptMember(MemberNursery, ScriptForks):
 
     def _late(self) -> None:
         if self.end is None:
-            MemberNursery._over(self, End("finished"))
+            MemberNursery._over(self, End("left"))
             self._end_scripts("interrupted", f"machine {self._machine} has left the run")
         else:
             super()._late()

@@ -65,7 +65,7 @@ class ScriptRelay:
         if status == self._status:
             return
         weights = None
-        if not self._status:
+        if not self._status and status != "moved":
             self._gathering.shut(status, reason)
             weights = newest(self._directory) if status in ("finished", "interrupted") else None
         self._status = status

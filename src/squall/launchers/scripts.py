@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,19 @@ from typing import Any
 from torch import nn
 
 from squall.errors import SnapshotMismatch, SquallError, TaskError
-from squall.launchers.building import build_job, warn_of_threads
+from squall.launchers.building import warn_of_threads
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.launching import Launching
 from squall.launchers.nursery import DONE, RAISED, leave
-from squall.launchers.orders import MODULES, Facts, Member, Order, Orders
+from squall.launchers.orders import MODULES, Facts, Member
 from squall.launchers.script_forks import Forked
-from squall.launchers.script_member import ScriptMember
-from squall.launchers.script_nursery import ScriptNursery
 from squall.launchers.script_replica import ReplicaBackend
 from squall.launchers.script_start import Over, chosen, run_file
 from squall.protocol.nodes import Node
-from squall.runtime import attempts
-from squall.runtime.optimizers import check_optimizers, state_name
+from squall.runtime.optimizers import check_optimizers
 from squall.session.backend import SessionBackend
 from squall.session.script_task import joined_task
-from squall.task import OptimizerFactory, Task
+from squall.task import OptimizerFactory
 from squall.usercode.blame import encode
 
 
@@ -42,8 +39,8 @@ def serve_script(
 
     On one machine it begins when it is known that the run may. On several the machines are compared where it joins.
     """
-    orders = Orders(launcher, member)
-    order = orders.next(message["plan"]) if not message["machines"] else None
+    launching = Launching(launcher, sockets, member)
+    order = launching.orders.next(message["plan"]) if not message["machines"] else None
     if order is None and not message["machines"]:
         return
     joined: list[ReplicaBackend] = []
@@ -55,8 +52,13 @@ def serve_script(
         warn_of_threads("the script")
         check_optimizers(strategy.recipe())  # what torch imports for a first step would keep others waiting
         task = joined_task(model, options)
+        facts, shards = Facts.of(task), strategy.recipe().shards
+        if shards > facts.layout.elements:
+            raise ValueError(f"{shards} shards for {facts.layout.elements} parameters: use fewer shards")
+        if message["machines"]:
+            launcher.say(kind="built", facts=facts)
         try:
-            _launch(launcher, {**message, "strategy": strategy}, task, order, sockets, orders, member)
+            launching.run(task, {**message, "strategy": strategy}, order)
         except Forked as forked:
             forked_as.append(forked.node)
             joined.append(replica := ReplicaBackend(forked.job, forked.node, sockets, forked.pipe))
@@ -85,33 +87,6 @@ def serve_script(
         leave(RAISED)
     else:
         leave(DONE)
-
-
-def _launch(
-    launcher: ControlPipe, message: dict[str, Any], task: Task, order: Order | None, sockets: Path, orders: Orders,
-    member: Member | None,
-) -> None:  # fmt: skip
-    """Be the nursery of a script that has joined. Raises `Forked` in every replica."""
-    facts, shards = Facts.of(task), message["strategy"].recipe().shards
-    if shards > facts.layout.elements:
-        raise ValueError(f"{shards} shards for {facts.layout.elements} parameters: use fewer shards")
-    if order is None:
-        launcher.say(kind="built", facts=facts)
-        order = orders.next(message["plan"])
-    if order is None:
-        return
-    job = build_job(message, task, order)
-    if job.restored is not None:
-        job.restored.manifest.check_optimizer(state_name(job.recipe))
-    if order.site is not None and not orders.may_begin():
-        return
-    job = replace(attempts.begin(job, script=True), moves=False)
-    if member is None:
-        ScriptNursery(launcher, job, sockets).run()
-        return
-    nursery = ScriptMember(launcher, member.attendant, job, sockets)
-    nursery.run()
-    orders.tell(nursery.end)
 
 
 def _end_training(joined: list[ReplicaBackend], path: Path) -> None:

@@ -148,7 +148,7 @@ class Closing(ABC):
 
     def _move(self, reason: str, now: float, effects: list[Effect]) -> None:
         """End as a user's stop does, but for more time for exchanges, and the run goes on from the snapshot."""
-        self._moves |= self.policy.moves and self.phase is not Phase.SNAPSHOT and not self._hurried
+        self._moves |= self.phase is not Phase.SNAPSHOT and not self._hurried
         self._hurry(reason, now, effects)
 
     def _stay(self) -> None:

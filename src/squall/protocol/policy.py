@@ -31,6 +31,5 @@ class Policy(msgspec.Struct, frozen=True):
     snapshot_every_s: float | None = 60.0
     save_within_s: float = SAVE_WITHIN_S  # how long the last snapshot of a run that a user stops may take
     goal: Goal = Goal()
-    moves: bool = True  # the run can go on from a snapshot at once, on other machines
     rooms: tuple[MachineRoom, ...] = ()  # empty: one machine, with room for all; who is in none waits for room
     pulse: Pulse = Pulse()  # of the nurseries on other machines than the coordinator's

@@ -40,7 +40,6 @@ class Job:
     commanded_at: float = field(default_factory=time.time)  # when the user gave the command, seconds since 1970
     restored: Restored | None = None  # the snapshot that the run goes on from
     site: Site | None = None  # None: the run has one machine
-    moves: bool = True  # it can go on at once on other machines, as a script cannot
     schedule: Path | None = None  # where hosts keep their schedules; None: there will be no replay
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
