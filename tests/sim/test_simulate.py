@@ -21,6 +21,7 @@ from squall.protocol.messages import Stop
 from squall.protocol.nodes import Node
 from squall.report import Reader
 from squall.runtime.snapshot import Snapshots
+from squall.runtime.wire import Passage
 from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import LogNormal, Pareto
@@ -254,6 +255,34 @@ def test_messages_of_a_link_stay_in_order_however_large() -> None:
     arrivals = [costs.arrivals(replica, effect, 0.0, random.Random(0)) for effect in (large, Send(shard, Stop()))]
     assert arrivals[0][0] > 4.0
     assert arrivals[1][0] >= arrivals[0][0]
+
+
+def test_long_transfers_share_an_interface_and_a_message_waits_for_those_of_its_link() -> None:
+    cluster = dataclasses.replace(workers(3), between=Link(latency_s=0.0))
+    recipe = squall.Downpour(replicas=3).recipe()
+    elements = int(cluster.machines[0].interface / 4)  # a second's
+    workload = Workload(step_s=STEP_S, batch_size=4, elements=(elements,))
+    costs = Costs(cluster, recipe, workload, Placement(cluster, recipe), random.Random(0))
+    shard = Node("shard", 0)
+    away = [
+        node
+        for node in (Node("replica", i) for i in range(3))
+        if costs.placement.of(node) is not costs.placement.of(shard)
+    ]
+
+    def sent(sender: Node, at: float, payload: bool) -> Passage:
+        numbers = Payload("gradient", sender, 0, 1, 0) if payload else None
+        (passage,) = costs.arrivals(sender, Send(shard, Stop(), numbers), at, random.Random(0))
+        assert isinstance(passage, Passage)
+        return passage
+
+    first = sent(away[0], 0.0, payload=True)
+    assert first.arrives(0.0) == pytest.approx(1.0)
+    second = sent(away[1], 0.5, payload=True)
+    message = sent(away[0], 0.5, payload=False)
+    assert first.arrives(1.0) == pytest.approx(1.5)
+    assert message.arrives(1.0) > first.arrives(1.0)
+    assert second.arrives(1.0) == pytest.approx(2.0)
 
 
 def test_adding_a_gradient_to_what_the_buffer_holds_is_a_pass_over_it() -> None:

@@ -53,6 +53,7 @@ def test_a_link_is_measured_again_and_again(plaintext: bool) -> None:
     for way in ways:
         assert 0 < way.round_trip_s < 0.02
         assert way.bytes_s > 10e6
+        assert way.carry > 10e6
 
 
 def test_a_machine_that_is_not_reached_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

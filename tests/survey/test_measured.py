@@ -24,7 +24,7 @@ def measured(step_s: float, cores: int = 1) -> Measured:
 
 def ways(speeds: dict[tuple[int, int], float], round_trip_s: float = 2e-4) -> dict[tuple[int, int], Called]:
     """Of each pair, as fast there as back."""
-    one = {pair: Called("", round_trip_s, speed) for pair, speed in speeds.items()}
+    one = {pair: Called("", round_trip_s, speed, 2e9) for pair, speed in speeds.items()}
     return one | {(there, here): way for (here, there), way in one.items()}
 
 
@@ -42,6 +42,7 @@ def test_the_file_says_what_was_measured(tmp_path: Path) -> None:
     assert [machine.name for machine in found.machines] == ["here", "there"]
     assert [machine.step_s for machine in found.machines] == [0.01, 0.02]
     assert found.between.latency_s == 1e-4
+    assert found.machines[0].carry == 2e9
 
 
 def test_machines_of_one_name_are_told_apart() -> None:

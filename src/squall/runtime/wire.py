@@ -14,10 +14,20 @@ from squall.runtime.world_nodes import Clock
 Price = Callable[[Node, Any, float], float]  # seconds that an effect takes which a node begins at a time
 
 
+class Passage:
+    """A frame that is under way for long: what sets out after it may put its arrival off."""
+
+    def arrives(self, now: float) -> float:
+        """When it will, as far as is known; `now`: it does, and is not asked again. Asked at that time once more."""
+        raise NotImplementedError
+
+
 class Wire(Protocol):
     """What happens to frames between nodes."""
 
-    def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
+    def arrivals(
+        self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random
+    ) -> Sequence[float | Passage]:
         """When copies of the frame arrive, at `now` or later; none: it is lost."""
 
 

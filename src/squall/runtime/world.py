@@ -22,8 +22,8 @@ from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.runtime.driver import Host
-from squall.runtime.wire import IDEAL, Conditions
-from squall.runtime.world_nodes import Absent, Entry, Free, Parcel, ParcelArrived, Stream, WorldNode
+from squall.runtime.wire import IDEAL, Conditions, Passage
+from squall.runtime.world_nodes import Absent, Entry, Free, Parcel, ParcelArrived, Stream, UnderWay, WorldNode
 from squall.usercode.blame import note
 
 _FREE, _STARTED, _TIME_PASSED = Free(), Started(), TimePassed()
@@ -143,6 +143,12 @@ class World:
         if at > self.now:
             self.now = at
         now = self.now
+        if sender is not None and type(what) is UnderWay:
+            if (at := what.arrives(now)) > now:
+                self._count += 1
+                heappush(queue, (at, self._count, to, sender, what))
+                return
+            what = what.sent
         event: Event = what if sender is None else _HEARD.get(type(what), MessageArrived)(sender, what)
         process = to if type(to) is WorldNode and to.alive else self.processes.get(to.node)  # it may have come since
         if process is None or (process.end is not None and process.over):
@@ -220,11 +226,7 @@ class World:
 
     def _carry(self, process: WorldNode, effect: Send | Transmit) -> None:
         sent: Message | Frame | Parcel
-        if type(effect) is Send:
-            sent, again = effect.message, False
-        else:
-            assert isinstance(effect, Transmit)
-            sent, again = effect.frame, effect.again
+        sent, again = (effect.message, False) if isinstance(effect, Send) else (effect.frame, effect.again)
         leaves = process.busy_until if process.busy_until > self.now else self.now
         payload = effect.payload
         if payload is not None and not again:
@@ -241,13 +243,15 @@ class World:
                 sent = Parcel(sent, payload, numbers)
         to = self.processes.get(effect.to)
         piped = process.pipe is not None and process.pipe == effect.to
-        for at in (leaves,) if piped else self._arrivals(process.node, effect, leaves, self._chance):
+        for arrival in (leaves,) if piped else self._arrivals(process.node, effect, leaves, self._chance):
+            at = arrival.arrives(leaves) if isinstance(arrival, Passage) else arrival
+            what = UnderWay(sent, arrival.arrives) if isinstance(arrival, Passage) else sent
             self._count += 1
             stream = process.going if to is None or to.coming is None else to.coming
             if stream is None or (stream and at < stream[-1][0]):
-                heappush(self._queue, (at, self._count, to or Absent(effect.to), process.node, sent))
+                heappush(self._queue, (at, self._count, to or Absent(effect.to), process.node, what))
                 continue
-            stream.append((at, self._count, to or Absent(effect.to), process.node, sent, stream))
+            stream.append((at, self._count, to or Absent(effect.to), process.node, what, stream))
             if len(stream) == 1:
                 heappush(self._heads, stream[0])
 

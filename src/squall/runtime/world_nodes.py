@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from squall.protocol.effects import Effect, End, Payload
@@ -40,6 +41,13 @@ class Parcel(NamedTuple):
     frame: Frame
     payload: Payload
     numbers: object
+
+
+class UnderWay(NamedTuple):
+    """What was sent, and when it arrives at a time of the world's, as `Passage.arrives` tells."""
+
+    sent: Any
+    arrives: Callable[[float], float]
 
 
 class ParcelArrived(FrameArrived, frozen=True, gc=False):

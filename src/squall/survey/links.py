@@ -18,7 +18,6 @@ from squall.protocol.events import Event, FrameArrived, PeerReached
 from squall.protocol.frames import Frame, Message
 from squall.protocol.messages import Exchange
 from squall.protocol.nodes import Node
-from squall.report.words import size
 from squall.transports.certificates import Identity, machine_name
 from squall.transports.stream import Views
 from squall.transports.streams import Address, Streams
@@ -27,6 +26,7 @@ REACHED_WITHIN_S = 5.0
 ANSWER_WITHIN_S = 30.0  # of as many bytes as may have been foreseen to take a second
 ROUND_TRIPS, WARM_UP = 20, 5
 PART_BYTES, MOST_PARTS = 1 << 16, 1 << 12  # of a message: 256 MiB at most
+TICK_S = 1e-6  # the least that a core works
 GROWS = 16  # at most, from one message to the next
 
 
@@ -39,13 +39,7 @@ class Way(NamedTuple):
 
     round_trip_s: float
     bytes_s: float  # of numbers
-
-
-def in_words(there: Way, back: Way) -> str:
-    """A link, both ways."""
-    round_trip_s = max(there.round_trip_s, back.round_trip_s)
-    speeds = [f"{size(round(way.bytes_s))}/s" for way in (there, back)]
-    return f"round trip {1e3 * round_trip_s:.3g} ms, {speeds[0]} there, {speeds[1]} back"
+    carry: float  # bytes of them that were sent in a second of a core
 
 
 class Ends:
@@ -82,10 +76,12 @@ class Ends:
                 raise Unreached(_why(address))
             times = [self._push(streams, shard, 0) for _ in range(WARM_UP + ROUND_TRIPS)]
             round_trip_s = statistics.median(times[WARM_UP:])
-            parts = 1
+            parts, core_s = 1, time.process_time()
             while (took_s := self._push(streams, shard, parts)) < seconds and parts < MOST_PARTS:
                 parts = min(MOST_PARTS, int(parts * min(GROWS, 1.5 * seconds / took_s)) + 1)
-            return Way(round_trip_s, parts * PART_BYTES / max(took_s - round_trip_s, took_s / 2))
+                core_s = time.process_time()
+            size, core_s = parts * PART_BYTES, time.process_time() - core_s
+            return Way(round_trip_s, size / max(took_s - round_trip_s, took_s / 2), size / max(core_s, TICK_S))
         finally:
             streams.close()
 

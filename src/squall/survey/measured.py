@@ -17,8 +17,7 @@ from squall.sim.cluster.measure_steps import rounded
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import INTERFACE, Link, MachineKind
 from squall.sim.cluster.units import write_time
-from squall.survey.links import Way, in_words
-from squall.survey.messages import MACHINE, Called, Measured
+from squall.survey.messages import MACHINE, Called, Measured, in_words
 from squall.survey.survey import Survey, tell
 
 LINK_S = 1.0  # for each way
@@ -41,14 +40,14 @@ class MeasuredCluster(NamedTuple):
             found.append((f"{number}: {kind.name}", f"{measured.cores} cores, {seen}; {others}"))
         for one, other in combinations(self.machines, 2):
             ways = (self.links[one, other], self.links[other, one])
-            found.append((f"{one} - {other}", in_words(*(Way(way.round_trip_s, way.bytes_s) for way in ways))))
+            found.append((f"{one} - {other}", in_words(*ways)))
         return found
 
 
 def measure_cluster(survey: Survey, wait_s: float, seconds: float, trace_stem: str) -> MeasuredCluster:
-    """Of the machines that come within `wait_s`, each for so many `seconds`; and all links between them.
+    """Of the machines that come within `wait_s`: all links, one by one, and all machines at once for so many seconds.
 
-    Those with one name are on the same computer, and are measured one after the other.
+    In a run they compute at once as well, and some may be one computer.
     Raises `SquallError` if one does not come, is lost, or fails.
     """
     survey.gather(wait_s)
@@ -59,15 +58,10 @@ def measure_cluster(survey: Survey, wait_s: float, seconds: float, trace_stem: s
     for (here, there), way in links.items():
         if way.why:
             raise SquallError(f"machine {there} is not reached from machine {here}: {way.why}; squall doctor --cluster")
-    found: dict[int, Measured] = {}
     names = {number: machine.name for number, machine in survey.machines.items()}
-    waiting = dict(names)
-    while waiting:
-        turn = {name: number for number, name in sorted(waiting.items(), reverse=True)}.values()
-        tell(f"measuring {', '.join(f'{number}: {names[number]}' for number in turn)} for about {seconds:g} s")
-        cores = {number: max(1, survey.machines[number].room.cores) for number in turn if number in survey.machines}
-        found |= survey.ask(Measured, {n: {"kind": "measure", "cores": cores[n], "seconds": seconds} for n in cores})
-        waiting = {number: name for number, name in waiting.items() if number not in turn}
+    tell(f"measuring {len(names)} machines at once for about {seconds:g} s")
+    cores = {number: max(1, machine.room.cores) for number, machine in survey.machines.items()}
+    found = survey.ask(Measured, {n: {"kind": "measure", "cores": cores[n], "seconds": seconds} for n in cores})
     if survey.lost:
         raise SquallError(f"machines were lost: {', '.join(f'{n}: {name}' for n, name in survey.lost.items())}")
     roles = {number: machine.room.roles for number, machine in survey.machines.items()}
@@ -100,6 +94,7 @@ def cluster_of(
                 name=name if twice[names[number]] == 1 else f"{name}-{number}",
                 jitter=Trace(f"{trace_stem}.{number}.steps.txt", measured.times),
                 interface=rounded(interfaces[number]), roles=roles[number],
+                carry=rounded(max((way.carry for (here, _), way in links.items() if here == number), default=math.inf)),
                 **{field: getattr(measured, field) for field in MACHINE},
             )
         )  # fmt: skip

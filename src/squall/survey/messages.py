@@ -13,6 +13,7 @@ import msgspec
 from squall.doctor import Finding
 from squall.launchers.joining.hello import Hello
 from squall.launchers.member_messages import Failed, Message, Port
+from squall.report.words import size
 from squall.sim.cluster.parts import Overhead
 
 
@@ -36,6 +37,14 @@ class Called(Message, frozen=True):
     why: str = ""  # it was not reached
     round_trip_s: float = 0.0
     bytes_s: float = 0.0  # of numbers, to there
+    carry: float = 0.0  # bytes that were sent in a second of a core
+
+
+def in_words(there: Called, back: Called) -> str:
+    """A link, both ways."""
+    round_trip_s = max(there.round_trip_s, back.round_trip_s)
+    speeds = [f"{size(round(way.bytes_s))}/s" for way in (there, back)]
+    return f"round trip {1e3 * round_trip_s:.3g} ms, {speeds[0]} there, {speeds[1]} back"
 
 
 class Measured(Message, frozen=True):

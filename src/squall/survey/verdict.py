@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from squall.doctor import Finding, gib
-from squall.survey.links import Way, in_words
-from squall.survey.messages import Called, Looked
+from squall.survey.messages import Called, Looked, in_words
 from squall.survey.survey import Survey, tell
 from squall.transports.certificates import CLOCKS_DIFFER
 
@@ -65,7 +64,7 @@ def _link(one: int, other: int, links: dict[tuple[int, int], Called]) -> list[Fi
         return [
             Finding(f"{here} -> {there}", False, text, PORTS) for (here, there), text in cut if ways[here, there].why
         ]
-    there, back = (Way(way.round_trip_s, way.bytes_s) for way in ways.values())
+    there, back = ways.values()
     if max(there.round_trip_s, back.round_trip_s) <= FAR_S and min(there.bytes_s, back.bytes_s) >= NARROW_BYTES_S:
         return [Finding(f"{one} - {other}", True, in_words(there, back))]
     return [Finding(f"{one} - {other}", None, f"{in_words(there, back)}: replicas will wait for the network", SLOW)]

@@ -8,12 +8,13 @@ The model, in the order of what matters:
   of so many elements beyond a doorbell: 3 of 5 passes over them are the update, 2 the copy of the weights;
 - a run's own code takes cores as well: of replicas, shards and the coordinator so much as was measured. Who looks out
   for an answer keeps its core meanwhile;
-- between machines a payload takes the interfaces of both ends for as long as its bytes need there, after those that
-  came before it, and the link's latency on top. Within a machine nothing but doorbells travels.
+- between machines a payload takes its part of the interfaces of both ends, which all that pass at a time share alike,
+  and the link's latency on top. Within a machine nothing but doorbells travels.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,10 +37,11 @@ from squall.protocol.effects import (
 )
 from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded
-from squall.runtime.wire import Price
+from squall.runtime.wire import Passage, Price
 from squall.sim.cluster.cores import Prolong
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.placement import Placement
+from squall.sim.cluster.placement import Placement, UsedMachine
+from squall.sim.cluster.sharing import Transfer
 from squall.strategies import Recipe
 
 UPDATE_SHARE = 3 / 5  # of a shard's work on an exchange: read gradient and weights, write weights; the rest copies
@@ -90,7 +92,8 @@ class Costs:
         self._copies = [(1 - UPDATE_SHARE) * seconds + half for seconds, half in zip(work, code)]
         # A shard looks out for the next push where replicas leave it a core of its own.
         on = [sum(role in ("replica", "shard") for role, _ in placement.on(place)) for place in self._shards]
-        self._spins = [SPIN_S if there <= place.kind.cores else 0.0 for place, there in zip(self._shards, on)]
+        self._spin_s = 0.0 if placement.several else SPIN_S  # nobody looks out where messages come from elsewhere
+        self._spins = [self._spin_s if there <= place.kind.cores else 0.0 for place, there in zip(self._shards, on)]
         self.prices: dict[type[Effect], Price] = {
             Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
             AddPortions: self._add_portions, CalculateVectors: self._vectors, LeaseEnded: self._lease,
@@ -105,6 +108,8 @@ class Costs:
         fastest = max(kind.interface for kind in cluster.machines)
         jitter_s = cluster.between.jitter_s + cluster.within.jitter_s
         self._overtakes = jitter_s > 0 or cluster.between.bandwidth < fastest
+        self._carried = any(kind.carry < math.inf for kind in cluster.machines)
+        self._transfers: dict[tuple[Node, Node], Transfer] = {}  # the last between two processes
 
     # ------------------------------------------------------------ time of effects
 
@@ -120,7 +125,7 @@ class Costs:
         if self._recipe.work.local is not None:  # an optimizer step on the whole vector
             seconds += UPDATE_SHARE * place.kind.work_s(self._whole)
         stretch = self._slowest if node.index == self._recipe.replicas - 1 else 1.0
-        self.last_s = seconds = place.cores.take(node, begins, seconds, self.prolong, stretch, SPIN_S)
+        self.last_s = seconds = place.cores.take(node, begins, seconds, self.prolong, stretch, self._spin_s)
         return seconds
 
     def _message(self, node: Node, effect: Send | Transmit, begins: float) -> float:
@@ -162,7 +167,9 @@ class Costs:
 
     # ------------------------------------------------------------ messages
 
-    def arrivals(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[float]:
+    def arrivals(
+        self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random
+    ) -> Sequence[float | Passage]:
         seats, to, payload = self.placement.seats, effect.to, effect.payload
         try:
             source, target = seats[sender], seats[to]
@@ -182,12 +189,19 @@ class Costs:
             link = self._between
             if link.loss and chance.random() < link.loss:
                 return ()
-            # The bytes flow through both interfaces at once, as fast as the slowest of them and the link lets them.
             size += CONTROL_BYTES
+            if payload is not None and self._carried:
+                self._carry(source, sender, size, now)
+                self._carry(target, to, size, now)
+            behind = self._transfers.get((sender, to)) if self._transfers else None
+            if size > source.brief or size > target.brief or (behind is not None and not behind.arrived):
+                self._transfers[sender, to] = transfer = self._transfer(source, target, size, now, behind, chance)
+                return (transfer,)
+            # The bytes flow through both interfaces at once, as fast as the slowest of them and the link lets them.
             begins = now if now > source.sends_until else source.sends_until
-            source.sends_until = at = begins + size / source.interface
+            source.sends_until = at = begins + size / source.kind.interface
             free = begins if begins > target.receives_until else target.receives_until
-            target.receives_until = received = free + size / target.interface
+            target.receives_until = received = free + size / target.kind.interface
             if received > at:
                 at = received
             alone = begins + size / link.bandwidth
@@ -197,3 +211,19 @@ class Costs:
         if self._overtakes:  # and the machines on both ends count on the order
             at = self._last[sender, effect.to] = max(at, self._last.get((sender, effect.to), 0.0))
         return (at,)
+
+    def _carry(self, place: UsedMachine, node: Node, size: int, now: float) -> None:
+        """A thread of the process does so, which may have a core of its own."""
+        seconds = size / place.kind.carry
+        if seconds:
+            place.cores.take(Node(f"{node.role}'s carrier", node.index), now, seconds, self.prolong)
+
+    def _transfer(
+        self, source: UsedMachine, target: UsedMachine, size: int, now: float, behind: Transfer | None,
+        chance: random.Random,
+    ) -> Transfer:  # fmt: skip
+        """What takes long shares the interfaces with all that passes meanwhile; or is behind such numbers."""
+        link = self._between
+        latency_s = link.latency_s + (chance.random() * link.jitter_s if link.jitter_s else 0.0)
+        ways = (source.sends, target.receives) if size > source.brief or size > target.brief else ()
+        return Transfer(now, size, ways, latency_s, behind, size / link.bandwidth)

@@ -183,6 +183,7 @@ _MACHINE: Values = {
     "overhead": Value(_overhead, lambda overhead: _inline(_written(overhead, _OVERHEADS))),
     "memory": _rate(bits=False),
     "interface": _rate(bits=True),
+    "carry": _rate(bits=False),
     "roles": Value(_roles, lambda roles: f"[{', '.join(map(_quoted, roles))}]"),
 }
 _LINK: Values = {

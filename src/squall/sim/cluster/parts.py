@@ -53,6 +53,7 @@ class MachineKind:
         exchange: (elements, seconds) of a push + apply + fetch of a shard within the machine, rising in elements.
         memory: bytes a second that one core reads and writes.
         interface: bytes a second, each way, that all processes of the machine share.
+        carry: bytes a second that one core encrypts and sends to other machines, or receives.
         roles: what may be placed here.
     """
 
@@ -68,6 +69,7 @@ class MachineKind:
     exchange: tuple[tuple[int, float], ...] = ()
     memory: float = MEMORY
     interface: float = INTERFACE
+    carry: float = math.inf
     roles: tuple[str, ...] = ROLES
 
     def slowdown_of(self, running: int, looking_out: int = 0) -> float:

@@ -1,0 +1,59 @@
+"""Transfers on one way of an interface: each gets an equal part of it, and all of it is used."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from squall.sim.cluster.sharing import Transfer, Way
+
+BANDWIDTH = 1000.0
+
+
+def test_a_transfer_alone_has_all() -> None:
+    way = Way(BANDWIDTH)
+    assert way.ends(0.0, way.begin(0.0, 2000.0)) == pytest.approx(2.0)
+    assert way.ends(5.0, way.begin(4.0, 2000.0)) == pytest.approx(6.0)
+
+
+def test_who_comes_later_puts_off_who_is_under_way() -> None:
+    """Both have half of it, until the first is over; then the other one has all."""
+    way = Way(BANDWIDTH)
+    first = way.begin(0.0, 2000.0)
+    second = way.begin(1.0, 2000.0)
+    assert way.ends(1.0, first) == pytest.approx(3.0)
+    assert way.ends(1.0, second) == pytest.approx(4.0)
+    assert way.ends(3.0, first) == 3.0
+    assert way.ends(3.5, second) == pytest.approx(4.0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(1.5, 5000)), min_size=1, max_size=20))
+def test_all_of_the_bandwidth_is_used_while_anything_is_under_way(transfers: list[tuple[float, float]]) -> None:
+    way, marks, free_at = Way(BANDWIDTH), [], 0.0
+    for began, size in sorted(transfers):
+        marks.append(way.begin(began, size))
+        free_at = max(free_at, began) + size / BANDWIDTH
+    last = max(began for began, _ in transfers)
+    assert max(way.ends(last, mark) for mark in marks) == pytest.approx(max(free_at, last), abs=1e-2)
+
+
+def test_numbers_pass_both_interfaces_and_take_the_links_latency() -> None:
+    ways = Way(BANDWIDTH), Way(BANDWIDTH / 2)
+    transfer = Transfer(0.0, 1000.0, ways, 0.5, None)
+    assert transfer.arrives(0.0) == pytest.approx(2.5)
+    other = Transfer(1.0, 1000.0, (ways[1],), 0.5, None)
+    assert transfer.arrives(2.5) == pytest.approx(3.5)
+    assert not transfer.arrived
+    assert transfer.arrives(3.5) == 3.5
+    assert transfer.arrived
+    assert other.arrives(3.5) == pytest.approx(4.5)
+
+
+def test_a_message_arrives_behind_the_numbers_that_left_before_it() -> None:
+    numbers = Transfer(0.0, 1000.0, (Way(BANDWIDTH),), 0.1, None)
+    message = Transfer(0.2, 0.0, (), 0.1, numbers)
+    at = numbers.arrives(0.2)
+    assert message.arrives(at) > at
+    assert numbers.arrives(at) == at
+    assert message.arrives(at) == at
