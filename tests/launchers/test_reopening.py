@@ -11,6 +11,7 @@ import pytest
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.late_rows import add_end
+from squall.launchers.script_forks import Script
 from squall.launchers.script_nursery import ScriptNursery
 from squall.launchers.script_replica import ReplicaBackend
 from squall.record.rows import EventRow, MetricRow, ProgressRow, RecordError, SkipRow, StateRow
@@ -25,14 +26,14 @@ def job(tmp_path: Path) -> Any:
             record.add(StateRow(key, value))
         record.add(ProgressRow(7.0, 0, 230, 23, 1.0, 1.0, 0.0, 0, 0))
         record.add(SkipRow(0, 0, 10, 20, 0))
-    return SimpleNamespace(directory=tmp_path, task=SimpleNamespace(examples=100))
+    return SimpleNamespace(directory=tmp_path, task=SimpleNamespace(examples=100), site=None)
 
 
 def logged(job: Any, values: dict[str, float]) -> list[MetricRow]:
     """Both sides in one process, so the nursery says what it finds before the replica waits for it."""
     mine, theirs = Pipe()
     nursery = ScriptNursery(ControlPipe(Pipe()[0]), job, job.directory)
-    nursery._scripts[mine] = ControlPipe(mine)
+    nursery._scripts[mine] = Script(0, ControlPipe(mine))
     replica = ReplicaBackend.__new__(ReplicaBackend)
     replica._pipe, replica.began, replica._left = ControlPipe(theirs), True, True
     hear = replica._pipe.hear
