@@ -1,22 +1,22 @@
-"""What a nursery is told before its processes begin."""
+"""What the head wants of a nursery that waits."""
 
 from __future__ import annotations
 
-import pytest
+from multiprocessing.connection import Pipe
+from typing import Any
 
-from squall.errors import SquallError
-from squall.launchers.orders import _addresses
-from squall.protocol.nodes import COORDINATOR, Node
-
-
-def test_addresses_are_numbers_when_processes_dial() -> None:
-    told = {"coordinator-0.0": ("", 7), "shard-0.0": ("127.0.0.2", 8)}
-    found = _addresses(told, "localhost")
-    assert found[COORDINATOR] in (("127.0.0.1", 7), ("::1", 7))
-    assert found[Node("shard")] == ("127.0.0.2", 8)
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.orders import Orders
 
 
-@pytest.mark.parametrize("host", ["nowhere.invalid", "a..b"])
-def test_an_address_that_is_not_known_here_ends_the_launch_with_the_remedy(host: str) -> None:
-    with pytest.raises(SquallError, match=f"{host}.*--address"):
-        _addresses({"shard-0.0": (host, 7)}, "localhost")
+def test_what_was_said_to_processes_that_have_ended_is_passed_over() -> None:
+    """The head may have told of a machine that joined, or a user's wish, just before it heard of their end."""
+    mine, theirs = Pipe()
+    head = ControlPipe(mine)
+    for stray in ({"kind": "joined", "machine": 2, "cores": 1}, {"kind": "leave", "why": "enough"}):
+        head.say(**stray)
+    head.say(kind="place", seats=[], placing=3)
+    head.say(kind="kill")
+    plan: Any = None
+    assert Orders(ControlPipe(theirs)).next(plan) is None
+    assert head.hear() == {"kind": "placed", "ports": {}, "placing": 3}

@@ -26,7 +26,9 @@ def job(tmp_path: Path) -> Any:
             record.add(StateRow(key, value))
         record.add(ProgressRow(7.0, 0, 230, 23, 1.0, 1.0, 0.0, 0, 0))
         record.add(SkipRow(0, 0, 10, 20, 0))
-    return SimpleNamespace(directory=tmp_path, task=SimpleNamespace(examples=100), site=None)
+    return SimpleNamespace(
+        directory=tmp_path, task=SimpleNamespace(examples=100), site=None, recipe=SimpleNamespace(replicas=1)
+    )
 
 
 def logged(job: Any, values: dict[str, float]) -> list[MetricRow]:

@@ -30,6 +30,14 @@ def test_what_nobody_holds_any_more_is_removed_by_the_next() -> None:
     os.close(other)
 
 
+def test_nothing_that_lies_there_keeps_a_run_waiting(tmp_path: Path) -> None:
+    name = tmp_path / f"squall-{'b' * 16}"
+    name.mkdir()
+    os.mkfifo(name / "in-use.lock")
+    with scratch.directory() as own:
+        assert own.exists()
+
+
 def test_directories_of_others_are_left_alone(tmp_path: Path) -> None:
     for name in ("squall-of-a-user", f"squall-{'a' * 16}"):
         (tmp_path / name).mkdir()

@@ -105,7 +105,8 @@ class Nursery(ScriptNursery):
     """It has processes on machine 1 alone."""
 
     def __init__(self, directory: Path, line: Line) -> None:
-        job: Any = SimpleNamespace(site=SimpleNamespace(cores={0: 2, 1: 2}), restored=None)
+        site, recipe = SimpleNamespace(cores={0: 2, 1: 2}), SimpleNamespace(replicas=4)
+        job: Any = SimpleNamespace(site=site, recipe=recipe, restored=None)
         super().__init__(ControlPipe(line), job, directory)  # type: ignore[arg-type]
 
     def _train_on(self, data: dict[str, Any]) -> None:
@@ -120,6 +121,12 @@ def line() -> Line:
 @pytest.fixture
 def nursery(tmp_path: Path, line: Line) -> Nursery:
     return Nursery(tmp_path, line)
+
+
+def test_a_replica_that_there_is_not_says_nothing(nursery: Nursery, line: Line) -> None:
+    begin(nursery, 1)
+    begin(nursery, 1000, examples=8)
+    assert "failed" not in [each["kind"] for each in line.said]
 
 
 def begin(nursery: Nursery, machine: int, **data: Any) -> None:

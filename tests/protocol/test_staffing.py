@@ -248,6 +248,15 @@ def test_who_stops_a_run_that_moves_has_it_end_soon() -> None:
     assert only(of.effects, End).status == "interrupted"
 
 
+def test_a_run_that_moves_ends_well_when_it_has_come_to_what_was_wanted() -> None:
+    of = with_a_shard_elsewhere()
+    of.tell(N1, Leaving("interrupted"))
+    of.give(StopRequested("the script took no more batches", wanted=True))
+    of.leave(R0)
+    of.snapshot()
+    assert only(of.effects, End).status == "finished"
+
+
 def test_a_run_whose_last_snapshot_fails_does_not_move() -> None:
     """It would go on from an earlier one, and what was trained since would be lost."""
     of = with_a_shard_elsewhere()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from squall.protocol.effects import Effect, WritePiece, WriteSnapshot
+from squall.protocol.effects import Effect, Payload, WritePiece, WriteSnapshot
 from squall.protocol.events import Event, MessageArrived, PieceWritten, SnapshotWritten
 from squall.protocol.exchanges import Rules
 from squall.protocol.messages import PIECE_BYTES, PieceKept, SnapshotPiece, SnapshotTaken, TakeSnapshot
@@ -106,6 +107,19 @@ def test_shards_of_one_machine_leave_each_others_files_alone(tmp_path: Path) -> 
     others.touch()  # which is on its way
     machines.take(4)
     assert others.exists()
+
+
+def test_what_is_on_its_way_outlives_the_failure_of_another_shard_here(tmp_path: Path) -> None:
+    machines = Machines(tmp_path)
+    attach = machines.far.attach
+
+    def attach_beside_a_failure(payload: Payload) -> None:
+        shutil.rmtree(machines.there / "snapshots")  # as who cannot write its file does
+        attach(payload)
+        (machines.there / "snapshots").mkdir()
+
+    machines.far.attach = attach_beside_a_failure  # type: ignore[method-assign]
+    assert machines.take(3).error == ""
 
 
 def test_a_disk_that_takes_no_more_is_the_snapshots_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,16 +40,16 @@ def test_packages_and_modules_are_found_where_their_files_are_not(
 
 def test_a_script_takes_along_what_it_imports_wherever_it_does(tmp_path: Path) -> None:
     """Of what lies beside it, and nothing that is installed."""
-    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "without_init").mkdir(parents=True)
     files = {
         "parts/__init__.py": "", "parts/inner.py": "import later", "later.py": "import torch, nowhere",
-        "broken.py": "import (", "unused.py": "",
+        "broken.py": "import (", "unused.py": "", "parts/without_init/deep.py": "",
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    text = "import torch, squall, nowhere, broken\ndef main():\n    from parts import inner\n"
+    text = "import torch, squall, nowhere, broken, parts.without_init.deep\ndef main():\n    from parts import inner\n"
     found = script_modules(tmp_path / "script.py", text)
-    assert found == {name: files[name] for name in ("parts/__init__.py", "parts/inner.py", "later.py")}
+    assert found == {name: files[name] for name in files if not name.startswith(("broken", "unused"))}
     assert script_modules(tmp_path / "script.py", "import (") == {}
 
 

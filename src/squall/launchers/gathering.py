@@ -41,6 +41,7 @@ class Gathering:
         self._inventory = Inventory()  # of those
         self._placings = 0  # how often all were to be placed anew
         self.over = False  # those were all ready, and were told to begin
+        self.closing = False  # what ran has ended: nobody begins in it any more
         self._announced: dict[str, Any] = {}
         self._shut = False
 
@@ -126,7 +127,8 @@ class Gathering:
 
     def _anew(self) -> None:
         self._placings += 1
-        self._first, self.over, self._announced = set(), False, {}
+        self._first, self._announced = set(), {}
+        self.over = self.closing = False
         for machine in self.machines.values():
             machine.step, machine.ports = Step.JOINED, {}
         self._go_on()
@@ -186,7 +188,7 @@ class Gathering:
                 self._send(machine, self._launched)
         self.over = self.over or all(self.machines[number].step is Step.READY for number in self._first)
         for machine in machines:
-            if machine.step is Step.READY and self.over:
+            if machine.step is Step.READY and self.over and not self.closing:
                 self._begin(machine)
 
     def _place(self, machines: list[Gathered]) -> bool:

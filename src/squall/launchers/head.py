@@ -208,6 +208,8 @@ class Head:
     def over(self, status: str, reason: str) -> None:
         """All has ended here: the other machines need not wait for the coordinator, and hand over what they have."""
         status, reason = status or "failed", reason or "the run has failed"
+        if isinstance(self._guests, Gathering):
+            self._guests.closing = True
         machines = self._guests.machines if self._guests is not None and self._schedules_bytes else {}
         self._owe = {number for number, machine in machines.items() if number and machine.step is Step.BEGUN}
         if self._relay is not None:

@@ -35,6 +35,7 @@ G = TypeVar("G", bound="Guests")
 ANSWER_WITHIN_S = 2.0  # seconds that the nursery has to answer to a stop
 EXITS_AT_MOST = 16  # of other machines' processes: the first is told
 SILENT_S = 5.0  # that other machines may say nothing while they hand over what they have, at an end
+MOVING_SILENT_S = 30.0  # where they shall go on, and a script may take its time to come to its end
 STOPPED_COLLECT_S = 0.5  # that they have for it, when somebody waits for the end
 INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
 
@@ -130,14 +131,19 @@ class LocalRun:
                 self._exits.append(said)
             case "ended":
                 self._over = said["status"], said["reason"]
-                self._collect_by = time.monotonic() + (STOPPED_COLLECT_S if self._stops else SILENT_S)
+                patience_s = MOVING_SILENT_S if said["status"] == "moved" else SILENT_S
+                self._collect_by = time.monotonic() + (STOPPED_COLLECT_S if self._stops else patience_s)
                 if self._head is not None:
                     self._head.over(*self._over)
                 self._collect(*self._over, 0.0)
 
     def _hear_others(self) -> None:
         for machine, told in self._head.turn() if self._head is not None else ():
-            if told["kind"] == "exited" and sum("machine" in known for known in self._exits) < EXITS_AT_MOST:
+            if told["kind"] != "exited":
+                continue
+            others = [known for known in self._exits if "machine" in known]
+            first = bool(told["traceback"]) and not any(known["traceback"] for known in others)  # it says why all ends
+            if first or len(others) < EXITS_AT_MOST:
                 self._exits.append({**told, "machine": machine})
 
     def _collect(self, status: str, reason: str, timeout_s: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +23,7 @@ from squall.launchers.launching import Launching
 from squall.launchers.orders import MODULES, Facts, Member
 from squall.launchers.scripts import serve_script
 from squall.runtime.backward import resolve_device
-from squall.runtime.interrupts import LeftToLauncher
+from squall.runtime.interrupts import leave_signals
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import die_with_parent
 from squall.usercode.travelling import take_in
@@ -32,8 +31,7 @@ from squall.usercode.travelling import take_in
 
 def main(handle: int) -> None:
     """Entry point: `handle` is the launcher's pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, LeftToLauncher())
+    leave_signals()
     torch.set_num_threads(1)  # a thread pool would not survive the forks
     launcher = ControlPipe(Connection(handle))
     try:

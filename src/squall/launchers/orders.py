@@ -113,8 +113,10 @@ class Orders:
                     self._head.say(kind="placed", ports=ports, placing=self._placing)
                 case "launch":
                     return self._order(plan, said, seats, listeners)
-                case _:
+                case "stop" | "kill":
                     break
+                case _:
+                    pass  # it was for what has ended here
         close(listeners)
         return None
 

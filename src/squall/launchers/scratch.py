@@ -23,15 +23,26 @@ def new_name() -> Path:
 
 def make(path: Path) -> int:
     """Make the directory; returns the lock's descriptor."""
-    for left in Path(tempfile.gettempdir()).glob(f"squall-{'[0-9a-f]' * 16}/{_LOCK}"):
-        with suppress(OSError), open(left) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left.parent, ignore_errors=True)
+    for left in Path(tempfile.gettempdir()).glob(f"squall-{'[0-9a-f]' * 16}"):
+        with suppress(OSError):
+            _remove_unused(left)
     path.mkdir(mode=0o700)
     handle = os.open(path / "new", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_SH)
     (path / "new").rename(path / _LOCK)  # nobody finds it before it is held
     return handle
+
+
+def _remove_unused(left: Path) -> None:
+    """Raises `OSError` where it is in use. Others may have put anything there under such a name."""
+    if left.lstat().st_uid != os.getuid():
+        return
+    handle = os.open(left / _LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(left, ignore_errors=True)
+    finally:
+        os.close(handle)
 
 
 def share(path: Path) -> int:

@@ -103,9 +103,10 @@ class ScriptForks(Nursery):
             script.pipe.say(kind="ended", status=status, reason=reason)
 
     def _interrupt_scripts(self) -> None:
-        """Send SIGINT to all. Only scripts before `session.batches` and after the training do not ignore it."""
+        """Only those before `session.batches` and after the training do not ignore it."""
         for child in self._children.values():
-            signal.pidfd_send_signal(child.handle, signal.SIGINT)
+            if child.node.role == "replica":
+                signal.pidfd_send_signal(child.handle, signal.SIGINT)
 
     def _fork(self, node: Node) -> None:
         if node.role != "replica":

@@ -55,6 +55,8 @@ class ScriptNursery(ScriptForks):
                 super()._hear_launcher(said)
 
     def _hear_script(self, replica: int, said: dict[str, Any], machine: int = 0) -> None:
+        if replica >= self._job.recipe.replicas:
+            return  # there is none
         self._at[replica] = machine
         match said["kind"]:
             case "leave":

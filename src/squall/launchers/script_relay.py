@@ -67,7 +67,8 @@ class ScriptRelay:
         weights = None
         if not self._status and status != "moved":
             self._gathering.shut(status, reason)
-            weights = newest(self._directory) if status in ("finished", "interrupted") else None
+            elsewhere = len(self._gathering.machines) > 1
+            weights = newest(self._directory) if elsewhere and status == "finished" else None
         self._status = status
         end = {"kind": "end", "status": status, "reason": reason}
         for machine in self._gathering.machines:

@@ -7,6 +7,7 @@ fork from the same place.
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from functools import partial
@@ -25,6 +26,7 @@ from squall.launchers.script_forks import Forked
 from squall.launchers.script_replica import ReplicaBackend
 from squall.launchers.script_start import Over, chosen, run_file
 from squall.protocol.nodes import Node
+from squall.runtime.interrupts import leave_signals
 from squall.runtime.optimizers import check_optimizers
 from squall.session.backend import SessionBackend
 from squall.session.script_task import joined_task
@@ -57,9 +59,12 @@ def serve_script(
             raise ValueError(f"{shards} shards for {facts.layout.elements} parameters: use fewer shards")
         if message["machines"]:
             launcher.say(kind="built", facts=facts)
+        own = leave_signals()
         try:
             launching.run(task, {**message, "strategy": strategy}, order)
         except Forked as forked:
+            for number, handler in own.items():  # the script's, which its replicas are and the nursery is not
+                signal.signal(number, handler)
             forked_as.append(forked.node)
             joined.append(replica := ReplicaBackend(forked.job, forked.node, sockets, forked.pipe))
             sys.unraisablehook = partial(_unraisable, replica)

@@ -151,9 +151,11 @@ class Closing(ABC):
         self._moves |= self.phase is not Phase.SNAPSHOT and not self._hurried
         self._hurry(reason, now, effects)
 
-    def _stay(self) -> None:
-        """Who stops a run that moves wants its end, soon."""
-        if self._moves:
+    def _stay(self, wanted: bool) -> None:
+        """Who stops a run that moves wants its end: soon, or because it has come to what was wanted of it."""
+        if self._moves and wanted:
+            self._moves, self._wanted, self.cause = False, True, Cause.SCRIPT
+        elif self._moves:
             self._moves, self._save_by, self._deadline = False, None, None
 
     def _set_deadline(self, now: float) -> None:
@@ -191,12 +193,8 @@ class Closing(ABC):
     def _leave_unsaved(self, effects: list[Effect]) -> None:
         """The last snapshot was not written in time: a resume goes on from the one before."""
         silent = ", ".join(f"shard {shard.index}" for shard in self._snapshots.awaited)
-        self._hurried, self._wanted, self._moves, self.cause = (
-            True,
-            False,
-            False,
-            Cause.STOPPED,
-        )  # without its weights it has not finished
+        self._wanted = self._moves = False  # without its weights it has not finished
+        self._hurried, self.cause = True, Cause.STOPPED
         self._end(effects, f"; {silent} did not answer in time, so that nothing was saved")
 
     def _fail(self, error: str, effects: list[Effect]) -> None:

@@ -46,7 +46,7 @@ class Staffing(Closing):
     def _on_stop(self, asked: StopRequested | StopAsked, now: float, effects: list[Effect]) -> None:
         if asked.failed:
             self.error = asked.why
-        self._stay()
+        self._stay(asked.wanted)
         self._wanted |= asked.wanted and self.phase is Phase.RUNNING
         self._hurry(asked.why, now, effects, asked.wanted)
 

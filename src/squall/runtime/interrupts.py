@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 @contextmanager
@@ -44,3 +45,9 @@ class LeftToLauncher:
         if os.getpid() != self._process:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+
+
+def leave_signals() -> dict[int, Any]:
+    """Leave Ctrl-C and SIGTERM to the launching process; returns the handlers that there were."""
+    handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: LeftToLauncher()}
+    return {number: signal.signal(number, handler) for number, handler in handlers.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 from squall.protocol.effects import Effect, Payload, WritePiece, WriteSnapshot
@@ -33,30 +34,32 @@ class FarShardHost(HostAround):
         self._snapshots = Snapshots(directory)
         self._shard, self._shards = shard, shards
         self._pieces = pieces
-        self._last: Path | None = None  # file that was written
+        # Its name is gone: another shard here that has no room for its file removes all that there are.
+        self._written: FileIO | None = None
 
     def attach(self, payload: Payload) -> None:
         if payload.kind != "piece":
             super().attach(payload)
             return
-        with open(self._file(payload.version), "rb", buffering=0) as file:
-            file.seek(payload.clock * PIECE_BYTES)
-            file.readinto(self._pieces.view(self._shard))
+        assert self._written is not None
+        self._written.seek(payload.clock * PIECE_BYTES)
+        self._written.readinto(self._pieces.view(self._shard))
 
     def perform(self, effect: Effect, now: float) -> Event | None:
-        if isinstance(effect, WriteSnapshot) and self._last is not None:
-            self._last.unlink(missing_ok=True)  # it has arrived, or its snapshot was given up
-            with suppress(OSError):  # another shard of this machine has its part there
-                self._last.parent.rmdir()
+        if isinstance(effect, WriteSnapshot) and self._written is not None:
+            self._written.close()  # it has arrived, or its snapshot was given up
         event = super().perform(effect, now)
-        if isinstance(event, SnapshotWritten) and not event.error:
-            self._last = self._file(event.number)
-            size = self._last.stat().st_size
-            return SnapshotWritten(event.number, checksum=event.checksum, size=size)
-        return event
-
-    def _file(self, number: int) -> Path:
-        return self._snapshots.part(number, self._shard, self._shards)
+        if not isinstance(event, SnapshotWritten) or event.error:
+            return event
+        path = self._snapshots.part(event.number, self._shard, self._shards)
+        try:
+            self._written = FileIO(path)
+            path.unlink()
+        except OSError as error:
+            return SnapshotWritten(event.number, str(error))
+        with suppress(OSError):  # another shard of this machine has its part there
+            path.parent.rmdir()
+        return SnapshotWritten(event.number, checksum=event.checksum, size=os.fstat(self._written.fileno()).st_size)
 
 
 class PiecesHost(HostAround):

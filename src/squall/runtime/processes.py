@@ -51,11 +51,18 @@ def standing_still(session: int) -> list[str]:
 
 
 def fork() -> int:
-    """As `os.fork`; the new process dies with this one. What was written before goes out once, by this one."""
+    """As `os.fork`; the new process dies with this one. What was written before goes out once, by this one.
+
+    Ctrl-C waits meanwhile: Python drops an exception that comes while it calls what modules have registered for forks.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    pid = os.fork()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        pid = os.fork()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if not pid:
         die_with_parent(parent)
     return pid

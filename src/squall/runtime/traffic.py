@@ -37,7 +37,7 @@ class TrafficHost(HostAround):
         before = host.record.fact("inventory") if job.restored is not None else None
         placed = {row[0]: row for row in msgspec.json.decode(before or "{}", type=Inventory).machines}
         placed |= {row[0]: row for row in site.inventory.machines}
-        inventory = Inventory(site.inventory.why, [placed[machine] for machine in sorted(placed)])
+        inventory = msgspec.structs.replace(site.inventory, machines=[placed[machine] for machine in sorted(placed)])
         host.facts(inventory=msgspec.json.encode(inventory).decode())
         self._bytes: Bytes = defaultdict(lambda: [0, 0])
         if job.restored is not None and (before := host.record.fact(FACT)):

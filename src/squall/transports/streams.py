@@ -130,7 +130,8 @@ class Streams:
         owners: list[socket.socket | Opening | Door] = [stream.connection for stream in self._streams.values()]
         owners += [opening for opening, _ in self._opening.values()]
         for owner in (*owners, *([] if self._door is None else [self._door])):
-            os.close(owner.detach())
+            with suppress(OSError):  # one that was being opened has none
+                os.close(owner.detach())
         self._epoll.close()  # what is watched is the same for both, so nothing is taken from it
 
     # ------------------------------------------------------------ turns

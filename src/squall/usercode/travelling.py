@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
 from modulefinder import ModuleFinder
 from pathlib import Path
+from typing import Any
 
 from squall.usercode.sources import own, read
+
+_PACKAGE = 5  # among the kinds of modules of `modulefinder`
 
 Modules = dict[str, str]  # path below a folder that is looked for modules -> text
 
@@ -21,12 +25,29 @@ def own_modules() -> Modules:
 def script_modules(script: Path, text: str) -> Modules:
     """What a script that is not run here would import, wherever in it, of what lies beside it or is the user's own."""
     folders = [str(script.resolve().parent), *(each for each in sys.path if own(os.path.abspath(each) + os.sep))]
-    finder = ModuleFinder(folders, excludes=["squall"])
+    finder = _Finder(folders, excludes=["squall"])
     try:
         finder.scan_code(compile(text, script, "exec"), finder.add_module("__main__"))
     except SyntaxError:
         return {}  # which its own run tells
     return _texts((name, getattr(module, "__file__", None)) for name, module in finder.modules.items())
+
+
+class _Finder(ModuleFinder):
+    """Python's own raises for a package without `__init__.py`, which is but a folder."""
+
+    def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
+        spec = PathFinder.find_spec(name, self.path if path is None else path)
+        if spec is None or spec.loader is not None:
+            return super().find_module(name, path, parent)
+        return None, list(spec.submodule_search_locations or ()), ("", "", _PACKAGE)
+
+    def load_package(self, fqname: str, pathname: Any) -> Any:
+        if isinstance(pathname, str):
+            return super().load_package(fqname, pathname)
+        module: Any = self.add_module(fqname)
+        module.__path__ = pathname
+        return module
 
 
 def _texts(found: Iterable[tuple[str, object]]) -> Modules:

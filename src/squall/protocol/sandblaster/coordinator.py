@@ -217,7 +217,7 @@ class BatchCoordinator(Coordinator):
         if self.phase is not Phase.RUNNING:
             return  # Stop is on its way
         keep, portions = False, self.dealer.portions
-        if portions is not None and asked.done >= len(portions.ranges):
+        if portions is not None and asked.evaluation == self.dealer.evaluation and asked.done >= len(portions.ranges):
             raise Refusal(f"it has computed portion {asked.done} of {len(portions.ranges)}")
         if asked.done >= 0:
             self._replacing.fruitful(node)
