@@ -139,7 +139,8 @@ def test_a_machine_that_leaves_hands_its_shards_over(tmp_path: Path) -> None:
         found.event("started", "started again after")
         assert any("shard" in title for title in titles(other))
         found.run.process.send_signal(signal.SIGINT)
-        assert found.run.finish()[0] == 130
+        status, _, err = found.run.finish()
+        assert status == 130, err
     reader = Reader(found.directory / "run.sqlite")
     assert not [span for part in audit(reader).parts for span in part.spans if span.times > 1]
     summary = summarize(reader)

@@ -102,6 +102,7 @@ def test_a_file_arrives_whole(tmp_path: Path) -> None:
 def test_shards_of_one_machine_leave_each_others_files_alone(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
     machines.take(3)
+    Snapshots(machines.there).part(3, 0, SHARDS).touch()  # the other one writes its file later
     others = Snapshots(machines.there).part(4, 0, SHARDS)
     others.parent.mkdir()
     others.touch()  # which is on its way

@@ -36,6 +36,7 @@ class FarShardHost(HostAround):
         self._pieces = pieces
         # Its name is gone: another shard here that has no room for its file removes all that there are.
         self._written: FileIO | None = None
+        self._path = directory  # that it had
 
     def attach(self, payload: Payload) -> None:
         if payload.kind != "piece":
@@ -48,17 +49,17 @@ class FarShardHost(HostAround):
     def perform(self, effect: Effect, now: float) -> Event | None:
         if isinstance(effect, WriteSnapshot) and self._written is not None:
             self._written.close()  # it has arrived, or its snapshot was given up
+            with suppress(OSError):  # not before: another shard of this machine may be about to write there
+                self._path.parent.rmdir()
         event = super().perform(effect, now)
         if not isinstance(event, SnapshotWritten) or event.error:
             return event
-        path = self._snapshots.part(event.number, self._shard, self._shards)
+        self._path = self._snapshots.part(event.number, self._shard, self._shards)
         try:
-            self._written = FileIO(path)
-            path.unlink()
+            self._written = FileIO(self._path)
+            self._path.unlink()
         except OSError as error:
             return SnapshotWritten(event.number, str(error))
-        with suppress(OSError):  # another shard of this machine has its part there
-            path.parent.rmdir()
         return SnapshotWritten(event.number, checksum=event.checksum, size=os.fstat(self._written.fileno()).st_size)
 
 
