@@ -123,10 +123,8 @@ class Streams:
         _of_this_process.discard(self)
 
     def abandon(self) -> None:
-        """In a process that was forked: have no part in the connections of the one that goes on with them.
-
-        Nothing but descriptors is touched: a thread, which is not here, may have been at work on the rest.
-        """
+        """In a process that was forked: have no part in the connections. Nothing but descriptors is touched."""
+        # A thread, which is not here, may have been at work on the rest.
         owners: list[socket.socket | Opening | Door] = [stream.connection for stream in self._streams.values()]
         owners += [opening for opening, _ in self._opening.values()]
         for owner in (*owners, *([] if self._door is None else [self._door])):
