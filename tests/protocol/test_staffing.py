@@ -257,6 +257,18 @@ def test_a_run_that_moves_ends_well_when_it_has_come_to_what_was_wanted() -> Non
     assert only(of.effects, End).status == "finished"
 
 
+def test_a_loop_that_is_left_when_all_is_trained_already_interrupts_nothing() -> None:
+    of = Office(replicas=1, shards=1, evaluate=False)
+    of.give(Started())
+    of.join(0)
+    of.work(R0)
+    of.give(StopRequested("a loop takes no more batches", wanted=True))
+    of.leave(R0)
+    of.snapshot()
+    end = only(of.effects, End)
+    assert (end.status, end.reason) == ("finished", "all data is trained")
+
+
 def test_a_run_whose_last_snapshot_fails_does_not_move() -> None:
     """It would go on from an earlier one, and what was trained since would be lost."""
     of = with_a_shard_elsewhere()

@@ -47,6 +47,8 @@ class Staffing(Closing):
         if asked.failed:
             self.error = asked.why
         self._stay(asked.wanted)
+        if asked.wanted and not asked.failed and self.phase is not Phase.RUNNING:
+            return  # the training is over already
         self._wanted |= asked.wanted and self.phase is Phase.RUNNING
         self._hurry(asked.why, now, effects, asked.wanted)
 
