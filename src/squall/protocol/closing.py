@@ -153,10 +153,10 @@ class Closing(ABC):
 
     def _stay(self, wanted: bool) -> None:
         """Who stops a run that moves wants its end: soon, or because it has come to what was wanted of it."""
-        if self._moves and wanted:
-            self._moves, self._wanted, self.cause = False, True, Cause.SCRIPT
-        elif self._moves:
+        if self._moves:
             self._moves, self._save_by, self._deadline = False, None, None
+            if wanted:
+                self._wanted, self.cause = True, Cause.SCRIPT
 
     def _set_deadline(self, now: float) -> None:
         """Give the phase under way its time, if the run ends in a hurry."""

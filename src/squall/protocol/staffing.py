@@ -46,9 +46,9 @@ class Staffing(Closing):
     def _on_stop(self, asked: StopRequested | StopAsked, now: float, effects: list[Effect]) -> None:
         if asked.failed:
             self.error = asked.why
-        self._stay(asked.wanted)
-        if asked.wanted and not asked.failed and self.phase is not Phase.RUNNING:
+        if asked.wanted and not (asked.failed or self._moves or self.phase is Phase.RUNNING):
             return  # the training is over already
+        self._stay(asked.wanted)
         self._wanted |= asked.wanted and self.phase is Phase.RUNNING
         self._hurry(asked.why, now, effects, asked.wanted)
 
