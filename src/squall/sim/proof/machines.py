@@ -228,7 +228,6 @@ class MachineBooks:
                 self._owed |= {node.index: None for node in nodes if node.role == "replica"}
             case FrameArrived(Node("nursery", machine), frame) if isinstance(frame.message, Leaving):
                 self._rooms.pop(machine, None)
-                self._leaving[machine] = None
             case FrameArrived(_, frame) if isinstance(frame.message, StopAsked):
                 self._over = True
             case StopRequested() | TrainingOver() | Remark(kind="nonfinite"):
@@ -245,6 +244,8 @@ class MachineBooks:
             case StartProcess(Node("replica", slot)):
                 self._at[slot] = sent.to.index
                 self._owed.pop(slot, None)
+            case Leaving():  # without a shard there: else the run moves
+                self._leaving[sent.to.index] = None
             case Replaced():
                 self._told.setdefault(sent.to.index, sent.frame.number)
             case Stop() if sent.to.role != "nursery" and self._at.get(sent.to.index) not in self._leaving:
