@@ -166,7 +166,8 @@ class WorldMachines:
         others = [machine for machine in self.rooms if machine and self.has(machine) and machine not in self.gone]
         for machine in others:
             self._world.post(Node("nursery", machine), LauncherLost())
-        for machine, node in self._outlast(others, healed_s + ORPHANED_S):
+        stay = [machine for machine in others if machine not in self._leave]  # with others its nursery has ended
+        for machine, node in self._outlast(stay, healed_s + ORPHANED_S):
             raise Broken("I14", f"{node} on machine {machine} goes on without the first machine")
 
     def _outlast(self, machines: list[int], until: float) -> list[tuple[int, Node]]:
