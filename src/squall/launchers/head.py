@@ -94,7 +94,7 @@ class Head:
 
         Raises `ValueError` for a task that is too large to be sent.
         """
-        gathering = Gathering(self.here(own), self._wanted, self._recipe, self._root, _tell)
+        gathering = Gathering(self.here(own), self._wanted, self._recipe, self._root, tell)
         gathering.launch(Launched(directory, snapshot, lock))
         self.let_in(gathering, task, directory)
 
@@ -120,11 +120,11 @@ class Head:
         others = {0: "any other machine", 1: "the other machine"}.get(missing, f"each of the other {missing} machines")
         why = f"{guests.waits}; " if guests.waits else ""
         if self._shared:
-            _tell(f"{why}{others} joins with the same {VARIABLE}; by hand: squall join {head}")
+            tell(f"{why}{others} joins with the same {VARIABLE}; by hand: squall join {head}")
             return
         file = directory / TOKEN
         self._token.write(file)
-        _tell(f"{why}on {others}, with a copy of {file}, type:\n    squall join {head} --token-file {file.name}")
+        tell(f"{why}on {others}, with a copy of {file}, type:\n    squall join {head} --token-file {file.name}")
 
     def relay_scripts(self) -> None:
         """It is a script that trains: what those elsewhere say is for the nursery here."""
@@ -154,10 +154,10 @@ class Head:
             self._guests.add(machine, self._task)
         if self._provider is not None and self._guests is not None:
             for text in self._provider.turn(time.monotonic(), self._guests.begun):
-                _tell(text)
+                tell(text)
         while self._listener.refused:
             self.refused.append(self._listener.refused.popleft())
-            _tell(f"a machine was not let in: {self.refused[-1]}")
+            tell(f"a machine was not let in: {self.refused[-1]}")
         for number, pipe in self._others():
             if pipe.connection.closed or not pipe.connection.poll():
                 continue
@@ -193,7 +193,7 @@ class Head:
         try:
             self._schedules.take(number, said)
         except OSError as error:
-            _tell(f"warning: the schedule of machine {number} cannot be kept ({error}): there will be no replay")
+            tell(f"warning: the schedule of machine {number} cannot be kept ({error}): there will be no replay")
             self._lose(number)
 
     def heard(self, number: int, said: dict[str, Any]) -> bool:
@@ -230,7 +230,7 @@ class Head:
     def _miss(self) -> None:
         """Tell of machines that have ended, or are silent, without a word of what ran there."""
         for number in sorted(self._owe):
-            _tell(f"warning: machine {number} was gone before it had handed over its schedule: there will be no replay")
+            tell(f"warning: machine {number} was gone before it had handed over its schedule: there will be no replay")
         self._owe.clear()
 
     def close(self, end: End | None = None) -> None:
@@ -287,6 +287,6 @@ def head_of(plan: Plan, recipe: Recipe) -> Head | None:
     return Head(listen, wanted, recipe, schedules_bytes=kept)
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
     sys.stderr.write(f"squall: {text}\n")
     sys.stderr.flush()

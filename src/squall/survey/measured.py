@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from squall.errors import SquallError
+from squall.launchers.head import tell
 from squall.report.words import size
 from squall.sim.cluster.jitter import Trace
 from squall.sim.cluster.measure_steps import rounded
@@ -18,7 +19,7 @@ from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import INTERFACE, Link, MachineKind
 from squall.sim.cluster.units import write_time
 from squall.survey.messages import MACHINE, Called, Measured, in_words
-from squall.survey.survey import Survey, tell
+from squall.survey.survey import Survey
 
 LINK_S = 1.0  # for each way
 EXPLAINED = 0.7  # of the slower interface: a link that is slower is slow by itself

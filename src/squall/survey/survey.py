@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 from squall.errors import SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
-from squall.launchers.head import Head, head_of
+from squall.launchers.head import Head, head_of, tell
 from squall.launchers.local import LocalRun
 from squall.launchers.member_messages import Failed
 from squall.launchers.roster import Gathered
@@ -171,8 +170,3 @@ def surveying(
         finally:
             local.ended = ended
             local.close()
-
-
-def tell(text: str) -> None:
-    sys.stderr.write(f"squall: {text}\n")
-    sys.stderr.flush()

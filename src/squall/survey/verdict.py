@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from squall.doctor import Finding, gib
+from squall.launchers.head import tell
 from squall.survey.messages import Called, Looked, in_words
-from squall.survey.survey import Survey, tell
+from squall.survey.survey import Survey
 from squall.transports.certificates import CLOCKS_DIFFER
 
 LOOK_S = 0.2  # at a link, each way
