@@ -245,6 +245,15 @@ def test_a_run_that_never_gets_to_a_snapshot_is_given_up() -> None:
     assert "take more" in found.reason
 
 
+def test_a_run_that_begins_again_finds_nothing_on_its_way() -> None:
+    """Numbers that were cut off arrive never, so nothing waits behind them."""
+    shards_fail = {"shard": FailureLaw(every_s=10.0, repair_s=0.5)}
+    cluster = dataclasses.replace(workers(2, interface=2e3), failures=shards_fail)
+    found = hollow(squall.Downpour(replicas=2), cluster, epochs=1, settings=Settings(snapshot_every_s=2.0))
+    assert (found.status, found.examples) == ("finished", 800)
+    assert found.restarts > 0
+
+
 def test_messages_of_a_link_stay_in_order_however_large() -> None:
     cluster = dataclasses.replace(workers(2), between=Link(latency_s=0.0, bandwidth=1000.0))
     recipe = squall.Downpour(replicas=2).recipe()
@@ -274,6 +283,7 @@ def test_long_transfers_share_an_interface_and_a_message_waits_for_those_of_its_
         numbers = Payload("gradient", sender, 0, 1, 0) if payload else None
         (passage,) = costs.arrivals(sender, Send(shard, Stop(), numbers), at, random.Random(0))
         assert isinstance(passage, Passage)
+        passage.arrives(at)  # as the world asks at once
         return passage
 
     first = sent(away[0], 0.0, payload=True)

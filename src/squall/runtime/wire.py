@@ -18,7 +18,7 @@ class Passage:
     """A frame that is under way for long: what sets out after it may put its arrival off."""
 
     def arrives(self, now: float) -> float:
-        """When it will, as far as is known; `now`: it does, and is not asked again. Asked at that time once more."""
+        """When it will, as far as is known at the world's time. Asked at that time once more, unless that is past."""
         raise NotImplementedError
 
 

@@ -244,7 +244,7 @@ class World:
         to = self.processes.get(effect.to)
         piped = process.pipe is not None and process.pipe == effect.to
         for arrival in (leaves,) if piped else self._arrivals(process.node, effect, leaves, self._chance):
-            at = arrival.arrives(leaves) if isinstance(arrival, Passage) else arrival
+            at = arrival.arrives(self.now) if isinstance(arrival, Passage) else arrival
             what = UnderWay(sent, arrival.arrives) if isinstance(arrival, Passage) else sent
             self._count += 1
             stream = process.going if to is None or to.coming is None else to.coming

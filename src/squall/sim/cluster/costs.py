@@ -18,6 +18,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from squall.launchers.role_processes import SPIN_S
 from squall.protocol.effects import (
@@ -41,7 +42,7 @@ from squall.runtime.wire import Passage, Price
 from squall.sim.cluster.cores import Prolong
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement, UsedMachine
-from squall.sim.cluster.sharing import Transfer
+from squall.sim.cluster.sharing import Transfer, Way
 from squall.strategies import Recipe
 
 UPDATE_SHARE = 3 / 5  # of a shard's work on an exchange: read gradient and weights, write weights; the rest copies
@@ -110,6 +111,13 @@ class Costs:
         self._overtakes = jitter_s > 0 or cluster.between.bandwidth < fastest
         self._carried = any(kind.carry < math.inf for kind in cluster.machines)
         self._transfers: dict[tuple[Node, Node], Transfer] = {}  # the last between two processes
+
+    def clear(self) -> None:
+        """A run has ended, and may begin again."""
+        for place in self.placement.places:
+            place.clear()
+        self._last.clear()
+        self._transfers.clear()
 
     # ------------------------------------------------------------ time of effects
 
@@ -190,13 +198,17 @@ class Costs:
             if link.loss and chance.random() < link.loss:
                 return ()
             size += CONTROL_BYTES
+            begun = None
             if payload is not None and self._carried:
-                self._carry(source, sender, size, now)
-                self._carry(target, to, size, now)
+                begun = partial(self._carry, (source, sender), (target, to), size)
             behind = self._transfers.get((sender, to)) if self._transfers else None
             if size > source.brief or size > target.brief or (behind is not None and not behind.arrived):
-                self._transfers[sender, to] = transfer = self._transfer(source, target, size, now, behind, chance)
+                latency_s = link.latency_s + (chance.random() * link.jitter_s if link.jitter_s else 0.0)
+                transfer = Transfer(now, size, self._ways(source, target, size), latency_s, behind, begun)
+                self._transfers[sender, to] = transfer
                 return (transfer,)
+            if begun is not None:
+                begun(now)
             # The bytes flow through both interfaces at once, as fast as the slowest of them and the link lets them.
             begins = now if now > source.sends_until else source.sends_until
             source.sends_until = at = begins + size / source.kind.interface
@@ -212,18 +224,16 @@ class Costs:
             at = self._last[sender, effect.to] = max(at, self._last.get((sender, effect.to), 0.0))
         return (at,)
 
-    def _carry(self, place: UsedMachine, node: Node, size: int, now: float) -> None:
-        """A thread of the process does so, which may have a core of its own."""
-        seconds = size / place.kind.carry
-        if seconds:
-            place.cores.take(Node(f"{node.role}'s carrier", node.index), now, seconds, self.prolong)
+    def _carry(
+        self, sends: tuple[UsedMachine, Node], receives: tuple[UsedMachine, Node], size: int, now: float
+    ) -> None:
+        """A thread of the process does so on each end, which may have a core of its own."""
+        for place, node in (sends, receives):
+            seconds = size / place.kind.carry
+            if seconds:
+                place.cores.take(Node(f"{node.role}'s carrier", node.index), now, seconds, self.prolong)
 
-    def _transfer(
-        self, source: UsedMachine, target: UsedMachine, size: int, now: float, behind: Transfer | None,
-        chance: random.Random,
-    ) -> Transfer:  # fmt: skip
-        """What takes long shares the interfaces with all that passes meanwhile; or is behind such numbers."""
-        link = self._between
-        latency_s = link.latency_s + (chance.random() * link.jitter_s if link.jitter_s else 0.0)
-        ways = (source.sends, target.receives) if size > source.brief or size > target.brief else ()
-        return Transfer(now, size, ways, latency_s, behind, size / link.bandwidth)
+    def _ways(self, source: UsedMachine, target: UsedMachine, size: int) -> tuple[Way, ...]:
+        """What takes long shares the interfaces with all that passes meanwhile. It has a connection to itself."""
+        own = (Way(self._between.bandwidth),) if self._between.bandwidth < math.inf else ()
+        return (source.sends, target.receives, *own) if size > source.brief or size > target.brief else own

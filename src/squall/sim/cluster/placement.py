@@ -28,9 +28,14 @@ class UsedMachine:
         self.number = number  # among those of its kind
         self.cores = Cores(kind)
         self.away_until = 0.0  # it was taken away
-        self.sends, self.receives = Way(kind.interface), Way(kind.interface)  # for what takes long
-        self.sends_until = self.receives_until = 0.0  # by what is brief, one after the other
         self.brief = BRIEF_S * kind.interface  # bytes at most
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing runs there any more, and nothing is on its way."""
+        self.cores.clear()
+        self.sends, self.receives = Way(self.kind.interface), Way(self.kind.interface)  # for what takes long
+        self.sends_until = self.receives_until = 0.0  # by what is brief, one after the other
 
 
 class Placement:
@@ -51,11 +56,6 @@ class Placement:
         if used is None:
             used = self.seats[node] = self._of[node.role, node.index]
         return used
-
-    def clear(self) -> None:
-        """Nobody is there any more."""
-        for used in self.places:
-            used.cores.clear()
 
     def on(self, used: UsedMachine) -> list[tuple[str, int]]:
         """(role, index) of what is there."""

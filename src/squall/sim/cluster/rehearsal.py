@@ -78,7 +78,7 @@ class Rehearsal:
             self._start(self._restart_s())
 
     def _start(self, now: float) -> None:
-        self._costs.placement.clear()
+        self._costs.clear()
         member = self._members(now)
         conditions = Conditions(
             self._costs, self._costs.prices, self._cluster.between.latency_s,

@@ -7,73 +7,93 @@ exchanges do not fall together use one way of their link at a time, and keep to 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
 from squall.runtime.wire import Passage
 
-HAIR_BYTES = 1.0  # what is left of a transfer that is over, by rounding
+
+class Share:
+    """A transfer's part of a way. It is over when each of those under way has been given `mark` bytes."""
+
+    __slots__ = ("mark", "over_at")
+
+    def __init__(self, mark: float) -> None:
+        self.mark = mark
+        self.over_at = math.inf  # until it is
 
 
 class Way:
-    """A transfer is over when the level has reached its mark: the bytes that each of those under way has been given."""
+    """Its level: the bytes that a transfer would have been given that had been under way since the start."""
 
-    __slots__ = ("_at", "_bandwidth", "_level", "_marks")
+    __slots__ = ("_at", "_bandwidth", "_level", "_shares")
 
     def __init__(self, bandwidth: float) -> None:
         """`bandwidth`: bytes a second."""
         self._bandwidth = bandwidth
         self._at = 0.0  # the time at which it has this level
         self._level = 0.0
-        self._marks: list[float] = []  # of the transfers under way, sorted
+        self._shares: list[Share] = []  # under way, by their marks
 
-    def begin(self, now: float, size: float) -> float:
-        """A transfer of so many bytes begins; returns its mark."""
+    def begin(self, now: float, size: float) -> Share:
+        """A transfer of so many bytes begins. For an earlier time nothing may be begun or asked any more."""
         self._advance(now)
-        mark = self._level + size
-        insort(self._marks, mark)
-        return mark
+        share = Share(self._level + size)
+        insort(self._shares, share, key=attrgetter("mark"))
+        return share
 
-    def ends(self, now: float, mark: float) -> float:
-        """When a transfer is over, as foreseen if no other begins; `now` if it is."""
+    def ends(self, now: float, share: Share) -> float:
+        """When a transfer was over; or will be, as foreseen at this time if no other begins."""
         self._advance(now)
-        left = mark - self._level
-        if left < HAIR_BYTES:
-            return now
-        before = bisect_left(self._marks, mark)
-        shorter = sum(self._marks[:before]) - before * self._level
-        return self._at + (shorter + (len(self._marks) - before) * left) / self._bandwidth
+        if share.over_at < math.inf:
+            return share.over_at
+        return next(at for each, at in self._foreseen() if each is share)
+
+    def _foreseen(self) -> Iterator[tuple[Share, float]]:
+        """The transfers in the order of their ends, with the times of these."""
+        at, level, shares = self._at, self._level, self._shares
+        for over, share in enumerate(shares):
+            at += (share.mark - level) * (len(shares) - over) / self._bandwidth
+            level = share.mark
+            yield share, at
 
     def _advance(self, now: float) -> None:
-        marks, over = self._marks, 0
-        while over < len(marks) and self._at < now:
-            sharing = len(marks) - over
-            until = self._at + (marks[over] - self._level) * sharing / self._bandwidth
-            if until > now:
-                self._level += (now - self._at) * self._bandwidth / sharing
-                self._at = now
-            else:
-                self._level, self._at = marks[over], until
-                over += 1
-        del marks[:over]
-        self._at = max(self._at, now)
+        over = 0
+        for share, at in self._foreseen():
+            if at > now:
+                break
+            share.over_at = self._at = at
+            self._level = share.mark
+            over += 1
+        del self._shares[:over]
+        if self._shares:
+            self._level += (now - self._at) * self._bandwidth / len(self._shares)
+        self._at = now
 
 
 class Transfer(Passage):
     """Numbers on their way from one machine to another, through the interfaces of both at once.
 
-    Messages of one process to another keep their order: `behind` is what must arrive before.
+    Messages of one process to another keep their order: `behind` is what must arrive before. Without ways it is a mere
+    message. `begun` is called when it begins, which may be later than it is sent: who sends is busy until then. Only
+    then it takes its part of the ways, whose state at a later time nobody knows.
     """
 
-    __slots__ = ("_behind", "_latency_s", "_least", "_marks", "arrived")
+    __slots__ = ("_begins", "_begun", "_behind", "_latency_s", "_shares", "_size", "_ways", "arrived")
 
-    def __init__(self, begins: float, size: float, ways: tuple[Way, ...], latency_s: float, behind: Transfer | None,
-                 least_s: float = 0.0) -> None:  # fmt: skip
-        """`least_s`: so long it takes on the link, if it has all of it. Without ways it is a mere message."""
+    def __init__(
+        self, begins: float, size: float, ways: Sequence[Way], latency_s: float, behind: Transfer | None,
+        begun: Callable[[float], None] | None = None,
+    ) -> None:  # fmt: skip
         self.arrived = False
-        self._marks = [(way, way.begin(begins, size)) for way in ways]
-        self._least = begins + least_s
+        self._begins = begins
+        self._size = size
+        self._ways = ways
+        self._shares: list[Share] | None = None  # of each way, when it has begun
         self._latency_s = latency_s
-        self._behind = behind if behind is not None and not behind.arrived else None
+        self._behind = behind
+        self._begun = begun
 
     def arrives(self, now: float) -> float:
         at = self._foreseen(now)
@@ -81,11 +101,15 @@ class Transfer(Passage):
         return at
 
     def _foreseen(self, now: float) -> float:
-        if self.arrived:
-            return now
-        sent = now - self._latency_s
-        at = max(self._least, sent, *(way.ends(sent, mark) for way, mark in self._marks))
-        at = now if at <= sent else at + self._latency_s
-        if self._behind is not None and not self._behind.arrived:
-            return max(at, math.nextafter(self._behind._foreseen(now), math.inf))
+        if now < self._begins:
+            return self._begins
+        if self._shares is None:
+            self._shares = [way.begin(now, self._size) for way in self._ways]
+            if self._begun is not None:
+                self._begun(now)
+        sent = max([self._begins, *(way.ends(now, share) for way, share in zip(self._ways, self._shares))])
+        at, behind = sent + self._latency_s, self._behind
+        if behind is not None and not behind.arrived:
+            return max(at, math.nextafter(behind._foreseen(now), math.inf))
+        self._behind = None
         return at
