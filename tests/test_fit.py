@@ -209,7 +209,7 @@ def test_evaluations_come_by_the_epoch_and_by_the_second(inline: Fit, strategy: 
 def test_seconds_end_a_run(inline: Fit, strategy: squall.Strategy) -> None:
     run = inline(regression(), strategy, epochs=10**6, seconds=0.05)
     plan = json.loads((run.directory / "run.json").read_text())["plan"]
-    assert plan["seconds"] == 0.05
+    assert plan["settings"]["seconds"] == 0.05
     assert 0 < run.summary().examples < 10**6 * 90
     with pytest.raises(ValueError, match="seconds is -1: it must be positive"):
         inline(regression(), strategy, seconds=-1)

@@ -12,8 +12,9 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import squall
-from squall.plan import Settings, check_together, make_plan, versions
+from squall.plan import check_together, make_plan, versions
 from squall.runtime.run_plan import Aims, Plan
+from squall.settings import Settings
 from squall.task import TaskFunction
 from tests.tasks import numbers, regression
 

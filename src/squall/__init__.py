@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from squall.errors import SnapshotMismatch as SnapshotMismatch
     from squall.errors import SquallError as SquallError
     from squall.errors import TaskError as TaskError
-    from squall.plan import Settings as Settings
     from squall.replaying.replayed import Replayed as Replayed
     from squall.replaying.run import replay as replay
     from squall.run import Run as Run
     from squall.session.batches import Batches as Batches
     from squall.session.entry import join as join
     from squall.session.session import Session as Session
+    from squall.settings import Settings as Settings
     from squall.sim.cluster.forecast import Forecast as Forecast
     from squall.sim.cluster.model import Cluster as Cluster
     from squall.sim.cluster.simulate import simulate as simulate
@@ -43,11 +43,11 @@ _HOMES = {
     "session.entry": "join",
     "errors": "Interrupted NotFinite PeerFault ProcessLost SnapshotMismatch SquallError TaskError",
     "train": "fit resume",
-    "plan": "Settings",
     "replaying.replayed": "Replayed",
     "replaying.run": "replay",
     "run": "Run",
     "session.session": "Session",
+    "settings": "Settings",
     "sim.cluster.forecast": "Forecast",
     "sim.cluster.model": "Cluster",
     "sim.cluster.simulate": "simulate",

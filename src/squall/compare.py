@@ -9,12 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from squall.plan import Settings, check_together, default_threads, make_plan, timed
+from squall.plan import check_together, default_threads, make_plan
 from squall.report.comparison import ComparedRun, Comparison
 from squall.run import new_directory
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.run_plan import Aims, Plan
 from squall.runtime.seeds import chance_kept, seed_everything
+from squall.settings import Settings, timed
 from squall.sim.cluster.own_step import own_step_s
 from squall.strategies import Strategy
 from squall.task import Task, TaskFunction, check_task

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from squall.plan import Settings, make_plan
+from squall.plan import make_plan
 from squall.runtime.optimizers import check_optimizers
-from squall.runtime.run_plan import Aims, Plan, last_snapshots
+from squall.runtime.run_plan import Aims, Plan
+from squall.settings import Settings
 from squall.strategies import Strategy
 from squall.strategies.work import Loop
 
@@ -29,7 +30,7 @@ def script_plan(strategy: Strategy, settings: Settings, aims: Aims, *, seed: int
         raise ValueError(f"{type(strategy).__name__} runs in one process: start the script with python instead")
     if not isinstance(recipe.work, Loop):
         raise ValueError(f"{type(strategy).__name__} computes a batch many times over, which no loop does: use fit")
-    if last_snapshots(settings.keep_schedule):
+    if settings.last_snapshots:
         raise ValueError(
             f"keep_schedule is {settings.keep_schedule!r}: a script's loop may hold anything, so its replay begins"
             " where the run did: give gigabytes, or None for all"

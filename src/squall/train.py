@@ -15,7 +15,7 @@ from squall.evaluation_callback import EvaluationCallback, OnEvaluation
 from squall.launchers.head import head_of
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
-from squall.plan import Settings, build_checked, make_plan, timed
+from squall.plan import build_checked, make_plan
 from squall.run import Run, new_directory
 from squall.runtime import attempts, best
 from squall.runtime.arena import SHARED_MEMORY
@@ -26,6 +26,7 @@ from squall.runtime.run_plan import Aims
 from squall.runtime.seeds import chance_kept
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
+from squall.settings import Settings, timed
 from squall.strategies import Strategy
 from squall.task import Task, TaskFunction
 from squall.usercode.kept import Code, ScriptCode, pack, write_plan
@@ -135,7 +136,7 @@ class Launch:
         self.plan = code["plan"]
         self._strategy = code["strategy"]
         self._commanded_at = commanded_at or time.time()
-        here = self._strategy.recipe().alone or self.plan.launcher == "inline"
+        here = self._strategy.recipe().alone or self.plan.settings.launcher == "inline"
         if here and local is not None:
             local.close()
         self._watch = watch or EvaluationCallback()
@@ -163,7 +164,7 @@ class Launch:
                         self._run_here(*built, path, snapshot)
                     else:
                         del built  # the run's processes share another: they may have the memory of this one
-                        attend(self._local, path, snapshot, lock, self.plan.progress, self._watch)
+                        attend(self._local, path, snapshot, lock, self.plan.settings.progress, self._watch)
                 finally:
                     finish(run, again)
                 return run

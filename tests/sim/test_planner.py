@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import squall
 from squall.cli import main
-from squall.plan import Settings
+from squall.settings import Settings
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import FailureLaw, MachineKind, Overhead

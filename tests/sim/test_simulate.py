@@ -15,13 +15,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import squall
-from squall.plan import Settings
 from squall.protocol.effects import Compute, Payload, Send
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import Node
 from squall.report import Reader
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.wire import Passage
+from squall.settings import Settings
 from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import LogNormal, Pareto

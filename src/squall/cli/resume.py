@@ -33,7 +33,8 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     again.add_argument("--shards", type=int, help="another number of shards")
     again.add_argument("--machines", type=int, metavar="N", help="so many machines, in place of those that it had")
     again.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine now")
-    again.add_argument("--lost-after", type=float, metavar="S", help="a machine is lost after S silent seconds")
+    lost = "a machine is lost after S silent seconds"
+    again.add_argument("--lost-after", dest="lost_after_s", type=float, metavar="S", help=lost)
     again.add_argument(
         "--plaintext", action=argparse.BooleanOptionalAction, help="between machines: no encryption from now on"
     )
@@ -68,24 +69,9 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
 
 def _moved(plan: Plan, options: argparse.Namespace) -> Plan:
     """On other machines, if some are given."""
-    from squall.checks import require
-    from squall.launchers.joining.address import parse_address
-
-    machines, listen, lost_after_s = options.machines, options.listen, options.lost_after
-    if (machines or listen) and plan.launcher == "inline":
-        raise ValueError("the run is in one process (inline): leave --machines and --listen out")
-    if listen is not None:
-        parse_address(listen, "--listen")
-    require("--machines", machines, machines is None or machines >= 1, "at least 1")
-    require("--lost-after", lost_after_s, lost_after_s is None or lost_after_s > 0, "positive")
-    moved = msgspec.structs.replace(
-        plan, machines=machines or plan.machines, listen=listen or plan.listen,
-        plaintext=plan.plaintext if options.plaintext is None else options.plaintext,
-        lost_after_s=lost_after_s or plan.lost_after_s,
-    )  # fmt: skip
-    if (moved.machines or 1) > 1 and moved.listen is None and moved.launcher != "ray":
-        raise ValueError(f"--machines is {moved.machines}: say where others reach this one: --listen 10.0.0.1:7700")
-    return moved
+    names = ("machines", "listen", "lost_after_s", "plaintext")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return msgspec.structs.replace(plan, settings=dataclasses.replace(plan.settings, **given))
 
 
 def _of_before(run: Run, plan: Plan, limits: dict[str, Any]) -> str:

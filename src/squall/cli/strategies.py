@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from squall.cli.machines import replicas
-from squall.plan import Settings
 from squall.runtime.run_plan import Aims
+from squall.settings import Settings
 from squall.strategies import STRATEGIES, Strategy
 from squall.task import OptimizerFactory
 

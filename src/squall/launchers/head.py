@@ -270,20 +270,21 @@ class Head:
 
 def head_of(plan: Plan, recipe: Recipe) -> Head | None:
     """The head of a run that wants several machines. Raises `ValueError` where it cannot listen, or has no Ray."""
-    listen = None if plan.listen is None else parse_address(plan.listen, "listen")
+    settings = plan.settings
+    listen = None if settings.listen is None else parse_address(settings.listen, "listen")
     # Processes that take the place of others have files of their own: a machine may have some more than its share.
-    kept = 2e9 * plan.keep_schedule if isinstance(plan.keep_schedule, int | float) else math.inf
-    if plan.launcher == "ray":
+    kept = 2e9 * settings.keep_schedule if isinstance(settings.keep_schedule, int | float) else math.inf
+    if settings.launcher == "ray":
         machines = RayMachines(plan)
         try:
-            wanted = Wanted(machines.count, threads=plan.threads, device=plan.device, plaintext=plan.plaintext)
+            wanted = Wanted(machines.count, threads=plan.threads, device=plan.device, plaintext=settings.plaintext)
             return Head(listen or machines.address(), wanted, recipe, machines, kept)
         except BaseException:
             machines.close()
             raise
     if listen is None:
         return None
-    wanted = Wanted(plan.machines or 1, plan.least_replicas, plan.threads, plan.device, plan.plaintext)
+    wanted = Wanted(settings.machines or 1, settings.least_replicas, plan.threads, plan.device, settings.plaintext)
     return Head(listen, wanted, recipe, schedules_bytes=kept)
 
 

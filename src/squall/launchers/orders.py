@@ -171,9 +171,10 @@ class Orders:
         addresses = _addresses(said["addresses"], member.head if member is not None else "localhost")
         identity = member.identity if member is not None else msgspec.convert(said["identity"], Identity)
         found = msgspec.convert(said.get("inventory", {}), Inventory)
+        lost_after_s = plan.settings.lost_after_s
         site = Site(
             self._machine, seats, addresses, identity, listeners, dict(said["cores"]),
-            Pulse(plan.lost_after_s / BEATS, plan.lost_after_s), found, plaintext=plan.plaintext,
+            Pulse(lost_after_s / BEATS, lost_after_s), found, plaintext=plan.settings.plaintext,
         )  # fmt: skip
         return Order(directory, said["snapshot"], site)
 

@@ -93,7 +93,7 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
     """Be one of the run's processes until its machine ends."""
     name_process(node, job)
     signal.signal(signal.SIGTERM, LeftToLauncher())
-    torch.set_num_threads({"replica": job.plan.threads, "shard": job.plan.shard_threads}.get(node.role, 1))
+    torch.set_num_threads({"replica": job.plan.threads, "shard": job.plan.settings.shard_threads}.get(node.role, 1))
     if node.role == "replica":
         keep_freed_memory()
     elif node.role == "shard" and job.layout.length >= UNHURRIED_ELEMENTS * job.recipe.shards:

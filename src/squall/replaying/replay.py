@@ -252,7 +252,7 @@ class Replay:
     @property
     def _shard_threads(self) -> int:
         """One for a shard's process, whatever it had: no bit of an update by element depends on it."""
-        return 1 if self.job.plan.launcher != "inline" and not self._lone else self.job.plan.threads
+        return 1 if self.job.plan.settings.launcher != "inline" and not self._lone else self.job.plan.threads
 
     def _calculate(self, shard: ReplayedShard, calculated: Calculated) -> None:
         """A calculation counts as an update if it moves the weights. It is compared in either case."""

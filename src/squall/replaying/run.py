@@ -165,7 +165,7 @@ class _Rerun:
             torch.set_num_threads(1)  # a thread pool would not survive the forks
             run_to_join(code, perform)
             return
-        if plan.launcher != "inline" and not code["strategy"].recipe().alone:
+        if plan.settings.launcher != "inline" and not code["strategy"].recipe().alone:
             torch.set_num_threads(1)  # as the nursery had that built it in the run: some initial weights depend on it
         seed_everything(plan.seed)
         task = code["task"]()

@@ -109,7 +109,7 @@ def begin(job: Job, script: bool = False) -> Job:
     start = Start(
         FORMAT, restored.manifest.number if restored is not None else None,
         restored.updates if restored is not None else 0, surroundings(job.plan.threads, script),
-        kept=job.plan.keep_schedule != 0, end_alone=job.plan.last_snapshots > 0,
+        kept=job.plan.settings.keep_schedule != 0, end_alone=job.plan.settings.last_snapshots > 0,
     )  # fmt: skip
     try:
         path = home / str(max(numbers(job.directory), default=-1) + 1)

@@ -60,7 +60,7 @@ class Job:
     def slowness(self, node: Node) -> float:
         """How many times as long a node's computations shall take."""
         last = node.role == "replica" and node.index == self.recipe.replicas - 1
-        return 1 / self.plan.slow if last and self.plan.slow is not None else 1.0
+        return 1 / (self.plan.settings.slow or 1.0) if last else 1.0
 
     def device(self, slot: int) -> torch.device:
         """Replicas share the GPUs of their machine in turn, unless one is named.

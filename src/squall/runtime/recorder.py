@@ -60,7 +60,7 @@ class CoordinatorHost(Host):
         plan, work = job.plan, job.recipe.work
         self.facts(
             strategy=plan.strategy, optimizer=in_words(job.recipe), replicas=plan.replicas, shards=plan.shards,
-            epochs=plan.epochs or "", steps=plan.steps or "", seconds=plan.seconds or "",
+            epochs=plan.epochs or "", steps=plan.steps or "", seconds=plan.settings.seconds or "",
             examples_per_epoch=job.task.examples, status="running", ended="", reason="",
             keep_best=plan.keep_best or "", evaluating="",
             batch=work.batch(job.task.examples) if isinstance(work, BatchMethod) else "",

@@ -38,7 +38,7 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     """The host, with its schedule kept, where the run keeps one."""
     if job.schedule is None:
         return host
-    log, last = ScheduleWriter(job.schedule / str(node), _may_take(job, node)), job.plan.last_snapshots
+    log, last = ScheduleWriter(job.schedule / str(node), _may_take(job, node)), job.plan.settings.last_snapshots
     if node.role == "replica":
         return RecordedReplica(host, log, ReplicaParts(job, node) if last else None)
     assert isinstance(host, ShardHost | VectorHost)
@@ -48,7 +48,7 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
 
 def _may_take(job: Job, node: Node) -> float:
     """Bytes. A shard has ten times as much to say of an update as the replica that made it."""
-    gigabytes = job.plan.keep_schedule
+    gigabytes = job.plan.settings.keep_schedule
     if gigabytes is None or isinstance(gigabytes, str):
         return math.inf
     share = 0.9 / job.recipe.shards if node.role == "shard" else 0.1 / job.recipe.replicas

@@ -10,13 +10,8 @@ import msgspec
 from squall.protocol.best import Goal
 from squall.protocol.leases import Limits
 from squall.protocol.policy import Policy
+from squall.settings import Settings
 from squall.task import Task
-
-
-def last_snapshots(keep_schedule: float | str | None) -> int:
-    """How many snapshots a replay may begin at, of "last:3"; 0: it begins where the run did."""
-    kind, _, count = keep_schedule.partition(":") if isinstance(keep_schedule, str) else ("", "", "")
-    return int(count) if kind == "last" and count.isdecimal() else 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,32 +30,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     strategy: str
     strategy_fields: dict[str, Any]
+    optimizer: str  # in words, with its rate; a script may give another one to `join`
     replicas: int
     shards: int
     epochs: int | None
     steps: int | None
-    seconds: float | None
     until: tuple[str, float] | None
+    keep_best: str | None
+    patience: int | None
     seed: int
     device: str
-    threads: int
-    launcher: str
-    evaluate_every_s: float | None
-    snapshot_every_s: float | None
-    machines: int | None = None
-    listen: str | None = None
-    cores: int | None = None
-    packed: bool = False
-    least_replicas: int | None = None
-    lost_after_s: float = 2.0
-    plaintext: bool = False
-    progress: bool = True
-    slow: float | None = None
-    shard_threads: int = 1
-    keep_schedule: float | str | None = 2.0  # gigabytes, or "last:<snapshots>"
-    keep_best: str | None = None
-    patience: int | None = None
-    optimizer: str = ""  # in words, with its rate; a script may give another one to `join`
+    threads: int  # of each replica; the settings may leave them open
+    settings: Settings
+    simulated: bool = False  # on a cluster that is not there
 
     @property
     def goal(self) -> Goal:
@@ -74,24 +56,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             epochs=self.epochs, steps=self.steps, until=until, keep_best=self.keep_best, patience=self.patience
         )  # fmt: skip
 
-    @property
-    def last_snapshots(self) -> int:
-        return last_snapshots(self.keep_schedule)
-
     def limits(self) -> Limits:
         return Limits(self.epochs, self.steps)
 
     def policy(self, task: Task) -> Policy:
         return Policy(
-            self.replicas, self.shards, task.validate is not None, self.evaluate_every_s, self.until,
-            self.seconds, self.snapshot_every_s, goal=self.goal,
+            self.replicas, self.shards, task.validate is not None, self.settings.evaluate_every_s, self.until,
+            self.settings.seconds, self.settings.snapshot_every_s, goal=self.goal,
         )  # fmt: skip
 
     def __str__(self) -> str:
         limits = [
             f"{self.epochs} epochs" if self.epochs else "",
             f"{self.steps} steps" if self.steps else "",
-            f"{self.seconds:g} s" if self.seconds else "",
+            f"{self.settings.seconds:g} s" if self.settings.seconds else "",
             f"until {self.until[0]} is {self.until[1]:g}" if self.until else "",
             f"patience {self.patience}" if self.patience else "",
         ]

@@ -16,9 +16,10 @@ from typing import BinaryIO, NotRequired, TypedDict, final
 
 import msgspec
 
-from squall.plan import Settings, versions
+from squall.plan import versions
 from squall.runtime.disk import written
 from squall.runtime.run_plan import Plan
+from squall.settings import Settings
 from squall.strategies import Strategy
 from squall.task import TaskFunction
 from squall.usercode.shipping import ship

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from squall.launchers.environment import is_script
-from squall.plan import SIMULATED, Settings, make_plan
+from squall.plan import make_plan
 from squall.report import Reader
 from squall.script import script_plan
+from squall.settings import Settings
 from squall.strategies import Strategy
 from squall.task import TaskFunction
 from squall.usercode.kept import Code, ScriptCode, load_code, load_sources
@@ -68,7 +69,7 @@ def resumed_code(
 ) -> Code | ScriptCode:  # fmt: skip
     """What `resume` will run: the run's own code, with what is to be different put in."""
     old = code["plan"]
-    if old.launcher == SIMULATED:
+    if old.simulated:
         raise ValueError("this is a simulated run, on a cluster that is not here: simulate it anew, with other limits")
     changed = code.copy()
     changed["strategy"] = strategy or code["strategy"]

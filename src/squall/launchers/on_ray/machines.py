@@ -42,7 +42,7 @@ class RayMachines:
         if self._ours:
             _connect(ray)
         self._node = "" if _from_outside() else ray.get_runtime_context().get_node_id()
-        self._packed = plan.packed
+        self._packed = plan.settings.packed
         on_gpus = plan.device.startswith("cuda")
         free = self._free(on_gpus)
         here = Share(len(os.sched_getaffinity(0)))
@@ -50,7 +50,7 @@ class RayMachines:
             own = free.pop(self._node)
             here = Share(min(here.cpus, own.cpus), own.gpus)
         cpus, nodes = plan.replicas * plan.threads, list(free.values())
-        self._shares = shares(cpus, here, nodes, plan.machines, plan.cores, on_gpus)
+        self._shares = shares(cpus, here, nodes, plan.settings.machines, plan.settings.cores, on_gpus)
         self._group: Any = None
         self._actors: list[Any] = []
         self._joins: dict[Any, int] = {}  # what tells that a machine has ended -> its place in the list

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.inline import LoneChannel
 from squall.launchers.role_processes import SPIN_S, NurseryChannel, make_host
-from squall.plan import Settings, make_plan
+from squall.plan import make_plan
 from squall.protocol.effects import Apply, Compute, Effect, Expect
 from squall.protocol.events import Event
 from squall.protocol.nodes import COORDINATOR, Node
@@ -37,6 +37,7 @@ from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.run_plan import Aims
 from squall.runtime.sequential import Sequential
+from squall.settings import Settings
 from squall.sim.cluster.forks import ForkedWork, answer, forked
 from squall.sim.cluster.measure_steps import rounded
 from squall.sim.cluster.parts import Overhead

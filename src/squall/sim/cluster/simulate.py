@@ -17,7 +17,7 @@ import torch
 
 from squall.attending import finish
 from squall.launchers.inline import LoneChannel, own_host
-from squall.plan import SIMULATED, Settings, build_checked, make_plan, strategy_name
+from squall.plan import build_checked, make_plan, strategy_name
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import End
 from squall.protocol.link import Linked
@@ -38,6 +38,7 @@ from squall.runtime.run_plan import Aims, Plan
 from squall.runtime.seeds import chance_kept
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
 from squall.runtime.world_nodes import Premises
+from squall.settings import Settings
 from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast, NotesWatch, Sums
 from squall.sim.cluster.model import Cluster
@@ -53,6 +54,7 @@ from squall.vector import Layout
 
 GRADIENTS = ("real", "none")
 FRUITLESS_AT_MOST = 100  # restarts from one snapshot
+LEAST_S = 1e-9  # of a run's time that is over: settings have no 0
 
 
 @chance_kept()
@@ -102,7 +104,7 @@ def simulate(
     built, layout = build_checked(task, plan, strategy)
     if not real:
         return _Simulation(_numberless(plan, strategy, built, layout), cluster, real=False).run(watch)
-    plan = msgspec.structs.replace(plan, launcher=SIMULATED)
+    plan = msgspec.structs.replace(plan, simulated=True)
     job = private_job(plan, strategy, built, layout, new_directory(run_dir))
     return _kept(job, Code(task=task, strategy=strategy, settings=settings, plan=plan), cluster, watch)
 
@@ -149,7 +151,7 @@ class _Simulation:
         self._real = real
         self._recipe = job.recipe
         placement, chance = Placement(cluster, job.recipe), random.Random(job.plan.seed)
-        self._costs = Costs(cluster, job.recipe, self._workload(), placement, chance, job.plan.slow)
+        self._costs = Costs(cluster, job.recipe, self._workload(), placement, chance, job.plan.settings.slow)
         self._numberless = HostWithoutNumbers(self._costs)
         self._sums = Sums()
         # Links repair what a wire does. Where it does nothing, they would only cost time.
@@ -215,10 +217,11 @@ class _Simulation:
     def _rest_of_plan(self, now: float, restored: Restored | None) -> Plan:
         """Here `seconds` are those that pass; in a run that is resumed, those whose training was kept."""
         plan, began_s = self._job.plan, self._sums.began_s
-        if plan.seconds is None or began_s is None:
+        if plan.settings.seconds is None or began_s is None:
             return plan
         kept_s = restored.manifest.trained_s if restored is not None else 0.0
-        return msgspec.structs.replace(plan, seconds=plan.seconds - (now - began_s) + kept_s)
+        seconds = max(LEAST_S, plan.settings.seconds - (now - began_s) + kept_s)
+        return msgspec.structs.replace(plan, settings=dataclasses.replace(plan.settings, seconds=seconds))
 
     def _restored(self, number: int) -> Restored:
         if self._real:

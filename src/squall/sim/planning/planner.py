@@ -16,12 +16,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from squall.checks import require
-from squall.plan import Settings, check_together, make_plan
+from squall.plan import check_together, make_plan
 from squall.report.words import clock, rate_text
 from squall.run import new_directory
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.run_plan import Aims
 from squall.runtime.seeds import chance_kept, seed_everything
+from squall.settings import Settings
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.own_step import own_step_s

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset
 
-from squall.plan import Settings
 from squall.protocol.nodes import Node
 from squall.protocol.reports import REPORT_LEASES
+from squall.settings import Settings
 from squall.sim.cluster.costs import UPDATE_SHARE
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.jitter import Constant, Trace

@@ -1,0 +1,113 @@
+"""How a run is carried out, beside what it trains: what a user may set, checked when it is set."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from squall.checks import require
+from squall.launchers.joining.address import parse_address
+
+LAUNCHERS = ("local", "inline", "ray")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a run is carried out, beside what it trains. The defaults suit most runs.
+
+    Args:
+        launcher: "local" (processes on this machine), "inline" (everything in this process, deterministic) or "ray"
+            (processes on the nodes of a Ray cluster; without one, a Ray is started here).
+        threads: torch threads of each replica; None: the cores divided among the replicas.
+        shard_threads: torch threads of each shard. More than one make updates of millions of elements faster where
+            cores are idle while replicas wait, and far slower where they are not.
+        machines: how many machines train; the others join by `squall join`, and training begins when all are there.
+            None: this one alone; with Ray so many nodes that each replica has a processor, if they are there.
+        listen: "HOST:PORT", where this machine listens for the others. With Ray it need not be said.
+        cores: with Ray: processors of each machine; None: one for each of its replicas.
+        packed: with Ray: machines are on few nodes, and not each on a node of its own where that goes.
+        least_replicas: training begins when there is room (cores) for so many of the strategy's replicas, and others
+            start as machines join; None: with all of them, whatever cores there are.
+        plaintext: what goes between machines is not encrypted, for networks that are already, such as a VPN. All
+            processes still prove who they are.
+        lost_after_s: a machine that is not heard of for so many seconds is taken for lost, and its work done elsewhere.
+        seconds: end after so much training time.
+        evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
+        snapshot_every_s: seconds between snapshots; None: only at the end.
+        keep_schedule: gigabytes that the schedule, which a replay needs, may take; None: no limit, 0: there is none.
+            It is kept from the beginning, because a replay begins there, and ends where it has that size. "last:3"
+            keeps its end: what a replay needs that begins at one of the last three snapshots. Not for
+            SingleProcess, Sandblaster, replicas with an optimizer of their own, and more than four pushes a fetch.
+        progress: show progress while the run goes on.
+        slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
+    """
+
+    launcher: str = "local"
+    threads: int | None = None
+    shard_threads: int = 1
+    machines: int | None = None
+    listen: str | None = None
+    cores: int | None = None
+    packed: bool = False
+    least_replicas: int | None = None
+    plaintext: bool = False
+    lost_after_s: float = 2.0
+    seconds: float | None = None
+    evaluate_every_s: float | None = None
+    snapshot_every_s: float | None = 60.0
+    keep_schedule: float | str | None = 2.0
+    progress: bool = True
+    slow: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.launcher not in LAUNCHERS:
+            raise ValueError(f"launcher is {self.launcher!r}: use one of {', '.join(LAUNCHERS)}")
+        threads, slow = self.threads, self.slow
+        require("threads", threads, threads is None or threads >= 1, "at least 1, or None to divide the cores")
+        require("shard_threads", self.shard_threads, self.shard_threads >= 1, "at least 1")
+        require("slow", slow, slow is None or 0 < slow <= 1, "above 0 and at most 1, such as 0.1")
+        machines = self.machines
+        require("machines", machines, machines is None or machines >= 1, "at least 1")
+        require("cores", self.cores, self.cores is None or self.cores >= 1, "at least 1")
+        if self.launcher != "ray" and (self.cores is not None or self.packed):
+            raise ValueError("cores and packed are for the launcher ray: leave them out")
+        if self.several and self.launcher == "inline":
+            raise ValueError("machines or listen is given, and an inline run is in one process: leave one out")
+        if self.listen is not None:
+            parse_address(self.listen, "listen")
+        elif self.several and self.launcher != "ray":
+            raise ValueError(f"machines is {machines}: say where others reach this one: listen='10.0.0.1:7700'")
+        if self.plaintext and not self.several:
+            raise ValueError("plaintext is for what goes between machines, and there is one: leave it out")
+        if self.least_replicas is not None and self.listen is None:
+            raise ValueError("replicas are a range, which grows as machines join: say where, listen='10.0.0.1:7700'")
+        kept = self.keep_schedule
+        if not (self.last_snapshots if isinstance(kept, str) else kept is None or kept >= 0):
+            raise ValueError(
+                f"keep_schedule is {kept!r}: give gigabytes, 0 for none, None for all, or 'last:3' for what a replay"
+                " from the last three snapshots needs"
+            )
+        for name in ("lost_after_s", "seconds", "evaluate_every_s", "snapshot_every_s"):
+            value = getattr(self, name)
+            require(name, value, value is None or value > 0, "positive, or None")
+
+    @property
+    def several(self) -> bool:
+        """Machines may come beside this one."""
+        return self.launcher == "ray" or (self.machines or 1) > 1 or self.listen is not None
+
+    @property
+    def last_snapshots(self) -> int:
+        """How many snapshots a replay may begin at, of "last:3"; 0: it begins where the run did."""
+        kind, _, count = self.keep_schedule.partition(":") if isinstance(self.keep_schedule, str) else ("", "", "")
+        return int(count) if kind == "last" and count.isdecimal() else 0
+
+    @property
+    def given(self) -> int | None:
+        """Cores of a machine that Ray gives; None: it gives none. Where only replicas decide, each has one."""
+        return None if self.launcher != "ray" else (self.machines and self.cores) or 1
+
+
+def timed(settings: Settings | None, seconds: float | None) -> Settings:
+    """Settings in which `seconds`, where given, is the limit."""
+    settings = settings or Settings()
+    return settings if seconds is None else dataclasses.replace(settings, seconds=seconds)
