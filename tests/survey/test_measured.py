@@ -19,7 +19,7 @@ EXCHANGE = ((1000, 1e-4), (10_000, 2e-4))
 def measured(step_s: float, cores: int = 1) -> Measured:
     slowdown = tuple(1.0 + k / 10 for k in range(cores))
     times = (0.5 * step_s, 1.5 * step_s)
-    return Measured(cores, step_s, slowdown, step_s, EXCHANGE, Overhead(), 1e10, times, 32, 1000, 0.01)
+    return Measured(cores, step_s, slowdown, step_s, EXCHANGE, Overhead(), 1e10, times, 0.01)
 
 
 def ways(speeds: dict[tuple[int, int], float], round_trip_s: float = 2e-4) -> dict[tuple[int, int], Called]:

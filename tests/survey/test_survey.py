@@ -94,7 +94,7 @@ def test_all_are_asked_and_links_go_both_ways(head: Head, tmp_path: Path) -> Non
     survey.gather(SOON_S)
     assert not survey.missing
     assert survey.clocks().keys() == {0, 1, 2}
-    links = survey.links(0.1, print)
+    links = survey.links(0.1)
     assert len(links) == 6
     assert all(way.bytes_s == 1e9 for way in links.values())
     for number in (1, 2):

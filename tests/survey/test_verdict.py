@@ -38,7 +38,7 @@ class Told:
     def clocks(self) -> Mapping[int, float]:
         return self._clocks
 
-    def links(self, seconds: float, told: object) -> Mapping[tuple[int, int], Called]:
+    def links(self, seconds: float) -> Mapping[tuple[int, int], Called]:
         return self._links
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
     from squall.survey.survey import Survey
 
+SETTINGS = ("machines", "listen", "launcher", "cores", "packed", "plaintext")
+
 
 def add_survey_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several machines, which join as for a run")
@@ -27,8 +29,9 @@ def add_survey_flags(parser: argparse.ArgumentParser) -> None:
 
 def elsewhere(options: argparse.Namespace) -> tuple[int, str] | None:
     """As `settle`; the flags are for --cluster alone. Raises `ValueError`."""
-    given = [name for name in ("machines", "listen", "cores", "wait") if getattr(options, name) is not None]
-    if not options.cluster and (given or options.packed or options.plaintext or options.launcher != "local"):
+    if not options.cluster and any(
+        getattr(options, name) not in (None, False, "local") for name in (*SETTINGS, "wait")
+    ):
         raise ValueError("these flags are for several machines: add --cluster, or leave them out")
     if options.wait is None:
         options.wait = WAIT_S if options.machines == "auto" else 60.0
@@ -39,11 +42,7 @@ def surveyed(
     options: argparse.Namespace, local: LocalRun | None, code: dict[str, Any], message: dict[str, Any]
 ) -> AbstractContextManager[Survey]:
     """The machines, once they have joined."""
-    from squall.plan import Settings
+    from squall.settings import Settings
     from squall.survey.survey import surveying
 
-    settings = Settings(
-        machines=options.machines, listen=options.listen, launcher=options.launcher, cores=options.cores,
-        packed=options.packed, plaintext=options.plaintext,
-    )  # fmt: skip
-    return surveying(settings, code, message, local)
+    return surveying(Settings(**{name: getattr(options, name) for name in SETTINGS}), code, message, local)

@@ -11,13 +11,16 @@ import socket
 import statistics
 import time
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from squall.errors import SquallError
+from squall.launchers.control_pipe import ControlPipe
 from squall.protocol.effects import Payload
 from squall.protocol.events import Event, FrameArrived, PeerReached
 from squall.protocol.frames import Frame, Message
 from squall.protocol.messages import Exchange
 from squall.protocol.nodes import Node
+from squall.survey.messages import Called
 from squall.transports.certificates import Identity, machine_name
 from squall.transports.stream import Views
 from squall.transports.streams import Address, Streams
@@ -29,78 +32,53 @@ PART_BYTES, MOST_PARTS = 1 << 16, 1 << 12  # of a message: 256 MiB at most
 TICK_S = 1e-6  # the least that a core works
 GROWS = 16  # at most, from one message to the next
 
-
-class Unreached(Exception):
-    """Nobody answers there, or not as the machine that was called."""
+E = TypeVar("E", bound=Event)
 
 
-class Way(NamedTuple):
-    """From one machine to another."""
+class Ends(NamedTuple):
+    """One machine's ends of all its links."""
 
-    round_trip_s: float
-    bytes_s: float  # of numbers
-    carry: float  # bytes of them that were sent in a second of a core
+    machine: int
+    identity: Identity  # its authority
+    plaintext: bool
 
+    def attend(self, listener: socket.socket, line: ControlPipe) -> None:
+        """Answer whoever calls, in a process of its own that is ended when nobody calls any more."""
+        streams = self._streams(Node("shard", self.machine), {}, listener)
+        while (pushed := _next(streams, FrameArrived, math.inf)) is not None:
+            streams.send(pushed.sender, Frame(0, pushed.frame.number))
 
-class Ends:
-    """One machine's ends of all its links. Without threads: who listens asks `attend` when it is readable."""
+    def call(self, machine: int, address: Address, seconds: float) -> Called:
+        """Measure the way to another machine for about so long. Raises `SquallError`: it does not answer, or not so."""
+        own, shard, numbers = Node("replica", self.machine), Node("shard", machine), count(1)
+        streams = self._streams(own, {shard: address}, None)
 
-    def __init__(self, machine: int, identity: Identity, listener: socket.socket, plaintext: bool) -> None:
-        self._machine = machine
-        self._identity = identity
-        self._plaintext = plaintext
-        self._count = count(1)
-        self._called = self._streams(Node("shard", machine), {}, listener)
+        def push(parts: int) -> float:
+            """Seconds of a message of so many parts, and one without any back."""
+            number, began = next(numbers), time.monotonic()
+            payload = Payload("gradient", own, 0, parts, machine) if parts else None
+            streams.send(shard, Frame(number, number - 1, Exchange(number, gradient=0)), payload)
+            if _next(streams, FrameArrived, ANSWER_WITHIN_S) is None:
+                what = f"{parts * PART_BYTES:,} bytes"
+                raise SquallError(f"it does not answer within {ANSWER_WITHIN_S:g} s to {what}")
+            return time.monotonic() - began
 
-    def fileno(self) -> int:
-        return self._called.fileno()
-
-    @property
-    def wake_at(self) -> float:
-        return self._called.wake_at
-
-    def attend(self) -> None:
-        """Answer whoever calls."""
-        self._called.turn(time.monotonic())
-        while (event := self._called.take()) is not None:
-            if isinstance(event, FrameArrived):
-                self._called.send(event.sender, Frame(0, event.frame.number))
-                self._called.turn(time.monotonic())
-
-    def call(self, machine: int, address: Address, seconds: float) -> Way:
-        """Measure the way to another machine for about so long. Raises `Unreached`."""
-        shard = Node("shard", machine)
-        streams = self._streams(Node("replica", self._machine), {shard: address}, None)
         try:
-            if not _came(streams, PeerReached, REACHED_WITHIN_S):
-                raise Unreached(_why(address))
-            times = [self._push(streams, shard, 0) for _ in range(WARM_UP + ROUND_TRIPS)]
-            round_trip_s = statistics.median(times[WARM_UP:])
+            if _next(streams, PeerReached, REACHED_WITHIN_S) is None:
+                raise SquallError(_why(address))
+            round_trip_s = statistics.median([push(0) for _ in range(WARM_UP + ROUND_TRIPS)][WARM_UP:])
             parts, core_s = 1, time.process_time()
-            while (took_s := self._push(streams, shard, parts)) < seconds and parts < MOST_PARTS:
+            while (took_s := push(parts)) < seconds and parts < MOST_PARTS:
                 parts = min(MOST_PARTS, int(parts * min(GROWS, 1.5 * seconds / took_s)) + 1)
                 core_s = time.process_time()
             size, core_s = parts * PART_BYTES, time.process_time() - core_s
-            return Way(round_trip_s, size / max(took_s - round_trip_s, took_s / 2), size / max(core_s, TICK_S))
+            return Called("", round_trip_s, size / max(took_s - round_trip_s, took_s / 2), size / max(core_s, TICK_S))
         finally:
             streams.close()
 
-    def close(self) -> None:
-        self._called.close()
-
-    def _push(self, streams: Streams, shard: Node, parts: int) -> float:
-        """Seconds of a message of so many parts, and one without any back."""
-        number = next(self._count)
-        push = Payload("gradient", Node("replica", self._machine), 0, parts, shard.index) if parts else None
-        began = time.monotonic()
-        streams.send(shard, Frame(number, number - 1, Exchange(number, gradient=0)), push)
-        if not _came(streams, FrameArrived, ANSWER_WITHIN_S):
-            raise Unreached(f"it does not answer within {ANSWER_WITHIN_S:g} s to {parts * PART_BYTES:,} bytes")
-        return time.monotonic() - began
-
     def _streams(self, own: Node, addresses: dict[Node, Address], listener: socket.socket | None) -> Streams:
-        contexts = self._identity.issue(str(own)).contexts()
-        return Streams(contexts, _Part(), addresses, listener, self._plaintext)
+        contexts = self.identity.issue(str(own)).contexts()
+        return Streams(contexts, _Part(), addresses, listener, self.plaintext)
 
 
 class _Part:
@@ -131,21 +109,18 @@ class _Part:
         return False
 
 
-def _came(streams: Streams, kind: type[Event], within_s: float) -> bool:
-    """Wait until an event of this kind has come."""
+def _next(streams: Streams, kind: type[E], within_s: float) -> E | None:
+    """The next event of this kind, if it comes in time; others are passed over."""
     watched = select.poll()
     watched.register(streams, select.POLLIN)
     until = time.monotonic() + within_s
-    while True:
-        streams.turn(time.monotonic())
-        if (event := streams.take()) is not None:
-            if isinstance(event, kind):
-                return True
-            continue
-        now = time.monotonic()
-        if now >= until:
-            return False
-        watched.poll(max(0.0, min(streams.wake_at, until) - now) * 1000)
+    while (now := time.monotonic()) < until:
+        streams.turn(now)
+        if isinstance(event := streams.take(), kind):
+            return event
+        if event is None and (wake_at := min(streams.wake_at, until)) > now:
+            watched.poll(None if wake_at == math.inf else 1000 * (wake_at - now))
+    return None
 
 
 def _why(address: Address) -> str:

@@ -55,7 +55,7 @@ def measure_cluster(survey: Survey, wait_s: float, seconds: float, trace_stem: s
     if survey.refused or survey.missing:
         raise SquallError("; ".join(survey.refused) or f"{survey.missing}: {survey.remedy}")
     survey.clocks()
-    links = survey.links(LINK_S, tell)
+    links = survey.links(LINK_S)
     for (here, there), way in links.items():
         if way.why:
             raise SquallError(f"machine {there} is not reached from machine {here}: {way.why}; squall doctor --cluster")

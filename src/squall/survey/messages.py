@@ -48,7 +48,7 @@ def in_words(there: Called, back: Called) -> str:
 
 
 class Measured(Message, frozen=True):
-    """As of `sim.cluster.measure`: what it tells of a machine, whose step times are one by one, or means of them."""
+    """As of `sim.cluster.measure`, which tells of a machine in these fields; `times` are the trace of its jitter."""
 
     cores: int
     step_s: float
@@ -58,8 +58,6 @@ class Measured(Message, frozen=True):
     overhead: Overhead
     memory: float
     times: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
-    batch_size: int
-    elements: int
     others: float
 
 
@@ -69,7 +67,6 @@ Answer = Looked | Listens | Called | Measured | Failed
 
 def understood(said: dict[str, Any]) -> Answer | None:
     try:
-        answer: Answer = msgspec.convert(said, Answer)
+        return msgspec.convert(said, Answer)  # type: ignore[no-any-return]
     except msgspec.ValidationError:
         return None
-    return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,9 @@ from squall.launchers.head import Head, head_of, tell
 from squall.launchers.local import LocalRun
 from squall.launchers.member_messages import Failed
 from squall.launchers.roster import Gathered
-from squall.plan import Settings, make_plan
+from squall.plan import make_plan
 from squall.protocol.effects import End
+from squall.settings import Settings
 from squall.strategies import Downpour
 from squall.survey.messages import Answer, Called, Listens, understood
 
@@ -119,18 +120,16 @@ class Survey:
                 ahead[number] = listens.clock - (before + time.time()) / 2
         return ahead
 
-    def links(self, seconds: float, told: Callable[[str], None]) -> dict[tuple[int, int], Called]:
+    def links(self, seconds: float) -> dict[tuple[int, int], Called]:
         """From each machine that listens to each other one, one after the other, and about so many seconds each."""
         found = {}
         ways = list(itertools.permutations(sorted(self._ports), 2))
         if ways:
-            told(f"{len(ways)} links, one after the other")
+            tell(f"{len(ways)} links, one after the other")
         for here, there in ways:
             if here in self.machines and there in self.machines:
-                question = {
-                    "kind": "call", "machine": there, "host": self.machines[there].address, "port": self._ports[there],
-                    "seconds": seconds,
-                }  # fmt: skip
+                host, port = self.machines[there].address, self._ports[there]
+                question = {"kind": "call", "machine": there, "host": host, "port": port, "seconds": seconds}
                 for answer in self.ask(Called, {here: question}).values():
                     found[here, there] = answer
         return found

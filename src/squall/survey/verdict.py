@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from squall.doctor import Finding, gib
-from squall.launchers.head import tell
 from squall.survey.messages import Called, Looked, in_words
 from squall.survey.survey import Survey
 from squall.transports.certificates import CLOCKS_DIFFER
@@ -23,7 +22,7 @@ def checkup_of(survey: Survey, wait_s: float) -> list[Finding]:
     survey.gather(wait_s)
     looked = survey.ask(Looked, {number: {"kind": "look"} for number in survey.machines})
     clocks = survey.clocks()
-    links = survey.links(LOOK_S, tell)
+    links = survey.links(LOOK_S)
     found = [Finding("machines", False, why, "have all of one version") for why in survey.refused]
     if survey.missing:
         found.append(Finding("machines", False, survey.missing, survey.remedy))
