@@ -43,6 +43,7 @@ from squall.runtime import schedule
 from squall.runtime.schedule import Damaged, read
 
 WHOLE, RUN = 1024, 16  # elements of a fingerprint
+SMALLEST = 2.0**-53  # float that may be written as an integer: what is tiny has an inverse that no record holds
 SEEN = 127  # bits of a fingerprint that are kept: one difference in 128 is not seen, but the next one is
 
 
@@ -137,7 +138,7 @@ def short(value: float) -> float:
     """A float as it is written: n for 1/n."""
     if value == 1.0:
         return 1
-    whole = round(1 / value) if value > 0 else 0
+    whole = round(1 / value) if value >= SMALLEST else 0
     return whole if whole and 1 / whole == value else value
 
 
