@@ -10,16 +10,18 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from zlib import crc32
 
 import msgspec
 import pytest
 
 from squall.protocol.effects import Payload
+from squall.protocol.events import PeerRefused
 from squall.protocol.frames import MAX_FRAME_BYTES, Frame
 from squall.protocol.messages import Exchange
 from squall.transports.certificates import Identity
 from squall.transports.opening import REST_S, Opening
-from squall.transports.stream import MAX_HEAD_BYTES, Broken, Head
+from squall.transports.stream import MAX_HEAD_BYTES, Broken, Head, prefix
 from squall.transports.streams import OPENING_AT_MOST
 from tests import deep
 from tests.transports.test_streams import GRADIENT, REPLICA, SHARD, SIZE, End, readable, turns
@@ -40,7 +42,7 @@ def shard(machine: Identity) -> Iterator[End]:
 
 
 def framed(head: bytes) -> bytes:
-    return struct.pack("!I", len(head)) + head
+    return prefix(len(head), crc32(head)) + head
 
 
 def nonsense(chance: random.Random) -> bytes:
@@ -49,7 +51,7 @@ def nonsense(chance: random.Random) -> bytes:
     nested = chance.choice([b"\x91", b"\x93\x00", b"\x81\xa1a"]) * 20_000
     elsewhere = Payload("nowhere", REPLICA, 0, 1, 0)
     kinds = (
-        lambda: struct.pack("!I", chance.choice([0, MAX_HEAD_BYTES + 1, (1 << 32) - 1])),
+        lambda: prefix(chance.choice([0, MAX_HEAD_BYTES + 1, (1 << 32) - 1]), 0),
         lambda: framed(chance.randbytes(chance.randrange(1, 300))),
         lambda: framed(chance.choice([nested, b"\x93\x00\x92\x01\x00" + nested])),
         lambda: framed(msgspec.msgpack.encode([10, FRAME, None])),  # numbers that belong to nothing
@@ -59,7 +61,7 @@ def nonsense(chance: random.Random) -> bytes:
         lambda: framed(msgspec.msgpack.encode([0, [1, 0, ["no message", 3]], None])),
         lambda: whole[: chance.randrange(1, len(whole))],
         lambda: whole + chance.randbytes(chance.randrange(1000)),  # its numbers break off
-        lambda: struct.pack("!I", MAX_FRAME_BYTES) + b"\x93",
+        lambda: prefix(MAX_FRAME_BYTES, 0) + b"\x93",
         lambda: bytes(byte ^ (chance.random() < 0.05) << chance.randrange(8) for byte in whole),
     )
     return chance.choice(kinds)()
@@ -102,6 +104,33 @@ def test_nonsense_of_a_member_costs_its_connection_and_no_more(machine: Identity
     replica.send(SHARD, Frame(1, 0, Exchange(1)))
     turns(replica, shard, until=lambda: Frame(1, 0, Exchange(1)) in shard.frames)
     replica.streams.close()
+
+
+@pytest.mark.parametrize("bit", [0, 7])
+def test_what_is_changed_on_its_way_costs_its_connection_and_nobody(machine: Identity, bit: int) -> None:
+    """In plain text: whatever byte of a head it is, the peer has not said that, and says it again."""
+    shard = End(machine.issue(str(SHARD)), plaintext=True)
+    replica = End(machine.issue(str(REPLICA)), {SHARD: shard.address}, plaintext=True)
+    whole = framed(msgspec.msgpack.encode(Head(SIZE, FRAME, GRADIENT)))
+    for place in range(0, len(whole), 3):
+        shard.events.clear()
+        replica.events.clear()
+        replica.streams._redial.clear()  # of the pauses that grow
+        turns(replica, shard, until=lambda: bool(replica.events and shard.events))
+        changed = bytearray(whole)
+        changed[place] ^= 1 << bit
+        replica.streams._streams[SHARD].connection.send(changed)
+        turns(shard, until=lambda: REPLICA not in shard.streams._streams)
+        assert not [event for event in shard.events if isinstance(event, PeerRefused)]
+        assert not shard.frames
+        turns(replica, until=lambda: SHARD not in replica.streams._streams)
+    replica.memory[:] = b"1" * SIZE
+    turns(replica, shard, until=lambda: SHARD in replica.streams._streams and replica.streams._streams[SHARD].ready)
+    replica.send(SHARD, FRAME, GRADIENT)
+    turns(replica, shard, until=lambda: FRAME in shard.frames)
+    assert shard.memory == replica.memory
+    for end in (replica, shard):
+        end.streams.close()
 
 
 def test_strangers_who_say_nothing_keep_nobody_out_for_long(machine: Identity, shard: End) -> None:

@@ -1,11 +1,12 @@
 """One connection between processes of two machines: frames, each with the numbers that belong to it.
 
-    4 bytes    length of the head
+    12 bytes   length of the head, its checksum, and the checksum of these two
     n bytes    the head, as MessagePack: [bytes of numbers, frame, payload or nothing]
     numbers    of the payload; they are received into their place, with no copy between
 
-Both ends have proved who they are before a stream begins (`transports.opening`). What cannot be understood raises
-`Foul`, and costs the connection.
+Both ends have proved who they are before a stream begins (`transports.opening`). What is not as it was sent costs the
+connection (`Broken`): in plain text it may be changed on its way. What was sent so, and cannot be understood, costs
+the peer as well (`Foul`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from socket import SO_RCVLOWAT, SOL_SOCKET, socket
+from zlib import crc32
 
 import msgspec
 
@@ -26,7 +28,7 @@ PASS_BYTES = 1 << 20  # what a turn reads or writes at most, so that no stream k
 WAKE_BYTES = 1 << 18  # of numbers: fewer do not wake who reads them, or each record would
 RECORD_BYTES = (1 << 14) + 256  # of TLS, at most
 MAX_HEAD_BYTES = MAX_FRAME_BYTES + 1024
-_LENGTH = struct.Struct("!I")
+_PREFIX = struct.Struct("!III")
 _SCRATCH = memoryview(bytearray(1 << 16))  # for numbers that nobody needs any more
 
 Views = Sequence[memoryview]  # bytes, one after the other
@@ -54,6 +56,11 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Head)
 
 
+def prefix(length: int, check: int) -> bytes:
+    """What goes before a head of this length and checksum."""
+    return _PREFIX.pack(length, check, crc32(length.to_bytes(4), check))
+
+
 class Stream:
     """Reads and writes as much as goes without waiting."""
 
@@ -64,8 +71,8 @@ class Stream:
         self.sent_bytes = self.received_bytes = 0
         self._place = place
         self._outgoing: deque[memoryview] = deque()
-        self._length = memoryview(bytearray(_LENGTH.size))
-        self._incoming: deque[memoryview] = deque([self._length])  # to be filled, one after the other
+        self._prefix = memoryview(bytearray(_PREFIX.size))
+        self._incoming: deque[memoryview] = deque([self._prefix])  # to be filled, one after the other
         self._head: memoryview | None = None  # being read
         self._arrived: Head | None = None  # whose numbers are being read
         self._unwanted = 0  # bytes of numbers still to come that nobody needs
@@ -74,7 +81,7 @@ class Stream:
     def put(self, frame: Frame, payload: Payload | None = None, numbers: Views = ()) -> None:
         """Send these next. The numbers are read when their turn has come."""
         head = _encoder.encode(Head(sum(view.nbytes for view in numbers), frame, payload))
-        self._outgoing.append(memoryview(_LENGTH.pack(len(head)) + head))
+        self._outgoing.append(memoryview(prefix(len(head), crc32(head)) + head))
         self._outgoing.extend(numbers)
         self.last = max(self.last, frame.number)
 
@@ -140,7 +147,9 @@ class Stream:
     def _next(self, arrived: list[Head]) -> None:
         """What was being read is whole."""
         if self._arrived is None and self._head is None:
-            (length,) = _LENGTH.unpack(self._length)
+            length, check, _ = _PREFIX.unpack(self._prefix)
+            if self._prefix != prefix(length, check):
+                raise Broken("what it has sent was changed on its way")
             if not 0 < length <= MAX_HEAD_BYTES:
                 raise Foul(f"it begins a message of {length} bytes")
             self._head = memoryview(bytearray(length))
@@ -153,10 +162,12 @@ class Stream:
             assert self._arrived is not None
             arrived.append(self._arrived)
             self._arrived = None
-            self._incoming.append(self._length)
+            self._incoming.append(self._prefix)
 
     def _begin(self, encoded: memoryview) -> None:
         """Make ready for the numbers of a frame whose head has come."""
+        if crc32(encoded) != _PREFIX.unpack(self._prefix)[1]:
+            raise Broken("what it has sent was changed on its way")
         try:
             head = _decoder.decode(encoded)
         except (ValueError, RecursionError) as error:  # the second: nested without end
