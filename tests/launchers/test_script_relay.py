@@ -12,8 +12,10 @@ import torch
 from squall.launchers import script_relay
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.last_weights import last_weights, take_weights
+from squall.launchers.role_processes import NurseryChannel
 from squall.launchers.script_nursery import ScriptNursery
 from squall.launchers.script_relay import ScriptRelay
+from squall.protocol.nodes import Node
 from squall.transports.stream import PASS_BYTES
 from tests.launchers.test_gathering import PORTS, Line, Run
 
@@ -102,11 +104,11 @@ def test_who_goes_before_the_run_begins_is_no_matter_of_the_nursery_here(tmp_pat
 
 
 class Nursery(ScriptNursery):
-    """It has processes on machine 1 alone."""
+    """Its run has a replica on each of four machines."""
 
     def __init__(self, directory: Path, line: Line) -> None:
-        site, recipe = SimpleNamespace(cores={0: 2, 1: 2}), SimpleNamespace(replicas=4)
-        job: Any = SimpleNamespace(site=site, recipe=recipe, restored=None)
+        seats = {("shard", 0): 3} | {("replica", number): number for number in range(4)}
+        job: Any = SimpleNamespace(site=SimpleNamespace(cores={0: 2, 1: 2}, seats=seats), restored=None)
         super().__init__(ControlPipe(line), job, directory)  # type: ignore[arg-type]
 
     def _train_on(self, data: dict[str, Any]) -> None:
@@ -129,9 +131,23 @@ def test_a_replica_that_there_is_not_says_nothing(nursery: Nursery, line: Line) 
     assert "failed" not in [each["kind"] for each in line.said]
 
 
-def begin(nursery: Nursery, machine: int, **data: Any) -> None:
+def test_a_machine_speaks_of_the_replicas_that_the_coordinator_has_started_there(nursery: Nursery, line: Line) -> None:
+    begin(nursery, 1)
+    begin(nursery, 1, replica=2, examples=8)
+    nursery._hear_launcher({"kind": "exited", "machine": 1, "node": "replica-0.0", "pid": 7, "why": "killed"})
+    assert line.said == [{"kind": "data", "data": DATA}]
+    assert not nursery._unfinished
+    NurseryChannel(nursery._line.give(), 1).admit(Node("replica", 2, 1), 1)
+    begin(nursery, 2, examples=8)
+    assert len(line.said) == 1, "it is there no more"
+    begin(nursery, 1, replica=2, examples=8)
+    assert "replica 2 on machine 1 has {'examples': 8" in line.said[-1]["error"]
+
+
+def begin(nursery: Nursery, machine: int, replica: int | None = None, **data: Any) -> None:
     said = {"kind": "begin", **DATA, **data}
-    nursery._hear_launcher({"kind": "script", "machine": machine, "replica": machine, "said": said})
+    replica = machine if replica is None else replica
+    nursery._hear_launcher({"kind": "script", "machine": machine, "replica": replica, "said": said})
 
 
 def test_other_data_on_a_machine_is_named_with_it(nursery: Nursery, line: Line) -> None:

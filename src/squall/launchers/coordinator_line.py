@@ -54,6 +54,7 @@ class PipeLine:
     def __init__(self) -> None:
         mine, self._theirs = Pipe()
         self._pipe = ControlPipe(mine)
+        self.placed: dict[int, int] = {}  # replica -> the machine on which the coordinator had it started last
 
     @property
     def sources(self) -> list[Any]:
@@ -71,6 +72,8 @@ class PipeLine:
             said = self._pipe.hear()
             if said is not None and said["kind"] == "frame":
                 yield FrameArrived(COORDINATOR, msgspec.convert(said["frame"], Frame))
+            elif said is not None and said["kind"] == "placed":
+                self.placed[said["replica"]] = said["machine"]
             elif said is not None:
                 yield said
 

@@ -7,7 +7,7 @@ over pipes; what is to run is decided by the coordinator, on an ordinary link wi
 
     launcher -> nursery      the task, what `orders` has, "joined" of another machine, "leave", "stop", "kill"
     nursery -> launcher      "listening", "evaluated", "stopping", "exited", "failed", "ended"
-    coordinator -> nursery   "frame", "evaluated", "end"
+    coordinator -> nursery   "frame", "evaluated", "placed", "end"
     nursery -> coordinator   "frame", "joined"
 
 When the launcher is gone the nursery asks for a stop as Ctrl-C does, and the kernel wakes it for that if it was

@@ -52,7 +52,9 @@ class NurseryChannel:
         self._pipe.say(kind="frame", frame=frame)
 
     def admit(self, node: Node, machine: int) -> None:
-        """Nobody calls over this."""
+        """Nobody calls over this, but a nursery of scripts hears of them in other ways."""
+        if node.role == "replica":
+            self._pipe.say(kind="placed", replica=node.index, machine=machine)
 
     def forget(self, node: Node) -> None:
         """Nobody forgets the nursery."""

@@ -3,7 +3,8 @@
 The coordinator is in charge of a script from `session.batches` to the end of the training, and this nursery before and
 after: who stops the run then ends the scripts where they are, and a leader that dies then fails the run.
 
-Scripts on other machines are heard through the launching process (`launchers.script_relay`), and answered through it:
+Scripts on other machines are heard through the launching process (`launchers.script_relay`), where the coordinator had
+them started and nowhere else, and answered through it:
 
     launcher -> nursery    "script" with what one has said, "exited" of another machine, "gone": a machine was lost,
                            "alone": all others have ended
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.coordinator_line import PipeLine
 from squall.launchers.late_rows import add_end, add_values
 from squall.launchers.nursery import GRACE_S, RAISED, Child, explain
 from squall.launchers.script_forks import ScriptForks
@@ -32,7 +34,10 @@ class ScriptNursery(ScriptForks):
         super().__init__(launcher, job, sockets)
         self._alone = job.site is None  # no other machine has scripts
         self._unfinished: dict[int, str] = {}  # replica -> how its last process was lost
-        self._at: dict[int, int] = {}  # replica -> the machine that it was heard on
+        self._line = line = PipeLine()
+        self._at = line.placed  # replica -> the machine that it is on
+        if job.site is not None:
+            self._at.update((index, at) for (role, index), at in job.site.seats.items() if role == "replica")
 
     @property
     def _stays(self) -> bool:
@@ -41,11 +46,14 @@ class ScriptNursery(ScriptForks):
         return finished and not (self._alone or self._killing)
 
     def _hear_launcher(self, said: dict[str, Any] | None) -> None:
+        self._hear()  # where the coordinator has had a replica started, before what that says
         match said:
             case {"kind": "script", "machine": machine, "replica": replica, "said": told}:
-                self._hear_script(replica, told, machine)
+                if self._at.get(replica) == machine:
+                    self._hear_script(replica, told, machine)
             case {"kind": "exited", "machine": machine, "node": node, "pid": pid, "why": why}:
-                if (lost := Node.parse(node)).role == "replica":
+                lost = Node.parse(node)
+                if lost.role == "replica" and self._at.get(lost.index) == machine:
                     self._lose_script(lost.index, f"pid {pid} on machine {machine}", why)
             case {"kind": "gone", "machine": machine}:
                 self._lose_machine(machine)
@@ -55,9 +63,6 @@ class ScriptNursery(ScriptForks):
                 super()._hear_launcher(said)
 
     def _hear_script(self, replica: int, said: dict[str, Any], machine: int = 0) -> None:
-        if replica >= self._job.recipe.replicas:
-            return  # there is none
-        self._at[replica] = machine
         match said["kind"]:
             case "leave":
                 self._tell(StopRequested(said["why"], wanted=True))
