@@ -44,12 +44,12 @@ class Desk:
         self._take(tell(self.replica, COORDINATOR, Welcome(clock)))
         return self.answer() if answered else self
 
-    def grant(self, batches: int | None, clock: int = 1, short: int = 0, epoch: int = 0) -> "Desk":
+    def grant(self, batches: int | None, short: int = 0, epoch: int = 0) -> "Desk":
         lease = None
         if batches is not None:
             self.leases += 1
             lease = Lease(self.leases, epoch, 100 * self.leases, 100 * self.leases + batches * BATCH - short)
-        return self._take(tell(self.replica, COORDINATOR, Grant(clock, lease), self.now))
+        return self._take(tell(self.replica, COORDINATOR, Grant(lease), self.now))
 
     def computed(self, finite: bool = True, loss: float = 0.5, over: bool = True) -> "Desk":
         self.computing = False

@@ -99,11 +99,10 @@ class Office:
             self.tell(node, Join(1000 + node.index))
         return nodes
 
-    def ask(self, node: Node, clock: int = 1) -> Lease | None:
+    def ask(self, node: Node) -> Lease | None:
         """What the node is granted; fails if it has to wait."""
-        grants = sent(self.tell(node, LeaseRequest(clock)), Grant)
+        grants = sent(self.tell(node, LeaseRequest()), Grant)
         assert [to for to, _ in grants] == [node]
-        assert grants[0][1].clock == clock
         return grants[0][1].lease
 
     def trained(self, node: Node, lease: Lease, upto: int | None = None) -> list[Effect]:
@@ -111,10 +110,8 @@ class Office:
 
     def work(self, node: Node) -> None:
         """Train until nothing is left."""
-        clock = 1
-        while (grants := sent(self.tell(node, LeaseRequest(clock)), Grant)) and grants[0][1].lease:
+        while (grants := sent(self.tell(node, LeaseRequest()), Grant)) and grants[0][1].lease:
             self.trained(node, grants[0][1].lease)
-            clock += 1
 
     def leave(self, *nodes: Node) -> list[Effect]:
         return [effect for node in nodes for effect in self.tell(node, Left((), Stats()))]

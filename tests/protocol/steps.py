@@ -62,11 +62,9 @@ def view(shard: Shard, number: int, *nodes: Node, entry: int = 0) -> list[Effect
     return tell(shard, COORDINATOR, View(number, tuple(Member(n.index, n.incarnation, entry) for n in nodes)))
 
 
-def shard_of(
-    *nodes: Node, gather: str = "each", max_delay: int | None = None, version: int = 0, examples: int = 0,
-    **rules: Any,
-) -> Shard:  # fmt: skip
-    shard = Shard(0, Rules(gather, max_delay, **rules), version, examples)
+def shard_of(*nodes: Node, version: int = 0, examples: int = 0, **settings: Any) -> Shard:
+    shard = Shard(0, exchanges_of(settings), version, examples)
+    assert not settings, f"no group has {settings}"
     view(shard, 1, *nodes)
     return shard
 

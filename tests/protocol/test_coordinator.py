@@ -17,6 +17,7 @@ from squall.protocol.messages import (
     Lease,
     LeaseRequest,
     Progress,
+    Skip,
     SnapshotPiece,
     Stats,
     Stop,
@@ -91,7 +92,7 @@ def test_a_request_that_comes_after_its_sender_was_lost_gets_nothing() -> None:
     node, _ = office.join(0, 1)
     office.prompt = False
     office.lose(node)
-    assert kinds(office.tell(node, LeaseRequest(1))) == []
+    assert kinds(office.tell(node, LeaseRequest())) == []
     assert office.leases.held == {}
 
 
@@ -103,13 +104,13 @@ def test_a_lost_replicas_lease_comes_back_when_all_shards_have_seen_it_gone() ->
     a, b = office.join(0, 1)
     lease = office.ask(a)
     assert (lease.start, lease.stop) == (0, 20)
-    office.ask(b), office.ask(b, 2)
+    office.ask(b), office.ask(b)
     office.prompt = False
     office.applied = {a: (Cover(lease.id, 10),)}
     office.lose(a)
-    assert office.ask(b, 3) is None
+    assert office.ask(b) is None
     effects = office.see()
-    assert sent(effects, Grant) == [(b, Grant(3, Lease(3, 0, 10, 20)))]  # what the shards applied is kept
+    assert sent(effects, Grant) == [(b, Grant(Lease(3, 0, 10, 20)))]  # what the shards applied is kept
     assert Forget(a) in effects
 
 
@@ -123,6 +124,24 @@ def test_a_lease_is_recorded_with_what_was_trained_of_it() -> None:
     office.lose(a)
     (note,) = office.notes(LeaseEnded)
     assert (note.holder, note.lease.start, note.lease.stop, note.done) == (a, 0, 20, 10)
+
+
+def test_what_a_loop_leaves_out_is_the_next_batch_of_a_lease_that_it_has() -> None:
+    office = Office(examples=40, replicas=2)
+    a, b = office.join(0, 1)
+    lease, other = office.ask(a), office.ask(b)
+    assert (lease.start, lease.stop, other.start) == (0, 20, 20)
+
+    def skip(start: int, stop: int, of: int = lease.id, epoch: int = 0) -> list[str]:
+        return kinds(office.tell(a, Skip(of, epoch, start, stop)))
+
+    assert skip(0, 10) == ["BatchLeftOut", "SkipNoted"]
+    for first, stop, epoch in ((0, 10, 0), (10, 30, 0), (15, 15, 0), (10, 20, 1), (20, 30, 0)):
+        with pytest.raises(Refusal, match="it leaves out"):
+            skip(first, stop, epoch=epoch)
+    assert skip(20, 30, other.id) == skip(0, 10, 1 << 40) == ["SkipNoted"], "it goes to others, or there is none"
+    assert skip(10, 20) == ["BatchLeftOut", "SkipNoted"]
+    assert office.machine._skips == {lease.id: [(0, 10), (10, 20)]}
 
 
 # ---------------------------------------------------------------- losses
@@ -147,7 +166,7 @@ def doom(office: Office, node: Node, times: int) -> list[float]:
 def test_a_slot_whose_processes_keep_dying_is_given_up_after_longer_and_longer_pauses() -> None:
     office = Office(gather="mean")
     (other,) = office.join(1)
-    assert office.tell(other, LeaseRequest(1)) == []
+    assert office.tell(other, LeaseRequest()) == []
     assert doom(office, Node("replica", 0), 9) == [0, 1, 2, 4]
     said = f"replica 0 was lost {LOST_IN_A_ROW} times in a row, last: killed by SIGSEGV"
     assert office.remarks("warning") == [f"{said}; the others go on without it"]
@@ -252,11 +271,11 @@ def test_whatever_replicas_do_the_ledger_adds_up(plan: list[tuple[str, int]]) ->
     nodes = dict(enumerate(office.join(0, 1, 2)))
     dead: list[Node] = []
     losses = dict.fromkeys(range(3), 0)
-    for clock, (what, slot) in enumerate(plan, 1):
+    for what, slot in plan:
         node = nodes[slot]
         held = [h.lease for h in office.leases.held.values() if h.holder == node]
         if what == "ask":
-            office.tell(node, LeaseRequest(clock))
+            office.tell(node, LeaseRequest())
         elif what == "train" and held:
             office.trained(node, held[0], min(held[0].stop, office.leases.held[held[0].id].done + BATCH))
         elif what == "lose" and losses[slot] < LOST_IN_A_ROW - 1:
@@ -301,5 +320,5 @@ def test_a_file_comes_piece_by_piece() -> None:
 
 def test_nobody_sees_a_view_before_it_is_shown() -> None:
     office = Office(shards=1)
-    with pytest.raises(Refusal, match="it has seen view 1, and 0 is the newest"):
+    with pytest.raises(Refusal, match="it has seen another view 1 than the newest, which is 0"):
         office.tell(office.shards[0], ViewSeen(1, ()))

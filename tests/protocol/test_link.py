@@ -19,7 +19,7 @@ from squall.protocol.events import (
 from squall.protocol.frames import Frame
 from squall.protocol.link import ACK_AFTER_S, EARLY_AT_MOST, RESEND_AFTER_S, RESEND_AT_MOST_S, Linked
 from squall.protocol.machine import Refusal
-from squall.protocol.messages import Join, LeaseRequest
+from squall.protocol.messages import Dropped, Join
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery_messages import Heard, Refused
 
@@ -53,7 +53,7 @@ class Talker:
                 raise Refusal("that is said by nobody")
             case MessageArrived(_, Join(pid)):
                 self.heard.append(pid)
-                return [Send(self.peer, LeaseRequest(pid))] if self.echoes else []
+                return [Send(self.peer, Dropped(pid))] if self.echoes else []
         return []
 
 
@@ -143,7 +143,7 @@ def test_a_reply_acknowledges() -> None:
     wire = Wire(echoes=True)
     wire.say(A, 1)
     wire.deliver()
-    assert [frame.frame for _, frame in wire.flying] == [Frame(1, 1, LeaseRequest(1))]
+    assert [frame.frame for _, frame in wire.flying] == [Frame(1, 1, Dropped(1))]
     wire.deliver()
     assert wire.linked[A].unacknowledged == 0
     assert wire.linked[B].unacknowledged == 1
@@ -278,5 +278,5 @@ def test_whatever_the_wire_does_each_message_arrives_once_and_in_order(plan: lis
     assert wire.talkers[B].heard == said[A]
     assert wire.talkers[A].heard == said[B]
     heard = [event.message for event in wire.talkers[A].events if isinstance(event, MessageArrived)]
-    assert [message.clock for message in heard if isinstance(message, LeaseRequest)] == (said[A] if echo else [])
+    assert [message.lease for message in heard if isinstance(message, Dropped)] == (said[A] if echo else [])
     assert wire.linked[A].unacknowledged == wire.linked[B].unacknowledged == 0

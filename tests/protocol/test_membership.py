@@ -1,5 +1,10 @@
 """Who is alive: joining and departing wait until every shard has seen the view."""
 
+from itertools import product
+
+import pytest
+
+from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied, Membership, common
 from squall.protocol.messages import Departed, Member, View, ViewSeen
 from squall.protocol.nodes import Node
@@ -129,9 +134,18 @@ def test_a_successor_is_told_from_its_predecessor() -> None:
     assert list(members.live) == [R1_AGAIN]
 
 
-def test_an_old_view_seen_late_changes_nothing() -> None:
-    members = joined(1, R0, R1)
+def test_a_shard_sees_the_newest_view_and_once_and_nobody_gone_that_is_there() -> None:
+    members = joined(2, R0, R1)
     members.depart(R1)
     shown(members)
-    members.seen(0, ViewSeen(1, ()))
+    members.depart(R0)  # the next view will be without it
+    lies = ViewSeen(1, ()), ViewSeen(3, ()), ViewSeen(2, (gone(R0),)), ViewSeen(2, (gone(R1), gone(R1_AGAIN)))
+    for shard, lie in product(range(2), lies):
+        with pytest.raises(Refusal):
+            members.seen(shard, lie)
     assert not members.settled
+    for shard in range(2):
+        members.seen(shard, ViewSeen(2, (gone(R1, b1=10),)))
+        with pytest.raises(Refusal):
+            members.seen(shard, ViewSeen(2, (gone(R1, b1=20),)))
+    assert departed(members) == [(R1, {1: 10})]

@@ -106,7 +106,7 @@ def test_every_message_has_its_own_tag_and_is_frozen() -> None:
 
 def test_a_message_is_small() -> None:
     """A doorbell: what goes with every exchange must cost next to nothing."""
-    grant = encode(Frame(1000, 1000, Grant(1000, Lease(1000, 10, 50_000, 51_024))))
+    grant = encode(Frame(1000, 1000, Grant(Lease(1000, 10, 50_000, 51_024))))
     progress = encode(Frame(1000, 1000, Progress((), Stats(64, 1, 0.5, 0.1, 0.1, 1, 1, 1, {3: 1}))))
     assert len(encode(Frame(0, 1000))) <= 6
     assert len(encode(Frame(1, 1, Join(4_000_000)))) <= 16

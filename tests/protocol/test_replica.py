@@ -30,7 +30,7 @@ def test_it_joins_fetches_and_asks_for_work() -> None:
     desk.welcome(5)
     assert (desk.exchange.clock, desk.exchange.gradient, desk.exchange.weights) == (5, -1, 0)
     assert only(desk.effects, UseWeights) == UseWeights(0)
-    assert sent(desk.effects, LeaseRequest) == [(COORDINATOR, LeaseRequest(6))]
+    assert sent(desk.effects, LeaseRequest) == [(COORDINATOR, LeaseRequest())]
 
 
 def test_weights_of_shards_that_know_it_at_another_clock_are_fetched_again() -> None:
@@ -50,7 +50,7 @@ def test_a_lease_is_announced_and_computed_batch_by_batch() -> None:
     assert desk.computed().answer().batch == (104, 108)
     assert not desk.has(LeaseRequest)
     assert desk.computed().answer().batch == (108, 110)
-    assert sent(desk.effects, LeaseRequest) == [(COORDINATOR, LeaseRequest(4))]  # while the last batch is computed
+    assert sent(desk.effects, LeaseRequest) == [(COORDINATOR, LeaseRequest())]  # while the last batch is computed
 
 
 def test_a_push_names_its_basis_examples_and_covers() -> None:
@@ -215,8 +215,8 @@ def test_epochs_shorter_than_a_push_are_reported_with_every_push() -> None:
 def test_many_short_leases_are_reported_before_shards_forget_them() -> None:
     desk = Desk(gather="mean").welcome().grant(1)
     reported = []
-    for clock in range(2, 3 * REPORT_LEASES):
-        desk.grant(1, clock).computed().answer()
+    for _ in range(2, 3 * REPORT_LEASES):
+        desk.grant(1).computed().answer()
         reported += [message.covers for _, message in sent(desk.effects, Progress)]
     assert [len(covers) for covers in reported] == [1, REPORT_LEASES, REPORT_LEASES]  # the first one at once
 
@@ -224,7 +224,7 @@ def test_many_short_leases_are_reported_before_shards_forget_them() -> None:
 def test_a_round_without_a_batch_is_taken_part_in() -> None:
     desk = Desk(gather="mean").welcome().grant(None)
     assert (desk.exchange.clock, desk.exchange.gradient, desk.exchange.examples) == (1, 0, 0)
-    assert desk.answer().grant(1, clock=2).batch == (100, 104)
+    assert desk.answer().grant(1).batch == (100, 104)
     assert desk.computed().exchange.clock == 2
 
 
@@ -232,8 +232,8 @@ def test_rounds_are_asked_for_one_ahead() -> None:
     desk = Desk(gather="mean", push_every=2, fetch_every=2).welcome().grant(2)
     assert not desk.has(LeaseRequest)  # two batches to do
     desk.computed()
-    assert sent(desk.effects, LeaseRequest) == [(COORDINATOR, LeaseRequest(2))]
-    desk.grant(2, clock=2)
+    assert sent(desk.effects, LeaseRequest) == [(COORDINATOR, LeaseRequest())]
+    desk.grant(2)
     desk.computed()
     assert desk.exchange.covers == (Cover(1, 108),)  # nothing of the next round
     assert desk.answer().batch == (200, 204)

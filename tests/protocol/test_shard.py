@@ -71,7 +71,7 @@ def test_a_push_on_weights_that_are_not_there_yet_is_refused() -> None:
 
 
 def test_what_one_push_covers_is_remembered_however_many_leases_it_is() -> None:
-    shard = shard_of(R0)
+    shard = shard_of(R0, push_every=LEASES_KEPT * 2)
     covers = tuple(Cover(lease, 10) for lease in range(LEASES_KEPT * 2))
     tell(shard, R0, Exchange(1, 0, 0, 0, 8, covers))
     ((_, seen),) = sent(view(shard, 2), ViewSeen)
@@ -139,7 +139,7 @@ def test_nothing_of_a_departed_replica_is_applied_or_answered(gather: str) -> No
 
 
 def test_a_view_is_answered_with_what_was_applied_of_those_who_left() -> None:
-    shard = shard_of(R0, R1)
+    shard = shard_of(R0, R1, push_every=2)
     tell(shard, R1, push(1, covers=(Cover(4, 8), Cover(5, 24))))
     tell(shard, R1, push(2, covers=(Cover(5, 32),)))
     tell(shard, R0, push(1, covers=(Cover(6, 8),)))
@@ -243,11 +243,42 @@ def test_a_newcomers_first_weights_come_when_who_is_waited_for_is_gone() -> None
 @pytest.mark.parametrize("gather", ["each", "mean"])
 def test_a_newcomer_that_another_shard_knows_to_be_further_is_further(gather: str) -> None:
     shard = shard_of(R0, R1, gather=gather)
-    effects = tell(shard, R1, Exchange(2, weights=0))
-    for clock in (1, 2):
-        effects += tell(shard, R0, push(clock))
+    effects = tell(shard, R0, push(1))
+    effects += tell(shard, R1, Exchange(2, weights=0))
+    effects += tell(shard, R0, push(2))
     assert answers(effects)[R1].clock == 2
-    assert answers(effects)[R1].version == (0 if gather == "each" else 2)
+    assert answers(effects)[R1].version == (1 if gather == "each" else 2)
+
+
+@pytest.mark.parametrize("gather", ["each", "mean"])
+def test_nobody_is_further_than_exchanges_lead(gather: str) -> None:
+    """Who leaps ahead would close rounds that others are in, or have newcomers begin where nobody is."""
+    shard = shard_of(R0, R1, gather=gather, quorum=1 if gather == "mean" else None)
+    tell(shard, R1, Exchange(1 << 40, weights=0))
+    for clock in (1, 2, 3):
+        assert only(tell(shard, R0, push(clock)), Apply).clock == clock
+    with pytest.raises(Refusal, match=r"pushes for clock 4 .* at clock 1"):
+        tell(shard, R1, push(4))
+    view(shard, 2, R1)
+    view(shard, 3, R1, R2)
+    assert answers(tell(shard, R2, Exchange(0, weights=0)))[R2].clock == (1 if gather == "each" else 3)
+
+
+def test_who_has_no_answer_yet_exchanges_nothing_more() -> None:
+    shard = shard_of(R0, R1, gather="mean")
+    tell(shard, R0, push(1))
+    for more in (push(2), Exchange(1, weights=0)):
+        with pytest.raises(Refusal, match="no answer to its last exchange"):
+            tell(shard, R0, more)
+    tell(shard, R1, push(1))
+    tell(shard, R0, push(2))
+
+
+def test_a_push_is_of_no_more_leases_than_batches() -> None:
+    shard = shard_of(R0, push_every=3)
+    tell(shard, R0, push(1, covers=tuple(Cover(lease, 8) for lease in range(3))))
+    with pytest.raises(Refusal, match="batches of 4 leases, and 3 at most"):
+        tell(shard, R0, push(2, covers=tuple(Cover(lease, 8) for lease in range(4))))
 
 
 def test_a_snapshot_tells_of_replicas_that_have_departed() -> None:

@@ -2,11 +2,11 @@
 
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Admit, Effect, End, Forget, Send
-from squall.protocol.events import MachineJoined, MachineLost, Started, StopRequested, TimePassed
-from squall.protocol.heartbeats import BEGIN_WITHIN_S, Pulse
+from squall.protocol.events import MachineJoined, Started, StopRequested, TimePassed
+from squall.protocol.heartbeats import BEGIN_WITHIN_S, PATIENCE, Pulse
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Grant, Join, LeaseRequest, Left, Stats, Stop
-from squall.protocol.nodes import NURSERY, Node, replica_node
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node, replica_node
 from squall.protocol.notes import MachineDied, MachineLeft, MemberDied, MemberReplaced
 from squall.protocol.nursery import LEAVE_WITHIN_S
 from squall.protocol.nursery_messages import Alive, Heard, Leaving, Placed, ProcessLost, Refused, Replaced, StartProcess
@@ -47,6 +47,11 @@ def silent(of: Office, *others: Node) -> list[Effect]:
     return of.effects
 
 
+def lost(of: Office, machine: int) -> list[Effect]:
+    """The coordinator is told at once, before the machine's silence tells it."""
+    return of.tell(COORDINATOR, Refused(Node("nursery", machine), "it lies"))
+
+
 def test_a_machine_that_is_heard_is_answered() -> None:
     assert sent(office().tell(N1, Alive()), Alive) == [(N1, Alive())]
 
@@ -76,7 +81,7 @@ def test_deaths_of_machines_are_not_held_against_a_place() -> None:
     of, node = office(), R1
     for machine in range(3, 13):
         of.give(MachineJoined(machine, 1))
-        effects = of.give(MachineLost(machine - 1 if machine > 3 else 1, "its node is gone"))
+        effects = lost(of, machine - 1 if machine > 3 else 1)
         node = replica_node(1, node.incarnation + 1)
         assert start(node, machine) in effects
         of.tell(node, Join(1))
@@ -85,7 +90,7 @@ def test_deaths_of_machines_are_not_held_against_a_place() -> None:
 
 def test_where_nobody_has_room_it_waits_and_goes_to_the_first_that_joins() -> None:
     of = office()
-    of.give(MachineLost(1, "its node is gone"))
+    lost(of, 1)
     assert of.remarks("warning") == ["replica 1 waits: no machine has room for it"]
     effects = of.give(MachineJoined(7, 4))
     assert start(AGAIN, 7) in effects
@@ -102,7 +107,7 @@ def test_lock_step_does_not_wait_for_a_replica_without_room() -> None:
     of = Office(replicas=3, shards=1, gather="mean", rooms=rooms)
     of.give(Started())
     of.join(0)
-    assert sent(of.tell(R0, LeaseRequest(1)), Grant)
+    assert sent(of.tell(R0, LeaseRequest()), Grant)
 
 
 def test_a_replica_that_is_lost_before_it_joined_and_finds_no_room_holds_nobody() -> None:
@@ -110,16 +115,16 @@ def test_a_replica_that_is_lost_before_it_joined_and_finds_no_room_holds_nobody(
     of = Office(replicas=2, shards=1, gather="mean", rooms=rooms)
     of.give(Started())
     of.join(0)
-    assert not sent(of.tell(R0, LeaseRequest(1)), Grant)
-    assert sent(of.give(MachineLost(1, "its node is gone")), Grant)
+    assert not sent(of.tell(R0, LeaseRequest()), Grant)
+    assert sent(lost(of, 1), Grant)
 
 
 def test_with_a_shard_on_it_the_run_ends_and_the_reason_names_the_machine() -> None:
     rooms = (MachineRoom(0, 1, (R0, EVALUATOR)), MachineRoom(1, 0, (SHARD,)))
     of = Office(replicas=1, shards=1, rooms=rooms, pulse=Pulse(100.0, 500.0))
     of.give(Started())
-    end = only(of.give(MachineLost(1, "its node is gone")), End)
-    assert end == End("failed", "machine 1 was lost: its node is gone; shard 0 was there")
+    end = only(lost(of, 1), End)
+    assert end == End("failed", "machine 1 was lost: nursery-1.0 was refused: it lies; shard 0 was there")
     assert of.machine.wake_at is None
 
 
@@ -145,20 +150,41 @@ def test_who_is_refused_is_lost_with_its_machine() -> None:
     assert only(of.tell(SHARD, Refused(R0, "it lies")), End) == End("failed", "replica-0.0 was refused: it lies")
 
 
+def test_who_refuses_what_is_on_the_coordinators_machine_is_lost_with_its_own() -> None:
+    """Else a member could end any run."""
+    of = office(room=1)
+    effects = of.tell(R1, Refused(SHARD, "it lies"))
+    assert only(effects, MachineDied) == MachineDied(1, (R1,), "replica-1.0 refused shard-0.0: it lies")
+    assert start(AGAIN, 0) in effects
+    assert of.tell(R1, Refused(SHARD, "it lies")) == [], "its word counts no more"
+
+
 def test_of_whom_something_is_heard_the_machine_is_there() -> None:
     of = office()
     for now in range(1, 20):
         of.now = float(now)
-        of.tell(SHARD, Heard((R1, N2)))
+        of.tell(SHARD, Heard((R1,)))
+        of.tell(COORDINATOR, Heard((N2,)))
         of.give(TimePassed())
     assert not of.notes(MachineDied)
     silent(of, N2)
     assert of.now == 24.0
 
 
+def test_others_keep_no_machine_in_the_run_that_says_nothing_itself() -> None:
+    of = office()
+    while not of.notes(MachineDied):
+        of.now += 1.0
+        of.tell(SHARD, Heard((R1, R2)))
+        of.tell(N2, Alive())
+        of.give(TimePassed())
+    assert PATIENCE * 5.0 <= of.now <= (PATIENCE + 1) * 5.0
+    assert [died.machine for died in of.notes(MachineDied)] == [1]
+
+
 def test_shards_know_where_a_process_starts_before_it_does() -> None:
     of = office(room=1)
-    effects = of.give(MachineLost(1, "its node is gone"))
+    effects = lost(of, 1)
     told = [Admit(AGAIN, 0), Send(SHARD, Placed(AGAIN, 0)), start(AGAIN, 0)]
     assert [effect for effect in effects if effect in told] == told
 
@@ -188,7 +214,7 @@ def test_a_machine_leaves_when_its_replica_has_given_back_what_it_had() -> None:
 def test_a_machine_may_leave_before_it_is_known_to_have_joined() -> None:
     """The launcher tells of it, on another way than its nursery."""
     of = office()
-    of.give(MachineLost(1, "its node is gone"))
+    lost(of, 1)
     leaver = Node("nursery", 7)
     assert sent(of.tell(leaver, Leaving("interrupted there")), Stop) == [(leaver, Stop())]
     assert not sent(of.give(MachineJoined(7, 4)), StartProcess), "nobody is awaited from there"
@@ -198,7 +224,7 @@ def test_a_machine_may_leave_before_it_is_known_to_have_joined() -> None:
 def test_who_has_not_joined_yet_is_not_waited_for() -> None:
     of = office()
     of.give(MachineJoined(3, 1))
-    of.give(MachineLost(1, "its node is gone"))
+    lost(of, 1)
     effects = of.tell(Node("nursery", 3), Leaving("interrupted"))
     assert Forget(AGAIN) in effects
     assert of.notes(MachineLeft) == [MachineLeft(3)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from squall.protocol.effects import Effect, Payload, WritePiece, WriteSnapshot
 from squall.protocol.events import Event, MessageArrived, PieceWritten, SnapshotWritten
-from squall.protocol.exchanges import Rules
+from squall.protocol.exchanges import Exchanges
 from squall.protocol.messages import PIECE_BYTES, PieceKept, SnapshotPiece, SnapshotTaken, TakeSnapshot
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.shard import Shard
@@ -58,7 +58,7 @@ class Machines:
         self.sent, self.received = Pieces(), Pieces()
         self.far = FarShardHost(Writer(self.there), self.there, SHARD, SHARDS, self.sent)
         self.kept = PiecesHost(Writer(self.here), self.here, SHARDS, self.received)
-        self.shard = Shard(SHARD, Rules())
+        self.shard = Shard(SHARD, Exchanges())
         self.pieces: list[SnapshotPiece] = []
         self.travelled = 0  # bytes
 

@@ -10,7 +10,7 @@ from squall.protocol.effects import Payload
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.messages import Exchange, Exchanged, Join, Stop, View
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.protocol.nursery_messages import Alive
+from squall.protocol.nursery_messages import Alive, Heard, Refused
 from squall.protocol.speaking import COMMON, LOOP
 from squall.runtime.part import Part
 from squall.runtime.site import Site
@@ -75,6 +75,19 @@ def test_each_role_says_its_own() -> None:
     for message in (Stop(), Join(1), Alive(), View(1, ())):
         with pytest.raises(ValueError, match=f"a replica says {type(message).__name__} to no shard"):
             of.check(R1, message, None)
+
+
+def test_a_process_speaks_of_those_that_it_hears() -> None:
+    of = Part(COORDINATOR, site(), LOOP, places)
+    for sender, other in ((FAR, R1), (FAR, Node("evaluator", 2)), (R1, FAR)):
+        for message in (Heard((other,)), Refused(other, "it lies")):
+            of.check(sender, message, None)
+    for sender, other in (
+        (R1, Node("replica", 0)), (FAR, SHARD), (R1, Node("nursery", 2)), (FAR, Node("nursery")), (R1, Node("a liar")),
+    ):  # fmt: skip
+        for message in (Heard((other,)), Refused(other, "it lies")):
+            with pytest.raises(ValueError, match=f"of a {other.role}, which it does not hear"):
+                of.check(sender, message, None)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class Bench(PhantomHosts):
             case "coordinator":
                 return self.coordinator
             case "shard":
-                return Shard(node.index, recipe.loop.exchanges.rules)
+                return Shard(node.index, recipe.loop.exchanges)
             case "replica":
                 return Replica(node, recipe.shards, self.batch_size, recipe.loop.exchanges)
         return Evaluator(node, recipe.shards)

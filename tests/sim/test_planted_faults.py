@@ -29,7 +29,7 @@ from squall.protocol.messages import Cover, Evaluated, Exchange, Exchanged, View
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import EvaluationAsked, LeaseEnded
 from squall.protocol.nursery import NurseryMachine
-from squall.protocol.nursery_messages import Refused, Replaced
+from squall.protocol.nursery_messages import Heard, Refused, Replaced
 from squall.protocol.placing import Placing
 from squall.protocol.pushed_work import PushedWork
 from squall.protocol.replacing import LOST_IN_A_ROW
@@ -163,16 +163,17 @@ def weights_before_apply(original: Any, shard: Shard, event: Event, now: float) 
 
 
 def clocks_not_compared(original: Any, shard: Shard, sender: Node, exchange: Exchange, *given: Any) -> None:
-    """The shard's own assertion would see a copy of a push."""
+    """Else the shard refuses what others are to notice."""
     replica = shard._replicas.get(sender)
-    if replica is not None and exchange.gradient >= 0 and exchange.clock <= replica.clock:
+    if replica is not None and exchange.gradient >= 0 and exchange.clock != replica.clock + 1:
         shard._move(replica, exchange.clock - 1)
     original(shard, sender, exchange, *given)
 
 
-def one_more(original: Any, shard: Shard, index: int, rules: Any, *rest: Any) -> None:
-    bound = rules.max_delay
-    original(shard, index, msgspec.structs.replace(rules, max_delay=None if bound is None else bound + 1), *rest)
+def one_more(original: Any, shard: Shard, index: int, exchanges: Any, *rest: Any) -> None:
+    bound = exchanges.rules.max_delay
+    rules = msgspec.structs.replace(exchanges.rules, max_delay=None if bound is None else bound + 1)
+    original(shard, index, msgspec.structs.replace(exchanges, rules=rules), *rest)
 
 
 def strangers_welcome(
@@ -477,6 +478,22 @@ def first_piece_is_all(original: Any, travelling: Travelling) -> Any:
     return original(travelling) if travelling._start == 0 else None
 
 
+def two_at_a_time(original: Any, exchanges: ReplicaExchanges, *given: Any, push: bool, **named: Any) -> None:
+    exchanges.clock += push
+    original(exchanges, *given, push=push, **named)
+
+
+def of_a_nursery(original: Any, link: Linked, message: Any, *given: Any) -> None:
+    """Whom only the coordinator hears."""
+    original(link, Heard((Node("nursery", 1),)) if isinstance(message, Heard) else message, *given)
+
+
+def believed_of_all(original: Any, staffing: Staffing, speaker: Node, node: Node, *given: Any) -> None:
+    """Also of the coordinator's own machine."""
+    accuser = speaker if staffing._machine_of(node) else COORDINATOR
+    original(staffing, accuser, node, *given)
+
+
 def refused_in_secret(original: Any, link: Linked, message: Any, *given: Any) -> None:
     if not isinstance(message, Refused):
         original(link, message, *given)
@@ -527,7 +544,10 @@ PLANTED: dict[str, Planted] = {
     "a newcomer's first weights do not wait for its round": Planted(
         wrapped(Shard, "_fetch", at_once), 200, "I3", of="synchronous"),
     "a newcomer makes do with what shards sent for different rounds": Planted(
-        wrapped(Replica, "_on_answered", older_weights_will_do), 300, "I3", of="averaging"),
+        both(
+            wrapped(Replica, "_on_answered", older_weights_will_do),
+            wrapped(Shard, "_on_exchange", clocks_not_compared),
+        ), 300, "I3", of="averaging"),
     "a lease is forgotten on death": Planted(wrapped(Leases, "_return", leases_forgotten), 20, "I1"),
     "leases are dealt again before the shards' view": Planted(
         wrapped(LoopCoordinator, "_depart", leases_back_at_once), 20, "I4"),
@@ -604,6 +624,12 @@ PLANTED: dict[str, Planted] = {
         wrapped(Linked, "_tell_coordinator", refused_in_secret), 300, "I5", machines=2),
     "who was refused is heard all the same": Planted(
         wrapped(Linked, "_refuse", heard_all_the_same), 100, "I12", of="downpour", machines=2),
+    "a clock counts more than there is an answer for": Planted(
+        wrapped(ReplicaExchanges, "begin", two_at_a_time), 20, "I12", of="downpour"),
+    "a shard says that it hears a nursery": Planted(
+        wrapped(Linked, "_tell_coordinator", of_a_nursery), 300, "I12", machines=2),
+    "a member is believed of the coordinator's machine": Planted(
+        wrapped(Staffing, "_on_refused", believed_of_all), 600, "I12", machines=2),
     "shards do not know where a process was started": Planted(
         wrapped(Staffing, "_let_in", lambda *given: None), 100, "I12", machines=2),
     "a portion counts as often as it is computed": Planted(

@@ -16,7 +16,6 @@ from squall.protocol.effects import Cause, Effect, Forget, Send, WritePiece
 from squall.protocol.events import (
     Event,
     MachineJoined,
-    MachineLost,
     MessageArrived,
     PieceWritten,
     Started,
@@ -24,7 +23,6 @@ from squall.protocol.events import (
     TimePassed,
 )
 from squall.protocol.frames import Message
-from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
 from squall.protocol.messages import (
     Evaluated,
@@ -65,10 +63,6 @@ class Coordinator(Staffing):
         """A message about work. Raises `AssertionError` for what it does not know."""
 
     @abstractmethod
-    def _proceed(self, now: float, effects: list[Effect]) -> None:
-        """Members have come or gone: give work to those who wait for it and may have it now."""
-
-    @abstractmethod
     def _take_back(self, node: Node, applied: list[Applied], effects: list[Effect]) -> None:
         """The work of a replica that is gone; `applied` is what each shard says that it has of it."""
 
@@ -95,8 +89,6 @@ class Coordinator(Staffing):
                 self._on_stop(event, now, effects)
             case MachineJoined(machine, room):
                 self._on_machine_joined(machine, room, now, effects)
-            case MachineLost(machine, why):
-                self._on_machine_lost(machine, why, now, effects)
             case PieceWritten(shard, number, error):
                 effects.append(Send(Node("shard", shard), PieceKept(number, error)))
             case TimePassed():
@@ -111,9 +103,7 @@ class Coordinator(Staffing):
         match message:
             case Join(pid):
                 self._on_join(sender, pid, now, effects)
-            case ViewSeen(number):
-                if number > self.members.number:
-                    raise Refusal(f"it has seen view {number}, and {self.members.number} is the newest")
+            case ViewSeen():
                 self.members.seen(sender.index, message)
                 self._on_view_seen(now, effects)
             case Left():
@@ -124,7 +114,7 @@ class Coordinator(Staffing):
             case Heard(nodes):
                 self._on_heard(nodes, now)
             case Refused(node, why):
-                self._on_refused(node, why, now, effects)
+                self._on_refused(sender, node, why, now, effects)
             case ProcessLost() | StopAsked() | Leaving() | Alive():
                 self._on_nursery(sender, message, now, effects)
             case Logged():
@@ -184,7 +174,6 @@ class Coordinator(Staffing):
             effects.extend(Send(shard, view) for shard in self._shards)
 
     def _depart(self, node: Node, effects: list[Effect]) -> bool:
-        """False if the node was not a member, so that no view has to be seen without it."""
         self._forget(node)
         self._joins.pop(node, None)
         departs = self.members.depart(node)

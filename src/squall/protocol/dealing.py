@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from squall.protocol.exchanges import Exchanges
 from squall.protocol.leases import Leases
-from squall.protocol.messages import Grant
+from squall.protocol.messages import Grant, Lease
 from squall.protocol.nodes import Node
 
 LEASE_BATCHES_AT_MOST = 16
@@ -21,27 +21,34 @@ class Dealer:
         self._push_every, self._dealing = exchanges.cadence.push_every, exchanges.dealing
         self.in_rounds, self._awaited = exchanges.in_rounds, exchanges.awaited
         self._lease_is_push = exchanges.droppable
-        self.newest_clock = 0  # the highest clock that a replica has asked work for
-        self._rounds: dict[int, dict[Node, Grant]] = {}  # clock -> grants that were dealt and are not asked for yet
+        self.newest_clock = 0  # of the rounds that were dealt
+        self._clocks: dict[Node, int] = {}  # replica -> clock of the round that it has work for
+        self._rounds: dict[int, dict[Node, Lease]] = {}  # clock -> leases that were dealt and are not asked for yet
         self._step_s: dict[Node, float] = {}  # how long a replica's batches took lately
 
     @property
     def warming_up(self) -> bool:
         return self.leases.trained < self._dealing.warm_start
 
-    def grant(self, node: Node, clock: int, members: Iterable[Node], now: float) -> Grant | None:
-        """Work for a member's exchange `clock`; None when it has to wait."""
-        newest, self.newest_clock = self.newest_clock, max(self.newest_clock, clock)
+    def grant(self, node: Node, members: Mapping[Node, int], now: float) -> Grant | None:
+        """A member's next work; None when it has to wait. `members` are replicas with their entry clocks."""
         if self.in_rounds:
-            if clock > newest:
+            clock = self._clocks[node] = self._clocks.get(node, members[node]) + 1
+            if clock > self.newest_clock:
+                self.newest_clock = clock
                 self._deal_round(clock, members, now)
-            return self._rounds.get(clock, {}).pop(node, None) or Grant(clock, None)
+            return Grant(self._rounds.get(clock, {}).pop(node, None))
         lease = None
         if not self.warming_up or node == min(members):
             lease = self.leases.take(node, self._lease_batches(), now)
         if lease is None and not self._awaited:
             return None
-        return Grant(clock, lease, self._steps(node, members))
+        return Grant(lease, self._steps(node, members))
+
+    def forget(self, node: Node) -> None:
+        """The replica is not a member any more."""
+        self._clocks.pop(node, None)
+        self._step_s.pop(node, None)
 
     def paced(self, node: Node, step_s: float) -> None:
         """A replica says how long its batches took."""
@@ -63,7 +70,7 @@ class Dealer:
         """
         live = sorted(members)
         known = frozenset(live)
-        for old in [c for c, grants in self._rounds.items() if not any(node in known for node in grants)]:
+        for old in [c for c, dealt in self._rounds.items() if not any(node in known for node in dealt)]:
             del self._rounds[old]
         dealt = self._rounds[clock] = {}
         epoch = None
@@ -72,7 +79,7 @@ class Dealer:
             if lease is None:
                 break
             epoch = lease.epoch
-            dealt[node] = Grant(clock, lease)
+            dealt[node] = lease
 
     def _lease_batches(self) -> int:
         """Long enough that asking costs little, and shorter towards the end, so that all end an epoch together."""

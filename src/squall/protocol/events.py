@@ -107,13 +107,6 @@ class MachineJoined(Event, frozen=True, gc=False):
     room: int
 
 
-class MachineLost(Event, frozen=True, gc=False):
-    """The launcher knows that a machine is gone, before its silence tells."""
-
-    machine: int
-    why: str
-
-
 class StopRequested(Event, frozen=True, gc=False):
     """The user (or a cluster that takes the machine back) asks for a snapshot and an orderly end.
 

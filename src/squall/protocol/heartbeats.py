@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from squall.protocol.nodes import Node
@@ -28,19 +30,23 @@ class Heartbeats:
         self.wake_at: float | None = None  # when `silent` is to be asked next
         self.limit_s = limit_s
         self._every_s = every_s
-        self._heard: dict[Node, tuple[float, float]] = {}  # when, and for how much longer it may be silent
+        # When it was heard or seen last, for how much longer it may be silent, and when it was heard last.
+        self._heard: dict[Node, tuple[float, float, float]] = {}
 
     def heard(self, node: Node, now: float, grace_s: float = 0.0) -> None:
         """Of somebody who is listened for from now on, if that was not so before; it may take so much longer."""
-        self._heard[node] = now, grace_s
+        self._heard[node] = now, grace_s, now
         if self.wake_at is None:
             self.wake_at = now + self._every_s
 
     def signed(self, node: Node, now: float) -> None:
-        """Of somebody who is listened for already, if so."""
-        if node in self._heard:
-            at, grace_s = self._heard[node]
-            self._heard[node] = now, max(0.0, at + grace_s - now)
+        """Others say that somebody is there, who is listened for already, if so.
+
+        They are believed for as long as he would wait to hear anything.
+        """
+        at, grace_s, said_at = self._heard.get(node, (0.0, 0.0, -math.inf))
+        if now - said_at < PATIENCE * self.limit_s:
+            self._heard[node] = now, max(0.0, at + grace_s - now), said_at
 
     def forget(self, node: Node) -> None:
         self._heard.pop(node, None)
@@ -60,6 +66,8 @@ class Heartbeats:
             return {}
         late_s = now - self.wake_at
         if late_s > self._every_s:
-            self._heard = {node: (at + late_s, grace_s) for node, (at, grace_s) in self._heard.items()}
+            self._heard = {
+                node: (at + late_s, grace_s, said_at + late_s) for node, (at, grace_s, said_at) in self._heard.items()
+            }
         self.wake_at = now + self._every_s
-        return {node: now - at for node, (at, grace_s) in self._heard.items() if now - at >= self.limit_s + grace_s}
+        return {node: now - at for node, (at, grace_s, _) in self._heard.items() if now - at >= self.limit_s + grace_s}

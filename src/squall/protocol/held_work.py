@@ -48,15 +48,15 @@ class HeldWork:
                 self._lease, self._next = lease, lease.start
         return self._lease is not None
 
-    def request(self, clock: int, ready: bool, round_open: bool) -> LeaseRequest | None:
-        """Ask for the next grant when no more than a batch is left in hand; `clock` is that of the last exchange."""
+    def request(self) -> LeaseRequest | None:
+        """Ask for the next grant when no more than a batch is left in hand."""
         last = self._lease is None or self._lease.stop - self._next <= self.batch_size
         if not last or self._grants or self.asked:
             return None
         self.asked = True
         step_s = self._spent_s / self._steps if self._steps else 0.0
         self._steps, self._spent_s = 0, 0.0
-        return LeaseRequest(clock + 1 + (ready or self.idle or round_open), step_s)
+        return LeaseRequest(step_s)
 
     def spent(self, seconds: float) -> None:
         """A batch took so long, from when it was asked for until its gradient was there."""

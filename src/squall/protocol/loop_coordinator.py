@@ -11,6 +11,7 @@ from squall.protocol.effects import Cause, Effect, Send
 from squall.protocol.exchanges import Exchanges
 from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
+from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied, common
 from squall.protocol.messages import Cover, Dropped, Grant, LeaseRequest, Left, Progress, Skip, SkipNoted, Stats
 from squall.protocol.nodes import Node
@@ -23,7 +24,7 @@ class LoopCoordinator(Coordinator):
         super().__init__(policy, snapshots)
         self.leases = leases
         self.dealer = Dealer(policy.replicas, exchanges, leases)
-        self._requests: dict[Node, int] = {}  # replica that waits for a grant -> the clock that it has asked for
+        self._requests: dict[Node, None] = {}  # replicas that wait for a grant
         self._skips: dict[int, list[tuple[int, int]]] = {}  # lease -> examples left out of it
         self._starved: dict[Node, None] = {}  # waiting replicas that were told that there is nothing for now
         self._epochs_seen = leases.epochs_done()
@@ -41,17 +42,16 @@ class LoopCoordinator(Coordinator):
 
     def _on_work(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
-            case LeaseRequest(clock, step_s):
+            case LeaseRequest(step_s):
                 if sender in self.members.live:  # else it was lost while this was on its way
-                    self._requests[sender] = clock
+                    self._requests[sender] = None
                     self.dealer.paced(sender, step_s)
                     self._answer(sender, now, effects)
             case Progress(covers, stats) | Left(covers, stats):
                 self._on_progress(sender, covers, stats, now, effects)
-            case Skip(lease, _, start, stop):
+            case Skip():
                 if sender in self.members.live:
-                    self._skips.setdefault(lease, []).append((start, stop))
-                    effects += [BatchLeftOut(sender, message), Send(sender, SkipNoted())]
+                    self._on_skip(sender, message, effects)
             case Dropped(lease):
                 self._close(self.leases.drop(lease, sender), effects)
                 self._proceed(now, effects)
@@ -65,14 +65,14 @@ class LoopCoordinator(Coordinator):
     def _answer(self, node: Node, now: float, effects: list[Effect]) -> None:
         if node not in self.members.live or not self._may_grant():
             return
-        grant = self.dealer.grant(node, self._requests[node], self.members.live, now)
+        grant = self.dealer.grant(node, self.members.live, now)
         if grant is not None:
             del self._requests[node]
             self._starved.pop(node, None)
             effects.append(Send(node, grant))
         elif node not in self._starved:
             self._starved[node] = None
-            effects.append(Send(node, Grant(self._requests[node], None)))
+            effects.append(Send(node, Grant(None)))
 
     def _take_back(self, node: Node, applied: list[Applied], effects: list[Effect]) -> None:
         """What all shards have of it is trained; the rest is dealt again."""
@@ -92,6 +92,7 @@ class LoopCoordinator(Coordinator):
     def _forget(self, node: Node) -> None:
         self._requests.pop(node, None)
         self._starved.pop(node, None)
+        self.dealer.forget(node)
 
     def _over(self) -> tuple[Cause, str] | None:
         return self.leases.over()
@@ -133,6 +134,18 @@ class LoopCoordinator(Coordinator):
             if self.policy.evaluate and self._over() is None:
                 self._evaluations.ask(effects)
         self._look_for_end(now, effects)
+
+    def _on_skip(self, node: Node, skip: Skip, effects: list[Effect]) -> None:
+        """What is left out of a lease that came to nothing is dealt again with it."""
+        held = self.leases.held.get(skip.lease)
+        if held is not None and held.holder == node:
+            known = self._skips.get(skip.lease, [])
+            after = known[-1][1] if known else held.lease.start
+            if skip.epoch != held.lease.epoch or not after <= skip.start < skip.stop <= held.lease.stop:
+                raise Refusal(f"it leaves out {skip}, and has the next batch of {held.lease}")
+            self._skips.setdefault(skip.lease, []).append((skip.start, skip.stop))
+            effects.append(BatchLeftOut(node, skip))
+        effects.append(Send(node, SkipNoted()))
 
     def _close(self, ended: LeaseEnded | None, effects: list[Effect]) -> None:
         if ended is not None:

@@ -18,8 +18,8 @@ from squall.protocol.nodes import Node
 class Refusal(Exception):
     """A machine is given a message that its sender never says then; nothing has changed by it.
 
-    It is the sender that the run goes on without (`protocol.link`). What a machine does wrong itself is an
-    `AssertionError`.
+    It is the sender that the run goes on without (`protocol.link`), so nothing is refused that others could have made
+    it say. What a machine does wrong itself is an `AssertionError`.
     """
 
 

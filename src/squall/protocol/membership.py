@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Member, View, ViewSeen
 from squall.protocol.nodes import Node
 
@@ -57,9 +58,14 @@ class Membership:
         return View(self.number, tuple(Member(n.index, n.incarnation, entry) for n, entry in members))
 
     def seen(self, shard: int, message: ViewSeen) -> None:
-        self._seen[shard] = max(self._seen[shard], message.number)
-        for gone in message.departed:
-            self._applied.setdefault(Node("replica", gone.slot, gone.incarnation), []).append(gone.applied)
+        """Raises `Refusal` for what is not the answer to the newest view, which a shard gives once."""
+        departed = {Node("replica", gone.slot, gone.incarnation): gone.applied for gone in message.departed}
+        awaited = self._seen[shard] < message.number == self.number
+        if not awaited or any(self._departing.get(node) != self.number for node in departed):
+            raise Refusal(f"it has seen another view {message.number} than the newest, which is {self.number}")
+        self._seen[shard] = message.number
+        for node, applied in departed.items():
+            self._applied[node].append(applied)
 
     @property
     def settled(self) -> bool:

@@ -82,20 +82,18 @@ class Welcome(Struct, frozen=True, tag="welcome", array_like=True, gc=False):
 
 
 class LeaseRequest(Struct, frozen=True, tag="lease?", array_like=True, gc=False):
-    """Ask for work. `clock` is the exchange that the work is for."""
+    """Ask for the next work."""
 
-    clock: Count
     step_s: Seconds = 0.0  # mean duration of a batch since the last request; 0: there was none
 
 
 class Grant(Struct, frozen=True, tag="lease", array_like=True, gc=False):
-    """Work for the exchange `clock`.
+    """Work, in the order in which it was asked for; where there are rounds, of the next one.
 
-    Without a lease, where others wait for that exchange: take part in it with nothing to push. Elsewhere: there is
+    Without a lease, where others wait for the next exchange: take part in it with nothing to push. Elsewhere: there is
     nothing for now, and another grant follows when there is.
     """
 
-    clock: Count
     lease: Lease | None
     steps: Few = 0  # batches of a push from now on, where that depends on the replica's speed; 0: no change
 

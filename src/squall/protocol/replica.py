@@ -154,10 +154,8 @@ class Replica:
 
     def _take_work(self, effects: list[Effect]) -> bool:
         """True when there is a batch to compute. Asks for the next lease while the last batch is computed."""
-        exchanges = self._exchanges
-        round_open = self._in_rounds and exchanges.since_push > 0
-        ready = self._hand.ready(round_open)
-        request = self._hand.request(exchanges.clock, ready, round_open)
+        ready = self._hand.ready(round_open=self._in_rounds and self._exchanges.since_push > 0)
+        request = self._hand.request()
         if request is not None:
             effects.append(Send(COORDINATOR, request))
         return ready

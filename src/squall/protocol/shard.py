@@ -18,7 +18,7 @@ from __future__ import annotations
 from squall.protocol.clocks import Clocks
 from squall.protocol.effects import Apply, Effect, Forget, Payload, Send, Term
 from squall.protocol.events import Event, MessageArrived, TimePassed
-from squall.protocol.exchanges import Rules, mean_factors
+from squall.protocol.exchanges import Exchanges, mean_factors
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Cover, Departed, Exchange, Exchanged, Member, View, ViewSeen, covered
 from squall.protocol.nodes import COORDINATOR, Node, replica_node
@@ -30,11 +30,12 @@ LEASES_KEPT = 64  # of each replica; with `reports.REPORT_LEASES` unreported one
 class _Replica:
     """What a shard knows of a live replica."""
 
-    __slots__ = ("clock", "covers", "node", "staleness")
+    __slots__ = ("asked", "clock", "covers", "node", "staleness")
 
     def __init__(self, node: Node, entry: int) -> None:
         self.node = node
         self.clock = entry  # of its last push, counted on from the entry
+        self.asked = False  # for an answer that it does not have yet
         self.staleness = -1  # of a push that is not answered yet; -1: there is none
         self.covers: tuple[Cover, ...] = ()  # what is applied of its leases, the oldest first
 
@@ -44,9 +45,11 @@ class _Replica:
 
 
 class Shard(ShardDuties):
-    def __init__(self, index: int, rules: Rules, version: int = 0, examples: int = 0) -> None:
+    def __init__(self, index: int, exchanges: Exchanges, version: int = 0, examples: int = 0) -> None:
         super().__init__(index, version, examples)
-        self.rules = rules
+        self.rules = exchanges.rules
+        self._covers_at_most = exchanges.cadence.push_every  # in a push: each batch may be of another lease
+        self._newest = 0  # the highest clock of a replica
         self._replicas: dict[Node, _Replica] = {}  # the newest view, in slot order
         self._rounds: dict[int, dict[Node, Exchange]] = {}  # clock -> pushes not applied yet ("mean")
         self._closed = 0  # clock of the newest round that was applied
@@ -77,12 +80,18 @@ class Shard(ShardDuties):
             if sender.role != "replica":  # one that is not in the newest view is gone: its slot may be another's by now
                 self._show(sender, exchange, effects)
             return
+        if replica.asked:
+            raise Refusal("it exchanges, and has no answer to its last exchange")
         if exchange.gradient < 0:
+            replica.asked = True
             self._fetch(replica, exchange, now, effects)
             return
-        if exchange.clock <= replica.clock or exchange.basis > self.version:
+        if exchange.clock != replica.clock + 1 or exchange.basis > self.version:
             at = f"at clock {replica.clock} and version {self.version}"
             raise Refusal(f"it pushes for clock {exchange.clock} on version {exchange.basis}, {at}")
+        if len(exchange.covers) > self._covers_at_most:
+            raise Refusal(f"it pushes batches of {len(exchange.covers)} leases, and {self._covers_at_most} at most")
+        replica.asked = True
         if self.rules.gather == "mean":
             self._gather(replica, exchange, now, effects)
         else:
@@ -98,11 +107,13 @@ class Shard(ShardDuties):
     def _fetch(self, replica: _Replica, exchange: Exchange, now: float, effects: list[Effect]) -> None:
         """Weights alone: a newcomer's first, or for a batch that is tried again.
 
-        A newcomer begins where the others are, also when another shard knows them to be further. Where there are
-        rounds, it waits for those that it is behind: its first push is on the weights that the others have.
+        A newcomer begins where the others are, also when another shard knows them to be further, by one exchange at
+        most. Where there are rounds, it waits for those that it is behind: its first push is on the weights that the
+        others have.
         """
-        if exchange.clock > replica.clock:
-            self._move(replica, exchange.clock)
+        clock = min(exchange.clock, self._newest + 1)
+        if clock > replica.clock:
+            self._move(replica, clock)
         if self.rules.gather == "mean":
             self._waiting.setdefault(replica.clock, {})[replica.node] = exchange
         else:
@@ -117,6 +128,8 @@ class Shard(ShardDuties):
     def _move(self, replica: _Replica, clock: int) -> None:
         self._clocks.move(replica.clock, clock)
         replica.clock = clock
+        if clock > self._newest:
+            self._newest = clock
 
     def _apply_each(self, replica: _Replica, exchange: Exchange, effects: list[Effect]) -> None:
         if exchange.examples or exchange.batches:  # a further step on a batch has no examples of its own
@@ -204,7 +217,7 @@ class Shard(ShardDuties):
         if exchange.weights >= 0:
             payload = Payload("weights", node, exchange.weights, exchange.clock, self.node.index, self.version)
         effects.append(Send(node, answer, payload))
-        replica.staleness = -1
+        replica.staleness, replica.asked = -1, False
 
     # ------------------------------------------------------------ members
 
@@ -221,6 +234,7 @@ class Shard(ShardDuties):
             node = _node(member)  # a newcomer neither holds the others nor runs ahead of them
             known = before.pop(node) if node in before else None
             self._replicas[node] = known or _Replica(node, max(member.entry, slowest))
+            self._newest = max(self._newest, member.entry)
         self._clocks = Clocks(replica.clock for replica in self._replicas.values())
         departed = []
         for node, replica in before.items():

@@ -52,12 +52,18 @@ BATCHES = _and({
 })  # fmt: skip
 
 
+def hears(one: Node, other: Node) -> bool:
+    """Whether the other's role says anything to the one's."""
+    return (other.role, one.role) in COMMON
+
+
 def places_of(
     says: Says, sender: Node, receiver: Node, message: Message | None, payload: Payload | None
 ) -> list[Payload]:
     """The places that are named by what is said.
 
-    Raises `ValueError` for what the sender's role never says to the receiver's, and for numbers of something else.
+    Raises `ValueError` for what the sender's role never says to the receiver's, or of one that it does not hear, and
+    for numbers of something else.
     """
     if message is None:
         if payload is not None:
@@ -66,11 +72,23 @@ def places_of(
     kind = type(message)
     if kind not in says.get((sender.role, receiver.role), ()):
         raise ValueError(f"a {sender.role} says {kind.__name__} to no {receiver.role}")
+    for node in _spoken_of(message):
+        if not hears(sender, node):
+            raise ValueError(f"a {sender.role} says {kind.__name__} of a {node.role}, which it does not hear")
     named = list(_named(message, sender, receiver))
     weights = payload is not None and kind is m.Exchanged and payload.kind in ("weights", "trial")
     if payload is not None and payload not in named and not weights:
         raise ValueError(f"{payload} does not belong to {kind.__name__}")
     return named
+
+
+def _spoken_of(message: Message) -> tuple[Node, ...]:
+    match message:
+        case n.Heard(nodes):
+            return nodes
+        case n.Refused(node):
+            return (node,)
+    return ()
 
 
 def _named(message: Message, sender: Node, receiver: Node) -> Iterator[Payload]:

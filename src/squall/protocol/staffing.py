@@ -41,7 +41,7 @@ class Staffing(Closing):
 
     @abstractmethod
     def _proceed(self, now: float, effects: list[Effect]) -> None:
-        """Members have come or gone: give work to whom it is due."""
+        """Members have come or gone: give work to those who wait for it and may have it now."""
 
     def _on_stop(self, asked: StopRequested | StopAsked, now: float, effects: list[Effect]) -> None:
         if asked.failed:
@@ -138,17 +138,25 @@ class Staffing(Closing):
         for node in nodes:
             self._heartbeats.signed(Node("nursery", self._machine_of(node) or 0), now)
 
-    def _on_refused(self, node: Node, why: str, now: float, effects: list[Effect]) -> None:
-        """Nobody would say that: what runs on its machine is not what should run there."""
-        machine, text = self._machine_of(node), f"{node} was refused: {why}"
+    def _on_refused(self, speaker: Node, node: Node, why: str, now: float, effects: list[Effect]) -> None:
+        """Nobody would say that: what runs on its machine is not what should run there.
+
+        Of the coordinator's own machine others are not believed that, and who cannot hear it cannot stay.
+        """
+        accused, accuser = self._machine_of(node), self._machine_of(speaker)
+        if accused is None or accuser is None:
+            return
+        machine, text = accused, f"{node} was refused: {why}"
+        if accused == NURSERY.index != accuser:
+            machine, text = accuser, f"{speaker} refused {node}: {why}"
         if machine == NURSERY.index:
             self._fail(text, effects)
-        elif machine is not None:
+        else:
             self._on_machine_lost(machine, text, now, effects)
 
     def _machine_of(self, node: Node) -> int | None:
         """None: the process has left, or another one is in its place."""
-        return node.index if node.role == "nursery" else self._placing.on.get(node)
+        return node.index if node.role in ("coordinator", "nursery") else self._placing.on.get(node)
 
     def _on_nursery(self, nursery: Node, message: Message, now: float, effects: list[Effect]) -> None:
         machine = nursery.index

@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
 
 def _shard(job: Job, index: int) -> Shard:
-    return Shard(index, job.recipe.loop.exchanges.rules, *begun(job))
+    return Shard(index, job.recipe.loop.exchanges, *begun(job))
 
 
 def _replica(job: Job, node: Node) -> Replica:

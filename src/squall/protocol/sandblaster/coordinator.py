@@ -15,7 +15,7 @@ from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import Cause, Effect, Send
 from squall.protocol.frames import Message
 from squall.protocol.leases import Limits
-from squall.protocol.ledger import Range
+from squall.protocol.ledger import Range, size
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
 from squall.protocol.messages import Left, Progress
@@ -95,7 +95,7 @@ class BatchCoordinator(Coordinator):
                     self._on_request(sender, message, now, effects)
             case PortionsTaken(evaluation, portions):
                 if self.dealer.is_open(evaluation):
-                    self.dealer.taken(portions)
+                    self.dealer.taken(sender, portions)
                     if self.dealer.complete:
                         self._evaluated(now, effects)
             case Progress(_, stats) | Left(_, stats) if sender in self.members.live:
@@ -144,7 +144,7 @@ class BatchCoordinator(Coordinator):
             self._request = request
             match request:
                 case Calculation():
-                    self._calculate(request, None, effects)
+                    self._calculate(request, effects)
                     return
                 case EvaluateTrial():
                     self._evaluate(effects)
@@ -166,18 +166,20 @@ class BatchCoordinator(Coordinator):
         else:
             self._stop(*self._ended, now, effects)
 
-    def _calculate(self, asked: Calculation, opens: int | None, effects: list[Effect]) -> None:
+    def _calculate(self, asked: Calculation, effects: list[Effect]) -> None:
         self._number += 1
         self._answers = {}
         self._awaited_values = len(asked.rows) * len(asked.columns) + len(asked.largest)
-        message = msgspec.structs.replace(asked, number=self._number, opens=opens, examples=self.trained)
+        message = msgspec.structs.replace(asked, number=self._number, examples=self.trained)
         effects.extend(Send(shard, message) for shard in self._shards)
 
     def _evaluate(self, effects: list[Effect]) -> None:
         """Have the shards open a new evaluation; portions are dealt when all have."""
         assert isinstance(self._request, EvaluateTrial)
         self.dealer.begin()
-        self._calculate(Calculation(combine=self._request.combine), self.dealer.evaluation, effects)
+        portions = -(-size(self.work.examples_of(self._request.batch)) // self.work.balance.size)
+        asked = Calculation(combine=self._request.combine, opens=self.dealer.evaluation, portions=portions)
+        self._calculate(asked, effects)
 
     def _on_calculated(
         self, shard: Node, number: int, values: tuple[float, ...], now: float, effects: list[Effect]
@@ -216,9 +218,8 @@ class BatchCoordinator(Coordinator):
     def _on_request(self, node: Node, asked: PortionRequest, now: float, effects: list[Effect]) -> None:
         if self.phase is not Phase.RUNNING:
             return  # Stop is on its way
+        self.dealer.check(node, asked)
         keep, portions = False, self.dealer.portions
-        if portions is not None and asked.evaluation == self.dealer.evaluation and asked.done >= len(portions.ranges):
-            raise Refusal(f"it has computed portion {asked.done} of {len(portions.ranges)}")
         if asked.done >= 0:
             self._replacing.fruitful(node)
         if asked.done >= 0 and portions is not None and asked.evaluation == self.dealer.evaluation:

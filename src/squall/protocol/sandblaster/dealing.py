@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 
 from squall.protocol.effects import Effect, Send
 from squall.protocol.ledger import Range
+from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.messages import Portion, PortionRequest
@@ -20,8 +21,9 @@ class PortionDealer:
         self.late_at: float | None = None  # when an idle replica may compute a portion that another one is late with
         self._balance = balance
         self._shards = shards
+        self._given: dict[Node, tuple[int, int]] = {}  # replica -> evaluation and portion that it has to compute
         self._unpushed: dict[Node, int] = {}  # replica -> portions that it keeps and was not told to push
-        self._taken: Counter[int] = Counter()  # portion -> shards that have it
+        self._taken: dict[int, set[Node]] = {}  # portion -> shards that have it
         self._idle: dict[Node, None] = {}  # replicas that wait for a portion
         self._took_s: deque[float] = deque(maxlen=32)  # how long the last portions took
 
@@ -42,6 +44,12 @@ class PortionDealer:
 
     def open(self, batch: Range) -> None:
         self.portions = Portions(batch, self._balance, self._took_s)
+
+    def check(self, node: Node, asked: PortionRequest) -> None:
+        """Raises `Refusal` where the replica has not computed what it was given."""
+        if (asked.evaluation, asked.done) != self._given.get(node, (0, -1)):
+            raise Refusal(f"portion {asked.done} of evaluation {asked.evaluation} was not given to it")
+        self._given.pop(node, None)
 
     def done(self, node: Node, asked: PortionRequest, now: float) -> bool:
         """A replica has computed a portion of the open evaluation; True if its gradient counts."""
@@ -73,19 +81,23 @@ class PortionDealer:
                 effects.append(Send(node, Portion(self.evaluation, keep, push)))
             return
         self._idle.pop(node, None)
+        self._given[node] = self.evaluation, number
         epoch, start, stop = portions.ranges[number]
         share = portions.share(number)
         effects.append(Send(node, Portion(self.evaluation, keep, push, number, epoch, start, stop, share)))
 
-    def taken(self, portions: tuple[int, ...]) -> None:
-        """Another shard has these in its sum."""
+    def taken(self, shard: Node, portions: tuple[int, ...]) -> None:
+        """A shard has these in its sum. What nobody keeps counts for nothing, whoever has pushed it there."""
         assert self.portions is not None
-        self._taken.update(portions)
-        self.portions.applied(tuple(p for p in portions if self._taken[p] == self._shards))
+        kept = [portion for portion in portions if self.portions.is_kept(portion)]
+        for portion in kept:
+            self._taken.setdefault(portion, set()).add(shard)
+        self.portions.applied(tuple(p for p in kept if len(self._taken[p]) == self._shards))
 
     def forget(self, node: Node) -> None:
         self._idle.pop(node, None)
         self._unpushed.pop(node, None)
+        self._given.pop(node, None)
 
     def take_back(self, node: Node, applied: list[Applied]) -> bool:
         """Deal anew what a replica had that is gone; False if only some shards have a push of it: the sum is spoilt."""

@@ -16,7 +16,7 @@ class Calculation(Struct, frozen=True, tag="vectors", array_like=True, gc=False)
     """Combine vectors, then form the dot products of all rows with all columns, and the largest magnitudes.
 
     `opens`: after combining, set `sum` to zero and take pushed portions of this evaluation from now on, of no other.
-    The method says what to calculate; the coordinator puts in `number`, `opens` and `examples`.
+    The method says what to calculate; the coordinator puts in `number`, `opens`, `examples` and `portions`.
     """
 
     number: Count = 0
@@ -26,6 +26,7 @@ class Calculation(Struct, frozen=True, tag="vectors", array_like=True, gc=False)
     largest: tuple[str, ...] = ()
     opens: Count | None = None
     examples: Count = 0  # evaluated so far
+    portions: Count = 0  # of the evaluation that it opens
 
 
 class Calculated(Struct, frozen=True, tag="vectors!", array_like=True, gc=False):

@@ -120,6 +120,10 @@ class Portions:
         self._counted[portion] = node, loss
         return True
 
+    def is_kept(self, portion: int) -> bool:
+        """It is counted, and a shard may have it."""
+        return portion in self._kept
+
     def applied(self, portions: tuple[int, ...]) -> None:
         """All shards have these."""
         for portion in portions:

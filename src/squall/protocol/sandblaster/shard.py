@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from squall.protocol.effects import AddPortions, CalculateVectors, Effect, Forget, Send
 from squall.protocol.events import Event, MessageArrived, VectorsCalculated
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Cover, Departed, Exchange, View, ViewSeen
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.sandblaster.messages import Calculated, Calculation, PortionsTaken, PushPortions
@@ -16,6 +17,7 @@ class BatchShard(ShardDuties):
     def __init__(self, index: int, version: int = 0, examples: int = 0) -> None:
         super().__init__(index, version, examples)
         self.evaluation = 0  # whose portions are taken
+        self._portions = 0  # that it has
         self._taken: dict[Node, dict[int, int]] = {}  # live replica -> portion -> evaluation, in the sum
 
     def on(self, event: Event, now: float) -> list[Effect]:
@@ -38,7 +40,7 @@ class BatchShard(ShardDuties):
 
     def _on_calculation(self, message: Calculation, effects: list[Effect]) -> None:
         if message.opens is not None:
-            self.evaluation = message.opens
+            self.evaluation, self._portions = message.opens, message.portions
             for taken in self._taken.values():
                 taken.clear()
         if any(combine.target == "weights" for combine in message.combine):
@@ -52,6 +54,9 @@ class BatchShard(ShardDuties):
             return
         answer = PortionsTaken(push.evaluation, push.portions)
         if push.evaluation == self.evaluation:
+            for portion in push.portions:
+                if portion >= self._portions or portion in taken:
+                    raise Refusal(f"it pushes portion {portion} of {self._portions}, or pushes it again")
             effects.append(AddPortions(sender, push.buffer, push.clock))
             taken.update(dict.fromkeys(push.portions, push.evaluation))
             # To the coordinator as well: the replica may be busy with a portion for long.

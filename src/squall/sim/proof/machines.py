@@ -30,6 +30,7 @@ from squall.protocol.notes import MachineDied, Remark, TrainingOver
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.nursery_messages import Leaving, Replaced, StartProcess, StopAsked
 from squall.protocol.policy import MachineRoom
+from squall.protocol.speaking import hears
 from squall.runtime.world import World
 from squall.runtime.world_nodes import Parcel, Premises
 from squall.sim.proof.broken import Broken
@@ -105,10 +106,12 @@ class WorldMachines:
 
     def _hear(self, machine: int, until: float) -> None:
         """Something of the machine's processes comes to one on another machine, as long as they are there."""
-        there = tuple(node for node in self.there(machine) if node.role != "evaluator")
-        hears = next((n for n in self._world.processes if n.role == "shard" and self.of(n) != machine), COORDINATOR)
-        if there and not self._wire.parted(there[0], hears, self._world.now):
-            self._world.post(hears, PeersHeard(there))
+        others = [n for n in self._world.processes if n.role == "shard" and self.of(n) != machine]
+        for hearer in (*others[:1], COORDINATOR):
+            there = tuple(node for node in self.there(machine) if node.role != "evaluator" and hears(hearer, node))
+            if there and not self._wire.parted(there[0], hearer, self._world.now):
+                self._world.post(hearer, PeersHeard(there))
+                break
         if self._world.now < until:
             self._world.at(self._world.now + PULSE.every_s, lambda: self._hear(machine, until))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from squall.protocol.effects import Admit, Apply, Effect, Transmit
+from collections.abc import Callable
+
+from squall.protocol.effects import Admit, Apply, Effect, End, Transmit
 from squall.protocol.events import Event, FrameArrived, PeerRefused
 from squall.protocol.messages import Exchange
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery_messages import Refused
 from squall.protocol.policy import MachineRoom
 from squall.protocol.speaking import BATCHES, LOOP, places_of
@@ -17,8 +19,9 @@ from squall.strategies.work import Loop
 class Manners:
     """Of one life."""
 
-    def __init__(self, chaos: Chaos, rooms: tuple[MachineRoom, ...]) -> None:
-        """`rooms` are those that the life begins on."""
+    def __init__(self, chaos: Chaos, machine: Callable[[Node], int], rooms: tuple[MachineRoom, ...]) -> None:
+        """`machine` says where a node is; `rooms` are those that the life begins on."""
+        self._machine = machine
         self.liars: dict[Node, None] = {}  # who has been caught at a lie
         self._says = LOOP if isinstance(chaos.recipe.work, Loop) else BATCHES
         self._refused: set[tuple[Node, Node]] = set()  # by whom, and who
@@ -36,6 +39,9 @@ class Manners:
                     raise Broken("I12", f"{node} to {to}: {error}") from error
                 if isinstance(frame.message, Refused) and frame.message.node not in self.liars:
                     raise Broken("I12", f"{node} refuses {frame.message.node}: {frame.message.why}")
+            case End("failed", reason) if node == COORDINATOR and reason.partition(" ")[2].startswith("was refused: "):
+                if not any(self._machine(by) == self._machine(liar) == 0 for by, liar in self._refused):
+                    raise Broken("I12", f"another machine's word ends the run: {reason}")
             case Admit(newcomer):
                 self._admitted.add((node, newcomer))
             case FrameArrived(Node("replica") as sender, frame) if type(frame.message) is Exchange:

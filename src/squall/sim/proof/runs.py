@@ -177,7 +177,7 @@ class ChaoticLoopRun(ChaoticRun):
     def _machine(self, node: Node) -> Machine:
         exchanges = self.recipe.loop.exchanges
         if node.role == "shard":
-            return Shard(node.index, exchanges.rules, self._version, self._examples)
+            return Shard(node.index, exchanges, self._version, self._examples)
         return Replica(node, self.recipe.shards, self.chaos.batch_size, exchanges)
 
     def finished(self, lives: int, spoilt: bool) -> None:

@@ -98,7 +98,7 @@ class Trial:
         chaos, saved = self.chaos, self.run.saved
         self.lives += 1
         self._machines = WorldMachines(chaos, self.lives, self._rooms)
-        self._manners = Manners(chaos, self._rooms)
+        self._manners = Manners(chaos, self._machines.of, self._rooms)
         self.run.begin(lambda: self.world.now, self._machines.of, self._rooms)
         hosts = self.run.hosts
         self._wire = FaultyWire(chaos.network, self._machines.of)
