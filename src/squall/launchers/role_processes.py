@@ -52,7 +52,7 @@ class NurseryChannel:
         self._pipe.say(kind="frame", frame=frame)
 
     def admit(self, node: Node, machine: int) -> None:
-        """Nobody calls over this, but a nursery of scripts hears of them in other ways."""
+        """Nobody calls over this. A script's nursery hears of replicas elsewhere, and must know where they are."""
         if node.role == "replica":
             self._pipe.say(kind="placed", replica=node.index, machine=machine)
 

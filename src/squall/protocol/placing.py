@@ -7,31 +7,28 @@ its place for as long as its machine is there; what a machine takes with it goes
 from __future__ import annotations
 
 from squall.protocol.nodes import NURSERY, Node, replica_node, shard_nodes
-from squall.protocol.policy import Policy
+from squall.protocol.policy import MachineRoom, Policy
 
 
 class Placing:
     def __init__(self, policy: Policy) -> None:
-        self.rooms = {room.machine: room.replicas for room in policy.rooms} or {0: policy.replicas}
-        self.on: dict[Node, int] = {}  # what is on which machine: it runs, or is about to
-        self.waiting: dict[Node, None] = {}  # replicas without a place
+        replicas = [replica_node(slot, 0) for slot in range(policy.replicas)]
+        nodes = (*shard_nodes(policy.shards), *replicas, Node("evaluator", policy.replicas))
+        rooms = policy.rooms or (MachineRoom(NURSERY.index, policy.replicas, nodes),)
+        self.rooms = {room.machine: room.replicas for room in rooms}
+        self.on = {node: room.machine for room in rooms for node in room.nodes}  # it runs there, or is about to
+        self.waiting = {node: None for node in replicas if node not in self.on}  # without a place
         self.leaving: dict[int, None] = {}  # machines on which nothing starts any more
         self._several = bool(policy.rooms)
-        replicas = [replica_node(slot, 0) for slot in range(policy.replicas)]
-        if policy.rooms:
-            self.on = {node: room.machine for room in policy.rooms for node in room.nodes}
-            self.waiting = {node: None for node in replicas if node not in self.on}
-        else:
-            self.on = dict.fromkeys([*shard_nodes(policy.shards), *replicas, Node("evaluator", policy.replicas)], 0)
 
     def free(self, machine: int) -> int:
         """Replicas that the machine has room for yet."""
         if machine in self.leaving:
             return 0
-        taken = sum(where == machine and node.role == "replica" for node, where in self.on.items())
-        return self.rooms[machine] - taken
+        return self.rooms[machine] - sum(node.role == "replica" for node in self.there(machine))
 
     def there(self, machine: int) -> list[Node]:
+        """What runs there, or is about to."""
         return [node for node, where in self.on.items() if where == machine]
 
     def succeed(self, node: Node, successor: Node) -> None:
@@ -42,21 +39,20 @@ class Placing:
 
     def place(self, node: Node) -> tuple[int | None, str]:
         """The machine on which to start it, and why there; None where it has to wait for room."""
-        if node not in self.on:
-            machine, why = self._choose(node)
-            if machine is None:
-                self.waiting[node] = None
-                return None, why
+        if node in self.on:
+            return self.on[node], f"machine {self.on[node]}, where it was" if self._several else ""
+        machine, why = self._choose(node)
+        if machine is None:
+            self.waiting[node] = None
+        else:
             self.on[node] = machine
             self.waiting.pop(node, None)
-            return machine, why
-        machine = self.on[node]
-        return machine, f"machine {machine}, where it was" if self._several else ""
+        return machine, why
 
     def _choose(self, node: Node) -> tuple[int | None, str]:
         if node.role != "replica":  # the coordinator's machine is there for as long as the run is
             return NURSERY.index, f"machine {NURSERY.index}, the coordinator's"
-        machine = max(self.rooms, key=lambda machine: (self.free(machine), -machine), default=0)
+        machine = max(self.rooms, key=lambda machine: (self.free(machine), -machine))
         free = self.free(machine)
         if free <= 0:
             return None, "no machine has room for it"
