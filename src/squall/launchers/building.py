@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,14 @@ def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
     restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None
     recipe = strategy.recipe()
     shape = arena_shape(layout, recipe)
-    used = None if site is None else used_spans(shape, layout, recipe.shards, site.seats, site.machine)
-    with warnings.catch_warnings(record=True) as caught:
+    used = shape.spans(evaluated=task.validate is not None)
+    if site is not None:
+        used = used_spans(shape, layout, recipe.shards, site.seats, site.machine)
+    with warnings.catch_warnings(record=True) as caught, ThreadPoolExecutor(1) as beside:
         warnings.simplefilter("always")
-        arena = Arena.create(shape, directory, Path(message["shared_memory"]), used)
+        # The kernel clears the memory of both, which is most of what a large network's start takes.
+        arena = beside.submit(Arena.create, shape, directory, Path(message["shared_memory"]), used)
+        initial = initial_vector(layout, task)
     for warning in caught:
         sys.stderr.write(f"squall: warning: {warning.message}\n")
     return Job(
@@ -65,8 +70,8 @@ def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
         strategy=strategy,
         task=task,
         layout=layout,
-        arena=arena,
-        initial=initial_vector(layout, task),
+        arena=arena.result(),
+        initial=initial,
         directory=directory,
         commanded_at=message["commanded_at"],
         restored=restored,

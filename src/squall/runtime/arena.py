@@ -61,6 +61,10 @@ class Shape:
         start = (self.replicas * (self.weights + self.gradients) + 1) * self.stride
         return start, start + -(-self.rates_bytes // _PAGE) * _PAGE
 
+    def spans(self, evaluated: bool) -> list[Span]:
+        """What is used where all processes are on one machine."""
+        return [(0, self.rates_span[0] - (0 if evaluated else self.stride))]
+
     @property
     def total_bytes(self) -> int:
         return self.rates_span[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import mmap
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,7 +36,7 @@ class Job:
     task: Task
     layout: Layout
     arena: Arena
-    initial: Tensor  # float32 [length]: the weights that training starts from
+    initial: Tensor  # float32 [length]: the weights that training starts from, and then the shards' own
     directory: Path  # of the run
     commanded_at: float = field(default_factory=time.time)  # when the user gave the command, seconds since 1970
     restored: Restored | None = None  # the snapshot that the run goes on from
@@ -97,6 +98,7 @@ def arena_shape(layout: Layout, recipe: Recipe) -> Shape:
 
 
 def initial_vector(layout: Layout, task: Task) -> Tensor:
-    vector = torch.zeros(layout.length)
+    """In memory that processes share which are forked from this one."""
+    vector = torch.frombuffer(mmap.mmap(-1, 4 * layout.length), dtype=torch.float32)
     layout.write_model(task.model, vector)
     return vector

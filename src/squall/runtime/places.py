@@ -67,7 +67,7 @@ def used_spans(shape: Shape, layout: Layout, shards: int, seats: Seats, machine:
         layout.shard_range(index, shards) for (role, index), at in seats.items() if (role, at) == ("shard", machine)
     ]
     spans = []
-    for slot in range(shape.replicas + 1):
+    for slot in range(shape.replicas + any(role == "evaluator" for role, _ in seats)):
         for at in shape.buffers(slot):
             if slot in own:
                 spans.append((at, at + shape.stride))

@@ -32,7 +32,7 @@ class Store:
     def __init__(self, task: Task, recipe: Recipe, layout: Layout, shard: int, arena: Arena, initial: Tensor) -> None:
         loop = recipe.loop
         self.start, self.stop = layout.shard_range(shard, recipe.shards)
-        self.weights = initial[self.start : self.stop].clone()  # float32 [shard elements]
+        self.weights = initial[self.start : self.stop]  # float32 [shard elements], from now on this shard's
         self.arena = arena
         pieces = layout.pieces(self.start, self.stop, loop.blocks)
         self.pieces = [piece for piece in pieces if piece.group >= 0]
