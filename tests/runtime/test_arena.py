@@ -136,6 +136,14 @@ def test_a_limit_on_file_size_is_told_with_the_remedy(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def test_without_an_evaluator_nothing_is_reserved_for_one(tmp_path: Path) -> None:
+    def blocks(evaluated: bool) -> int:
+        arena = Arena.create(SHAPE, tmp_path, used=SHAPE.spans(evaluated))
+        return os.fstat(arena._handle).st_blocks * 512 if arena._handle is not None else 0
+
+    assert blocks(evaluated=False) == blocks(evaluated=True) - SHAPE.stride == SHAPE.total_bytes - SHAPE.stride
+
+
 def test_a_slot_that_is_used_later_is_reserved_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine reserves what begins there; without room for more, no process dies of touching it."""
     files = len(os.listdir("/proc/self/fd"))

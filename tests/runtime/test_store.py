@@ -199,6 +199,14 @@ def fit_inline(optimizer: Any, directory: Path) -> None:
     squall.fit(regression(), strategy, run_dir=directory, settings=squall.Settings(launcher="inline", progress=False))
 
 
+def test_shards_train_in_the_memory_of_the_initial_weights() -> None:
+    shards = Shards(regression(), OPTIMIZERS["SGD"], 2)
+    shards.step(1)
+    first, second = (store.weights for store in shards.stores)
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert torch.equal(torch.cat([first, second]), shards.arena.weights(0, 0))
+
+
 def test_an_update_reads_the_pushed_gradient_where_it_lies() -> None:
     shards = Shards(regression(), partial(torch.optim.SGD, lr=0.1), 2)
     shards.step(1)
