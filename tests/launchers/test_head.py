@@ -34,6 +34,7 @@ WHOLE: list[dict[str, Any]] = [
     {"kind": "stopping"},
     {"kind": "ended", "status": "", "reason": ""},
     {"kind": "script", "replica": 1, "said": {"kind": "leave", "why": "a break"}},
+    {"kind": "script", "replica": 1, "said": {"kind": "over"}},
     {"kind": "script", "replica": 1, "said": {"kind": "logged", "values": {"a": 1.5, "b": "nan"}}},
     {
         "kind": "script",

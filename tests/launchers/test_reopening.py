@@ -31,11 +31,12 @@ def job(tmp_path: Path) -> Any:
     )
 
 
-def logged(job: Any, values: dict[str, float]) -> list[MetricRow]:
+def logged(job: Any, values: dict[str, float], ended: bool = True) -> list[MetricRow]:
     """Both sides in one process, so the nursery says what it finds before the replica waits for it."""
     mine, theirs = Pipe()
     nursery = ScriptNursery(ControlPipe(Pipe()[0]), job, job.directory)
     nursery._scripts[mine] = Script(0, ControlPipe(mine))
+    nursery._end = {"status": "finished", "reason": "all data was trained"} if ended else None
     replica = ReplicaBackend.__new__(ReplicaBackend)
     replica._pipe, replica.began, replica._left = ControlPipe(theirs), True, True
     hear = replica._pipe.hear
@@ -61,6 +62,14 @@ def test_a_record_that_cannot_be_written_is_the_scripts_error(job: Any) -> None:
     (job.directory / "run.sqlite").unlink()
     with pytest.raises(RecordError, match="no record at"):
         logged(job, {"accuracy": 0.5})
+
+
+def test_while_others_train_the_record_has_one_writer(job: Any) -> None:
+    """Which a script is told that goes on behind its loop as its machine leaves."""
+    before = (job.directory / "run.sqlite").read_bytes()
+    with pytest.raises(RecordError, match="the training goes on without this replica"):
+        logged(job, {"accuracy": 0.5}, ended=False)
+    assert (job.directory / "run.sqlite").read_bytes() == before
 
 
 def test_a_script_that_comes_to_no_good_end_leaves_what_ended_the_training(job: Any) -> None:

@@ -16,7 +16,7 @@ import pytest
 from squall import Downpour
 from squall.launchers import scripts
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.nursery import DONE
+from squall.launchers.leaving import DONE
 from squall.record.rows import ProgressRow
 from squall.report import Reader, audit
 from squall.run import Run

@@ -12,6 +12,7 @@ import torch
 from squall.launchers import script_relay
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.last_weights import last_weights, take_weights
+from squall.launchers.leaving import explain
 from squall.launchers.role_processes import NurseryChannel
 from squall.launchers.script_nursery import ScriptNursery
 from squall.launchers.script_relay import ScriptRelay
@@ -189,3 +190,20 @@ def test_scripts_elsewhere_are_awaited_and_missed(
     assert not trained._stays
     assert trained._verdict()["status"] == "finished"
     assert "machine 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("over", [
+    {"kind": "script", "machine": 1, "replica": 1, "said": {"kind": "over"}},
+    {"kind": "exited", "machine": 1, "node": "replica-1.0", "pid": 7, "why": explain(0)},
+])  # fmt: skip
+def test_a_script_that_has_come_to_its_end_is_not_missed_with_its_machine(
+    trained: Nursery, over: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(trained, 2)
+    trained._hear_launcher(over)
+    for machine in (1, 2):
+        trained._hear_launcher({"kind": "gone", "machine": machine})
+    trained._verdict()
+    warned = capsys.readouterr().err
+    assert "machine 2 was lost before the scripts there" in warned
+    assert "machine 1" not in warned

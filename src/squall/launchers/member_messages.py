@@ -84,11 +84,15 @@ class Logged(Message, frozen=True):
     values: dict[str, float | Literal["nan", "inf", "-inf"]]
 
 
+class Over(Message, frozen=True):
+    """Of a script that has come to its end."""
+
+
 class Script(Message, frozen=True):
     """What a script has said to its machine's nursery."""
 
     replica: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-    said: Begin | Leave | Logged
+    said: Begin | Leave | Logged | Over
 
 
 Said = Built | Placed | Ready | Scheduled | Failed | Exited | Listening | Stopping | Ended | Script

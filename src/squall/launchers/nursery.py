@@ -21,19 +21,19 @@ import gc
 import os
 import shutil
 import signal
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from squall.errors import SquallError
 from squall.launchers import scratch
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
+from squall.launchers.leaving import DONE, RAISED, explain, leave
 from squall.launchers.role_processes import blame, run_role
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Effect, KillMembers, StartMember, Transmit
@@ -43,15 +43,13 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
-from squall.runtime.processes import ending, fork, outlive_parent
+from squall.runtime.processes import fork, outlive_parent
 from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
 from squall.usercode.blame import encode
 
 GRACE_S = 1.0  # seconds for processes to end after the coordinator has
 STOPPED_GRACE_S = 0.3  # the same, when somebody waits for the end
 ANSWER_S = 0.4  # seconds that the coordinator may take beyond its own deadlines
-RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
-DONE = 71  # exit status of a process whose machine has ended; 0 may come from a task that calls os._exit
 
 
 @dataclass
@@ -207,8 +205,13 @@ class Nursery:
         code = os.waitstatus_to_exitcode(status)
         if child.node == COORDINATOR:
             self._hear()  # its last words
-        if code != DONE and not self._killing:
+        if code == DONE:
+            self._done(child)
+        elif not self._killing:
             self._lose(child, code)
+
+    def _done(self, child: Child) -> None:
+        """It has come to its end."""
 
     def _lose(self, child: Child, code: int) -> None:
         """Tell of a process that has ended before its work was done."""
@@ -284,16 +287,3 @@ class Nursery:
         self._line.leave()
         for handle in self._children:
             os.close(handle)
-
-
-def leave(status: int) -> NoReturn:
-    """End this process at once, without the interpreter's own clean-up."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(status)
-
-
-def explain(code: int) -> str:
-    return "raised an exception" if code == RAISED else ending(code)

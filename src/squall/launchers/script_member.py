@@ -15,7 +15,7 @@ from typing import Any
 
 from squall.launchers.last_weights import take_weights
 from squall.launchers.member_nursery import MemberNursery
-from squall.launchers.nursery import GRACE_S
+from squall.launchers.nursery import GRACE_S, Child
 from squall.launchers.script_forks import ScriptForks
 from squall.protocol.effects import Effect, End, KillMembers
 from squall.protocol.events import LauncherLost
@@ -35,6 +35,10 @@ class ScriptMember(MemberNursery, ScriptForks):
         self._launcher.say(kind="script", replica=replica, said=said)
         if said["kind"] == "logged" and not self._launcher.open:
             self._answer(replica, GONE)
+
+    def _done(self, child: Child) -> None:
+        if child.node.role == "replica":
+            self._launcher.say(kind="script", replica=child.node.index, said={"kind": "over"})
 
     def _hear_launcher(self, said: dict[str, Any] | None) -> None:
         match said:

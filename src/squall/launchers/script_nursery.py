@@ -21,7 +21,8 @@ from typing import Any
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import PipeLine
 from squall.launchers.late_rows import add_end, add_values
-from squall.launchers.nursery import GRACE_S, RAISED, Child, explain
+from squall.launchers.leaving import RAISED, explain
+from squall.launchers.nursery import GRACE_S, Child
 from squall.launchers.script_forks import ScriptForks
 from squall.protocol.events import StopRequested
 from squall.protocol.nodes import Node
@@ -34,6 +35,7 @@ class ScriptNursery(ScriptForks):
         super().__init__(launcher, job, sockets)
         self._alone = job.site is None  # no other machine has scripts
         self._unfinished: dict[int, str] = {}  # replica -> how its last process was lost
+        self._over: set[int] = set()  # replicas whose scripts have come to their ends
         self._line = line = PipeLine()
         self._at = line.placed  # replica -> the machine that it is on
         if job.site is not None:
@@ -71,12 +73,17 @@ class ScriptNursery(ScriptForks):
                 self._launcher.say(kind="noted", machine=machine, replica=replica, error=error)
             case "logged":
                 self._answer(replica, self._log(said["values"]))
+            case "over":
+                self._over.add(replica)
             case "begin":
+                self._over.discard(replica)
                 self._unfinished.pop(replica, None)
                 self._compare(replica, {name: value for name, value in said.items() if name != "kind"})
 
     def _log(self, values: dict[str, float | str]) -> str:
         """Record what a script has measured behind its loop. Returns why that was not possible; "" if it was."""
+        if self._end is None:  # the record has one writer, which is the coordinator
+            return "the training goes on without this replica: what it measures now is not kept"
         try:
             add_values(self._job, {name: float(value) for name, value in values.items()})
         except RecordError as error:
@@ -126,6 +133,7 @@ class ScriptNursery(ScriptForks):
             self._lose_script(child.node.index, f"pid {child.pid}", explain(code))
 
     def _lose_script(self, replica: int, process: str, how: str) -> None:
+        self._over.add(replica)
         if self._trained_on is None:
             self._kill_all()  # there is no coordinator to replace it
         elif self._end is None or how != explain(0):  # behind its loop a script may leave by os._exit(0)
@@ -140,7 +148,7 @@ class ScriptNursery(ScriptForks):
         if self._trained_on is None and machine in self._job.site.cores:
             self._fail(f"machine {machine} was lost before the training began: launch the run again")
         elif self._end is not None:
-            for replica in (replica for replica, at in self._at.items() if at == machine):
+            for replica in (replica for replica, at in self._at.items() if at == machine and replica not in self._over):
                 self._unfinished[replica] = f"machine {machine} was lost before the scripts there came to their ends"
 
     def _verdict(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from squall.errors import SnapshotMismatch, SquallError, TaskError
 from squall.launchers.building import warn_of_threads
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.launching import Launching
-from squall.launchers.nursery import DONE, RAISED, leave
+from squall.launchers.leaving import DONE, RAISED, leave
 from squall.launchers.orders import MODULES, Facts, Member
 from squall.launchers.script_forks import Forked
 from squall.launchers.script_replica import ReplicaBackend
