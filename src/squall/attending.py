@@ -9,12 +9,16 @@ import warnings
 from contextlib import closing
 from pathlib import Path
 
+from msgspec import UNSET
+
 from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
 from squall.launchers.local import LocalRun
 from squall.protocol.effects import End
+from squall.record.rows import RecordError
 from squall.record.writer import settle
-from squall.report import ProgressViewer, Viewer, Viewers, prepare_report
+from squall.report import ProgressViewer, Reader, Viewer, Viewers, prepare_report
+from squall.report.words import clock, plural
 from squall.run import Run
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.snapshot import Snapshots
@@ -89,7 +93,24 @@ def finish(run: Run, again: bool = False) -> None:
 def _remedy(path: Path, command: str = "squall resume {path}") -> str:
     number = Snapshots(path).numbers()
     where = f"from snapshot {number[-1]}" if number else "from the beginning (no snapshot was written yet)"
-    return f"go on {where} with: {command.format(path=str(path))}"
+    unsaved = _unsaved(path, number[-1]) if number else ""
+    return f"{unsaved}go on {where} with: {command.format(path=str(path))}"
+
+
+def _unsaved(path: Path, snapshot: int) -> str:
+    """What was trained since, in words."""
+    try:
+        with closing(Reader(path / "run.sqlite")) as reader:
+            work = reader.progress()  # a row a replica
+        manifest = Snapshots(path).manifest(snapshot)
+    except (RecordError, SquallError):
+        return ""  # a resume says what is wrong
+    seconds = max((each.time_s for each in work), default=0.0) - manifest.trained_s
+    if seconds < 0.05:
+        return ""
+    lost = sum(each.examples for each in work) - min(manifest.examples) if manifest.examples is not UNSET else 0
+    examples = f" ({plural(lost, 'example')})" if lost > 0 else ""
+    return f"the last {clock(seconds)} of training{examples} are not saved; "
 
 
 def _interrupted(reason: str, path: Path) -> Interrupted:

@@ -3,12 +3,23 @@
 import pytest
 
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.effects import Cause, End, PublishSnapshot
+from squall.protocol.effects import Cause, Effect, End, PublishSnapshot
 from squall.protocol.events import StopRequested, TimePassed
 from squall.protocol.leases import Limits
-from squall.protocol.messages import Cover, Evaluate, NonFinite, Stop, TakeSnapshot
-from squall.protocol.notes import WorkReported
+from squall.protocol.messages import (
+    Cover,
+    Evaluate,
+    NonFinite,
+    SnapshotPiece,
+    SnapshotTaken,
+    Stop,
+    TakeSnapshot,
+)
+from squall.protocol.nodes import Node
+from squall.protocol.notes import Saving, WorkReported
+from squall.protocol.nursery_messages import Heard
 from squall.protocol.policy import SAVE_WITHIN_S
+from squall.protocol.snapshot_rounds import SILENT_S
 from tests.protocol.office import Office
 from tests.protocol.steps import kinds, sent
 from tests.protocol.test_closing import end, finished
@@ -98,6 +109,68 @@ def test_a_finished_run_whose_last_snapshot_a_user_does_not_wait_for_has_not_fin
     office.now += STOP_WITHIN_S + SAVE_WITHIN_S
     office.give(TimePassed())
     assert end(office) == End("interrupted", f"all data is trained; {SILENT}", Cause.STOPPED)
+
+
+def heard(office: Office, *shards: Node) -> list[Effect]:
+    """As the coordinator's own connections tell it."""
+    return office.tell(office.machine.node, Heard(shards))
+
+
+def slow() -> Office:
+    """A stop: all have left, and the shards' files are to come."""
+    office = Office(limits=Limits())
+    a, b = office.join(0, 1)
+    office.give(StopRequested("interrupted"))
+    office.leave(a, b)
+    return office
+
+
+def test_a_users_stop_waits_while_something_of_every_file_arrives() -> None:
+    office = slow()
+    one, other = office.shards
+    for now in (0.5, 2.0, 4.5, 7.0, 9.5):
+        office.now = now
+        assert heard(office, one, other) == [Saving(0, 0)]
+        assert office.machine.wake_at == max(now + SILENT_S, STOP_WITHIN_S + SAVE_WITHIN_S)
+    assert Saving(40, 100) in office.tell(one, SnapshotPiece(1, 0, 40, 100)), "which are more bytes than whole pieces"
+    office.snapshot()
+    assert end(office) == End("interrupted", "interrupted", Cause.STOPPED)
+
+
+def test_who_is_silent_is_not_waited_for_because_others_are_heard() -> None:
+    office = slow()
+    one, other = office.shards
+    office.now = 2.0
+    heard(office, one)
+    assert office.machine.wake_at == STOP_WITHIN_S + SAVE_WITHIN_S
+    office.tell(other, SnapshotTaken(1, 7, ()))
+    assert office.machine.wake_at == 2.0 + SILENT_S, "the other file is there"
+    office.tell(office.evaluator, Heard((one,)))
+    office.now = 2.0 + SILENT_S
+    office.give(TimePassed())
+    assert end(office).reason == "interrupted; shard 0 did not answer in time, so that nothing was saved"
+
+
+def test_behind_a_snapshot_that_was_under_way_and_came_slowly_the_last_one_has_its_time() -> None:
+    office = Office(limits=Limits(), snapshot_every_s=1.0)
+    a, b = office.join(0, 1)
+    office.now = 1.0
+    office.give(TimePassed())
+    office.give(StopRequested("interrupted"))
+    office.leave(a, b)
+    office.now = 3.0
+    heard(office, *office.shards)
+    office.now = 5.0
+    assert not [effect for effect in office.snapshot() if isinstance(effect, End)]
+    assert office.machine.wake_at == 5.0 + SAVE_WITHIN_S
+    office.snapshot()
+    assert end(office).status == "interrupted"
+
+
+def test_a_run_that_nobody_stops_tells_nobody_what_arrives() -> None:
+    office = finished(evaluate=False)
+    assert heard(office, *office.shards) == []
+    assert office.machine.wake_at is None
 
 
 def test_the_snapshot_behind_a_scripts_own_end_takes_the_time_that_it_needs() -> None:

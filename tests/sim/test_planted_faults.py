@@ -41,7 +41,7 @@ from squall.protocol.sandblaster.portions import Portions
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 from squall.protocol.shard_duties import ShardDuties, Travelling
-from squall.protocol.snapshot_rounds import SnapshotRounds
+from squall.protocol.snapshot_rounds import SILENT_S, SnapshotRounds
 from squall.protocol.staffing import Staffing
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Role, Weather
@@ -274,6 +274,14 @@ def patient_with_shards(original: Any, coordinator: Coordinator, now: float) -> 
 def patient_with_replicas(original: Any, coordinator: Coordinator, now: float) -> None:
     if coordinator.phase is Phase.SNAPSHOT:
         original(coordinator, now)
+
+
+def arrivals_ignored(original: Any, closing: Closing, *given: Any) -> None:
+    pass
+
+
+def any_arrival_will_do(original: Any, rounds: SnapshotRounds, until: float) -> float:
+    return max([until, *(heard + SILENT_S for heard in rounds._heard.values())])
 
 
 def last_of_all(original: Any, coordinator: Coordinator, node: Node, text: str, *given: Any) -> None:
@@ -567,6 +575,10 @@ PLANTED: dict[str, Planted] = {
         wrapped(Coordinator, "_set_deadline", patient_with_shards), 100, "I8"),
     "a stop waits for replicas for as long as they take": Planted(
         wrapped(Coordinator, "_set_deadline", patient_with_replicas), 100, "I8"),
+    "a stop does not wait for files that arrive": Planted(
+        wrapped(Coordinator, "_on_arriving", arrivals_ignored), 60, "I8", machines=2),
+    "a stop waits for a silent shard while another's file arrives": Planted(
+        wrapped(SnapshotRounds, "waited_for", any_arrival_will_do), 1000, "I8", machines=2),
     "a slot that is given up is the end of the run": Planted(
         wrapped(Coordinator, "_give_slot_up", last_of_all), 600, "I5"),
     "the first round waits for a slot that is given up": Planted(

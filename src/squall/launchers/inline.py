@@ -35,6 +35,9 @@ class LoneChannel:
     def end(self, end: End) -> None:
         self.ended = end
 
+    def saving(self, received: int, total: int) -> None:
+        raise AssertionError("nothing travels to a snapshot here")
+
     def evaluated(self, evaluation: dict[str, float]) -> None:
         self._watch.told(evaluation)
 

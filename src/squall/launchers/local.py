@@ -37,6 +37,7 @@ EXITS_AT_MOST = 16  # of other machines' processes: the first is told
 SILENT_S = 5.0  # that other machines may say nothing while they hand over what they have, at an end
 MOVING_SILENT_S = 30.0  # where they shall go on, and a script may take its time to come to its end
 STOPPED_COLLECT_S = 0.5  # that they have for it, when somebody waits for the end
+TELL_EVERY_S = 3.0  # that a snapshot is on its way, and how much of it
 INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
 
 
@@ -53,6 +54,7 @@ class LocalRun:
         self._listening = False  # whether the nursery does; before, it runs the user's code
         self._stops = 0  # how often a stop was asked for
         self._kill_at = math.inf
+        self._tell_at = 0.0  # the user, how far the last snapshot is
         self.ended: End | None = None
         self._over: tuple[str, str] | None = None  # status and reason, as the nursery has told them
         self._collect_by = 0.0
@@ -123,6 +125,8 @@ class LocalRun:
                 raise TaskError.told(said["error"]) if said["task"] else SquallError(said["error"])
             case "stopping" if self._stops == 1:
                 self._kill_at = math.inf  # it sees to the others
+            case "saving":
+                self._tell_saving(said["received"], said["total"])
             case "evaluated":
                 watch.told(said["evaluation"])
                 if watch.why:
@@ -136,6 +140,13 @@ class LocalRun:
                 if self._head is not None:
                     self._head.over(*self._over)
                 self._collect(*self._over, 0.0)
+
+    def _tell_saving(self, received: int, total: int) -> None:
+        """Bytes of the last snapshot, from other machines."""
+        if time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + TELL_EVERY_S
+            far = f": {received / 1e6:.0f} of {total / 1e6:.0f} MB" if total else ""
+            sys.stderr.write(f"squall: saving what other machines have{far}; Ctrl-C again gives it up\n")
 
     def _hear_others(self) -> None:
         for machine, told in self._head.turn() if self._head is not None else ():

@@ -6,8 +6,8 @@ over pipes; what is to run is decided by the coordinator, on an ordinary link wi
 (`protocol.nursery`):
 
     launcher -> nursery      the task, what `orders` has, "joined" of another machine, "leave", "stop", "kill"
-    nursery -> launcher      "listening", "evaluated", "stopping", "exited", "failed", "ended"
-    coordinator -> nursery   "frame", "evaluated", "placed", "end"
+    nursery -> launcher      "listening", "evaluated", "stopping", "saving", "exited", "failed", "ended"
+    coordinator -> nursery   "frame", "evaluated", "placed", "saving", "end"
     nursery -> coordinator   "frame", "joined"
 
 When the launcher is gone the nursery asks for a stop as Ctrl-C does, and the kernel wakes it for that if it was
@@ -41,6 +41,7 @@ from squall.protocol.events import Event, ProcessEnded, StopRequested, TimePasse
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine
+from squall.protocol.snapshot_rounds import SILENT_S
 from squall.runtime.job import Job
 from squall.runtime.machines import nodes
 from squall.runtime.processes import fork, outlive_parent
@@ -156,8 +157,10 @@ class Nursery:
         for told in self._line.hear():
             if isinstance(told, Event):
                 self._tell(told)
-            elif told["kind"] == "evaluated":
+            elif told["kind"] in ("evaluated", "saving"):
                 self._launcher.say(**told)
+                if told["kind"] == "saving" and self._deadline is not None:
+                    self._deadline = max(self._deadline, time.monotonic() + SILENT_S + ANSWER_S)
             else:
                 self._end = {"status": told["status"], "reason": told["reason"]}
                 self._ended()

@@ -72,6 +72,9 @@ class NurseryChannel:
     def end(self, end: End) -> None:
         self._pipe.say(kind="end", status=end.status, reason=end.reason)
 
+    def saving(self, received: int, total: int) -> None:
+        self._pipe.say(kind="saving", received=received, total=total)
+
     def evaluated(self, evaluation: dict[str, float]) -> None:
         self._pipe.say(kind="evaluated", evaluation=evaluation)
 

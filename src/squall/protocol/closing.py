@@ -3,7 +3,8 @@
     running -> stopping (replicas finish their exchange and leave) -> evaluating (the final weights)
             -> snapshot -> ended
 
-A user's stop skips the evaluation, and gives each phase its time: whoever does not answer is not waited for beyond it.
+A user's stop skips the evaluation, and gives each phase its time: whoever does not answer is not waited for beyond it,
+but for files of the snapshot that come from other machines, while something of each goes on arriving.
 So does a machine that leaves with a shard: the run has moved when it has ended so, and begins again without the
 machine. A lost shard, or a batch that stays NaN, ends the run with an error.
 """
@@ -11,6 +12,7 @@ machine. A lost shard, or a batch that stays NaN, ends the run with an error.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from enum import StrEnum
 
 from squall.protocol import notes
@@ -104,6 +106,7 @@ class Closing(ABC):
 
     def _on_snapshot_taken(self, shard: Node, message: SnapshotTaken, now: float, effects: list[Effect]) -> None:
         if not self._snapshots.answered(shard, message, self._last_snapshot, self._extended, effects):
+            self._set_deadline(now)
             return
         if self._last_snapshot:
             if self._snapshots.failure and not self.error:
@@ -160,12 +163,17 @@ class Closing(ABC):
 
     def _set_deadline(self, now: float) -> None:
         """Give the phase under way its time, if the run ends in a hurry."""
-        if self._deadline is not None:
-            return
-        if self.phase in (Phase.STOPPING, Phase.EVALUATING) and self._hurried:
+        if self.phase is Phase.SNAPSHOT:
+            self._deadline = None if self._save_by is None else self._snapshots.waited_for(self._save_by)
+        elif self._deadline is None and self.phase in (Phase.STOPPING, Phase.EVALUATING) and self._hurried:
             self._deadline = now + self._stop_within_s
-        elif self.phase is Phase.SNAPSHOT:
-            self._deadline = self._save_by
+
+    def _on_arriving(self, nodes: Iterable[Node], now: float, effects: list[Effect]) -> None:
+        """Something has come of these to the coordinator itself, and of their files if it waits for some."""
+        self._snapshots.came(nodes, now)
+        if self.phase is Phase.SNAPSHOT and self._save_by is not None:
+            self._set_deadline(now)
+            effects += [] if self._moves else [notes.Saving(*self._snapshots.travelled)]
 
     @property
     def _stop_within_s(self) -> float:
@@ -183,12 +191,13 @@ class Closing(ABC):
             self._close_with_snapshot(now, effects)
 
     def _close_with_snapshot(self, now: float, effects: list[Effect]) -> None:
-        if self.phase is not Phase.SNAPSHOT:
-            self.phase, self._deadline = Phase.SNAPSHOT, None
-            self._set_deadline(now)
+        self.phase = Phase.SNAPSHOT
         if not self._snapshots.under_way:
             self._last_snapshot = True
             self._snapshots.take(self._ledger(), effects)
+            if self._save_by is not None and now > self._save_by:  # the one before has come by a slow link
+                self._save_by = now + self.policy.save_within_s
+        self._set_deadline(now)
 
     def _leave_unsaved(self, effects: list[Effect]) -> None:
         """The last snapshot was not written in time: a resume goes on from the one before."""

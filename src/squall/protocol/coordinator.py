@@ -113,6 +113,8 @@ class Coordinator(Staffing):
                 self._on_left(sender, now, effects)
             case Heard(nodes):
                 self._on_heard(nodes, now)
+                if sender == self.node:
+                    self._on_arriving(nodes, now, effects)
             case Refused(node, why):
                 self._on_refused(sender, node, why, now, effects)
             case ProcessLost() | StopAsked() | Leaving() | Alive():
@@ -126,6 +128,7 @@ class Coordinator(Staffing):
             case SnapshotPiece():
                 self._snapshots.check(sender, message)
                 effects.append(WritePiece(sender.index, message))
+                self._on_arriving([sender], now, effects)
             case SnapshotTaken():
                 self._on_snapshot_taken(sender, message, now, effects)
             case _:

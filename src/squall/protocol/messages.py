@@ -237,7 +237,7 @@ class SnapshotTaken(Struct, frozen=True, tag="snapshot!", array_like=True, gc=Fa
     examples: Count = 0  # behind that version
 
 
-PIECE_BYTES = 1 << 22  # of a shard's file; other messages wait for no longer than one takes
+PIECE_BYTES = 1 << 20  # of a shard's file; other messages wait for no longer than one takes
 
 
 class SnapshotPiece(Struct, frozen=True, tag="piece", array_like=True, gc=False):

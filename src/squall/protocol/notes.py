@@ -113,6 +113,13 @@ class SnapshotAsked(Effect, frozen=True, gc=False):
     number: int
 
 
+class Saving(Effect, frozen=True, gc=False):
+    """A run that the user has stopped waits for files that arrive."""
+
+    received: int  # bytes
+    total: int  # bytes, as far as that is known
+
+
 class Remark(Effect, frozen=True, gc=False):
     """What a person would want to be told beside all this."""
 
@@ -123,6 +130,6 @@ class Remark(Effect, frozen=True, gc=False):
 Urgent = MemberDied | MemberReplaced | MachineDied | TargetReached | Remark  # somebody may be waiting to see it
 Note = (
     WorkReported | LeaseEnded | BatchLeftOut | EvaluationAsked | WeightsMeasured | IterationDone | SnapshotAsked
-    | TrainingBegan | TrainingOver | MemberJoined | MemberLeft | MachineAdded | MachineLeft
+    | TrainingBegan | TrainingOver | MemberJoined | MemberLeft | MachineAdded | MachineLeft | Saving
     | Urgent
 )  # fmt: skip

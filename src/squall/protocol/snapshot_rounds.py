@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 from squall.protocol.effects import Effect, PublishSnapshot, Send
 from squall.protocol.machine import Refusal
@@ -11,6 +12,7 @@ from squall.protocol.messages import SnapshotPiece, SnapshotTaken, TakeSnapshot
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Remark, SnapshotAsked
 
+SILENT_S = 3.0  # of a shard whose file is on its way, before who is in a hurry gives it up
 Extend = Callable[[dict[str, object], dict[str, int]], dict[str, object]]
 
 
@@ -29,6 +31,7 @@ class SnapshotRounds:
         self._answers: dict[Node, SnapshotTaken] | None = None
         self._ledger: dict[str, object] = {}
         self._received: dict[Node, tuple[int, int]] = {}  # bytes of a file that have come in pieces, and all of them
+        self._heard: dict[Node, float] = {}  # when something has come of a shard's file last
 
     @property
     def under_way(self) -> bool:
@@ -43,9 +46,22 @@ class SnapshotRounds:
         assert not self.under_way
         self.newest += 1
         effects.append(SnapshotAsked(self.newest))
-        self._answers, self._received = {}, {}
+        self._answers, self._received, self._heard = {}, {}, {}
         self._ledger = ledger
         effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in self._shards)
+
+    def came(self, nodes: Iterable[Node], now: float) -> None:
+        """Something of these has arrived, though perhaps no whole piece of a file."""
+        self._heard |= dict.fromkeys(nodes, now)
+
+    def waited_for(self, until: float) -> float:
+        """Until when who can wait `until` then waits: for longer while something comes of every file that lacks."""
+        return min(max(until, self._heard.get(shard, -math.inf) + SILENT_S) for shard in self.awaited)
+
+    @property
+    def travelled(self) -> tuple[int, int]:
+        """Bytes of files that have come in pieces, and of all that come so, as far as that is known."""
+        return sum(start for start, _ in self._received.values()), sum(total for _, total in self._received.values())
 
     def check(self, shard: Node, piece: SnapshotPiece) -> None:
         """Raises `Refusal` for a piece that is not the next of the shard's file."""

@@ -13,5 +13,8 @@ class Channel(Protocol):
 
     def poll(self) -> Event | None: ...
 
+    def saving(self, received: int, total: int) -> None:
+        """A run that the user has stopped waits for bytes of its snapshot that go on arriving."""
+
     def evaluated(self, evaluation: dict[str, float]) -> None:
         """Tell the user: time_s, epoch, examples and updates of the weights, and each metric."""

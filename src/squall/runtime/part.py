@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from squall.protocol.effects import Payload
@@ -12,6 +13,7 @@ from squall.runtime.site import Site
 from squall.transports.certificates import machine_name
 from squall.transports.stream import Views
 
+OFTEN_S = 0.5
 Places = Callable[[Payload, Node], Views]
 
 
@@ -21,7 +23,8 @@ class Part:
     def __init__(self, node: Node, site: Site, says: Says, places: Places) -> None:
         """`places` raises `ValueError` for numbers that the process and a peer do not exchange."""
         self.places = places
-        self.every_s = site.pulse.every_s  # between reports of who was heard
+        often_s = OFTEN_S if node == COORDINATOR else math.inf  # it tells itself
+        self.every_s = min(site.pulse.every_s, often_s)  # between reports of who was heard
         self._node = node
         self._says = says
         self._machines = {Node(role, index): at for (role, index), at in site.seats.items()}

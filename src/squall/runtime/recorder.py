@@ -96,8 +96,7 @@ class CoordinatorHost(Host):
                 self.record.add(rows.ProgressRow(at, replica, examples, batches, math.nan, 0.0, 0.0, 0, 0))
 
     def poll(self) -> Event | None:
-        if self._clock is not None:  # nothing may have been performed for long
-            self._now = self._clock()
+        self._now = self._now if self._clock is None else self._clock()  # nothing may have been performed for long
         self._commit()
         return self._channel.poll()
 
@@ -163,6 +162,8 @@ class CoordinatorHost(Host):
                 self.record.seal()
                 self._leases.asked(number)
                 self._reports.asked(self._asked_s)
+            case notes.Saving(received, total):
+                self._channel.saving(received, total)
             case notes.TrainingBegan():
                 self._begun = self._now
                 facts, text = self._pauses.ends()

@@ -8,7 +8,7 @@ INVARIANTS = {
     "I5": "a run whose faults heal ends",
     "I6": "weights are the log, applied one entry after the other",
     "I7": "what is measured is labelled with what was in the weights that it was measured on",
-    "I8": "a run that the user stops ends in time, whoever stands still",
+    "I8": "a run that the user stops ends in time, whoever stands still, and saves what arrives",
     "I9": "the best weights are kept, as they were measured, before the record tells of them",
     "I10": "replicas are where room is for them: on no machine too many, and none is nowhere while there is room",
     "I11": "processes of a machine that was replaced end",

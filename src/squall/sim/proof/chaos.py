@@ -11,7 +11,7 @@ from typing import Any
 
 from squall.protocol.policy import MachineRoom
 from squall.runtime.wire import Network
-from squall.sim.proof.chaotic_machines import lies_and_jams, machine_faults, machines_of, rooms
+from squall.sim.proof.chaotic_machines import lies_and_jams, machine_faults, machines_of, rooms, slow_stops
 from squall.sim.proof.faults import (
     Cut,
     Fault,
@@ -161,10 +161,10 @@ def chaos(seed: int) -> Chaos:
         paces=paces, notice_s=chance.choice((0.0, 0.002, 0.02)),
         snapshot_every_s=chance.choice((None, 0.02, 0.05)), evaluate=chance.random() < 0.7,
         evaluate_every_s=chance.choice((None, None, 0.03)),
-        faults=_hung(
+        faults=slow_stops(seed, machines, _hung(
             seed, _faults(chance, events, replicas, shards) + machine_faults(seed, machines, events)
             + lies_and_jams(seed, machines, replicas, events), _others(replicas, shards),
-        ), machines=machines,
+        )), machines=machines,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
         travels=random.Random(f"{seed} travels").random() < TRAVELS,
         breaks_at=breaks.randint(1, 3 * batches) if breaks.random() < BREAKS else None,

@@ -21,12 +21,14 @@ from squall.sim.proof.faults import (
     Partition,
     Pause,
     Role,
+    UserStop,
 )
 from squall.strategies import Recipe
 
 MACHINES = (1, 1, 1, 2, 2, 3)  # of a world, equally likely each
 FAULTS_AT_MOST = 4  # of machines, in a world of several
 LIES, JAMS = 0.15, 0.15  # of the worlds of several machines have a process that lies, and a link that is full
+SLOW = 0.5  # of the user's stops there find a link that is full
 LATE = 0.3  # of the worlds of several machines begin with a replica that has no room
 PULSE = Pulse(every_s=0.25, lost_after_s=3.0)  # links send again after 1 s, and then after 2
 
@@ -61,6 +63,15 @@ def lies_and_jams(seed: int, machines: int, replicas: int, events: int) -> tuple
     lie = Lie(chance.randrange(events), chance.choice(liars))
     jam = Jam(chance.randrange(events), chance.uniform(0.5, 10.0), chance.randrange(1, machines))
     return (*([lie] if chance.random() < LIES else []), *([jam] if chance.random() < JAMS else []))
+
+
+def slow_stops(seed: int, machines: int, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """The faults, and links on which a snapshot's files take their time when the user stops the run."""
+    chance = random.Random(f"{seed} slow")  # of its own, as above
+    stops = [fault.at for fault in faults if isinstance(fault, UserStop) and machines > 1 and chance.random() < SLOW]
+    begin = [max(0, at - chance.randint(0, 10)) for at in stops]
+    jams = [Jam(at, chance.uniform(1.0, 20.0), chance.randrange(1, machines)) for at in begin]
+    return tuple(sorted((*faults, *jams), key=lambda fault: fault.at))
 
 
 def without(rooms: dict[int, int], recipe: Recipe) -> tuple[MachineRoom, ...]:

@@ -189,7 +189,10 @@ class MachineComes:
 
 @dataclass(frozen=True)
 class Jam:
-    """What a machine's nursery and the coordinator say to each other waits behind numbers, which go on coming."""
+    """What a machine's nursery and the coordinator say to each other waits behind numbers, which go on coming.
+
+    So do the numbers of a snapshot's files that come from there.
+    """
 
     at: int
     seconds: float
@@ -198,8 +201,11 @@ class Jam:
     def __str__(self) -> str:
         return f"for {self.seconds:.2f} s nothing but numbers comes through from machine {self.machine}"
 
-    def holds(self, sender: Node, receiver: Node) -> bool:
-        return {sender, receiver} == {COORDINATOR, Node("nursery", self.machine)}
+    def holds(self, sender: Node, machine: int, effect: Send | Transmit) -> bool:
+        """`machine` is the sender's."""
+        if effect.payload is not None and effect.payload.kind == "piece":
+            return machine == self.machine
+        return {sender, effect.to} == {COORDINATOR, Node("nursery", self.machine)}
 
 
 @dataclass(frozen=True)
@@ -242,8 +248,8 @@ class FaultyWire:
             return ()
         if self.parted(sender, effect.to, now):
             return ()
-        jams = (until for until, fault in self._faults if isinstance(fault, Jam) and fault.holds(sender, effect.to))
-        now = max((now, *jams))
+        jams = [(until, fault) for until, fault in self._faults if isinstance(fault, Jam)]
+        now = max((now, *(until for until, jam in jams if jam.holds(sender, self._machine(sender), effect))))
         times = self._network.arrivals(sender, effect, now, chance)
         for weather in (fault for fault in faults if isinstance(fault, Weather)):
             times = [*times, *(at for at in times if chance.random() < weather.duplication)]

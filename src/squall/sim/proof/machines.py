@@ -105,13 +105,12 @@ class WorldMachines:
         return True
 
     def _hear(self, machine: int, until: float) -> None:
-        """Something of the machine's processes comes to one on another machine, as long as they are there."""
+        """Something of the machine's processes comes to others elsewhere, as long as they are there."""
         others = [n for n in self._world.processes if n.role == "shard" and self.of(n) != machine]
         for hearer in (*others[:1], COORDINATOR):
             there = tuple(node for node in self.there(machine) if node.role != "evaluator" and hears(hearer, node))
             if there and not self._wire.parted(there[0], hearer, self._world.now):
                 self._world.post(hearer, PeersHeard(there))
-                break
         if self._world.now < until:
             self._world.at(self._world.now + PULSE.every_s, lambda: self._hear(machine, until))
 

@@ -44,6 +44,7 @@ from squall.sim.proof.faults import (
     UserStop,
     Weather,
 )
+from squall.sim.proof.last_files import LastFiles
 from squall.sim.proof.machines import WorldMachines
 from squall.sim.proof.manners import Manners
 from squall.sim.proof.memory import BatchRange
@@ -53,6 +54,8 @@ from squall.strategies.work import Loop
 
 ENDS_WITHIN_S = 90.0  # of virtual time, after the last fault has healed
 EVENTS_AT_MOST = 100_000
+SLACK_S = 0.1  # in what is checked of the time that a stop takes
+UNSAVED = "nothing was saved"
 
 Seen = tuple[float, Node | None, object]  # when, in seconds; who, or nobody; an event, an effect, a fault, or words
 
@@ -72,8 +75,8 @@ class Trial:
         self.run: ChaoticRun = ChaoticLoopRun(chaos) if isinstance(chaos.recipe.work, Loop) else ChaoticBatchRun(chaos)
         self._watch = watch
         self._clocks = {f.part: Clock(f.rate, f.offset_s) for f in chaos.faults if isinstance(f, Skew)}
-        rate = self._clocks.get(Role.of(COORDINATOR), Clock()).rate
-        self._stop_within_s = (STOP_WITHIN_S + SAVE_WITHIN_S) / rate + 0.1
+        self._rate = self._clocks.get(Role.of(COORDINATOR), Clock()).rate
+        self._stop_within_s = (STOP_WITHIN_S + SAVE_WITHIN_S) / self._rate + SLACK_S
         self._to_come = deque(fault for fault in chaos.faults if not isinstance(fault, Skew))
         self._lived_s = 0.0  # in earlier lives
         self._touched = COORDINATOR
@@ -99,6 +102,7 @@ class Trial:
         self.lives += 1
         self._machines = WorldMachines(chaos, self.lives, self._rooms)
         self._manners = Manners(chaos, self._machines.of, self._rooms)
+        self._files = LastFiles(self._rate)
         self.run.begin(lambda: self.world.now, self._machines.of, self._rooms)
         hosts = self.run.hosts
         self._wire = FaultyWire(chaos.network, self._machines.of)
@@ -162,7 +166,8 @@ class Trial:
     def _check_progress(self) -> None:
         world = self.world
         began = max(self._stopped_at, world.processes[COORDINATOR].busy_until)  # one that stands still is killed
-        if world.now > began + self._stop_within_s:
+        asked = self._files.asked_at + SAVE_WITHIN_S / self._rate  # behind one that has come by a slow link
+        if world.now > max(began + self._stop_within_s, max(asked, self._files.waited_for) + SLACK_S):
             raise Broken("I8", f"it still goes on {world.now - began:.2f} s after the stop")
         if not world.lively:
             raise Broken("I5", "nobody has anything to do, and the run has not ended")
@@ -187,6 +192,10 @@ class Trial:
         }
         if not excused[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
+        severed = had["Cut"] + had["Weather"] + had["Partition"]  # the coordinator may not have what has come
+        arrives = self._files.waited_for > self.world.now + SLACK_S
+        if had["UserStop"] and UNSAVED in end.reason and arrives and not severed:
+            raise Broken("I8", f"it ends without a snapshot, of which something has just come: {end.reason}")
         if end.status == "moved" and not any(saved.final for saved in self.run.hosts.published[-1:]):
             raise Broken("I13", f"it moves without one: {end.reason}")
 
@@ -268,6 +277,7 @@ class Trial:
             self._watch((self._lived_s + now, node, what))
         self._machines.watch(node, what)
         self._manners.watch(node, what)
+        self._files.watch(now, node, what)
         self.run.watch(now, node, what)
 
     def _note(self, what: object) -> None:
