@@ -47,7 +47,8 @@ def attend(
     except KeyboardInterrupt:
         raise _interrupted("interrupted at once", path) from None
     finally:
-        local.close()  # no process of the run lives on while its report is drawn
+        with collected_interrupts():  # one more Ctrl-C does not hide how the run has ended
+            local.close()  # no process of the run lives on while its report is drawn
     raise_for(end, path, watch)
 
 

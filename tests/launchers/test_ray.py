@@ -7,6 +7,9 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -17,7 +20,10 @@ from typing import Any
 import pytest
 
 from squall import Downpour, Settings
+from squall.errors import SquallError
 from squall.launchers.head import head_of
+from squall.launchers.on_ray.machines import RayMachines
+from squall.launchers.roster import Launched
 from squall.plan import make_plan
 from squall.record.rows import EventRow, MetricRow, ProgressRow
 from squall.report import Reader
@@ -27,16 +33,18 @@ from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import FILE, START_S, Started, wait_for
 from tests.launchers.test_scripts import SCRIPT
 
+END_S = 15.0  # a full machine takes its time; Ray takes a minute to miss its own servers
 MARK = "SQUALL_TEST_RUN"  # variable by which the processes of a run are known, wherever they are
 
 
 class Cluster:
     """Nodes with so many processors; this machine's own is the first."""
 
-    def __init__(self, *cpus: int) -> None:
+    def __init__(self, *cpus: int, gpus: int = 0) -> None:
+        """`gpus` of the first, which Ray believes."""
         from ray.cluster_utils import Cluster
 
-        self.ray = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0]})
+        self.ray = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "num_gpus": gpus})
         self.others = [self.ray.add_node(wait=False, num_cpus=count) for count in cpus[1:]]
         self.ray.wait_for_nodes()
 
@@ -184,6 +192,96 @@ def test_without_a_cluster_a_ray_is_started_which_ends_with_the_run(run_dir: Pat
         assert "machine 1 has joined" in err
         assert (Path(own) / "ray" / "session_latest").exists()
         wait_for(lambda: not marked(run_dir.name), START_S, "all of it to end")
+
+
+@deep.only
+def test_machines_on_one_node_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launching machine's processes are not Ray's, so it asks which GPUs its bundle has."""
+
+    class Sees:  # in place of a machine; it tells by failing
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def join(self, *call: object) -> str:
+            return f"GPU {os.environ['CUDA_VISIBLE_DEVICES']}"
+
+    monkeypatch.setattr("squall.launchers.on_ray.machines.MachineActor", Sees)
+    found = Cluster(2, gpus=2)
+    try:
+        monkeypatch.setenv("RAY_ADDRESS", found.ray.address)
+        settings = Settings(launcher="ray", machines=2, packed=True)
+        machines = RayMachines(make_plan(Downpour(replicas=2), settings, device="cuda"))
+        launched = Launched(Path(), None, -1)
+        machines.start("gpus", "127.0.0.1:1", "token")
+        wait_for(lambda: machines.known(launched), START_S, "Ray to say what this machine has")
+        told: list[str] = []
+
+        def joined() -> bool:
+            try:
+                told.extend(machines.turn(time.monotonic(), begun=False))
+            except SquallError as error:
+                told.append(str(error))
+            return any("did not join" in text for text in told)
+
+        wait_for(joined, START_S, "the other machine to say so")
+        known = machines.known(launched)
+        assert known is not None
+        other = re.search(r"did not join: GPU (\d);", told[-1])
+        assert other is not None, told
+        assert {known.gpus, other[1]} == {"0", "1"}
+        machines.close()
+    finally:
+        import ray
+
+        ray.shutdown()
+        found.ray.shutdown()
+
+
+def killed(mark: str, server: str) -> None:
+    """The server of the Ray that was started for the run of that mark."""
+    (pid,) = [pid for pid in marked(mark) if server in read(Path(f"/proc/{pid}/cmdline"))]
+    os.kill(int(pid), signal.SIGKILL)
+
+
+@deep.only
+@pytest.mark.parametrize("end", ["group", "raylet", "gcs_server", "twice"])
+def test_when_its_own_ray_dies_a_run_ends_soon_with_a_snapshot(run_dir: Path, end: str) -> None:
+    """SIGTERM to all processes of a terminal's job reaches Ray's as well."""
+    with TemporaryDirectory() as own:
+        (Path(own) / "ray").mkdir()
+        variables = {**os.environ, MARK: run_dir.name, "RAY_TMPDIR": own}
+        flags = ["--replicas", "2", "--shards", "2", "--machines", "2", "--packed", "--epochs", "100000"]
+        command = [sys.executable, "-m", "squall", *train(run_dir, *flags)]
+        run = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            Started.wait_rows(Seen(run_dir), EventRow, lambda row: row.kind == "started")  # type: ignore[attr-defined]
+            match end:
+                case "group":
+                    os.killpg(run.pid, signal.SIGTERM)
+                case "twice":
+                    run.send_signal(signal.SIGINT)
+                    Started.wait_rows(Seen(run_dir), EventRow, lambda row: row.kind == "stopped")  # type: ignore[attr-defined]
+                    run.send_signal(signal.SIGINT)
+                case server:
+                    killed(run_dir.name, server)
+            began = time.monotonic()
+            _, err = run.communicate(timeout=START_S)
+            assert time.monotonic() - began < END_S
+            assert run.returncode == (130 if end in ("group", "twice") else 1), err
+            assert ("Ray is gone: its" in err) == (end in ("raylet", "gcs_server"))
+            assert f"go on from snapshot 1 with: squall resume {run_dir}" in err
+            wait_for(lambda: not marked(run_dir.name), START_S, "all of it to end")
+        finally:
+            run.kill()
+            for pid in marked(run_dir.name):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+class Seen(Started):
+    """The record of a run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
 
 
 def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,7 +249,9 @@ class Gathering:
         if machine.number == 0:
             identity = self._root.issue(machine_name(0), authority=True)
             where = str(launched.directory.resolve())
-            machine.pipe.say(directory=where, identity=identity, inventory=self._inventory, **told)
+            machine.pipe.say(
+                directory=where, identity=identity, inventory=self._inventory, gpus=launched.gpus, **told
+            )  # fmt: skip
             machine.pipe.hand(launched.lock)
             return
         files = list(snapshot_files(launched)) if self._has_shards(machine.number) else []

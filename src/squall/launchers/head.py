@@ -7,9 +7,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.gathering import Gathering
@@ -19,7 +19,7 @@ from squall.launchers.joining.joining import FROM_HEAD_BYTES
 from squall.launchers.joining.listener import Listener
 from squall.launchers.joining.token import VARIABLE, Token, find_token
 from squall.launchers.on_ray.machines import RayMachines
-from squall.launchers.roster import Gathered, Launched, Room, Step, Wanted
+from squall.launchers.roster import Gathered, Guests, Launched, Provider, Room, Step, Wanted
 from squall.launchers.schedules import Schedules
 from squall.launchers.script_relay import ScriptRelay
 from squall.protocol.effects import End
@@ -31,31 +31,6 @@ from squall.transports.certificates import Identity, machine_name
 from squall.transports.texts import printable
 
 TOKEN = "token"  # file in the run's directory
-
-
-class Provider(Protocol):
-    """Who sees to it that the other machines join, where no user does."""
-
-    @property
-    def room(self) -> Room: ...  # of this machine
-    def start(self, name: str, head: str, token: str) -> None: ...  # machines for the run of that name
-    def turn(self, now: float, begun: bool) -> Iterable[str]: ...  # what the user is to be told
-    def close(self) -> None: ...  # the run is over
-
-
-class Guests(Protocol):
-    """What becomes of the machines that are let in: a run, or what is to be known of them."""
-
-    machines: dict[int, Gathered]
-
-    @property
-    def begun(self) -> bool: ...  # those that were waited for are there
-    @property
-    def waits(self) -> str: ...  # for what, if not only for machines to come
-    def add(self, machine: Gathered, task: bytes) -> None: ...
-    def lose(self, number: int) -> None: ...  # its connection is over
-    def understands(self, said: dict[str, Any]) -> bool: ...
-    def hear(self, number: int, said: dict[str, Any]) -> bool: ...  # False: it is not for this
 
 
 class Head:
@@ -81,6 +56,7 @@ class Head:
         self.refused: list[str] = []  # why machines were not let in
         self._relay: ScriptRelay | None = None  # of a script's run
         self._task = b""  # for each machine that joins
+        self._launched: Launched | None = None  # that waits for the provider
         self._directory = Path()  # of the run
         self._schedules: Schedules | None = None
         self._schedules_bytes = schedules_bytes
@@ -95,8 +71,18 @@ class Head:
         Raises `ValueError` for a task that is too large to be sent.
         """
         gathering = Gathering(self.here(own), self._wanted, self._recipe, self._root, tell)
-        gathering.launch(Launched(directory, snapshot, lock))
+        self._launched = Launched(directory, snapshot, lock)
         self.let_in(gathering, task, directory)
+        self._launch(gathering)
+
+    def _launch(self, gathering: Gathering) -> None:
+        """As soon as it is known on which GPUs of this machine."""
+        launched = self._launched
+        if launched is not None and self._provider is not None:
+            launched = self._provider.known(launched)
+        if launched is not None:
+            self._launched = None
+            gathering.launch(launched)
 
     def here(self, own: ControlPipe) -> Gathered:
         """This machine."""
@@ -132,6 +118,11 @@ class Head:
         self._relay = ScriptRelay(self._guests, self._directory)
 
     @property
+    def gone(self) -> str:
+        """Why nobody provides machines any more, if somebody did."""
+        return "" if self._provider is None else self._provider.gone
+
+    @property
     def wanted(self) -> int:
         """Machines that are waited for, this one included."""
         return self._wanted.machines
@@ -155,6 +146,8 @@ class Head:
         if self._provider is not None and self._guests is not None:
             for text in self._provider.turn(time.monotonic(), self._guests.begun):
                 tell(text)
+            if isinstance(self._guests, Gathering):
+                self._launch(self._guests)
         while self._listener.refused:
             self.refused.append(self._listener.refused.popleft())
             tell(f"a machine was not let in: {self.refused[-1]}")

@@ -27,8 +27,8 @@ from squall.usercode.shipping import ship
 from squall.usercode.travelling import own_modules, script_modules
 
 if TYPE_CHECKING:  # they import torch, as the nursery does meanwhile
-    from squall.launchers.head import Guests, Head
-    from squall.launchers.roster import Gathered
+    from squall.launchers.head import Head
+    from squall.launchers.roster import Gathered, Guests
 
 G = TypeVar("G", bound="Guests")
 
@@ -37,7 +37,7 @@ EXITS_AT_MOST = 16  # of other machines' processes: the first is told
 SILENT_S = 5.0  # that other machines may say nothing while they hand over what they have, at an end
 MOVING_SILENT_S = 30.0  # where they shall go on, and a script may take its time to come to its end
 STOPPED_COLLECT_S = 0.5  # that they have for it, when somebody waits for the end
-TELL_EVERY_S = 3.0  # that a snapshot is on its way, and how much of it
+TELL_AFTER_S, TELL_EVERY_S = 2.0, 3.0  # that a snapshot is on its way, and how much of it
 INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
 
 
@@ -149,6 +149,9 @@ class LocalRun:
             sys.stderr.write(f"squall: saving what other machines have{far}; Ctrl-C again gives it up\n")
 
     def _hear_others(self) -> None:
+        if self._head is not None and self._head.gone and not self._stops:
+            self._stops = 1
+            self._pipe.say(kind="leave", why=self._head.gone, failed=True)
         for machine, told in self._head.turn() if self._head is not None else ():
             if told["kind"] != "exited":
                 continue
@@ -207,6 +210,7 @@ class LocalRun:
             self.ended = End("interrupted", f"interrupted before the training {'went on' if self._moved else 'began'}")
             return
         self._stops += 1
+        self._tell_at = time.monotonic() + TELL_AFTER_S
         self._collect_by = min(self._collect_by, time.monotonic() + STOPPED_COLLECT_S)
         self._kill_at = time.monotonic() + (ANSWER_WITHIN_S if self._stops == 1 else INSISTED_S)
         self._pipe.say(kind="stop")

@@ -161,6 +161,8 @@ class Orders:
             if before is not None:
                 os.close(before)
             directory = Path(said["directory"])
+            if (gpus := said.get("gpus")) is not None:  # whose processes alone touch them
+                os.environ["CUDA_VISIBLE_DEVICES"] = gpus
         else:
             directory = member.own / "run" / said["name"]
             shutil.rmtree(directory, ignore_errors=True)  # what was there before was handed over

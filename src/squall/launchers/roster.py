@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.orders import Facts
@@ -62,6 +63,7 @@ class Launched(NamedTuple):
     directory: Path
     snapshot: int | None
     lock: int  # descriptor of the directory's
+    gpus: str | None = None  # of the launching machine that it may use, as CUDA_VISIBLE_DEVICES; None: all
 
 
 class Wanted(NamedTuple):
@@ -72,3 +74,31 @@ class Wanted(NamedTuple):
     threads: int = 1  # of a replica
     device: str = "cpu"  # of the replicas
     plaintext: bool = False  # between machines
+
+
+class Provider(Protocol):
+    """Who sees to it that the other machines join, where no user does."""
+
+    gone: str  # why it provides nothing any more, if so
+
+    @property
+    def room(self) -> Room: ...  # of this machine
+    def known(self, launched: Launched) -> Launched | None: ...  # with the GPUs of this machine, once they are known
+    def start(self, name: str, head: str, token: str) -> None: ...  # machines for the run of that name
+    def turn(self, now: float, begun: bool) -> Iterable[str]: ...  # what the user is to be told
+    def close(self) -> None: ...  # the run is over
+
+
+class Guests(Protocol):
+    """What becomes of the machines that are let in: a run, or what is to be known of them."""
+
+    machines: dict[int, Gathered]
+
+    @property
+    def begun(self) -> bool: ...  # those that were waited for are there
+    @property
+    def waits(self) -> str: ...  # for what, if not only for machines to come
+    def add(self, machine: Gathered, task: bytes) -> None: ...
+    def lose(self, number: int) -> None: ...  # its connection is over
+    def understands(self, said: dict[str, Any]) -> bool: ...
+    def hear(self, number: int, said: dict[str, Any]) -> bool: ...  # False: it is not for this

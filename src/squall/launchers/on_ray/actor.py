@@ -5,6 +5,7 @@ Its nursery is a process of its own: that forks, so it must be free of threads, 
 
 from __future__ import annotations
 
+import os
 import sys
 
 from squall.errors import SquallError
@@ -14,6 +15,11 @@ from squall.launchers.joining.call import Call
 from squall.launchers.joining.token import Token
 
 WAIT_S = 600  # that a run may take from asking for its machines to letting them in
+
+
+def visible_gpus() -> str:
+    """Of the bundle that this runs in."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
 class MachineActor:

@@ -17,9 +17,10 @@ from typing import Any
 
 from squall.errors import SquallError
 from squall.launchers.joining.address import Address, parse_address
-from squall.launchers.on_ray.actor import MachineActor
+from squall.launchers.on_ray.actor import MachineActor, visible_gpus
 from squall.launchers.on_ray.bundles import Share, shares
-from squall.launchers.roster import Room
+from squall.launchers.on_ray.watch import Watch
+from squall.launchers.roster import Launched, Room
 from squall.runtime.run_plan import Plan
 
 ANSWER_WITHIN_S = 5.0  # seconds that a cluster has to take a call
@@ -27,6 +28,8 @@ TELL_AFTER_S = 5.0  # seconds until a user who waits for room is told what is mi
 LEAVE_WITHIN_S = 2.0  # seconds that machines have to end, once the run has
 AGAIN_AFTER_S = 2.0  # seconds that a run goes on without a machine that has ended badly, before it joins anew
 AGAIN_AT_MOST = 5  # times
+LOCAL_GONE_S, GONE_S = 1.0, 30.0  # after which Ray is gone: some clusters start it again; Ray itself waits a minute
+OURS = {"task_events_shutdown_flush_timeout_ms": 200}  # that its end waits for what is gone; 5 s if this is not said
 
 
 class RayMachines:
@@ -42,8 +45,10 @@ class RayMachines:
         if self._ours:
             _connect(ray)
         self._node = "" if _from_outside() else ray.get_runtime_context().get_node_id()
+        self._watch = Watch(_servers(ray, self._node), LOCAL_GONE_S if self._ours else GONE_S)
+        self.gone = ""  # why Ray is, if it is
         self._packed = plan.settings.packed
-        on_gpus = plan.device.startswith("cuda")
+        self._on_gpus = on_gpus = plan.device.startswith("cuda")
         free = self._free(on_gpus)
         here = Share(len(os.sched_getaffinity(0)))
         if self._node:
@@ -56,6 +61,7 @@ class RayMachines:
         self._joins: dict[Any, int] = {}  # what tells that a machine has ended -> its place in the list
         self._ended: dict[int, tuple[str, float]] = {}  # machines that have ended badly: how, and when that was seen
         self._again = AGAIN_AT_MOST
+        self._asked: Any = None  # for the GPUs of this machine's bundle
         self._call: tuple[str, str] = ("", "")
         self._tell_at = 0.0
 
@@ -69,6 +75,13 @@ class RayMachines:
         """Of the launching machine: for replicas and shards, if it has processors that Ray gives."""
         cpus = self._shares[0].cpus
         return Room(cpus, self._shares[0].gpus) if cpus else Room(0, roles=("coordinator", "evaluator"))
+
+    def known(self, launched: Launched) -> Launched | None:
+        """With the GPUs of this machine that Ray has given the run: others have the rest. None: Ray has not yet."""
+        if self._asked is None:
+            return launched._replace(gpus="") if self._on_gpus and self._node else launched
+        told, _ = self._ray.wait([self._asked], timeout=0)
+        return launched._replace(gpus=self._ray.get(self._asked)) if told else None
 
     def address(self) -> Address:
         """Where this machine listens, if the user does not say."""
@@ -90,6 +103,10 @@ class RayMachines:
             strategy="PACK" if self._packed else "SPREAD",
             bundle_label_selector=[{"ray.io/node-id": self._node} for _ in own] + [{}] * len(self._shares[1:]),
         )  # fmt: skip
+        if own and own[0].gpus:
+            here = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
+            ask = self._ray.remote(visible_gpus).options(num_cpus=0, num_gpus=own[0].gpus, scheduling_strategy=here)
+            self._asked = ask.remote()
         actor = self._ray.remote(MachineActor)
         for number, share in enumerate(self._shares[1:], start=1):
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number - 1 + len(own))
@@ -109,9 +126,14 @@ class RayMachines:
 
     def turn(self, now: float, begun: bool) -> Iterator[str]:
         """What the user is to be told. Raises `SquallError` for a machine that does not come to the beginning."""
+        self.gone = self.gone or self._watch.gone(now)
+        if self.gone:
+            if not begun:
+                raise SquallError(self.gone)
+            return
         if self._tell_at <= now:
             self._tell_at = float("inf")
-            if self._group is not None and not self._placed:
+            if self._group is not None and not (begun or self._watch.silent or self._placed):
                 yield self._missing()
         over, _ = (
             self._ray.wait(list(self._joins), num_returns=len(self._joins), timeout=0) if self._joins else ([], [])
@@ -152,17 +174,21 @@ class RayMachines:
 
     def close(self) -> None:
         """The run is over: its machines end by themselves now. Nothing of it is left in the cluster."""
-        with suppress(Exception):  # a cluster that is gone has nothing left
-            if self._joins:
-                self._ray.wait(list(self._joins), num_returns=len(self._joins), timeout=LEAVE_WITHIN_S)
-            for actor in self._actors:
-                self._ray.kill(actor)
-            if self._group is not None:
-                self._ray.util.remove_placement_group(self._group)
+        if not self._watch.silent:  # else nothing is left, or the rest goes when Ray does
+            with suppress(Exception):
+                self._dismiss()
         self._joins, self._actors, self._group = {}, [], None
         if self._ours:
             self._ours = False
             self._ray.shutdown()
+
+    def _dismiss(self) -> None:
+        if self._joins:
+            self._ray.wait(list(self._joins), num_returns=len(self._joins), timeout=LEAVE_WITHIN_S)
+        for actor in self._actors:
+            self._ray.kill(actor)
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)
 
     def _free(self, gpus: bool) -> dict[str, Share]:
         """Of each node; of all that it has, where this process is no part of the cluster."""
@@ -176,6 +202,15 @@ class RayMachines:
 
 def _resources(share: Share) -> dict[str, int]:
     return {"CPU": share.cpus, **({"GPU": share.gpus} if share.gpus else {})}
+
+
+def _servers(ray: Any, node: str) -> dict[str, Address]:
+    """Of Ray, which this process speaks with."""
+    if not node:
+        return {}  # a proxy does so
+    here = next(found for found in ray.nodes() if found["NodeID"] == node)
+    store = parse_address(ray.get_runtime_context().gcs_address, "Ray's address")
+    return {"store (GCS)": store, "raylet": (here["NodeManagerAddress"], here["NodeManagerPort"])}
 
 
 def _from_outside() -> bool:
@@ -193,7 +228,10 @@ def _connect(ray: Any) -> None:
     called = address or read_ray_address() or ""
     try:
         gone = ":" in called and "://" not in called and not _answers(called, bool(address))
-        ray.init("local" if gone else None, logging_level=logging.WARNING)
+        if called and not gone:
+            ray.init(logging_level=logging.WARNING)
+        else:
+            ray.init("local", logging_level=logging.WARNING, _system_config=OURS)
     except Exception as error:
         where = f" at {address} (RAY_ADDRESS)" if address else ""
         why = str(error).partition("\n")[0]
