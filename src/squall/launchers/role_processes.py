@@ -21,6 +21,7 @@ from squall.protocol.frames import Frame
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes
 from squall.record.writer import COMMIT_EVERY_S
 from squall.runtime.driver import Driver, Host
+from squall.runtime.first_touch import prepared
 from squall.runtime.hosts import SlowedHost
 from squall.runtime.interrupts import LeftToLauncher
 from squall.runtime.job import Job
@@ -162,6 +163,8 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
         counting = TrafficHost(coordinator, job, job.site)
         return PiecesHost(counting, job.directory, job.recipe.shards, job.site.pieces)
     made, ratio = host(job, node), job.slowness(node)
+    if node.role == "shard":
+        return prepared(made, job, node.index)
     return SlowedHost(made, ratio) if ratio > 1 else made
 
 

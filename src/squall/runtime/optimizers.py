@@ -115,6 +115,16 @@ def check_elementwise(factory: OptimizerFactory) -> None:
         raise ValueError(remedy)
 
 
+def state_vectors(factory: OptimizerFactory) -> int:
+    """How many numbers of each element the first step adds to the optimizer's state."""
+    parameter = nn.Parameter(torch.ones(8))
+    optimizer = build_optimizer(factory, [{"params": [parameter]}])
+    parameter.grad, before = torch.ones(8), len(optimizer.state[parameter])
+    bare_step(optimizer, tracked=True)()
+    state = optimizer.state[parameter].values()
+    return sum(isinstance(value, Tensor) and value.shape == parameter.shape for value in state) if not before else 0
+
+
 def _name(factory: OptimizerFactory) -> str:
     inner = getattr(factory, "func", factory)
     return str(getattr(inner, "__name__", inner))
