@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 from functools import partial
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import squall
-from squall.protocol.effects import Compute, Payload, Send
+from squall.protocol.effects import Compute, Payload, PayloadKind, Send
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import Node
 from squall.report import Reader
@@ -293,6 +294,25 @@ def test_long_transfers_share_an_interface_and_a_message_waits_for_those_of_its_
     assert first.arrives(1.0) == pytest.approx(1.5)
     assert message.arrives(1.0) > first.arrives(1.0)
     assert second.arrives(1.0) == pytest.approx(2.0)
+
+
+def test_transfers_vary_as_the_steps_of_the_machine_that_sends_do() -> None:
+    cluster = dataclasses.replace(workers(2, jitter=LogNormal(0.1)), between=Link(latency_s=0.0))
+    recipe = squall.Downpour(replicas=2).recipe()
+    workload = Workload(step_s=STEP_S, batch_size=4, elements=(int(cluster.machines[0].interface / 4),))
+    costs = Costs(cluster, recipe, workload, Placement(cluster, recipe), random.Random(0))
+    replica, shard = Node("replica", 0), Node("shard", 0)
+
+    def takes_s(sender: Node, to: Node, kind: PayloadKind, at: float) -> float:
+        (passage,) = costs.arrivals(sender, Send(to, Stop(), Payload(kind, replica, 0, 1, 0)), at, random.Random(0))
+        assert isinstance(passage, Passage)
+        return passage.arrives(at) - at
+
+    pushes = [takes_s(replica, shard, "gradient", 10.0 * number) for number in range(200)]
+    assert statistics.fmean(pushes) == pytest.approx(1.0, abs=0.03)
+    assert statistics.pstdev(pushes) == pytest.approx(0.1, abs=0.03)
+    fetches = [takes_s(shard, replica, "weights", 5000.0 + 10.0 * number) for number in range(3)]
+    assert fetches == pytest.approx([1.0] * 3), "the server's law is constant"
 
 
 def test_adding_a_gradient_to_what_the_buffer_holds_is_a_pass_over_it() -> None:

@@ -9,7 +9,9 @@ The model, in the order of what matters:
 - a run's own code takes cores as well: of replicas, shards and the coordinator so much as was measured. Who looks out
   for an answer keeps its core meanwhile;
 - between machines a payload takes its part of the interfaces of both ends, which all that pass at a time share alike,
-  and the link's latency on top. Within a machine nothing but doorbells travels.
+  and the link's latency on top. What takes long varies as the steps of the machine that sends it do: replicas that
+  begin together would else use both ways of a link at once for ever, or never. Within a machine nothing but doorbells
+  travels.
 """
 
 from __future__ import annotations
@@ -204,7 +206,8 @@ class Costs:
             behind = self._transfers.get((sender, to)) if self._transfers else None
             if size > source.brief or size > target.brief or (behind is not None and not behind.arrived):
                 latency_s = link.latency_s + (chance.random() * link.jitter_s if link.jitter_s else 0.0)
-                transfer = Transfer(now, size, self._ways(source, target, size), latency_s, behind, begun)
+                varied = size * source.kind.jitter.draw(self._chance)
+                transfer = Transfer(now, varied, self._ways(source, target, size), latency_s, behind, begun)
                 self._transfers[sender, to] = transfer
                 return (transfer,)
             if begun is not None:
