@@ -189,7 +189,10 @@ class _Simulation:
         """What makes the nodes of a start, from the beginning or from the newest snapshot."""
         published = self._sums.published
         restored = self._restored(published.number) if published is not None else None
-        job = dataclasses.replace(self._job, restored=restored, plan=self._rest_of_plan(now, restored))
+        initial = self._job.initial.clone()  # shards train in it, and another start may begin there again
+        job = dataclasses.replace(
+            self._job, initial=initial, restored=restored, plan=self._rest_of_plan(now, restored)
+        )  # fmt: skip
         if self._real and may_open(len(nodes(job))):
             job = attempts.begin(job)
         elif self._real and published is None:
