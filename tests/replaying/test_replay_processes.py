@@ -93,12 +93,15 @@ def test_the_end_of_a_run_is_replayed_from_a_snapshot_across_a_kill_an_interrupt
     run.finish()
     again = Started(directory, "resume", str(directory), "--as-it-was")
     wait_for(lambda: len(complete(attempts / "1", 2)) > 0, START_S, "a snapshot of the second attempt")
+    first = complete(attempts / "1", 2)[0]
     again.process.send_signal(signal.SIGINT)
     again.finish()
-    assert [path.name for path in sorted(attempts.iterdir())] == ["0", "1"], "the last two are of both attempts"
+    # A slow machine comes to more snapshots before it hears of Ctrl-C: then the last two are of the second attempt.
+    of_both = complete(attempts / "1", 2)[-1] == first + 1
+    assert [path.name for path in sorted(attempts.iterdir())] == (["0", "1"] if of_both else ["1"])
     assert not (attempts / "0" / "shard-0.0").exists()
     replayed = assert_replays(Run(directory))
-    assert replayed.snapshot == complete(attempts / "0", 2)[0]
+    assert replayed.snapshot == complete(attempts / ("0" if of_both else "1"), 2)[0]
 
 
 @pytest.mark.parametrize("flags", [(), ("--keep-schedule", "last:1", "--snapshot-every-s", "0.3")], ids=["", "last"])
