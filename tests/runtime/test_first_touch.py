@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from functools import partial
 from typing import Any
@@ -9,43 +10,60 @@ from typing import Any
 import pytest
 import torch
 
-from squall.protocol.effects import Effect, Payload
+from squall.protocol.effects import Apply, Effect, Payload
 from squall.protocol.nodes import Node
 from squall.runtime.driver import Host
 from squall.runtime.first_touch import FirstTouch
 from squall.runtime.optimizers import state_vectors
+from squall.runtime.processes import keep_freed_memory
 
 ELEMENTS = 4_000_000
 PAGES = 4 * ELEMENTS // resource.getpagesize()
 WEIGHTS = Payload("weights", Node("replica", 0), 0, 0, 0, 0)
 
 
+def faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def faults_of_rest(host: Host) -> int:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    before = faults()
     host.rest()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return faults() - before
 
 
-class Attached(Host):
-    def __init__(self) -> None:
-        self.payloads: list[Payload] = []
-
-    def attach(self, payload: Payload) -> None:
-        self.payloads.append(payload)
-
+class Inner(Host):
     def perform(self, effect: Effect, now: float) -> None:
-        raise AssertionError(effect)
+        return None
 
 
 def test_memory_is_taken_once_and_when_all_have_their_weights() -> None:
-    inner = Attached()
-    host = FirstTouch(inner, ELEMENTS, payloads=2)
+    host = FirstTouch(Inner(), ELEMENTS, payloads=2)
     host.attach(WEIGHTS)
     assert faults_of_rest(host) < PAGES
     host.attach(WEIGHTS)
     assert faults_of_rest(host) >= PAGES
     assert faults_of_rest(host) < PAGES
-    assert inner.payloads == [WEIGHTS, WEIGHTS]
+
+
+def test_nothing_is_taken_when_the_optimizer_has_its_memory() -> None:
+    host = FirstTouch(Inner(), ELEMENTS, payloads=1)
+    host.perform(Apply((), 1.0, 1, 1.0, ()), 0.0)
+    host.attach(WEIGHTS)
+    assert faults_of_rest(host) < PAGES
+
+
+def test_what_comes_next_is_cut_from_the_memory_that_was_taken() -> None:
+    pid = os.fork()
+    if pid == 0:  # the process of the tests shall keep no memory
+        torch.set_num_threads(1)  # others are not there behind a fork
+        keep_freed_memory()
+        host = FirstTouch(Inner(), ELEMENTS, payloads=0)
+        taken = faults_of_rest(host)
+        before = faults()
+        state = torch.zeros(ELEMENTS - 1000)
+        os._exit(0 if taken >= PAGES > 10 * (faults() - before) and len(state) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from squall.protocol.effects import Payload
+from squall.protocol.effects import Apply, Effect, Payload
+from squall.protocol.events import Event
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.job import Job
 from squall.runtime.optimizers import state_vectors
@@ -23,13 +24,18 @@ def prepared(host: Host, job: Job, shard: int) -> Host:
     start, stop = job.layout.shard_range(shard, job.recipe.shards)
     if stop - start < LARGE or not isinstance(job.recipe.work, Loop) or job.restored is not None:
         return host
-    elements = (stop - start) * state_vectors(job.recipe.work.update.optimizer)
+    vectors = state_vectors(job.recipe.work.update.optimizer)
+    if not vectors:
+        return host
     keep_freed_memory()
-    return FirstTouch(host, elements + BESIDE, job.recipe.replicas)
+    return FirstTouch(host, (stop - start) * vectors + BESIDE, job.recipe.replicas)
 
 
 class FirstTouch(HostAround):
-    """A host that takes memory for float32 elements when it first waits after so many payloads, and frees it."""
+    """A host that takes memory for float32 elements when it first waits after so many payloads, and frees it.
+
+    It does not where an update came before that: the optimizer has its memory then.
+    """
 
     def __init__(self, host: Host, elements: int, payloads: int) -> None:
         super().__init__(host)
@@ -39,6 +45,11 @@ class FirstTouch(HostAround):
     def attach(self, payload: Payload) -> None:
         super().attach(payload)
         self._payloads -= 1
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if type(effect) is Apply:
+            self._elements = 0
+        return super().perform(effect, now)
 
     def rest(self) -> None:
         if self._elements and self._payloads <= 0:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt
 MAX_INT = 2**31 - 1
 OTHER_FILES = 256  # room for what a process has open beside those that it counts
 
@@ -87,7 +87,7 @@ def keep_freed_memory() -> None:
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc
-        libc.mallopt(M_MMAP_THRESHOLD, MAX_INT)
+        libc.mallopt(M_MMAP_MAX, 0)  # large tensors, too, are cut from memory that is kept
         libc.mallopt(M_TRIM_THRESHOLD, MAX_INT)
 
 

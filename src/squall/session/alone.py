@@ -28,7 +28,7 @@ class AloneBackend(SessionBackend):
 
     def begin(self, task: Task, epochs: int) -> None:
         layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-        weights = initial_vector(layout, task)
+        weights = initial_vector(layout, task).clone()  # of this process alone, also where the script forks others
         self._backward = Backward(task, layout, [weights], 0, torch.device("cpu"))
         self._backward.on_vector.use(0)
         self._optimizer = build_optimizer(self._factory, task.param_groups())
