@@ -151,7 +151,8 @@ def test_who_is_silent_is_not_waited_for_because_others_are_heard() -> None:
     assert end(office).reason == "interrupted; shard 0 did not answer in time, so that nothing was saved"
 
 
-def test_behind_a_snapshot_that_was_under_way_and_came_slowly_the_last_one_has_its_time() -> None:
+@pytest.mark.parametrize("came_at", [1.0 + STOP_WITHIN_S + SAVE_WITHIN_S - 0.01, 5.0])
+def test_behind_a_snapshot_that_was_under_way_and_came_slowly_the_last_one_has_its_time(came_at: float) -> None:
     office = Office(limits=Limits(), snapshot_every_s=1.0)
     a, b = office.join(0, 1)
     office.now = 1.0
@@ -160,9 +161,9 @@ def test_behind_a_snapshot_that_was_under_way_and_came_slowly_the_last_one_has_i
     office.leave(a, b)
     office.now = 3.0
     heard(office, *office.shards)
-    office.now = 5.0
+    office.now = came_at
     assert not [effect for effect in office.snapshot() if isinstance(effect, End)]
-    assert office.machine.wake_at == 5.0 + SAVE_WITHIN_S
+    assert office.machine.wake_at == came_at + SAVE_WITHIN_S
     office.snapshot()
     assert end(office).status == "interrupted"
 

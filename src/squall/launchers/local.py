@@ -53,6 +53,7 @@ class LocalRun:
         self._launched = False
         self._listening = False  # whether the nursery does; before, it runs the user's code
         self._stops = 0  # how often a stop was asked for
+        self._alone = False  # what provides the other machines is gone
         self._kill_at = math.inf
         self._tell_at = 0.0  # the user, how far the last snapshot is
         self.ended: End | None = None
@@ -136,7 +137,7 @@ class LocalRun:
             case "ended":
                 self._over = said["status"], said["reason"]
                 patience_s = MOVING_SILENT_S if said["status"] == "moved" else SILENT_S
-                self._collect_by = time.monotonic() + (STOPPED_COLLECT_S if self._stops else patience_s)
+                self._collect_by = time.monotonic() + (STOPPED_COLLECT_S if self._stops or self._alone else patience_s)
                 if self._head is not None:
                     self._head.over(*self._over)
                 self._collect(*self._over, 0.0)
@@ -146,11 +147,12 @@ class LocalRun:
         if time.monotonic() >= self._tell_at:
             self._tell_at = time.monotonic() + TELL_EVERY_S
             far = f": {received / 1e6:.0f} of {total / 1e6:.0f} MB" if total else ""
-            sys.stderr.write(f"squall: saving what other machines have{far}; Ctrl-C again gives it up\n")
+            again = "; Ctrl-C again gives it up" if self._stops else ""
+            sys.stderr.write(f"squall: saving what other machines have{far}{again}\n")
 
     def _hear_others(self) -> None:
-        if self._head is not None and self._head.gone and not self._stops:
-            self._stops = 1
+        if self._head is not None and self._head.gone and not (self._stops or self._alone or self._over):
+            self._alone = True
             self._pipe.say(kind="leave", why=self._head.gone, failed=True)
         for machine, told in self._head.turn() if self._head is not None else ():
             if told["kind"] != "exited":
@@ -165,7 +167,7 @@ class LocalRun:
         if self._head is not None and not self._head.collected and time.monotonic() < self._collect_by:
             wait(self._head.sources, timeout_s)
             self._hear_others()
-            if not self._stops:
+            if not (self._stops or self._alone):
                 self._collect_by = max(self._collect_by, self._head.heard_at + SILENT_S)
         else:
             self._on_ended(status, reason)

@@ -173,7 +173,8 @@ class Closing(ABC):
         self._snapshots.came(nodes, now)
         if self.phase is Phase.SNAPSHOT and self._save_by is not None:
             self._set_deadline(now)
-            effects += [] if self._moves else [notes.Saving(*self._snapshots.travelled)]
+            if not self._moves and any(shard in nodes for shard in self._snapshots.awaited):
+                effects.append(notes.Saving(*self._snapshots.travelled))
 
     @property
     def _stop_within_s(self) -> float:
@@ -195,8 +196,8 @@ class Closing(ABC):
         if not self._snapshots.under_way:
             self._last_snapshot = True
             self._snapshots.take(self._ledger(), effects)
-            if self._save_by is not None and now > self._save_by:  # the one before has come by a slow link
-                self._save_by = now + self.policy.save_within_s
+            if self._save_by is not None:  # the one before may have taken that time
+                self._save_by = max(self._save_by, now + self.policy.save_within_s)
         self._set_deadline(now)
 
     def _leave_unsaved(self, effects: list[Effect]) -> None:

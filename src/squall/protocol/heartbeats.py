@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from squall.protocol.nodes import Node
@@ -44,7 +42,9 @@ class Heartbeats:
 
         They are believed for as long as he would wait to hear anything.
         """
-        at, grace_s, said_at = self._heard.get(node, (0.0, 0.0, -math.inf))
+        if node not in self._heard:
+            return
+        at, grace_s, said_at = self._heard[node]
         if now - said_at < PATIENCE * self.limit_s:
             self._heard[node] = now, max(0.0, at + grace_s - now), said_at
 

@@ -55,7 +55,7 @@ class SnapshotRounds:
         self._heard |= dict.fromkeys(nodes, now)
 
     def waited_for(self, until: float) -> float:
-        """Until when who can wait `until` then waits: for longer while something comes of every file that lacks."""
+        """The deadline of who waits `until` at least: later while bytes of every missing file go on arriving."""
         return min(max(until, self._heard.get(shard, -math.inf) + SILENT_S) for shard in self.awaited)
 
     @property

@@ -4,9 +4,9 @@
     n bytes    the head, as MessagePack: [bytes of numbers, frame, payload or nothing]
     numbers    of the payload; they are received into their place, with no copy between
 
-Both ends have proved who they are before a stream begins (`transports.opening`). What is not as it was sent costs the
-connection (`Broken`): in plain text it may be changed on its way. What was sent so, and cannot be understood, costs
-the peer as well (`Foul`).
+Both ends have proved who they are before a stream begins (`transports.opening`). A head that is not as it was sent
+costs the connection (`Broken`): in plain text it may be changed on its way, and so may numbers, which have no checksum.
+What was sent so, and cannot be understood, costs the peer as well (`Foul`).
 """
 
 from __future__ import annotations

@@ -80,8 +80,11 @@ class RayMachines:
         """With the GPUs of this machine that Ray has given the run: others have the rest. None: Ray has not yet."""
         if self._asked is None:
             return launched._replace(gpus="") if self._on_gpus and self._node else launched
-        told, _ = self._ray.wait([self._asked], timeout=0)
-        return launched._replace(gpus=self._ray.get(self._asked)) if told else None
+        try:
+            told, _ = self._ray.wait([self._asked], timeout=0)
+            return launched._replace(gpus=self._ray.get(self._asked)) if told else None
+        except self._ray.exceptions.RayError as error:
+            raise SquallError(f"Ray does not say which GPUs it has given this machine ({error})") from error
 
     def address(self) -> Address:
         """Where this machine listens, if the user does not say."""
@@ -133,7 +136,7 @@ class RayMachines:
             return
         if self._tell_at <= now:
             self._tell_at = float("inf")
-            if self._group is not None and not (begun or self._watch.silent or self._placed):
+            if self._group is not None and not (begun or self._watch.silent() or self._placed):
                 yield self._missing()
         over, _ = (
             self._ray.wait(list(self._joins), num_returns=len(self._joins), timeout=0) if self._joins else ([], [])
@@ -174,7 +177,7 @@ class RayMachines:
 
     def close(self) -> None:
         """The run is over: its machines end by themselves now. Nothing of it is left in the cluster."""
-        if not self._watch.silent:  # else nothing is left, or the rest goes when Ray does
+        if not self._watch.silent():  # else nothing is left, or the rest goes when Ray does
             with suppress(Exception):
                 self._dismiss()
         self._joins, self._actors, self._group = {}, [], None

@@ -20,9 +20,8 @@ class Watch:
         self._look_at = 0.0
         self._since: float | None = None  # when one of them was first found silent
 
-    @property
     def silent(self) -> str:
-        """Which does not answer, and where; "" if all do."""
+        """Calls them: which does not answer, and where; "" if all do."""
         for name, address in self._servers.items():
             try:
                 socket.create_connection(address, CALL_S).close()
@@ -35,7 +34,10 @@ class Watch:
         if now < self._look_at:
             return ""
         self._look_at = now + LOOK_EVERY_S
-        silent = self.silent
-        self._since = None if not silent else now if self._since is None else self._since
+        silent = self.silent()
+        if not silent:
+            self._since = None
+        elif self._since is None:
+            self._since = now
         late = self._since is not None and now >= self._since + self._patience_s
         return f"Ray is gone: {silent}" if late else ""
