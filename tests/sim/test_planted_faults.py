@@ -126,18 +126,28 @@ def never_forgotten(original: Any, link: Linked, node: Node, effects: list[Effec
 
 
 def message_alone(original: Any, link: Linked, now: float, effects: list[Effect]) -> None:
-    """A resend leaves its payload out: where hosts share memory, it is there already."""
+    """A resend leaves its payload out, of an exchange: where hosts share memory, it is there already."""
     first = len(effects)
     original(link, now, effects)
     effects[first:] = [
-        msgspec.structs.replace(each, payload=None) if type(each) is Transmit and each.again else each
+        msgspec.structs.replace(each, payload=None)
+        if type(each) is Transmit and each.again and of_exchange(each.payload)
+        else each
         for each in effects[first:]
     ]
 
 
+def of_exchange(payload: Payload | None) -> bool:
+    """What is wrong with a piece of a file is seen when the file is put together, by another invariant."""
+    return payload is not None and payload.kind != "piece"
+
+
 def whatever_comes(original: Any, memory: Memory, payload: Payload, numbers: object) -> None:
     """A late copy is put over what is newer."""
-    memory.write(payload, numbers)
+    if of_exchange(payload):
+        memory.write(payload, numbers)
+    else:
+        original(memory, payload, numbers)
 
 
 def weights_of_now(original: Any, phantom: ShardPhantom, payload: Payload, to: Node) -> object | None:
@@ -443,8 +453,9 @@ def members_for_too_long(original: Any, staffing: Staffing, machine: int, *given
 def handed_over(original: Any, machines: WorldMachines, linked: Linked, to: Node, parcel: Any) -> None:
     """The frame of half a payload is handed over."""
     original(machines, linked, to, parcel)
-    sender, (frame, _, _) = parcel
-    machines._world.post(to, FrameArrived(sender, frame))
+    sender, (frame, payload, _) = parcel
+    if of_exchange(payload):
+        machines._world.post(to, FrameArrived(sender, frame))
 
 
 def news_ignored(original: Any, nursery: NurseryMachine, message: Any, now: float) -> list[Effect]:
