@@ -50,7 +50,7 @@ from squall.usercode.blame import encode
 
 GRACE_S = 1.0  # seconds for processes to end after the coordinator has
 STOPPED_GRACE_S = 0.3  # the same, when somebody waits for the end
-ANSWER_S = 0.4  # seconds that the coordinator may take beyond its own deadlines
+ANSWER_S = 0.3  # seconds that the coordinator may take beyond its own deadlines
 
 
 @dataclass
