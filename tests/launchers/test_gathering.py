@@ -128,6 +128,17 @@ def test_machines_begin_when_all_are_ready(run: Run) -> None:
     assert [line.kinds for line in run.lines] == [["place", "launch", "begin"]] * 2
 
 
+def test_a_machine_that_was_told_to_begin_leaves_when_it_has(run: Run) -> None:
+    run.built(0, 1)
+    for number in (0, 1):
+        run.say(number, kind="placed", ports=PORTS[number])
+    for kind in ("ready", "unready"):
+        run.say(0, kind="ready")
+        run.say(1, kind=kind)
+    assert not run.lines[1].closed
+    assert run.lines[1].kinds[-1] == "begin"
+
+
 def test_a_machine_says_where_its_own_processes_listen_and_no_others(run: Run) -> None:
     for ports in ({"coordinator-0.0": 7}, {}):
         assert not run.say(1, kind="placed", ports={"shard-0.0": 7} | ports)  # nobody has asked
@@ -210,13 +221,17 @@ def move(run: Run, *leave: int) -> None:
     run.gathering.again(snapshot=4)
 
 
-def ready(run: Run, *numbers: int, placing: int) -> None:
+def placed(run: Run, *numbers: int, placing: int) -> None:
     """They answer to what they were told."""
     seats = {(role, index): at for role, index, at in run.lines[numbers[0]].said[-1]["seats"]}
     for number in numbers:
         nodes = [Node(*each) for each, at in seats.items() if at == number]
         ports = {str(node): 80 for node in nodes if node.role in ("shard", "coordinator")}
         run.say(number, kind="placed", ports=ports, placing=placing)
+
+
+def ready(run: Run, *numbers: int, placing: int) -> None:
+    placed(run, *numbers, placing=placing)
     for number in numbers:
         run.say(number, kind="ready", placing=placing)
 
@@ -230,6 +245,18 @@ def test_a_run_that_moves_begins_again_on_those_that_stay(run: Run) -> None:
         assert run.lines[number].kinds[-3:] == ["place", "launch", "begin"]
     assert run.lines[0].said[-2]["snapshot"] == 4
     assert [machine for machine, _ in run.lines[0].said[-2]["cores"]] == [0, 2]
+
+
+def test_a_machine_that_was_ready_and_leaves_is_done_without(run: Run) -> None:
+    """Where it was not told to begin."""
+    move(began(run))
+    placed(run, 0, 1, 2, placing=1)
+    run.say(1, kind="ready", placing=1)
+    run.say(1, kind="unready", placing=0)  # of what was before
+    assert not run.lines[1].closed
+    run.say(1, kind="unready", placing=1)
+    assert run.lines[1].closed
+    assert {at for *_, at in run.lines[0].said[-1]["seats"]} == {0, 2}
 
 
 def test_who_is_silent_at_the_end_is_left_behind(run: Run) -> None:

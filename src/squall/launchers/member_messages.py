@@ -31,6 +31,12 @@ class Ready(Message, frozen=True):
     placing: int = 0
 
 
+class Unready(Message, frozen=True):
+    """It was ready, and leaves."""
+
+    placing: int = 0
+
+
 class Scheduled(Message, frozen=True):
     """The next bytes of a process's schedule."""
 
@@ -95,7 +101,7 @@ class Script(Message, frozen=True):
     said: Begin | Leave | Logged | Over
 
 
-Said = Built | Placed | Ready | Scheduled | Failed | Exited | Listening | Stopping | Ended | Script
+Said = Built | Placed | Ready | Unready | Scheduled | Failed | Exited | Listening | Stopping | Ended | Script
 
 
 def understood(said: dict[str, Any]) -> bool:

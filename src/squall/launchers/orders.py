@@ -1,7 +1,8 @@
 """What a nursery is told before its processes begin: where each process of the run is, and who listens where.
 
     head -> nursery      the task (a pickle), "place", "launch" with the files of a snapshot behind it, "begin"
-    nursery -> head      "built" with what must be the same everywhere, "placed" with ports, "ready", or "failed"
+    nursery -> head      "built" with what must be the same everywhere, "placed" with ports, "ready", or "failed";
+                         "unready" where its user leaves behind that
 
 The head is the launching process. It may place all anew until they have begun, and again when they have ended.
 On a run's only machine there is "launch" alone.
@@ -96,6 +97,8 @@ class Orders:
         self._placing = 0
         self._lock: int | None = None  # of the run's directory, on the head's machine
         self._leaves = False  # this machine
+        self._ready = False  # it was said, and the head may have said "begin"
+        self._unready = False  # said behind it: the head answers by "begin", or by sending this machine away
         self._gone = End("failed", f"{GONE} began")  # what is so when the head is gone without a word
 
     def next(self, plan: Plan) -> Order | None:
@@ -126,7 +129,9 @@ class Orders:
         False where `next` has to be asked again: it is not to begin, or not so.
         """
         self._head.say(kind="ready", placing=self._placing)
+        self._ready = True
         self._waiting = self.hear()
+        self._ready = self._unready = False
         if self._waiting is None or self._waiting["kind"] != "begin":
             return False
         self._waiting = None
@@ -191,6 +196,9 @@ class Orders:
             told = self._head.hear()
             if told is not None and told["kind"] not in ("end", "kill"):
                 return told
+            if self._unready:
+                self.tell(LEFT)
+                return None
             moves = told is not None and told["status"] == "moved"
             if not moves or self._leaves:
                 end = End(told["status"], told["reason"]) if told is not None and self._gone is not OVER else self._gone
@@ -200,13 +208,19 @@ class Orders:
         return None
 
     def _patient(self, member: Member) -> bool:
-        """Wait until the head has said something; False where the user does not."""
-        connections = [self._head.connection, member.attendant.connection]
+        """Wait until the head has said something; False where the user does not.
+
+        A machine that has said that it is ready may be counted on already, and then leaves as one that trains does.
+        """
         while True:
-            ready = wait(connections)
+            waits = not self._unready
+            ready = wait([self._head.connection, *([member.attendant.connection] if waits else [])])
             if member.attendant.connection in ready:  # it says one thing only, or is gone
-                self.tell(LEFT)
-                return False
+                if not self._ready:
+                    self.tell(LEFT)
+                    return False
+                self._unready = True
+                self._head.say(kind="unready", placing=self._placing)
             if self._head.connection.poll():  # else it is about what goes out
                 return True
 
