@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.sim.cluster.sharing import Transfer, Way
+from squall.sim.cluster.sharing import Lane, Transfer, Way
 
 BANDWIDTH = 1000.0
 
@@ -86,3 +86,33 @@ def test_what_is_over_was_over_when_it_was() -> None:
     assert Transfer(1.2, 1000.0, (way,), 0.5, None).arrives(1.2) == pytest.approx(2.7)
     assert first.arrives(1.3) == pytest.approx(1.5)
     assert not first.arrived
+
+
+def test_in_a_lane_one_goes_after_the_other() -> None:
+    way, lane = Way(BANDWIDTH), Lane()
+    first, second, third = (Transfer(begins, 1000.0, (way,), 0.5, None, None, lane) for begins in (0.0, 0.2, 0.1))
+    for transfer, at in ((first, 0.0), (third, 0.1), (second, 0.2)):  # as they come to it
+        transfer.arrives(at)
+    assert first.arrives(0.2) == pytest.approx(1.5)
+    assert [third.arrives(1.0), second.arrives(1.0)] == pytest.approx([2.5, 2.0])
+    assert second.arrives(2.0) == pytest.approx(3.5)
+
+
+def test_a_lane_is_put_off_with_who_is_in_it() -> None:
+    """Another machine's transfer shares the way meanwhile."""
+    way, lane = Way(BANDWIDTH), Lane()
+    first, second = (Transfer(0.0, 1000.0, (way,), 0.0, None, None, lane) for _ in range(2))
+    assert first.arrives(0.0) == second.arrives(0.0) == pytest.approx(1.0)
+    Transfer(0.5, 250.0, (way,), 0.0, None).arrives(0.5)
+    assert second.arrives(1.0) == first.arrives(1.0) == pytest.approx(1.25)
+    assert second.arrives(1.25) == pytest.approx(2.25)
+
+
+def test_who_is_asked_first_does_not_pass_who_came_before() -> None:
+    """Where the turns of both have come by then."""
+    way, lane = Way(BANDWIDTH), Lane()
+    first, second, third = (Transfer(0.0, 1000.0, (way,), 0.0, None, None, lane) for _ in range(3))
+    for transfer in (first, second, third):
+        transfer.arrives(0.0)
+    assert third.arrives(1.0) == pytest.approx(2.0)
+    assert second.arrives(1.0) == pytest.approx(2.0)

@@ -35,6 +35,7 @@ from squall.runtime.site import Site
 from squall.runtime.traffic import TrafficHost
 from squall.transports.carrier import Carrier
 from squall.transports.host import HostTransport
+from squall.transports.lanes import Lanes
 from squall.transports.streams import Streams
 from squall.usercode.blame import note
 
@@ -121,7 +122,7 @@ def connections(
     job: Job, node: Node, sockets: Path, pipe: ControlPipe | None
 ) -> tuple[HostTransport, list[Carrier]]:  # fmt: skip
     """What reaches the node's peers on this machine, and those elsewhere. A message on the `pipe` wakes it as well."""
-    carriers = [] if job.site is None else [_carrier(job, job.site, node)]
+    carriers = [] if job.site is None else [_carrier(job, job.site, node, sockets)]
     peers = _servers(job, node, here=True)
     transport = HostTransport(
         node, sockets, serve=node.role in ("coordinator", "shard"), peers=peers,
@@ -137,13 +138,13 @@ def close(transport: HostTransport, carriers: Sequence[Carrier]) -> None:
         carrier.close()
 
 
-def _carrier(job: Job, site: Site, node: Node) -> Carrier:
+def _carrier(job: Job, site: Site, node: Node, sockets: Path) -> Carrier:
     """What reaches the node's peers on other machines."""
     places = Places(node, job.recipe.shards, job.layout, job.arena.shape, memoryview(job.arena.memory), site.pieces)
     addresses = {server: site.addresses[server] for server in _servers(job, node, here=False)}
     contexts = site.identity.issue(str(node)).contexts()
     part = Part(node, site, kind_of(job).says, places)
-    return Carrier(Streams(contexts, part, addresses, site.listeners.get(node), site.plaintext))
+    return Carrier(Streams(contexts, part, addresses, site.listeners.get(node), site.plaintext, Lanes(sockets)))
 
 
 def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:

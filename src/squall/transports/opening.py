@@ -20,6 +20,7 @@ from squall.transports.stream import Broken
 OPEN_WITHIN_S = 10.0
 UNANSWERED_MS = 10_000  # a connection whose peer's machine does not confirm what was sent is given up
 PROBE_EVERY_S = 3  # where nobody speaks
+UNSENT_BYTES = 1 << 18  # that the kernel takes; what it has cannot wait for its turn (`transports.lanes`)
 REST_S = 1.0  # that a process without room for another connection does not look who calls
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -44,6 +45,7 @@ class Opening:
     ) -> None:
         raw.setblocking(False)
         notice_loss(raw)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self.until = now + OPEN_WITHIN_S
         self._raw: socket.socket | None = raw  # not connected yet
         self._context = context

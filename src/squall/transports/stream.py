@@ -15,7 +15,8 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from socket import SO_RCVLOWAT, SOL_SOCKET, socket
+from contextlib import suppress
+from socket import SHUT_RDWR, SO_RCVLOWAT, SOL_SOCKET, socket
 from zlib import crc32
 
 import msgspec
@@ -23,6 +24,7 @@ import msgspec
 from squall.protocol.effects import Payload
 from squall.protocol.frames import MAX_FRAME_BYTES, Frame
 from squall.protocol.messages import Count
+from squall.transports.lanes import Lane
 
 PASS_BYTES = 1 << 20  # what a turn reads or writes at most, so that no stream keeps the others waiting
 WAKE_BYTES = 1 << 18  # of numbers: fewer do not wake who reads them, or each record would
@@ -64,12 +66,14 @@ def prefix(length: int, check: int) -> bytes:
 class Stream:
     """Reads and writes as much as goes without waiting."""
 
-    def __init__(self, connection: socket, place: Place) -> None:
+    def __init__(self, connection: socket, place: Place, lane: Lane) -> None:
         self.connection = connection
+        self.waits = False  # for its turn in the lane
         self.ready = False  # the process knows of it, and sends again what went with the one before
         self.last = 0  # number of the last message that was given to this connection
         self.sent_bytes = self.received_bytes = 0
         self._place = place
+        self._lane = lane
         self._outgoing: deque[memoryview] = deque()
         self._prefix = memoryview(bytearray(_PREFIX.size))
         self._incoming: deque[memoryview] = deque([self._prefix])  # to be filled, one after the other
@@ -90,8 +94,26 @@ class Stream:
         """There is more to be written."""
         return bool(self._outgoing)
 
-    def write(self) -> bool:
-        """Write what goes; True if there is more that goes at once. Raises `Broken`."""
+    def write(self, now: float) -> bool:
+        """Write what goes, if it is its turn; True if there is more that goes at once. Raises `Broken`."""
+        self.waits = self.waits and not self._lane.take(self, now)
+        if self.waits:
+            return False
+        more = self.write_out()
+        if not self._outgoing:
+            self._lane.leave(self, now)
+        elif not more:  # the link is slower than this process
+            self.waits = not self._lane.take(self, now)
+        return more
+
+    def close(self) -> None:
+        self._lane.leave(self)
+        with suppress(OSError):
+            self.connection.shutdown(SHUT_RDWR)  # also where a process that was forked holds it open
+        self.connection.close()
+
+    def write_out(self) -> bool:
+        """Whoever else sends."""
         budget = PASS_BYTES
         while self._outgoing and budget > 0:
             view = self._outgoing[0]

@@ -15,17 +15,18 @@ import ssl
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from weakref import WeakSet
 
 from squall.protocol.effects import Payload
 from squall.protocol.events import Event, FrameArrived, PeerReached, PeerRefused, PeersHeard
 from squall.protocol.frames import Frame
-from squall.protocol.messages import Exchange, Exchanged
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import Node
+from squall.transports.lanes import TRY_AGAIN_S, Lanes
 from squall.transports.opening import OPEN_WITHIN_S, Door, Opening
 from squall.transports.part import Part
 from squall.transports.stream import Broken, Foul, Head, Stream, Views
-from squall.transports.texts import printable
+from squall.transports.texts import shown
 
 Address = tuple[str, int]  # host and port
 OPENING_AT_MOST = 64  # strangers at a time
@@ -39,13 +40,14 @@ class Streams:
 
     def __init__(
         self, contexts: tuple[ssl.SSLContext, ssl.SSLContext], part: Part, addresses: Mapping[Node, Address],
-        listener: socket.socket | None = None, plaintext: bool = False,
+        listener: socket.socket | None = None, plaintext: bool = False, lanes: Lanes | None = None,
     ) -> None:  # fmt: skip
         """`plaintext`: both ends prove their names, and then nothing is encrypted."""
         self._client, self._server = contexts
         self._part = part
         self._addresses = dict(addresses)
         self._plaintext = plaintext
+        self._lanes = lanes or Lanes()
         self._streams: dict[Node, Stream] = {}
         self._nodes: dict[int, Node] = {}  # by descriptor
         self._opening: dict[int, tuple[Opening, Node | None]] = {}  # by descriptor, and whom it dials
@@ -54,6 +56,7 @@ class Streams:
         self._had: dict[Node, int] = {}  # number of the last message of each peer whose numbers have come
         self._forgotten: set[Node] = set()
         self._busy: dict[Node, None] = {}  # whose streams have more that goes at once
+        self._try_at = math.inf  # whether streams that wait for their turn have it
         self._heard: dict[Node, None] = {}  # from whom something has come since the last report
         self._report_at = 0.0
         self._epoll = select.epoll()
@@ -74,9 +77,9 @@ class Streams:
         """When there is something to do though nothing came; infinity: never."""
         if self._busy:
             return 0.0
-        door_at = math.inf if self._door is None else self._door.wake_at
-        report_at = self._report_at if self._streams else math.inf
-        return min((self._redial_at, door_at, report_at, *(opening.until for opening, _ in self._opening.values())))
+        times = [self._redial_at, self._try_at, *(opening.until for opening, _ in self._opening.values())]
+        times += [self._door.wake_at] if self._door is not None else []
+        return min([*times, self._report_at] if self._streams else times)
 
     # ------------------------------------------------------------ what the process asks for
 
@@ -120,6 +123,7 @@ class Streams:
         if self._door is not None:
             self._door.close()
         self._epoll.close()
+        self._lanes.close()
         _of_this_process.discard(self)
 
     def abandon(self) -> None:
@@ -131,6 +135,7 @@ class Streams:
             with suppress(OSError):  # one that was being opened has none
                 os.close(owner.detach())
         self._epoll.close()  # what is watched is the same for both, so nothing is taken from it
+        self._lanes.close()
 
     # ------------------------------------------------------------ turns
 
@@ -153,10 +158,13 @@ class Streams:
         if reporting:
             self._report_at = now + self._part.every_s
             self._busy |= dict.fromkeys(self._streams)  # of numbers a few do not wake this process
+        if now >= self._try_at:
+            self._try_at = math.inf
+            self._busy |= {node: None for node, stream in self._streams.items() if stream.waits}
         busy, self._busy = self._busy, {}
         for node in busy:
             if node in self._streams:
-                self._serve(node, self._streams[node])
+                self._serve(node, self._streams[node], now)
         if reporting and self._heard:
             self._arrived.append(PeersHeard(tuple(self._heard)))
             self._heard.clear()
@@ -176,11 +184,11 @@ class Streams:
                     self._open(Opening.dial(address, self._client, now, plaintext=self._plaintext), node)
             self._redial_at = min(self._redial_at, at)
 
-    def _serve(self, node: Node, stream: Stream) -> None:
+    def _serve(self, node: Node, stream: Stream, now: float) -> None:
         heads: list[Head] = []
         received, foul = stream.received_bytes, ""
         try:
-            more = stream.write()
+            more = stream.write(now)
             more |= stream.read(heads)
         except Broken as error:
             self._close(node)
@@ -188,12 +196,14 @@ class Streams:
         else:
             if more:
                 self._busy[node] = None
-            watched = select.EPOLLIN | (select.EPOLLOUT if stream.full and not more else 0)
-            self._epoll.modify(stream.connection, watched)
+            if stream.waits:
+                self._try_at = now + TRY_AGAIN_S
+            writes = stream.full and not (more or stream.waits)
+            self._epoll.modify(stream.connection, select.EPOLLIN | (select.EPOLLOUT if writes else 0))
         for head in heads:
             if head.payload is not None:
                 self._had[node] = max(self._had[node], head.frame.number)
-            self._arrived.append(FrameArrived(node, _shown(node, head.frame)))
+            self._arrived.append(FrameArrived(node, shown(node, head.frame)))
             self._redial.pop(node, None)  # not before: it may hang up on us
         if foul:
             self._arrived.append(PeerRefused(node, foul[:WHY_AT_MOST]))
@@ -240,7 +250,7 @@ class Streams:
         self._close(node)  # an earlier connection, of which the peer knows no more
         self._epoll.modify(descriptor, select.EPOLLIN)
         self._nodes[descriptor] = node
-        self._streams[node] = Stream(connection, lambda frame, payload: self._place(node, frame, payload))
+        self._streams[node] = Stream(connection, partial(self._place, node), self._lanes.to(authority))
         self._had.setdefault(node, 0)
         self._busy[node] = None  # something may have been read with the handshake
         self._arrived.append(PeerReached(node))
@@ -264,7 +274,7 @@ class Streams:
         """Close, behind what goes at once: the peer may wait for its last words to be acknowledged."""
         if node in self._streams:
             with suppress(Broken):
-                self._streams[node].write()
+                self._streams[node].write_out()
             self._close(node)
 
     def _close(self, node: Node) -> None:
@@ -274,17 +284,7 @@ class Streams:
         self._redial_at = 0.0
         del self._nodes[stream.connection.fileno()]
         self._epoll.unregister(stream.connection)
-        with suppress(OSError):
-            stream.connection.shutdown(socket.SHUT_RDWR)  # also where a process that was forked holds it open
-        stream.connection.close()
-
-
-def _shown(sender: Node, frame: Frame) -> Frame:
-    """With texts that may be shown, where there are any."""
-    if sender == COORDINATOR or frame.message is None or type(frame.message) in (Exchange, Exchanged):
-        return frame
-    shown: Frame = printable(frame)
-    return shown
+        stream.close()
 
 
 _of_this_process: WeakSet[Streams] = WeakSet()

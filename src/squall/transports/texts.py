@@ -6,6 +6,10 @@ from typing import Any
 
 import msgspec
 
+from squall.protocol.frames import Frame
+from squall.protocol.messages import Exchange, Exchanged
+from squall.protocol.nodes import COORDINATOR, Node
+
 
 def printable(value: Any, kept: str = "\n\t") -> Any:
     """A value without the characters in its texts that do something to a terminal, but for those that are `kept`."""
@@ -20,3 +24,11 @@ def printable(value: Any, kept: str = "\n\t") -> Any:
             fields = {name: getattr(value, name) for name in value.__struct_fields__}
             return msgspec.structs.replace(value, **printable(fields, kept))
     return value
+
+
+def shown(sender: Node, frame: Frame) -> Frame:
+    """With texts that may be shown, where there are any."""
+    if sender == COORDINATOR or frame.message is None or type(frame.message) in (Exchange, Exchanged):
+        return frame
+    found: Frame = printable(frame)
+    return found

@@ -8,16 +8,16 @@ The model, in the order of what matters:
   of so many elements beyond a doorbell: 3 of 5 passes over them are the update, 2 the copy of the weights;
 - a run's own code takes cores as well: of replicas, shards and the coordinator so much as was measured. Who looks out
   for an answer keeps its core meanwhile;
-- between machines a payload takes its part of the interfaces of both ends, which all that pass at a time share alike,
-  and the link's latency on top. What takes long varies as the steps of the machine that sends it do: replicas that
-  begin together would else use both ways of a link at once for ever, or never. Within a machine nothing but doorbells
-  travels.
+- between machines a payload takes its part of the interfaces of both ends, and the link's latency on top. All that pass
+  an interface at a time share it alike, but for what goes from one machine to the same other over a slow link: of that
+  one goes after the other. Within a machine nothing but doorbells travels.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,8 +44,9 @@ from squall.runtime.wire import Passage, Price
 from squall.sim.cluster.cores import Prolong
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement, UsedMachine
-from squall.sim.cluster.sharing import Transfer, Way
+from squall.sim.cluster.sharing import Lane, Transfer, Way
 from squall.strategies import Recipe
+from squall.transports.lanes import FAST
 
 UPDATE_SHARE = 3 / 5  # of a shard's work on an exchange: read gradient and weights, write weights; the rest copies
 SUM_SHARE = 2 / 5  # for each further gradient in a mean: read it, write the sum
@@ -113,6 +114,7 @@ class Costs:
         self._overtakes = jitter_s > 0 or cluster.between.bandwidth < fastest
         self._carried = any(kind.carry < math.inf for kind in cluster.machines)
         self._transfers: dict[tuple[Node, Node], Transfer] = {}  # the last between two processes
+        self._lanes: defaultdict[tuple[int, int], Lane] = defaultdict(Lane)  # between two machines
 
     def clear(self) -> None:
         """A run has ended, and may begin again."""
@@ -120,6 +122,7 @@ class Costs:
             place.clear()
         self._last.clear()
         self._transfers.clear()
+        self._lanes.clear()
 
     # ------------------------------------------------------------ time of effects
 
@@ -204,10 +207,11 @@ class Costs:
             if payload is not None and self._carried:
                 begun = partial(self._carry, (source, sender), (target, to), size)
             behind = self._transfers.get((sender, to)) if self._transfers else None
-            if size > source.brief or size > target.brief or (behind is not None and not behind.arrived):
+            lasting = size > source.brief or size > target.brief
+            if lasting or (behind is not None and not behind.arrived):
                 latency_s = link.latency_s + (chance.random() * link.jitter_s if link.jitter_s else 0.0)
-                varied = size * source.kind.jitter.draw(self._chance)
-                transfer = Transfer(now, varied, self._ways(source, target, size), latency_s, behind, begun)
+                ways, lane = self._ways(source, target, lasting), self._lane(source, target) if lasting else None
+                transfer = Transfer(now, size, ways, latency_s, behind, begun, lane)
                 self._transfers[sender, to] = transfer
                 return (transfer,)
             if begun is not None:
@@ -236,7 +240,12 @@ class Costs:
             if seconds:
                 place.cores.take(Node(f"{node.role}'s carrier", node.index), now, seconds, self.prolong)
 
-    def _ways(self, source: UsedMachine, target: UsedMachine, size: int) -> tuple[Way, ...]:
+    def _lane(self, source: UsedMachine, target: UsedMachine) -> Lane | None:
+        """In which one transfer waits for the other, where the link is slow."""
+        slowest = min(source.kind.interface, target.kind.interface, self._between.bandwidth)
+        return self._lanes[id(source), id(target)] if slowest < FAST else None
+
+    def _ways(self, source: UsedMachine, target: UsedMachine, lasting: bool) -> tuple[Way, ...]:
         """What takes long shares the interfaces with all that passes meanwhile. It has a connection to itself."""
         own = (Way(self._between.bandwidth),) if self._between.bandwidth < math.inf else ()
-        return (source.sends, target.receives, *own) if size > source.brief or size > target.brief else own
+        return (source.sends, target.receives, *own) if lasting else own

@@ -1,7 +1,6 @@
 """One way of a machine's interface, which the transfers on it share as connections of TCP do: each has an equal part.
 
-Who waits behind others would wait too long for the first, and not long enough for the last: two machines whose
-exchanges do not fall together use one way of their link at a time, and keep to that.
+Those from one machine to another one are in a lane (`transports.lanes`) where that is slow: one goes after the other.
 """
 
 from __future__ import annotations
@@ -72,21 +71,43 @@ class Way:
         self._at = now
 
 
+class Lane:
+    """From one machine to another: who has come last is waited for by the next."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last: Transfer | None = None
+
+
 class Transfer(Passage):
     """Numbers on their way from one machine to another, through the interfaces of both at once.
 
     Messages of one process to another keep their order: `behind` is what must arrive before. Without ways it is a mere
-    message. `begun` is called when it begins, which may be later than it is sent: who sends is busy until then. Only
-    then it takes its part of the ways, whose state at a later time nobody knows.
+    message. `begun` is called when it begins, which may be later than it is sent: who sends is busy until then, and it
+    waits for its turn in a lane. Only then it takes its part of the ways, whose state at a later time nobody knows.
     """
 
-    __slots__ = ("_begins", "_begun", "_behind", "_latency_s", "_shares", "_size", "_ways", "arrived")
+    __slots__ = (
+        "_ahead",
+        "_begins",
+        "_begun",
+        "_behind",
+        "_lane",
+        "_latency_s",
+        "_shares",
+        "_size",
+        "_ways",
+        "arrived",
+    )
 
     def __init__(
         self, begins: float, size: float, ways: Sequence[Way], latency_s: float, behind: Transfer | None,
-        begun: Callable[[float], None] | None = None,
+        begun: Callable[[float], None] | None = None, lane: Lane | None = None,
     ) -> None:  # fmt: skip
         self.arrived = False
+        self._lane = lane  # that it has still to come to
+        self._ahead: Transfer | None = None  # who has its turn in the lane before it
         self._begins = begins
         self._size = size
         self._ways = ways
@@ -103,13 +124,24 @@ class Transfer(Passage):
     def _foreseen(self, now: float) -> float:
         if now < self._begins:
             return self._begins
+        sent, behind = self._sent(now), self._behind
         if self._shares is None:
-            self._shares = [way.begin(now, self._size) for way in self._ways]
-            if self._begun is not None:
-                self._begun(now)
-        sent = max([self._begins, *(way.ends(now, share) for way, share in zip(self._ways, self._shares))])
-        at, behind = sent + self._latency_s, self._behind
+            return sent
+        at = sent + self._latency_s
         if behind is not None and not behind.arrived:
             return max(at, math.nextafter(behind._foreseen(now), math.inf))
         self._behind = None
         return at
+
+    def _sent(self, now: float) -> float:
+        """When all of it has passed the ways; where it waits for its turn, when that may come."""
+        if self._shares is None:
+            if self._lane is not None:
+                self._ahead, self._lane.last, self._lane = self._lane.last, self, None
+            if self._ahead is not None and (turn := self._ahead._sent(now)) > now:
+                return turn
+            self._ahead = None
+            self._shares = [way.begin(now, self._size) for way in self._ways]
+            if self._begun is not None:
+                self._begun(now)
+        return max([self._begins, *(way.ends(now, share) for way, share in zip(self._ways, self._shares))])
