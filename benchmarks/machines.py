@@ -29,6 +29,7 @@ PORT = 7700  # nothing else is in the namespace
 JOINS_WITHIN_S = 60.0
 Found = TypeVar("Found")
 RARE = "squall, every 32, overlap"  # what both cores compute when hardly anything is exchanged
+PLAIN = ", in plain text"  # as DDP's is
 BOUNDS = {"squall": 0.9, "squall, overlap": 1.0, "squall, every 8": 3.5, "squall, every 8, overlap": 6.0}
 
 
@@ -38,9 +39,9 @@ def measure(repeats: int = 3) -> Section:
     section = Section(
         "Training on two machines",
         "Samples a second of two replicas, 7.2 M parameters, SGD, batch 64, one thread each; two network namespaces of"
-        " this machine with a link of 1 Gbit/s (tbf, both ways). Squall: a replica and a shard on each. DDP on Gloo: a"
-        " replica on each; both move 28.9 MB each way in a step that exchanges. Torch RPC and Ray: a server and a"
-        " replica on one, a replica on the other, so that half of the replicas never use the link.",
+        " this machine with a link of 1 Gbit/s (tbf, both ways). Squall: a replica and a shard on each. DDP on Gloo, in"
+        " plain text: a replica on each; both move 28.9 MB each way in a step that exchanges. Torch RPC and Ray: a"
+        " server and a replica on one, a replica on the other, so that half of the replicas never use the link.",
     )
     with linked(RATE) as link:
         _compare(section, link, workload, repeats)
@@ -57,6 +58,10 @@ def _compare(section: Section, link: Link, workload: Workload, repeats: int) -> 
         "DDP on Gloo": partial(ddp.samples_per_second, workload, 2, SECONDS, link=link),
         **{name: partial(samples_per_second, link, workload, each) for name, each in strategies.items()},
         RARE: partial(samples_per_second, link, workload, on_both(workload, exchange_every=32, overlap=True)),
+        **{
+            name + PLAIN: partial(samples_per_second, link, workload, each, plaintext=True)
+            for name, each in strategies.items()
+        },
         "torch RPC": partial(rpc.samples_per_second, workload, 2, SECONDS, link=link),
         "Ray actor": partial(ray_actor.samples_per_second, workload, 2, SECONDS, link=link),
     }
@@ -64,22 +69,23 @@ def _compare(section: Section, link: Link, workload: Workload, repeats: int) -> 
     for name, bound in BOUNDS.items():
         ratio = median_ratio(found[name], found["DDP on Gloo"])
         section.at_least(name, _rate(found[name]), f"DDP on Gloo {_rate(found['DDP on Gloo'])}", ratio, bound)
-    for name in (RARE, "torch RPC", "Ray actor"):
+    for name in (RARE, *(name + PLAIN for name in strategies), "torch RPC", "Ray actor"):
         section.only(name, _rate(found[name]) if name in found else "not measured")
 
 
-def samples_per_second(link: Link, workload: Workload, strategy: squall.Strategy) -> float:
+def samples_per_second(link: Link, workload: Workload, strategy: squall.Strategy, plaintext: bool = False) -> float:
     """Of both replicas once the run is steady."""
-    return trained(link, workload, strategy, SECONDS, steady)
+    return trained(link, workload, strategy, SECONDS, steady, plaintext)
 
 
 def trained(
-    link: Link, workload: Workload, strategy: squall.Strategy, seconds: float, look: Callable[[squall.Run], Found]
+    link: Link, workload: Workload, strategy: squall.Strategy, seconds: float, look: Callable[[squall.Run], Found],
+    plaintext: bool = False,
 ) -> Found:  # fmt: skip
     """What is seen of a run of so many seconds on both sides of the link, and a second to warm up."""
     settings = squall.Settings(
         threads=1, seconds=seconds + STEADY_AFTER_S, snapshot_every_s=None, progress=False, machines=2,
-        listen=address(link), lost_after_s=30.0,
+        listen=address(link), lost_after_s=30.0, plaintext=plaintext,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder, joined(link):
         return look(squall.fit(training_task(workload), strategy, run_dir=Path(folder) / "run", settings=settings))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import squall
+from squall import attending
 from squall.errors import SnapshotMismatch
 from squall.record.rows import MetricRow
 from squall.report import Reader, audit
@@ -260,6 +261,21 @@ def test_an_evaluation_is_labelled_with_what_was_in_its_weights_and_when(run_dir
     times = [metric.time_s for metric in found]
     assert times == sorted(times)
     assert times[-1] == pytest.approx(run.summary().training_s, abs=0.01)
+
+
+def test_a_run_does_not_wait_for_what_its_report_will_need(
+    run_dir: Path, without_report: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is imported while it goes on, which takes seconds on a busy machine; so it hears a Ctrl-C."""
+    begins, over = threading.Event(), threading.Event()
+    monkeypatch.setattr(attending, "PREPARE_REPORT_AFTER_S", 0.0)
+    monkeypatch.setattr(attending, "prepare_report", lambda: (begins.set(), over.wait()))
+    try:
+        run = squall.fit(regression(), DOWNPOUR, seconds=0.5, run_dir=run_dir, settings=LOCAL)
+    finally:
+        over.set()
+    assert begins.is_set()
+    assert run.summary().status == "finished"
 
 
 def metrics(run: Run) -> list[MetricRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import threading
 import time
 import warnings
 from contextlib import closing
@@ -68,7 +69,7 @@ def _attend(local: LocalRun, path: Path, wanted: list[Viewer], watch: Evaluation
             shown.look(time.monotonic())
             if time.monotonic() >= prepare_at and begun(path):
                 prepare_at = math.inf
-                prepare_report()
+                threading.Thread(target=prepare_report, daemon=True).start()  # a second, in which Ctrl-C is heard
             if heeded < len(interrupts):
                 heeded += 1
                 local.stop()
