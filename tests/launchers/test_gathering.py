@@ -252,9 +252,7 @@ def test_a_machine_that_was_ready_and_leaves_is_done_without(run: Run) -> None:
     move(began(run))
     placed(run, 0, 1, 2, placing=1)
     run.say(1, kind="ready", placing=1)
-    run.say(1, kind="unready", placing=0)  # of what was before
-    assert not run.lines[1].closed
-    run.say(1, kind="unready", placing=1)
+    run.say(1, kind="unready")
     assert run.lines[1].closed
     assert {at for *_, at in run.lines[0].said[-1]["seats"]} == {0, 2}
 

@@ -56,7 +56,8 @@ class Waiting:
         self.user.say(kind="leave")
         self._thread = threading.Thread(target=lambda: self.began.append(self.orders.may_begin()))
         self._thread.start()
-        assert [self.head.hear(), self.head.hear()] == [{"kind": kind, "placing": 0} for kind in ("ready", "unready")]
+        assert [self.head.hear(), self.head.hear()] == [{"kind": "ready", "placing": 0}, {"kind": "unready"}]
+        assert self.user.hear() == {"kind": "listening"}
 
     def ends(self) -> bool:
         """What `may_begin` has returned."""

@@ -96,6 +96,7 @@ def test_in_a_lane_one_goes_after_the_other() -> None:
     assert first.arrives(0.2) == pytest.approx(1.5)
     assert [third.arrives(1.0), second.arrives(1.0)] == pytest.approx([2.5, 2.0])
     assert second.arrives(2.0) == pytest.approx(3.5)
+    assert third.arrives(3.0) == pytest.approx(2.5)
 
 
 def test_a_lane_is_put_off_with_who_is_in_it() -> None:
@@ -116,3 +117,11 @@ def test_who_is_asked_first_does_not_pass_who_came_before() -> None:
         transfer.arrives(0.0)
     assert third.arrives(1.0) == pytest.approx(2.0)
     assert second.arrives(1.0) == pytest.approx(2.0)
+
+
+def test_thousands_may_wait_in_a_lane() -> None:
+    way, lane = Way(BANDWIDTH), Lane()
+    transfers = [Transfer(0.0, 1.0, (way,), 0.0, None, None, lane) for _ in range(5000)]
+    alone = [1 / BANDWIDTH, *(number / BANDWIDTH for number in range(1, 5000))]
+    assert [transfer.arrives(0.0) for transfer in transfers] == pytest.approx(alone), "they are not asked before"
+    assert transfers[-1].arrives(1 / BANDWIDTH) == pytest.approx(4999 / BANDWIDTH)

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from squall.protocol.nodes import Node
 from squall.transports.lanes import FAST, PATIENCE_S, REST_S, Lane, Lanes
+
+SHARD = Node("shard")
 
 
 @dataclass(eq=False)
@@ -22,7 +25,7 @@ class Sender:
 @pytest.fixture
 def lanes(tmp_path: Path) -> list[Lane]:
     """Of two processes, to one machine."""
-    return [Lanes(tmp_path).to("machine-1") for _ in range(2)]
+    return [Lanes(tmp_path).to("machine-1", SHARD) for _ in range(2)]
 
 
 def test_one_goes_after_the_other_whichever_process_it_is_of(lanes: list[Lane]) -> None:
@@ -41,8 +44,8 @@ def test_one_goes_after_the_other_whichever_process_it_is_of(lanes: list[Lane]) 
 
 def test_lanes_to_other_machines_are_others(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
-    assert lanes.to("machine-1").take(Sender(), 0.0)
-    assert lanes.to("machine-2").take(Sender(), 0.0)
+    assert lanes.to("machine-1", SHARD).take(Sender(), 0.0)
+    assert lanes.to("machine-2", SHARD).take(Sender(), 0.0)
 
 
 def test_who_stands_still_is_waited_for_once_and_not_again_for_some_time(lanes: list[Lane]) -> None:
@@ -68,6 +71,24 @@ def test_who_needs_long_waits_for_longer(lanes: list[Lane]) -> None:
     assert not other.take(sender, 0.5 + 2 * PATIENCE_S)
 
 
+def test_who_waits_sees_that_others_have_their_turns(tmp_path: Path) -> None:
+    lanes = [Lanes(tmp_path).to("machine-1", SHARD) for _ in range(3)]
+    first, second, third = Sender(), Sender(), Sender()
+    assert lanes[0].take(first, 0.0)
+    assert not lanes[2].take(third, 0.0)
+    lanes[0].leave(first, PATIENCE_S)
+    assert lanes[1].take(second, PATIENCE_S)
+    assert not lanes[2].take(third, 1.5 * PATIENCE_S)
+    assert not lanes[2].take(third, 2 * PATIENCE_S)
+    assert lanes[2].take(third, 4 * PATIENCE_S)
+
+
+def test_where_there_are_no_lanes_nobody_waits() -> None:
+    lane = Lanes().to("machine-1", SHARD)
+    assert lane.take(Sender(), 0.0)
+    assert lane.take(Sender(), 0.0)
+
+
 def test_over_a_fast_link_nobody_waits(lanes: list[Lane]) -> None:
     here, there = lanes
     sender = Sender()
@@ -79,12 +100,13 @@ def test_over_a_fast_link_nobody_waits(lanes: list[Lane]) -> None:
 
 
 def test_who_has_no_descriptors_left_shares_the_link(tmp_path: Path) -> None:
-    lane = Lanes(tmp_path / "is not there").to("machine-1")
+    lane = Lanes(tmp_path / "is not there").to("machine-1", SHARD)
+    assert lane.take(Sender(), 0.0)
     assert lane.take(Sender(), 0.0)
 
 
 def _hold(directory: Path, line: Connection) -> None:
-    lane = Lanes(directory).to("machine-1")
+    lane = Lanes(directory).to("machine-1", SHARD)
     line.send(lane.take(Sender(), 0.0))
     line.recv()
 
@@ -109,7 +131,7 @@ def test_the_kernel_opens_the_lane_of_a_process_that_dies(forks: bool, lanes: li
 
 def _hold_and_fork(directory: Path, line: Connection) -> None:
     lanes = Lanes(directory)
-    line.send(lanes.to("machine-1").take(Sender(), 0.0))
+    line.send(lanes.to("machine-1", SHARD).take(Sender(), 0.0))
     closed, told = os.pipe()
     if (child := os.fork()) == 0:
         lanes.close()

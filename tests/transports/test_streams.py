@@ -17,7 +17,7 @@ from squall.protocol.effects import Payload
 from squall.protocol.events import Event, FrameArrived, PeerReached, PeerRefused, PeersHeard
 from squall.protocol.frames import Frame, Message
 from squall.protocol.messages import Exchange, Stop
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery_messages import ProcessLost
 from squall.transports import stream
 from squall.transports.certificates import Identity
@@ -135,22 +135,68 @@ def test_numbers_arrive_at_their_place_with_their_frame(replica: End, shard: End
     assert replica.sent_bytes == shard.received_bytes > SIZE
 
 
-def test_numbers_go_to_a_slow_machine_one_after_the_other(machine: Identity, tmp_path: Path) -> None:
-    shards = {Node("shard", index): End(machine.issue(f"shard-{index}.0")) for index in (0, 1)}
-    peers = {node: shard.address for node, shard in shards.items()}
-    replica = End(machine.issue(str(REPLICA)), peers, lanes=Lanes(tmp_path))
-    turns(replica, *shards.values(), until=lambda: len(replica.events) == 2)
-    for node in shards:
-        replica.send(node, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
-    now = time.monotonic()
+class Two:
+    """A replica that has numbers for two shards of one machine, which read nothing."""
+
+    def __init__(self, machine: Identity, lanes: Path) -> None:
+        self.shards = {Node("shard", index): End(machine.issue(f"shard-{index}.0")) for index in (0, 1)}
+        peers = {node: shard.address for node, shard in self.shards.items()}
+        self.replica = End(machine.issue(str(REPLICA)), peers, lanes=Lanes(lanes))
+        self.ends = (self.replica, *self.shards.values())
+        turns(*self.ends, until=lambda: len(self.replica.events) == 2)
+        for node in self.shards:
+            self.replica.send(node, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
+        self.now = time.monotonic()
+        for _ in range(20):
+            self.replica.streams.turn(self.now)
+        self.first, self.second = (self.replica.streams._streams[node] for node in self.shards)
+        assert (self.first.waits, self.second.waits) == (False, True)
+
+
+@pytest.fixture
+def two(machine: Identity, tmp_path: Path) -> Iterator[Two]:
+    found = Two(machine, tmp_path)
+    yield found
+    for end in found.ends:
+        end.streams.close()
+
+
+def test_numbers_go_to_a_slow_machine_one_after_the_other(two: Two) -> None:
+    assert two.now < two.replica.streams.wake_at <= two.now + TRY_AGAIN_S
+    turns(*two.ends, until=lambda: all(shard.frames for shard in two.shards.values()))
+    assert all(shard.memory == two.replica.memory for shard in two.shards.values())
+    (lane,) = two.replica.streams._lanes._lanes.values()
+    assert lane._rests_until == 0, "nobody waited in vain"
+
+
+def test_a_connection_that_breaks_leaves_its_turn_to_others(two: Two) -> None:
+    two.first.connection.shutdown(socket.SHUT_RDWR)
+    for _ in range(2):
+        two.replica.streams.turn(two.now + TRY_AGAIN_S)
+    assert not two.second.waits
+
+
+def test_who_is_served_meanwhile_does_not_put_off_when_turns_are_looked_at(two: Two) -> None:
+    """What it receives, say."""
+    for part in range(1, 4):
+        two.replica.streams._busy[Node("shard", 1)] = None
+        two.replica.streams.turn(two.now + part / 4 * TRY_AGAIN_S)
+    assert two.second.waits
+    assert two.replica.streams.wake_at <= two.now + TRY_AGAIN_S
+
+
+def test_what_goes_to_the_coordinator_waits_for_nobody(machine: Identity, tmp_path: Path) -> None:
+    """A stop waits for the files of its snapshot, and not for long."""
+    coordinator = End(machine.issue(str(COORDINATOR)))
+    shard = End(machine.issue(str(SHARD)), {COORDINATOR: coordinator.address}, lanes=Lanes(tmp_path))
+    turns(shard, coordinator, until=lambda: bool(shard.events))
+    assert Lanes(tmp_path).to("machine-0", SHARD).take(shard.streams._streams[COORDINATOR], 0.0)
+    shard.send(COORDINATOR, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
     for _ in range(20):
-        replica.streams.turn(now)  # the shards read nothing
-    first, second = (replica.streams._streams[node] for node in shards)
-    assert (first.waits, second.waits) == (False, True)
-    assert now < replica.streams.wake_at <= now + TRY_AGAIN_S
-    turns(replica, *shards.values(), until=lambda: all(shard.frames for shard in shards.values()))
-    for end in (replica, *shards.values()):
-        assert end.memory == replica.memory
+        shard.streams.turn(time.monotonic())
+    assert not shard.streams._streams[COORDINATOR].waits
+    turns(shard, coordinator, until=lambda: bool(coordinator.frames))
+    for end in (shard, coordinator):
         end.streams.close()
 
 

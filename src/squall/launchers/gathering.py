@@ -140,17 +140,17 @@ class Gathering:
             case "built" if machine.facts is None:
                 machine.facts = msgspec.convert(said["facts"], Facts)
                 self._compare()
-            case "placed" | "ready" | "unready" if said.get("placing", 0) != self._placings:
+            case "unready" if number and machine.step < Step.BEGUN:
+                machine.pipe.connection.close()
+                self.lose(number)
+            case "unready" if number:
+                pass  # it was told to begin, and leaves in order when it has
+            case "placed" | "ready" if said.get("placing", 0) != self._placings:
                 pass  # since when all is different
             case "placed" if said["ports"].keys() == self._listening(number):
                 machine.ports = said["ports"]
             case "ready" if machine.step is Step.LAUNCHED:
                 machine.step = Step.READY
-            case "unready" if machine.step is Step.READY:
-                machine.pipe.connection.close()
-                self.lose(number)
-            case "unready" if number:
-                pass  # it was told to begin, and leaves in order when it has
             case "failed" if number:
                 error = str(TaskError.told(said["error"])) if said["task"] else said["error"]
                 self._refuse(machine, f"on machine {number} ({machine.name}): {error}")

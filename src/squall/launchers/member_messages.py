@@ -34,8 +34,6 @@ class Ready(Message, frozen=True):
 class Unready(Message, frozen=True):
     """It was ready, and leaves."""
 
-    placing: int = 0
-
 
 class Scheduled(Message, frozen=True):
     """The next bytes of a process's schedule."""

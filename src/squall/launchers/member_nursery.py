@@ -40,10 +40,6 @@ class MemberNursery(Nursery):
         if self._launcher.open:
             self._launcher.connection.flush()
 
-    def prepare(self) -> None:
-        super().prepare()
-        self._attendant.say(kind="listening")
-
     def _begin(self) -> None:
         self._connect()
         super()._begin()

@@ -128,6 +128,8 @@ class Orders:
 
         False where `next` has to be asked again: it is not to begin, or not so.
         """
+        if self._member is not None:
+            self._member.attendant.say(kind="listening")
         self._head.say(kind="ready", placing=self._placing)
         self._ready = True
         self._waiting = self.hear()
@@ -220,7 +222,7 @@ class Orders:
                     self.tell(LEFT)
                     return False
                 self._unready = True
-                self._head.say(kind="unready", placing=self._placing)
+                self._head.say(kind="unready")
             if self._head.connection.poll():  # else it is about what goes out
                 return True
 

@@ -17,6 +17,8 @@ Price = Callable[[Node, Any, float], float]  # seconds that an effect takes whic
 class Passage:
     """A frame that is under way for long: what sets out after it may put its arrival off."""
 
+    __slots__ = ()
+
     def arrives(self, now: float) -> float:
         """When it will, as far as is known at the world's time. Asked at that time once more, unless that is past."""
         raise NotImplementedError

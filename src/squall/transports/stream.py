@@ -24,7 +24,7 @@ import msgspec
 from squall.protocol.effects import Payload
 from squall.protocol.frames import MAX_FRAME_BYTES, Frame
 from squall.protocol.messages import Count
-from squall.transports.lanes import Lane
+from squall.transports.lanes import Lane, near
 
 PASS_BYTES = 1 << 20  # what a turn reads or writes at most, so that no stream keeps the others waiting
 WAKE_BYTES = 1 << 18  # of numbers: fewer do not wake who reads them, or each record would
@@ -103,7 +103,7 @@ class Stream:
         if not self._outgoing:
             self._lane.leave(self, now)
         elif not more:  # the link is slower than this process
-            self.waits = not self._lane.take(self, now)
+            self.waits = near(self.connection) and not self._lane.take(self, now)
         return more
 
     def close(self) -> None:

@@ -197,7 +197,7 @@ class Streams:
             if more:
                 self._busy[node] = None
             if stream.waits:
-                self._try_at = now + TRY_AGAIN_S
+                self._try_at = min(self._try_at, now + TRY_AGAIN_S)
             writes = stream.full and not (more or stream.waits)
             self._epoll.modify(stream.connection, select.EPOLLIN | (select.EPOLLOUT if writes else 0))
         for head in heads:
@@ -250,7 +250,7 @@ class Streams:
         self._close(node)  # an earlier connection, of which the peer knows no more
         self._epoll.modify(descriptor, select.EPOLLIN)
         self._nodes[descriptor] = node
-        self._streams[node] = Stream(connection, partial(self._place, node), self._lanes.to(authority))
+        self._streams[node] = Stream(connection, partial(self._place, node), self._lanes.to(authority, node))
         self._had.setdefault(node, 0)
         self._busy[node] = None  # something may have been read with the handshake
         self._arrived.append(PeerReached(node))

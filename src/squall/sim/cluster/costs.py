@@ -46,7 +46,7 @@ from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement, UsedMachine
 from squall.sim.cluster.sharing import Lane, Transfer, Way
 from squall.strategies import Recipe
-from squall.transports.lanes import FAST
+from squall.transports.lanes import FAR_S, FAST
 
 UPDATE_SHARE = 3 / 5  # of a shard's work on an exchange: read gradient and weights, write weights; the rest copies
 SUM_SHARE = 2 / 5  # for each further gradient in a mean: read it, write the sum
@@ -114,7 +114,7 @@ class Costs:
         self._overtakes = jitter_s > 0 or cluster.between.bandwidth < fastest
         self._carried = any(kind.carry < math.inf for kind in cluster.machines)
         self._transfers: dict[tuple[Node, Node], Transfer] = {}  # the last between two processes
-        self._lanes: defaultdict[tuple[int, int], Lane] = defaultdict(Lane)  # between two machines
+        self._lanes: defaultdict[tuple[UsedMachine, UsedMachine], Lane] = defaultdict(Lane)  # between two machines
 
     def clear(self) -> None:
         """A run has ended, and may begin again."""
@@ -210,7 +210,7 @@ class Costs:
             lasting = size > source.brief or size > target.brief
             if lasting or (behind is not None and not behind.arrived):
                 latency_s = link.latency_s + (chance.random() * link.jitter_s if link.jitter_s else 0.0)
-                ways, lane = self._ways(source, target, lasting), self._lane(source, target) if lasting else None
+                ways, lane = self._ways(source, target, lasting), self._lane(source, target, lasting)
                 transfer = Transfer(now, size, ways, latency_s, behind, begun, lane)
                 self._transfers[sender, to] = transfer
                 return (transfer,)
@@ -240,10 +240,11 @@ class Costs:
             if seconds:
                 place.cores.take(Node(f"{node.role}'s carrier", node.index), now, seconds, self.prolong)
 
-    def _lane(self, source: UsedMachine, target: UsedMachine) -> Lane | None:
-        """In which one transfer waits for the other, where the link is slow."""
+    def _lane(self, source: UsedMachine, target: UsedMachine, lasting: bool) -> Lane | None:
+        """In which one transfer waits for the other, where the link is slow and not long."""
         slowest = min(source.kind.interface, target.kind.interface, self._between.bandwidth)
-        return self._lanes[id(source), id(target)] if slowest < FAST else None
+        lane = lasting and slowest < FAST and 2 * self._between.latency_s < FAR_S
+        return self._lanes[source, target] if lane else None
 
     def _ways(self, source: UsedMachine, target: UsedMachine, lasting: bool) -> tuple[Way, ...]:
         """What takes long shares the interfaces with all that passes meanwhile. It has a connection to itself."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
@@ -26,11 +27,11 @@ class Share:
 class Way:
     """Its level: the bytes that a transfer would have been given that had been under way since the start."""
 
-    __slots__ = ("_at", "_bandwidth", "_level", "_shares")
+    __slots__ = ("_at", "_level", "_shares", "bandwidth")
 
     def __init__(self, bandwidth: float) -> None:
         """`bandwidth`: bytes a second."""
-        self._bandwidth = bandwidth
+        self.bandwidth = bandwidth
         self._at = 0.0  # the time at which it has this level
         self._level = 0.0
         self._shares: list[Share] = []  # under way, by their marks
@@ -53,7 +54,7 @@ class Way:
         """The transfers in the order of their ends, with the times of these."""
         at, level, shares = self._at, self._level, self._shares
         for over, share in enumerate(shares):
-            at += (share.mark - level) * (len(shares) - over) / self._bandwidth
+            at += (share.mark - level) * (len(shares) - over) / self.bandwidth
             level = share.mark
             yield share, at
 
@@ -67,17 +68,30 @@ class Way:
             over += 1
         del self._shares[:over]
         if self._shares:
-            self._level += (now - self._at) * self._bandwidth / len(self._shares)
+            self._level += (now - self._at) * self.bandwidth / len(self._shares)
         self._at = now
 
 
 class Lane:
-    """From one machine to another: who has come last is waited for by the next."""
+    """From one machine to another: one transfer after the other, in the order in which they come to it."""
 
-    __slots__ = ("last",)
+    __slots__ = ("_joined_s", "_queue")
 
     def __init__(self) -> None:
-        self.last: Transfer | None = None
+        self._queue: deque[Transfer] = deque()
+        self._joined_s = 0.0  # that all take at least, one after the other
+
+    def join(self, transfer: Transfer) -> None:
+        self._queue.append(transfer)
+        transfer.joined_s, self._joined_s = self._joined_s, self._joined_s + transfer.least_s
+
+    def turn(self, now: float, transfer: Transfer) -> float:
+        """When it may be its turn, of which it asks again then."""
+        while (first := self._queue[0]) is not transfer:
+            if (over := first.sent(now)) > now:
+                return max(over, over + transfer.joined_s - first.joined_s - first.least_s)
+            self._queue.popleft()
+        return now
 
 
 class Transfer(Passage):
@@ -89,25 +103,18 @@ class Transfer(Passage):
     """
 
     __slots__ = (
-        "_ahead",
-        "_begins",
-        "_begun",
-        "_behind",
-        "_lane",
-        "_latency_s",
-        "_shares",
-        "_size",
-        "_ways",
-        "arrived",
-    )
+        "_begins", "_begun", "_behind", "_lane", "_latency_s", "_shares", "_size", "_ways", "arrived", "joined_s",
+        "least_s",
+    )  # fmt: skip
 
     def __init__(
         self, begins: float, size: float, ways: Sequence[Way], latency_s: float, behind: Transfer | None,
         begun: Callable[[float], None] | None = None, lane: Lane | None = None,
     ) -> None:  # fmt: skip
         self.arrived = False
-        self._lane = lane  # that it has still to come to
-        self._ahead: Transfer | None = None  # who has its turn in the lane before it
+        self._lane = lane
+        self.joined_s = -1.0  # what all take that were in the lane before; negative: it has not come to it
+        self.least_s = max((size / way.bandwidth for way in ways), default=0.0)
         self._begins = begins
         self._size = size
         self._ways = ways
@@ -124,7 +131,7 @@ class Transfer(Passage):
     def _foreseen(self, now: float) -> float:
         if now < self._begins:
             return self._begins
-        sent, behind = self._sent(now), self._behind
+        sent, behind = self.sent(now), self._behind
         if self._shares is None:
             return sent
         at = sent + self._latency_s
@@ -133,14 +140,14 @@ class Transfer(Passage):
         self._behind = None
         return at
 
-    def _sent(self, now: float) -> float:
+    def sent(self, now: float) -> float:
         """When all of it has passed the ways; where it waits for its turn, when that may come."""
         if self._shares is None:
             if self._lane is not None:
-                self._ahead, self._lane.last, self._lane = self._lane.last, self, None
-            if self._ahead is not None and (turn := self._ahead._sent(now)) > now:
-                return turn
-            self._ahead = None
+                if self.joined_s < 0:
+                    self._lane.join(self)
+                if (turn := self._lane.turn(now, self)) > now:
+                    return turn
             self._shares = [way.begin(now, self._size) for way in self._ways]
             if self._begun is not None:
                 self._begun(now)
