@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 import signal
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from squall import replay
 from squall.cli import main
+from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.joining.address import bound, written
+from squall.launchers.joining.attending import _attend
 from squall.launchers.joining.token import VARIABLE, Token
 from squall.transports.certificates import Identity
 from tests.launchers.joining.head import SOON_S, Head
@@ -145,3 +149,13 @@ def test_a_mistake_is_told_before_anything_starts(
     monkeypatch.setattr("squall.launchers.joining.attending.NurseryProcess", None)
     assert main(["join", *arguments]) == 1
     assert re.match(re.escape(f"squall: error: {error}"), capsys.readouterr().err)
+
+
+def test_ctrl_c_behind_what_the_nursery_has_said_leaves_in_order_however_late_that_is_read() -> None:
+    mine, theirs = map(ControlPipe, Pipe())
+    theirs.say(kind="joined", machine=1)
+    theirs.say(kind="listening")
+    theirs.say(kind="end", status="left", reason="")
+    nursery: Any = SimpleNamespace(pipe=mine)
+    assert _attend(nursery, [signal.SIGINT], "here", str).status == "left"
+    assert theirs.hear() == {"kind": "leave"}

@@ -65,9 +65,9 @@ def _attend(nursery: NurseryProcess, interrupts: list[int], head: str, tell: Cal
                     return End(said["status"], said["reason"])
                 case "failed":
                     raise TaskError.told(said["error"]) if said["task"] else SquallError(said["error"])
-        if interrupts and not listening:
+        if interrupts and not listening and not nursery.pipe.connection.poll():
             raise KeyboardInterrupt("interrupted before the training began on this machine")
-        if interrupts and not leaving:
+        if interrupts and listening and not leaving:
             leaving = True
             tell("leaving the run; Ctrl-C again leaves at once")
             nursery.pipe.say(kind="leave")
