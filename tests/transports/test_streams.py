@@ -19,7 +19,7 @@ from squall.protocol.frames import Frame, Message
 from squall.protocol.messages import Exchange, Stop
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery_messages import ProcessLost
-from squall.transports import stream
+from squall.transports import lanes, stream
 from squall.transports.certificates import Identity
 from squall.transports.lanes import TRY_AGAIN_S, Lanes
 from squall.transports.stream import Views
@@ -154,7 +154,10 @@ class Two:
 
 
 @pytest.fixture
-def two(machine: Identity, tmp_path: Path) -> Iterator[Two]:
+def two(machine: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
+    """Nobody loses patience, however busy this machine is."""
+    for limit in ("PATIENCE_S", "PATIENCE_AT_MOST_S"):
+        monkeypatch.setattr(lanes, limit, 100 * SOON_S)
     found = Two(machine, tmp_path)
     yield found
     for end in found.ends:

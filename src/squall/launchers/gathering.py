@@ -140,11 +140,10 @@ class Gathering:
             case "built" if machine.facts is None:
                 machine.facts = msgspec.convert(said["facts"], Facts)
                 self._compare()
-            case "unready" if number and machine.step < Step.BEGUN:
-                machine.pipe.connection.close()
-                self.lose(number)
             case "unready" if number:
-                pass  # it was told to begin, and leaves in order when it has
+                if machine.step < Step.BEGUN:  # else it was told to begin, and leaves in order when it has
+                    machine.pipe.connection.close()
+                    self.lose(number)
             case "placed" | "ready" if said.get("placing", 0) != self._placings:
                 pass  # since when all is different
             case "placed" if said["ports"].keys() == self._listening(number):

@@ -215,8 +215,7 @@ class Orders:
         A machine that has said that it is ready may be counted on already, and then leaves as one that trains does.
         """
         while True:
-            waits = not self._unready
-            ready = wait([self._head.connection, *([member.attendant.connection] if waits else [])])
+            ready = wait([self._head.connection, *([] if self._unready else [member.attendant.connection])])
             if member.attendant.connection in ready:  # it says one thing only, or is gone
                 if not self._ready:
                     self.tell(LEFT)
