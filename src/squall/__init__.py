@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from squall.sim.cluster.forecast import Forecast as Forecast
     from squall.sim.cluster.model import Cluster as Cluster
     from squall.sim.cluster.simulate import simulate as simulate
+    from squall.strategies import AllReduce as AllReduce
     from squall.strategies import AsynchronousSGD as AsynchronousSGD
     from squall.strategies import Averaging as Averaging
     from squall.strategies import BoundedDelay as BoundedDelay
@@ -51,8 +52,8 @@ _HOMES = {
     "sim.cluster.forecast": "Forecast",
     "sim.cluster.model": "Cluster",
     "sim.cluster.simulate": "simulate",
-    "strategies": "AsynchronousSGD Averaging BoundedDelay DelayedProximal DiLoCo Downpour ElasticAveraging Sandblaster"
-    " SingleProcess Strategy Synchronous",
+    "strategies": "AllReduce AsynchronousSGD Averaging BoundedDelay DelayedProximal DiLoCo Downpour ElasticAveraging"
+    " Sandblaster SingleProcess Strategy Synchronous",
     "task": "Task",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -19,7 +19,7 @@ from squall.runtime.run_plan import NO_AIMS, Aims, Plan
 from squall.runtime.seeds import seed_everything
 from squall.settings import Settings
 from squall.strategies import STRATEGIES, Strategy
-from squall.strategies.work import BatchMethod, Loop
+from squall.strategies.work import BatchMethod, Collective, Loop
 from squall.task import Task, TaskFunction, check_task
 from squall.vector import Layout
 from squall.version import __version__
@@ -36,6 +36,8 @@ def make_plan(
     for name in ("epochs", "steps", "patience"):
         value = getattr(aims, name)
         require(name, value, value is None or (isinstance(value, int) and value >= 1), "at least 1, and whole")
+    if settings.shard_threads > 1 and isinstance(recipe.work, Collective):
+        raise ValueError(f"shard_threads is {settings.shard_threads}: AllReduce has no shards, leave it out")
     if settings.shard_threads > 1 and not (isinstance(recipe.work, Loop) and recipe.work.update.elementwise):
         raise ValueError(
             f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
@@ -100,7 +102,7 @@ def _check_schedule(task: Task, strategy: Strategy) -> None:
     if isinstance(recipe.work, BatchMethod):
         _check_batches(task, recipe.work, recipe.replicas)
         return
-    optimizer = build_optimizer(recipe.loop.tuned, groups)
+    optimizer = build_optimizer(recipe.work.tuned, groups)
     if task.schedule is None:
         return
     scheduler = task.schedule(optimizer)

@@ -34,7 +34,7 @@ def shown(members: Membership) -> View:
 
 def seen_by_all(members: Membership) -> None:
     for shard in range(members.shards):
-        members.seen(shard, ViewSeen(members.number, ()))
+        members.seen(Node("shard", shard), ViewSeen(members.number, ()))
 
 
 def departed(members: Membership) -> list[tuple[Node, Applied]]:
@@ -47,10 +47,10 @@ def test_a_replica_has_joined_when_the_last_shard_has_seen_it() -> None:
     members.join(R1, 5)
     view = shown(members)
     assert (view.number, view.members) == (1, (Member(1, 0, 5),))
-    members.seen(1, ViewSeen(1, ()))
+    members.seen(Node("shard", 1), ViewSeen(1, ()))
     assert members.take_joined() == []
     assert not members.settled
-    members.seen(0, ViewSeen(1, ()))
+    members.seen(Node("shard", 0), ViewSeen(1, ()))
     assert members.settled
     assert members.take_joined() == [(R1, 5)]
     assert members.take_joined() == []
@@ -69,10 +69,10 @@ def test_what_changes_while_a_view_is_on_its_way_is_in_the_next_one_together() -
     assert shown(members).number == 1
     members.join(R1, 0)
     members.depart(R0)
-    members.seen(0, ViewSeen(1, ()))
+    members.seen(Node("shard", 0), ViewSeen(1, ()))
     assert members.next_view() is None
     assert not members.settled
-    members.seen(1, ViewSeen(1, ()))
+    members.seen(Node("shard", 1), ViewSeen(1, ()))
     assert shown(members) == View(2, (Member(1, 0, 0),))
     assert members.next_view() is None
     seen_by_all(members)
@@ -87,9 +87,9 @@ def test_a_slot_is_free_again_when_every_shard_knows() -> None:
     assert members.depart(R1)
     assert [member.slot for member in shown(members).members] == [0]
     assert not members.slot_free(1)
-    members.seen(0, ViewSeen(2, (gone(R1),)))
+    members.seen(Node("shard", 0), ViewSeen(2, (gone(R1),)))
     assert departed(members) == []
-    members.seen(1, ViewSeen(2, (gone(R1),)))
+    members.seen(Node("shard", 1), ViewSeen(2, (gone(R1),)))
     assert departed(members) == [(R1, {})]
     assert members.slot_free(1)
 
@@ -98,8 +98,8 @@ def test_only_what_every_shard_applied_is_kept() -> None:
     members = joined(2, R0)
     members.depart(R0)
     shown(members)
-    members.seen(0, ViewSeen(2, (gone(R0, _4=32, _5=64, _6=8),)))
-    members.seen(1, ViewSeen(2, (gone(R0, _6=8, _5=48),)))
+    members.seen(Node("shard", 0), ViewSeen(2, (gone(R0, _4=32, _5=64, _6=8),)))
+    members.seen(Node("shard", 1), ViewSeen(2, (gone(R0, _6=8, _5=48),)))
     assert departed(members) == [(R0, {5: 48, 6: 8})]
 
 
@@ -108,11 +108,11 @@ def test_departing_before_having_joined() -> None:
     members.join(R0, 0)
     shown(members)
     members.depart(R0)
-    members.seen(0, ViewSeen(1, ()))
+    members.seen(Node("shard", 0), ViewSeen(1, ()))
     assert members.take_joined() == []
     assert departed(members) == []
     shown(members)
-    members.seen(0, ViewSeen(2, (gone(R0),)))
+    members.seen(Node("shard", 0), ViewSeen(2, (gone(R0),)))
     assert departed(members) == [(R0, {})]
 
 
@@ -127,7 +127,7 @@ def test_a_successor_is_told_from_its_predecessor() -> None:
     members = joined(1, R1)
     members.depart(R1)
     shown(members)
-    members.seen(0, ViewSeen(2, (gone(R1, _1=8),)))
+    members.seen(Node("shard", 0), ViewSeen(2, (gone(R1, _1=8),)))
     assert departed(members) == [(R1, {1: 8})]
     members.join(R1_AGAIN, 9)
     assert not members.depart(R1)
@@ -142,10 +142,10 @@ def test_a_shard_sees_the_newest_view_and_once_and_nobody_gone_that_is_there() -
     lies = ViewSeen(1, ()), ViewSeen(3, ()), ViewSeen(2, (gone(R0),)), ViewSeen(2, (gone(R1), gone(R1_AGAIN)))
     for shard, lie in product(range(2), lies):
         with pytest.raises(Refusal):
-            members.seen(shard, lie)
+            members.seen(Node("shard", shard), lie)
     assert not members.settled
     for shard in range(2):
-        members.seen(shard, ViewSeen(2, (gone(R1, b1=10),)))
+        members.seen(Node("shard", shard), ViewSeen(2, (gone(R1, b1=10),)))
         with pytest.raises(Refusal):
-            members.seen(shard, ViewSeen(2, (gone(R1, b1=20),)))
+            members.seen(Node("shard", shard), ViewSeen(2, (gone(R1, b1=20),)))
     assert departed(members) == [(R1, {1: 10})]

@@ -86,9 +86,9 @@ def _coordinator(coordinator: Coordinator) -> Iterator[Claim]:
     yield phase is not Phase.ENDED or coordinator.wake_at is None, "the end sets no timers"
     yield phase is Phase.RUNNING or bool(coordinator.reason or coordinator.error), "a run ends for a reason"
     awaited = [*members._joining.values(), *members._departing.values()]
-    yield all(number > min(members._seen) for number in awaited), "who waits for a view waits for one not seen yet"
+    yield all(number > members.reached for number in awaited), "who waits for a view waits for one not seen yet"
     shown = max(awaited, default=0) <= members.number
-    yield shown or min(members._seen) < members.number, "a view that is due is shown"
+    yield shown or members.reached < members.number, "a view that is due is shown"
     placing = coordinator._placing
     yield not placing.on.keys() & placing.waiting.keys(), "who waits for room has no place"
     yield all(machine in placing.rooms for machine in placing.on.values()), "everybody is on a machine that is there"

@@ -12,7 +12,7 @@ machine. A lost shard, or a batch that stays NaN, ends the run with an error.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from squall.protocol import notes
@@ -22,7 +22,7 @@ from squall.protocol.evaluations import Evaluations
 from squall.protocol.heartbeats import Heartbeats
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Evaluated, SnapshotTaken, Stop
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, Node, shard_nodes
 from squall.protocol.nursery import LEAVE_WITHIN_S
 from squall.protocol.placing import Placing
 from squall.protocol.policy import Policy
@@ -52,9 +52,9 @@ class Closing(ABC):
         self.cause, self.reason = Cause.FAILED, ""  # why it stopped
         self.error = ""
         self._failure = "failed"  # the status of a run that ends with an error
-        self._shards = [Node("shard", i) for i in range(policy.shards)]
+        self._shards = shard_nodes(policy.shards)
         self._evaluations = Evaluations(Node("evaluator", policy.replicas), Best(policy.goal, policy.until))
-        self._snapshots = SnapshotRounds(self._shards, snapshots)
+        self._snapshots = SnapshotRounds(snapshots)
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._replacing = Replacing()
         self._placing = Placing(policy)
@@ -77,6 +77,25 @@ class Closing(ABC):
     @abstractmethod
     def _ledger(self) -> dict[str, object]:
         """The position of the work as plain values, for a snapshot."""
+
+    @property
+    def _holders(self) -> Sequence[Node]:
+        """Who has the weights: views are shown to them, they write snapshots, and end with the run."""
+        return self._shards
+
+    def _dismiss(self, effects: list[Effect]) -> None:
+        """The training is over: replicas are wanted no more."""
+        effects.extend(Send(node, Stop()) for node in [*self.members.live, *self._joins])
+
+    @property
+    def _dismissed(self) -> bool:
+        """Nothing of the training is under way any more."""
+        return not self.members.live and self.members.settled
+
+    def _take_snapshot(self, effects: list[Effect]) -> None:
+        """As soon as all that it would have to hold is there."""
+        if not self._snapshots.under_way:
+            self._snapshots.take(self._holders, self._ledger(), effects)
 
     def _extended(self, ledger: dict[str, object], progress: dict[str, int]) -> dict[str, object]:
         """An earlier ledger, with what the shards have of work that was given since."""
@@ -122,7 +141,7 @@ class Closing(ABC):
     def _look_for_end(self, now: float, effects: list[Effect]) -> None:
         if self.phase is Phase.RUNNING and (over := self._over()) is not None:
             self._stop(*over, now, effects)
-        elif self.phase is Phase.STOPPING and not self.members.live and self.members.settled:
+        elif self.phase is Phase.STOPPING and self._dismissed:
             self._after_stopping(now, effects)
 
     def _stop(self, cause: Cause, reason: str, now: float, effects: list[Effect]) -> None:
@@ -131,8 +150,7 @@ class Closing(ABC):
         self.phase = Phase.STOPPING
         self.cause, self.reason = cause, reason
         self._ends_at = self._snapshot_at = self._evaluate_at = None
-        for node in [*self.members.live, *self._joins]:
-            effects.append(Send(node, Stop()))
+        self._dismiss(effects)
         self._look_for_end(now, effects)
 
     def _hurry(self, reason: str, now: float, effects: list[Effect], wanted: bool = False) -> None:
@@ -195,14 +213,14 @@ class Closing(ABC):
         self.phase = Phase.SNAPSHOT
         if not self._snapshots.under_way:
             self._last_snapshot = True
-            self._snapshots.take(self._ledger(), effects)
+            self._take_snapshot(effects)
             if self._save_by is not None:  # the one before may have taken that time
                 self._save_by = max(self._save_by, now + self.policy.save_within_s)
         self._set_deadline(now)
 
     def _leave_unsaved(self, effects: list[Effect]) -> None:
         """The last snapshot was not written in time: a resume goes on from the one before."""
-        silent = ", ".join(f"shard {shard.index}" for shard in self._snapshots.awaited)
+        silent = ", ".join(f"{node.role} {node.index}" for node in self._snapshots.awaited or self._holders)
         self._wanted = self._moves = False  # without its weights it has not finished
         self._hurried, self.cause = True, Cause.STOPPED
         self._end(effects, f"; {silent} did not answer in time, so that nothing was saved")
@@ -218,7 +236,7 @@ class Closing(ABC):
         self._deadline = self._ends_at = self._snapshot_at = self._evaluate_at = None
         self._replacing.cease()
         self._heartbeats.cease()
-        effects.extend(Send(shard, Stop()) for shard in self._shards)
+        effects.extend(Send(holder, Stop()) for holder in self._holders)
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
         effects.extend(Send(Node("nursery", machine), Stop()) for machine in self._placing.rooms)

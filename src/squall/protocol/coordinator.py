@@ -104,7 +104,7 @@ class Coordinator(Staffing):
             case Join(pid):
                 self._on_join(sender, pid, now, effects)
             case ViewSeen():
-                self.members.seen(sender.index, message)
+                self._on_seen(sender, message)
                 self._on_view_seen(now, effects)
             case Left():
                 self._on_work(sender, message, now, effects)
@@ -144,8 +144,7 @@ class Coordinator(Staffing):
             self._stop(Cause.SECONDS, "the time given is over", now, effects)
         if _due(self._snapshot_at, now):
             self._snapshot_at = None
-            if not self._snapshots.under_way:
-                self._snapshots.take(self._ledger(), effects)
+            self._take_snapshot(effects)
         if _due(self._evaluate_at, now):
             self._evaluate_at = after(now, self.policy.evaluate_every_s)
             self._evaluations.ask(effects)
@@ -174,7 +173,7 @@ class Coordinator(Staffing):
     def _show_view(self, effects: list[Effect]) -> None:
         view = self.members.next_view()
         if view is not None:
-            effects.extend(Send(shard, view) for shard in self._shards)
+            effects.extend(Send(holder, view) for holder in self._holders)
 
     def _depart(self, node: Node, effects: list[Effect]) -> bool:
         self._forget(node)
@@ -183,6 +182,9 @@ class Coordinator(Staffing):
         self._show_view(effects)
         return departs
 
+    def _on_seen(self, sender: Node, message: ViewSeen) -> None:
+        self.members.seen(sender, message)
+
     def _on_view_seen(self, now: float, effects: list[Effect]) -> None:
         for node, applied in self.members.take_departed():
             self._take_back(node, applied, effects)
@@ -190,13 +192,13 @@ class Coordinator(Staffing):
         for node, entry in self.members.take_joined():
             if not self._begun:
                 self._begin(now, effects)
-            if self.phase is Phase.RUNNING:
-                effects.append(Send(node, Welcome(entry)))
-            else:
-                effects.append(Send(node, Stop()))
+            self._welcome(node, entry, effects)
         self._admit(effects)
         self._proceed(now, effects)
         self._look_for_end(now, effects)
+
+    def _welcome(self, node: Node, entry: int, effects: list[Effect]) -> None:
+        effects.append(Send(node, Welcome(entry) if self.phase is Phase.RUNNING else Stop()))
 
     def _begin(self, now: float, effects: list[Effect]) -> None:
         self._begun = True

@@ -116,6 +116,36 @@ class UseWeights(Effect, frozen=True, gc=False):
     buffer: int
 
 
+class JoinGroup(Effect, frozen=True, gc=False):
+    """Form a group with these replicas, in this order, under this number; who is behind gets the state of `source`.
+
+    The state is weights and the optimizer's, of round `clock`. It travels only where somebody needs it (`transfer`).
+    """
+
+    number: int
+    members: tuple[Node, ...]
+    source: Node
+    transfer: bool
+    clock: int
+
+
+class LeaveGroup(Effect, frozen=True, gc=False):
+    """Leave the group, and give up the step under way if there is one: nothing comes of it any more."""
+
+
+class Step(Effect, frozen=True, gc=False):
+    """Take part in a step of the group: one optimizer step on the mean gradient of all its members' examples.
+
+    The replica's own are [start, stop) of an epoch's order, and there may be none.
+    """
+
+    clock: int
+    epoch: int
+    start: int
+    stop: int
+    examples: int  # of all members
+
+
 class Term(msgspec.Struct, frozen=True, gc=False):
     """One pushed gradient in an update. No other push of a run has the same owner and clock."""
 

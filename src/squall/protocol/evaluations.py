@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from squall.protocol.best import Best, Verdict
+from squall.protocol.collective.messages import Shown, ShowWeights
 from squall.protocol.effects import Effect, Send
-from squall.protocol.messages import Evaluate, Evaluated, Logged
+from squall.protocol.messages import Evaluate, Evaluated, Logged, Weights
 from squall.protocol.nodes import Node
 from squall.protocol.notes import EvaluationAsked, Remark, WeightsMeasured
 
@@ -17,6 +18,8 @@ class Evaluations:
         self.best = best
         self.under_way: int | None = None  # its number
         self.wanted = False
+        self.source: Node | None = None  # replica whose weights are measured; None: the shards' are
+        self._shown: Weights | None = None  # what the evaluation under way is of, where a replica has told
         self._count = 0
 
     def ask(self, effects: list[Effect]) -> None:
@@ -27,7 +30,27 @@ class Evaluations:
         self.under_way = self._count
         self._count += 1
         effects.append(EvaluationAsked(self.under_way))
-        effects.append(Send(self.evaluator, Evaluate(self.under_way, self.best.value)))
+        self._send(effects)
+
+    def _send(self, effects: list[Effect]) -> None:
+        """To the evaluator, who fetches the shards' weights; or to the replica that has to show him its own first."""
+        assert self.under_way is not None
+        if self.source is None or self._shown is not None:
+            effects.append(Send(self.evaluator, Evaluate(self.under_way, self.best.value, self._shown)))
+        else:
+            effects.append(Send(self.source, ShowWeights(self.under_way)))
+
+    def ask_of(self, source: Node, effects: list[Effect]) -> None:
+        """There are no shards: this replica has the weights from now on."""
+        if source != self.source:
+            self.source = source
+            if self.under_way is not None and self._shown is None:
+                self._send(effects)
+
+    def shown(self, shown: Shown, effects: list[Effect]) -> None:
+        if shown.number == self.under_way and self._shown is None:
+            self._shown = shown.weights
+            self._send(effects)
 
     def logged(self, message: Logged, effects: list[Effect]) -> Verdict:
         """Results that a user's script has measured itself."""
@@ -40,10 +63,10 @@ class Evaluations:
             return  # what was asked of the first before it joined has reached it: links resend
         self.evaluator = evaluator
         if self.under_way is not None:
-            effects.append(Send(evaluator, Evaluate(self.under_way, self.best.value)))
+            self._send(effects)
 
     def answered(self, message: Evaluated, effects: list[Effect]) -> Verdict:
-        self.under_way = None
+        self.under_way = self._shown = None
         effects.append(WeightsMeasured(message.values, message.weights))
         if message.error:
             effects.append(Remark("error", f"the best weights could not be kept: {message.error}"))

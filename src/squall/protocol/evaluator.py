@@ -36,8 +36,11 @@ class Evaluator:
         match event:
             case Started():
                 return [Send(COORDINATOR, Join(self.pid))]
-            case MessageArrived(_, Evaluate(number, best)):
+            case MessageArrived(_, Evaluate(number, best, weights)):
                 self._number, self._best = number, best
+                if weights is not None:
+                    self._updates, self._examples, self._fetched_at = weights.updates, weights.examples, now
+                    return [EvaluateModel(BUFFER)]
                 self._awaited = dict.fromkeys(self._shards)
                 self._updates = self._examples = sys.maxsize
                 return [Send(shard, Exchange(0, weights=BUFFER)) for shard in self._shards]

@@ -65,6 +65,31 @@ class GradientComputed(Event, frozen=True, gc=False):
     over: bool = True  # False: the loop may step on the batch again, until `BatchOver`
 
 
+class GroupJoined(Event, frozen=True, gc=False):
+    """The answer to `JoinGroup`: all members are there, and have the same weights."""
+
+    number: int  # of the group
+
+
+class GroupBroken(Event, frozen=True, gc=False):
+    """The answer to `JoinGroup` or `Step` where a member was lost, or the connection to it."""
+
+    number: int
+    why: str
+
+
+class StepTaken(Event, frozen=True, gc=False):
+    """The answer to `Step`. Where the mean is not finite nobody has moved; the `guilty` know that it is their batch."""
+
+    number: int  # of the group
+    loss: float  # mean over the replica's own examples
+    finite: bool
+    compute_s: float
+    wait_s: float  # for others, beyond what computing has hidden
+    extras: dict[str, float] | None = None
+    guilty: bool = False
+
+
 class BatchOver(Event, frozen=True, gc=False):
     """A script's loop steps on its batch no more."""
 

@@ -3,6 +3,7 @@
 A replica is *joining* from its Join until every shard has seen a view with it (only then may it push), *live* until
 it leaves or is lost, and *departing* until every shard has seen a view without it (only then is its share of the
 data dealt again and its slot reused: what the shards applied of it is known exactly, and nothing more can come).
+Without shards the live replicas themselves have to see the views.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Member, View, ViewSeen
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import Node, shard_nodes
 
 Applied = dict[int, int]  # lease -> upto; for Sandblaster portion -> evaluation
 
@@ -25,7 +26,7 @@ class Membership:
         self._changed = False  # since the newest view
         self._joining: dict[Node, int] = {}  # replica -> view that must be seen before it may push
         self._departing: dict[Node, int] = {}  # replica -> view that must be seen before its slot is free
-        self._seen = [0] * shards  # newest view that each shard has seen
+        self._seen = dict.fromkeys(shard_nodes(shards), 0)  # newest view that each has seen who has to
         self._applied: dict[Node, list[Applied]] = {}  # departing -> what each shard applied of its leases
 
     def join(self, node: Node, entry: int) -> None:
@@ -34,6 +35,8 @@ class Membership:
         self._slots.add(node.index)
         self._joining[node] = self.number + 1
         self._changed = True
+        if not self.shards:
+            self._seen[node] = 0
 
     def depart(self, node: Node) -> bool:
         """A live replica left or was lost; False if it was not a member."""
@@ -43,34 +46,44 @@ class Membership:
         self._applied[node] = []
         self._departing[node] = self.number + 1
         self._changed = True
+        self._seen.pop(node, None)
         return True
+
+    def renew(self) -> None:
+        """Have the next view shown, though nobody has come or gone."""
+        self._changed = True
 
     def next_view(self) -> View | None:
         """What the shards are to be told now: nothing, before they have seen the last view; then all that changed.
 
         So a thousand replicas that come or go at once are a few views, and not a thousand of a thousand members.
         """
-        if not self._changed or min(self._seen) < self.number:
+        if not self._changed or self.reached < self.number:
             return None
         self._changed = False
         self.number += 1
         members = sorted(self.live.items())
         return View(self.number, tuple(Member(n.index, n.incarnation, entry) for n, entry in members))
 
-    def seen(self, shard: int, message: ViewSeen) -> None:
-        """Raises `Refusal` for what is not the answer to the newest view, which a shard gives once."""
+    def seen(self, observer: Node, message: ViewSeen) -> None:
+        """Raises `Refusal` for what is not the answer to the newest view, which everybody gives once."""
         departed = {Node("replica", gone.slot, gone.incarnation): gone.applied for gone in message.departed}
-        awaited = self._seen[shard] < message.number == self.number
+        awaited = self._seen[observer] < message.number == self.number
         if not awaited or any(self._departing.get(node) != self.number for node in departed):
             raise Refusal(f"it has seen another view {message.number} than the newest, which is {self.number}")
-        self._seen[shard] = message.number
+        self._seen[observer] = message.number
         for node, applied in departed.items():
             self._applied[node].append(applied)
 
     @property
+    def reached(self) -> int:
+        """The newest view that all have seen who have to."""
+        return min(self._seen.values(), default=self.number)
+
+    @property
     def settled(self) -> bool:
-        """Every shard knows who is live."""
-        return not self._changed and min(self._seen) >= self.number
+        """All who have to know who is live."""
+        return not self._changed and self.reached >= self.number
 
     def slot_free(self, slot: int) -> bool:
         """No shard can still apply something of an earlier incarnation in this slot."""
@@ -78,11 +91,11 @@ class Membership:
 
     def take_joined(self) -> list[tuple[Node, int]]:
         """Replicas that may push from now on, with their entry clocks."""
-        return [(node, self.live[node]) for node in _take_reached(self._joining, min(self._seen))]
+        return [(node, self.live[node]) for node in _take_reached(self._joining, self.reached)]
 
     def take_departed(self) -> list[tuple[Node, list[Applied]]]:
         """Replicas of which nothing more can come, with what each shard has applied of their work."""
-        ready = _take_reached(self._departing, min(self._seen))
+        ready = _take_reached(self._departing, self.reached)
         self._slots.difference_update(node.index for node in ready)
         return [(node, self._applied.pop(node)) for node in ready]
 

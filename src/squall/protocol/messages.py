@@ -216,10 +216,14 @@ class Departed(Struct, frozen=True, array_like=True, gc=False):
 
 
 class ViewSeen(Struct, frozen=True, tag="view!", array_like=True, gc=False):
-    """From now on nothing of the departed replicas is applied: their slots can be used again."""
+    """From now on nothing of the departed replicas is applied: their slots can be used again.
+
+    A replica, where there are no shards, has left its group and forgotten what it was given; it has finished `clock`.
+    """
 
     number: Count
-    departed: tuple[Departed, ...]
+    departed: tuple[Departed, ...] = ()
+    clock: Count = 0
 
 
 class TakeSnapshot(Struct, frozen=True, tag="snapshot", array_like=True, gc=False):
@@ -260,10 +264,14 @@ class PieceKept(Struct, frozen=True, tag="piece!", array_like=True, gc=False):
 
 
 class Evaluate(Struct, frozen=True, tag="evaluate", array_like=True, gc=False):
-    """Weights that turn out better than `best` are kept, where that was asked for."""
+    """Weights that turn out better than `best` are kept, where that was asked for.
+
+    `weights` lie in the evaluator's buffer already, where there are no shards to fetch any from.
+    """
 
     number: Count
     best: float | None = None
+    weights: Weights | None = None
 
 
 class Evaluated(Struct, frozen=True, tag="evaluate!", array_like=True, gc=False):

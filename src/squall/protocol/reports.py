@@ -6,6 +6,9 @@ import math
 from array import array
 from collections import Counter
 
+import msgspec
+from msgspec.structs import astuple
+
 from squall.protocol.messages import Cover, Extras, Left, Progress, Stats, covered
 from squall.protocol.pushed_work import PushedWork, added
 
@@ -45,6 +48,13 @@ class ReportSums:
         )  # fmt: skip
         self._clear()
         return stats
+
+
+def together(first: Stats, second: Stats) -> Stats:
+    """What both tell, as one report."""
+    sums = [a + b for a, b in zip(astuple(first)[:-2], astuple(second)[:-2])]
+    staleness = dict(Counter(first.staleness) + Counter(second.staleness))
+    return msgspec.convert([*sums, staleness, added(first.extras, second.extras)], Stats)
 
 
 class Reports:

@@ -1,9 +1,9 @@
-"""The snapshots that the coordinator asks for, one at a time: every shard writes its part."""
+"""The snapshots that the coordinator asks for, one at a time: every shard (or one replica) writes its part."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from squall.protocol.effects import Effect, PublishSnapshot, Send
 from squall.protocol.machine import Refusal
@@ -24,10 +24,10 @@ class SnapshotRounds:
     the ledger (`extended`). Nothing is lost, and nothing repeats that all files have.
     """
 
-    def __init__(self, shards: list[Node], newest: int) -> None:
+    def __init__(self, newest: int) -> None:
         self.newest = newest  # number of the last one asked for
         self.failure = ""  # why the last one could not be written
-        self._shards = shards
+        self._shards: Sequence[Node] = ()  # who writes, in the order of the parts
         self._answers: dict[Node, SnapshotTaken] | None = None
         self._ledger: dict[str, object] = {}
         self._received: dict[Node, tuple[int, int]] = {}  # bytes of a file that have come in pieces, and all of them
@@ -42,13 +42,18 @@ class SnapshotRounds:
         """Shards that have not answered."""
         return [shard for shard in self._shards if shard not in (self._answers or {})]
 
-    def take(self, ledger: dict[str, object], effects: list[Effect]) -> None:
+    def take(self, writers: Sequence[Node], ledger: dict[str, object], effects: list[Effect]) -> None:
         assert not self.under_way
         self.newest += 1
         effects.append(SnapshotAsked(self.newest))
-        self._answers, self._received, self._heard = {}, {}, {}
         self._ledger = ledger
-        effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in self._shards)
+        self.ask(writers, effects)
+
+    def ask(self, writers: Sequence[Node], effects: list[Effect]) -> None:
+        """Have the snapshot under way written by these: others were lost over it."""
+        self._shards = writers
+        self._answers, self._received, self._heard = {}, {}, {}
+        effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in writers)
 
     def came(self, nodes: Iterable[Node], now: float) -> None:
         """Something of these has arrived, though perhaps no whole piece of a file."""
@@ -56,7 +61,7 @@ class SnapshotRounds:
 
     def waited_for(self, until: float) -> float:
         """The deadline of who waits `until` at least: later while bytes of every missing file go on arriving."""
-        return min(max(until, self._heard.get(shard, -math.inf) + SILENT_S) for shard in self.awaited)
+        return min((max(until, self._heard.get(shard, -math.inf) + SILENT_S) for shard in self.awaited), default=until)
 
     @property
     def travelled(self) -> tuple[int, int]:
@@ -79,7 +84,7 @@ class SnapshotRounds:
 
         `extended` adds to the ledger the leases that are in the shards' progress alone.
         """
-        if self._answers is None or message.number != self.newest:
+        if self._answers is None or message.number != self.newest or shard not in self._shards:
             return False
         self._answers[shard] = message
         if len(self._answers) < len(self._shards):

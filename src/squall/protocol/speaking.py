@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from squall.protocol import messages as m
 from squall.protocol import nursery_messages as n
+from squall.protocol.collective import messages as c
 from squall.protocol.effects import Payload
 from squall.protocol.frames import Message
 from squall.protocol.nodes import Node
@@ -49,6 +50,13 @@ BATCHES = _and({
     ("replica", "shard"): frozenset({s.PushPortions}),
     ("shard", "coordinator"): frozenset({s.Calculated, s.PortionsTaken}),
     ("shard", "replica"): frozenset({s.PortionsTaken}),
+})  # fmt: skip
+
+COLLECTIVE = _and({
+    ("coordinator", "replica"): frozenset({m.View, m.TakeSnapshot, m.PieceKept, c.Form, c.Turn, c.ShowWeights}),
+    ("replica", "coordinator"): frozenset({
+        m.ViewSeen, m.SnapshotTaken, m.SnapshotPiece, m.NonFinite, c.Finished, c.Shown, c.Broken,
+    }),
 })  # fmt: skip
 
 

@@ -43,6 +43,10 @@ class Staffing(Closing):
     def _proceed(self, now: float, effects: list[Effect]) -> None:
         """Members have come or gone: give work to those who wait for it and may have it now."""
 
+    def _release(self, node: Node, effects: list[Effect]) -> None:
+        """The replica shall leave, as soon as nobody waits for it."""
+        effects.append(Send(node, Stop()))
+
     def _on_stop(self, asked: StopRequested | StopAsked, now: float, effects: list[Effect]) -> None:
         if asked.failed:
             self.error = asked.why
@@ -120,7 +124,7 @@ class Staffing(Closing):
         """Whom it will call must know where it is: else it could be any machine's."""
         if self.policy.rooms:
             effects.append(Admit(node, machine))
-            effects.extend(Send(shard, Placed(node, machine)) for shard in self._shards)
+            effects.extend(Send(holder, Placed(node, machine)) for holder in self._holders)
 
     # ------------------------------------------------------------ machines
 
@@ -222,7 +226,7 @@ class Staffing(Closing):
         effects.append(Send(Node("nursery", machine), Leaving(why)))
         for node in nodes:
             if node in self.members.live:
-                effects.append(Send(node, Stop()))
+                self._release(node, effects)
             else:  # nothing is behind it
                 if not self._replacing.awaits(node):
                     self._joins.pop(node, None)

@@ -38,8 +38,10 @@ from squall.replaying.losses import not_there
 from squall.replaying.replayed_nodes import ReplayedHost, ReplayedNode, ReplayedReplica, ReplayedShard
 from squall.replaying.scripts import ScriptHost, ScriptReplicas
 from squall.runtime.driver import Host
+from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job, own_model
 from squall.runtime.kinds import kind_of
+from squall.runtime.portions import PortionHost
 from squall.runtime.records import (
     Applied,
     Calculated,
@@ -180,7 +182,9 @@ class Replay:
             return self._scripts.host(self.job, node)
         job = own_model(self.job)
         if not self._lone:
-            return kind_of(job).replica_host(job, node.index)
+            made = kind_of(job).replica_host(job, node)
+            assert isinstance(made, ReplicaHost | PortionHost)
+            return made
         store = self.shards[0].host.store
         assert isinstance(store, Store)
         return LoneHost(job, store)

@@ -160,7 +160,8 @@ def _reserve(directory: Path, size: int, spans: Sequence[Span]) -> tuple[mmap.mm
         os.unlink(name)
         os.truncate(handle, size)
         for start, stop in spans:
-            os.posix_fallocate(handle, start, stop - start)
+            if start < stop:
+                os.posix_fallocate(handle, start, stop - start)
         return mmap.mmap(handle, size), handle
     except BaseException:
         os.close(handle)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,6 +92,7 @@ class Backward:
         self._at: Compute  # the batch loaded last
         self.extras: dict[str, float] | None = None  # of the batch that was differentiated last
         self._trained = False  # some parameter got a gradient
+        self.loss: Callable[[Batch], Any] = partial(task.loss, task.model)  # of a batch, as the task's loss returns it
         task.model.train()
 
     def load(self, effect: Compute) -> Batch:
@@ -107,8 +109,8 @@ class Backward:
         """Remember what the model's counters show: the shards know that much, and a push says what was added since."""
         self._counted = [counter.double() for counter in self.layout.counters_of(self.on_vector.model)]
 
-    def differentiate(self, batch: Batch) -> float:
-        """The loss, whose gradients are there when this returns."""
+    def differentiate(self, batch: Batch, scale: float = 1.0) -> float:
+        """The loss, whose gradients, times `scale`, are there when this returns."""
         autocast = (
             torch.autocast(self.device.type, self.task.autocast)
             if self.task.autocast is not None
@@ -116,8 +118,8 @@ class Backward:
         )
         try:
             with autocast:
-                loss, self.extras = loss_and_extras(self.task.loss(self.on_vector.model, batch))
-            loss.backward()
+                loss, self.extras = loss_and_extras(self.loss(batch))
+            (loss if scale == 1.0 else loss * scale).backward()
             value: float = loss.item()
             return value
         except Exception as error:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.distributed import distributed_c10d as c10d
 
 FORM_WITHIN_S = 5.0  # a member that died meanwhile is waited for so long
@@ -28,11 +29,11 @@ class Group:
 
     def __init__(self, name: str, directory: Path, members: Sequence[int], own: int, backend: str = "gloo") -> None:
         """`own` is this process's place in `members`; `directory` belongs to the user alone, on a disk of them all."""
-        self.members = tuple(members)
+        self.members, self.own = tuple(members), own
         before = _sockets()
-        store = dist.FileStore(str(directory / f"group-{name}"), len(members))
+        store = FileStore(str(directory / f"group-{name}"), len(members))
         self.torch, _ = c10d._new_process_group_helper(
-            len(members), own, [], dist.Backend(backend), store, group_name=name,
+            len(members), own, [], dist.Backend(backend), store, group_name=c10d.GroupName(name),
             timeout=timedelta(seconds=FORM_WITHIN_S),
         )  # fmt: skip
         c10d._world.pg_group_ranks[self.torch] = {rank: rank for rank in range(len(members))}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Never
 
+from squall.protocol.collective.replica import CollectiveReplica
 from squall.protocol.effects import PayloadKind
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.link import Linked
@@ -16,16 +17,17 @@ from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
-from squall.protocol.speaking import BATCHES, LOOP, Says
+from squall.protocol.speaking import BATCHES, COLLECTIVE, LOOP, Says
+from squall.runtime.collective.host import CollectiveHost
 from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
 from squall.runtime.job import Job
-from squall.runtime.machines import batch_coordinator, begun, lease_coordinator
+from squall.runtime.machines import batch_coordinator, begun, collective_coordinator, lease_coordinator
 from squall.runtime.pieces import FarShardHost
 from squall.runtime.portions import PortionHost
 from squall.runtime.recording import recorded
 from squall.runtime.vectors import VectorHost
-from squall.strategies.work import BatchMethod, Loop, Work
+from squall.strategies.work import BatchMethod, Collective, Loop, Work
 
 
 class Kind(NamedTuple):
@@ -33,7 +35,7 @@ class Kind(NamedTuple):
     shard: Callable[[Job, int], Machine]
     replica: Callable[[Job, Node], Machine]
     shard_host: Callable[[Job, int], ShardHost | VectorHost]
-    replica_host: Callable[[Job, int], ReplicaHost | PortionHost]
+    replica_host: Callable[[Job, Node], ReplicaHost | PortionHost | CollectiveHost]
     fetched: PayloadKind  # the payload that shards answer with
     says: Says  # who says what to whom
 
@@ -54,9 +56,28 @@ def _batch_replica(job: Job, node: Node) -> BatchReplica:
     return BatchReplica(node, job.recipe.shards, os.getpid())
 
 
+def _replica_host(job: Job, node: Node) -> ReplicaHost:
+    return ReplicaHost(job, node.index)
+
+
+def _portion_host(job: Job, node: Node) -> PortionHost:
+    return PortionHost(job, node.index)
+
+
+def _no_shard(job: Job, index: int) -> Never:
+    raise AssertionError("there are no shards")
+
+
+def _collective_replica(job: Job, node: Node) -> CollectiveReplica:
+    return CollectiveReplica(node, job.recipe.replicas, *begun(job), os.getpid())
+
+
 KINDS: dict[type[Work], Kind] = {
-    Loop: Kind(lease_coordinator, _shard, _replica, ShardHost, ReplicaHost, "weights", LOOP),
-    BatchMethod: Kind(batch_coordinator, _batch_shard, _batch_replica, VectorHost, PortionHost, "trial", BATCHES),
+    Loop: Kind(lease_coordinator, _shard, _replica, ShardHost, _replica_host, "weights", LOOP),
+    BatchMethod: Kind(batch_coordinator, _batch_shard, _batch_replica, VectorHost, _portion_host, "trial", BATCHES),
+    Collective: Kind(
+        collective_coordinator, _no_shard, _collective_replica, _no_shard, CollectiveHost, "weights", COLLECTIVE
+    ),
 }
 
 
@@ -85,8 +106,10 @@ def host(job: Job, node: Node) -> Host:
     if node.role == "evaluator":
         return EvaluatorHost(job)
     kind = kind_of(job)
-    made = kind.shard_host if node.role == "shard" else kind.replica_host
-    wrapped = recorded(made(job, node.index), job, node)
+    if isinstance(job.recipe.work, Collective):
+        return kind.replica_host(job, node)
+    made = kind.shard_host(job, node.index) if node.role == "shard" else kind.replica_host(job, node)
+    wrapped = recorded(made, job, node)
     if node.role == "shard" and job.site is not None and not job.site.has(COORDINATOR):
         return FarShardHost(wrapped, job.directory, node.index, job.recipe.shards, job.site.pieces)
     return wrapped

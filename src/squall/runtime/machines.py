@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET
 
+from squall.protocol.collective.coordinator import CollectiveCoordinator
 from squall.protocol.leases import Leases
 from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.nodes import COORDINATOR, Node, replica_node, shard_nodes
@@ -24,6 +25,11 @@ def nodes(job: Job) -> list[Node]:
     shards = shard_nodes(job.recipe.shards)
     replicas = [replica_node(slot, 0) for slot in range(job.recipe.replicas)]
     return [n for n in (COORDINATOR, *shards, *evaluators, *replicas) if job.site is None or job.site.has(n)]
+
+
+def collective_coordinator(job: Job) -> CollectiveCoordinator:
+    number = job.restored.manifest.number if job.restored is not None else 0
+    return CollectiveCoordinator(_policy(job), _leases(job), begun(job)[0], number)
 
 
 def lease_coordinator(job: Job) -> LoopCoordinator:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from squall.protocol.messages import Factors
 from squall.strategies.base import Recipe
-from squall.strategies.work import BatchMethod
+from squall.strategies.work import BatchMethod, Collective
 from squall.task import OptimizerFactory
 
 _STEP_FAILURES = (TypeError, RuntimeError, NotImplementedError, ValueError, IndexError)
@@ -52,7 +52,7 @@ def state_name(recipe: Recipe) -> str:
     """The optimizer whose state a shard's snapshot holds."""
     if isinstance(recipe.work, BatchMethod):
         return f"L-BFGS with history={recipe.work.rules.history}"
-    factory = recipe.loop.update.optimizer
+    factory = recipe.work.optimizer if isinstance(recipe.work, Collective) else recipe.work.update.optimizer
     return type(build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(1))]}])).__qualname__
 
 
@@ -60,7 +60,7 @@ def in_words(recipe: Recipe) -> str:
     """The optimizer that a rate is chosen for, and the rate: "AdamW, lr 0.001"."""
     if isinstance(recipe.work, BatchMethod):
         return "L-BFGS"
-    factory = recipe.loop.tuned
+    factory = recipe.work.tuned
     try:
         built = build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(2, 2))]}])
     except _STEP_FAILURES:
@@ -77,6 +77,9 @@ def _fresh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def check_optimizers(recipe: Recipe) -> None:
     """Raise `ValueError` for an optimizer that cannot be built, or cannot run on ranges of the vector."""
     if isinstance(recipe.work, BatchMethod):
+        return
+    if isinstance(recipe.work, Collective):
+        check_settings(recipe.work.optimizer)
         return
     update, local = recipe.loop.update, recipe.loop.local
     if local is not None:

@@ -111,11 +111,17 @@ class Snapshots:
 
     def write_shard(self, number: int, shard: int, shards: int, store: ShardPart) -> SnapshotWritten:
         """Bring one shard's file onto the disk; the reason if that fails (a full disk must not end a training)."""
+        return self.write(number, shard, shards, store.state(), (store.start, store.stop))
+
+    def write(
+        self, number: int, shard: int, shards: int, state: Mapping[str, Tensor], span: tuple[int, int]
+    ) -> SnapshotWritten:  # fmt: skip
+        """Write what somebody holds of elements [start, stop)."""
         path = self.part(number, shard, shards)
-        range_ = {"start": str(store.start), "stop": str(store.stop)}
+        range_ = {"start": str(span[0]), "stop": str(span[1])}
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            save_file({k: v.detach().contiguous() for k, v in store.state().items()}, path, metadata=range_)
+            save_file({k: v.detach().contiguous() for k, v in state.items()}, path, metadata=range_)
             os.chmod(path, 0o600)
             sync(path)
             return SnapshotWritten(number, checksum=checksum_of(path))
@@ -274,6 +280,9 @@ def put_together(state: Mapping[str, Tensor], first: int, last: int, length: int
     tensors.setdefault("weights", torch.zeros(length))[first:last] = state["weights"]
     for name, value in state.items():
         if name == "weights":
+            continue
+        if name.startswith("state:"):  # of a whole parameter, whatever its shape
+            tensors[name] = value
             continue
         group, start, stop, key = name.split(":", 3)
         whole = f"{group}:{key}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from squall.strategies.all_reduce import AllReduce as AllReduce
 from squall.strategies.asynchronous import AsynchronousSGD as AsynchronousSGD
 from squall.strategies.asynchronous import BoundedDelay as BoundedDelay
 from squall.strategies.averaging import Averaging as Averaging
@@ -18,6 +19,7 @@ from squall.strategies.synchronous import Synchronous as Synchronous
 STRATEGIES: dict[str, type[Strategy]] = {
     "single_process": SingleProcess,
     "synchronous": Synchronous,
+    "all_reduce": AllReduce,
     "bounded_delay": BoundedDelay,
     "downpour": Downpour,
     "asynchronous_sgd": AsynchronousSGD,

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from squall.checks import require
-from squall.strategies.work import Loop, Work
+from squall.strategies.work import Collective, Loop, Work
 from squall.task import OptimizerFactory
 
 default_optimizer: OptimizerFactory = partial(torch.optim.AdamW, lr=1e-3)
@@ -36,8 +36,9 @@ class Recipe:
     work: Work
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "shards"):
-            require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        require("replicas", self.replicas, self.replicas >= 1, "at least 1")
+        if not isinstance(self.work, Collective):
+            require("shards", self.shards, self.shards >= 1, "at least 1")
         if isinstance(self.work, Loop):
             self.work.check(self.replicas, self.shards)
 
@@ -51,6 +52,8 @@ class Recipe:
         """Why a replay cannot begin at a snapshot, or would need too much that is kept there; empty if it can."""
         if self.alone:
             return "no fetch tells what is behind a snapshot"
+        if isinstance(self.work, Collective):
+            return "replicas fetch nothing"
         if self.work.local is not None or not isinstance(self.work, Loop):
             return "replicas hold more than they have fetched"
         cadence = self.work.exchanges.cadence

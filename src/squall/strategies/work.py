@@ -1,4 +1,4 @@
-"""The two kinds of work that a strategy may compile to: the loop over batches, and L-BFGS on whole batches.
+"""The kinds of work that a strategy may compile to: the loop over batches, L-BFGS on whole batches, and all-reduce.
 
 Of both may be asked: `every` (batches, or portions of one, between two pushes of a replica), `blocks` (equal parts of
 the vector of which every exchange moves one), `buffers` (of weights, and of gradients, that a replica has in the
@@ -187,4 +187,26 @@ class BatchMethod:
         return min(batch_size, max(1, batch // replicas)) if self.portions is None else -(-batch // self.portions)
 
 
-Work = Loop | BatchMethod
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """Batch after batch in lock-step, without shards: replicas reduce their gradients among themselves.
+
+    Attributes:
+        optimizer: factory of the optimizer that every replica has, of its whole model.
+    """
+
+    blocks: ClassVar[int] = 1
+    buffers: ClassVar[int] = 0
+    converges: ClassVar[bool] = False
+    every: ClassVar[int] = 1
+    local: ClassVar[Local | None] = None
+    several_steps: ClassVar[bool] = False
+
+    optimizer: OptimizerFactory
+
+    @property
+    def tuned(self) -> OptimizerFactory:
+        return self.optimizer
+
+
+Work = Loop | BatchMethod | Collective

@@ -1,0 +1,260 @@
+"""All-reduce's coordinator: there are no shards, so replicas hold the weights, and a round needs them all.
+
+It deals rounds to the group, some ahead. Whatever changes the group, or has to see weights that belong to its ledger,
+happens between two rounds: dealing ceases until all that was dealt counts. Only a death tears a round: the survivors
+leave the group, say how far they have come, and form the next one with the newest weights among them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from squall.protocol.closing import Phase
+from squall.protocol.collective.messages import Broken, Finished, Form, Shown, Turn
+from squall.protocol.collective.rounds import AHEAD, Rounds
+from squall.protocol.coordinator import Coordinator
+from squall.protocol.effects import Cause, Effect, Forget, Send
+from squall.protocol.frames import Message
+from squall.protocol.leases import Leases
+from squall.protocol.machine import Refusal
+from squall.protocol.membership import Applied
+from squall.protocol.messages import Lease, Left, Progress, SnapshotTaken, Stats, Stop, ViewSeen
+from squall.protocol.nodes import Node
+from squall.protocol.policy import Policy
+from squall.protocol.reports import REPORT_EVERY_S, together
+
+LOST = "all replicas that had the newest weights were lost; `squall resume` goes on from the last snapshot"
+BROKEN_IN_A_ROW = 5  # groups that finish no round: something is wrong that another try does not remove
+
+
+class CollectiveCoordinator(Coordinator):
+    def __init__(self, policy: Policy, leases: Leases, clock: int = 0, snapshots: int = 0) -> None:
+        """`clock` is that of the weights that all begin with."""
+        super().__init__(policy, snapshots)
+        self.leases = leases
+        self.rounds = Rounds(leases, clock)
+        self._first = clock
+        self._formed = 0  # number of the view whose members were told to form a group
+        self._group: dict[Node, None] = {}  # those members
+        self._torn = False  # a member was lost, or the group has broken: what was dealt is not waited for
+        self._broken = 0  # groups in a row that have finished no round
+        self._snapshot_due = False
+        self._released: dict[Node, None] = {}  # members that shall leave between two rounds
+        self._done: dict[Node, Stats] = {}  # what members have done since the last report
+        self._report_at = 0.0
+        self._epochs_seen = leases.epochs_done()
+
+    # ------------------------------------------------------------ what the base asks
+
+    @property
+    def trained(self) -> int:
+        return self.leases.trained
+
+    @property
+    def _holders(self) -> Sequence[Node]:
+        return list(self.members.live)
+
+    @property
+    def _source(self) -> Node:
+        """The first live member with the newest weights."""
+        return min(node for node in self.members.live if self.rounds.clock_of(node) == self.rounds.newest)
+
+    @property
+    def _quiet(self) -> bool:
+        """Nothing that was dealt is under way, and all live members agree who they are."""
+        return not self.rounds.open and self.members.settled and bool(self.members.live)
+
+    @property
+    def _dismissed(self) -> bool:
+        return self._quiet or not self.members.live
+
+    def _dismiss(self, effects: list[Effect]) -> None:
+        """Members stay, with the weights."""
+        effects.extend(Send(node, Stop()) for node in self._joins)
+        self._show_view(effects)
+
+    def _release(self, node: Node, effects: list[Effect]) -> None:
+        self._released[node] = None
+        self._see_off_released(effects)
+
+    def _take_snapshot(self, effects: list[Effect]) -> None:
+        self._snapshot_due = not self._snapshots.under_way
+        if self._snapshot_due and self._quiet:
+            self._snapshot_due = False
+            self._report(effects)
+            self._snapshots.take([self._source], self._ledger(), effects)
+
+    def _on_snapshot_taken(self, shard: Node, message: SnapshotTaken, now: float, effects: list[Effect]) -> None:
+        super()._on_snapshot_taken(shard, message, now, effects)
+        self._proceed(now, effects)
+
+    def _after_stopping(self, now: float, effects: list[Effect]) -> None:
+        self._report(effects)
+        super()._after_stopping(now, effects)
+
+    def _close_with_snapshot(self, now: float, effects: list[Effect]) -> None:
+        super()._close_with_snapshot(now, effects)
+        if not self.members.live:
+            self._leave_unsaved(effects)
+
+    def _hurry(self, reason: str, now: float, effects: list[Effect], wanted: bool = False) -> None:
+        """Rounds that are not finished are not waited for."""
+        super()._hurry(reason, now, effects, wanted)
+        if self.rounds.open and not wanted:
+            self._tear(effects)
+
+    def _over(self) -> tuple[Cause, str] | None:
+        return self.leases.over()
+
+    def _ledger(self) -> dict[str, object]:
+        return self.leases.state()
+
+    def _forget(self, node: Node) -> None:
+        self.rounds.forget(node)
+        self._released.pop(node, None)
+        self._torn |= node in self._group
+
+    def _depart(self, node: Node, effects: list[Effect]) -> bool:
+        departs = super()._depart(node, effects)
+        if departs and not self.members.live:  # nobody is there to see the view
+            if self.rounds.counted > self._first:
+                self._fail(LOST, effects)
+            effects.extend(Forget(gone) for gone, _ in self.members.take_departed())
+        return departs
+
+    def _show_view(self, effects: list[Effect]) -> None:
+        """The first view has everybody; a later one comes between two rounds, unless a member is lost."""
+        expected = self.policy.replicas - len(self._replacing.given_up) - len(self._placing.waiting)
+        begins = not self._begun and self.phase is Phase.RUNNING and len(self.members.live) < expected
+        if not begins and (self._torn or not self.rounds.open):
+            super()._show_view(effects)
+
+    def _tear(self, effects: list[Effect]) -> None:
+        """The group shall form anew, whatever is under way."""
+        self._torn = True
+        self.members.renew()
+        self._show_view(effects)
+
+    def _welcome(self, node: Node, entry: int, effects: list[Effect]) -> None:
+        """`Form` will be its welcome."""
+
+    def _take_back(self, node: Node, applied: list[Applied], effects: list[Effect]) -> None:
+        """Its batches count with their rounds."""
+
+    def _on_work(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
+        if isinstance(message, Progress | Left) or sender not in self.members.live:
+            return  # of one that was lost nothing counts that no survivor has
+        match message:
+            case Finished(clock, stats):
+                if not self.rounds.clock_of(sender) < clock <= self.rounds.dealt:
+                    raise Refusal(f"it has finished round {clock}, and was to do {self.rounds.clock_of(sender) + 1}")
+                self.rounds.finished(sender, clock)
+                self._done[sender] = together(self._done[sender], stats) if sender in self._done else stats
+                self._count(self.rounds.count(), effects)
+                if now >= self._report_at or self._over() is not None:
+                    self._report_at = now + REPORT_EVERY_S
+                    self._report(effects)
+                self._proceed(now, effects)
+                self._look_for_end(now, effects)
+            case Shown():
+                self._evaluations.shown(message, effects)
+            case Broken(number, why):
+                self._on_broken(sender, number, why, now, effects)
+            case _:
+                raise AssertionError(f"the coordinator does not know {message!r}")
+
+    # ------------------------------------------------------------ rounds
+
+    def _proceed(self, now: float, effects: list[Effect]) -> None:
+        """What waits for the end of the rounds under way; else the next rounds."""
+        self._see_off_released(effects)
+        if not self.rounds.open:
+            self._show_view(effects)
+        if not self.members.settled or not self.members.live or not self._begun:
+            return
+        if self._formed != self.members.number:
+            self._form(now, effects)
+        if self._snapshot_due:
+            self._take_snapshot(effects)
+        waits = self._snapshot_due or self._snapshots.under_way or self._released
+        while not waits and self.phase is Phase.RUNNING and len(self.rounds.open) < AHEAD:
+            dealt = self.rounds.deal(self.members.live, now)
+            if dealt is None:
+                return
+            examples = sum(_size(lease) for lease in dealt.values())
+            effects.extend(Send(node, Turn(self.rounds.dealt, lease, examples)) for node, lease in dealt.items())
+
+    def _form(self, now: float, effects: list[Effect]) -> None:
+        """Every live member has left its old group, and has told how far it has come."""
+        number, clock, source = self.members.number, self.rounds.newest, self._source
+        if clock < self.rounds.counted:
+            self._fail(LOST, effects)
+            return
+        self._formed, self._group, self._torn = number, dict.fromkeys(self.members.live), False
+        self._count(self.rounds.settle(), effects)
+        for lease in self.rounds.give_back():
+            held = self.leases.held.get(lease.id)
+            if held is not None:
+                effects.extend(self.leases.give_back(held.holder))
+        behind = tuple(node for node in self.members.live if self.rounds.clock_of(node) < clock)
+        for node in self.members.live:
+            self.rounds.finished(node, clock)
+        effects.extend(Send(node, Form(number, clock, self.trained, source, behind)) for node in self.members.live)
+        self._evaluations.ask_of(source, effects)
+        if self._snapshots.under_way and set(self._snapshots.awaited) - set(self.members.live):
+            self._snapshots.ask([source], effects)
+        self._look_for_end(now, effects)
+
+    def _count(self, rounds: list[Mapping[Node, Lease | None]], effects: list[Effect]) -> None:
+        """Their examples are trained, also those of a member that did not live to tell."""
+        for dealt in rounds:
+            self._broken = 0
+            for node, lease in dealt.items():
+                if lease is None:
+                    continue
+                self._replacing.fruitful(node)
+                if self.rounds.clock_of(node) < self.rounds.counted:
+                    self._note_stats(node, Stats(_size(lease), 1, loss_sum=math.nan), effects)
+                ended = self.leases.done(lease.id, lease.stop, node)
+                assert ended is not None
+                effects.append(ended)
+        epochs = self.leases.epochs_done()
+        if epochs > self._epochs_seen:
+            self._epochs_seen = epochs
+            self._report_at = -math.inf
+            if self.policy.evaluate and self._over() is None:
+                self._evaluations.ask(effects)
+
+    def _on_broken(self, sender: Node, number: int, why: str, now: float, effects: list[Effect]) -> None:
+        """Mostly a member was lost, which its nursery will tell; else the same members try again."""
+        if number != self._formed or number != self.members.number:
+            return
+        self._broken += 1
+        if self._broken >= BROKEN_IN_A_ROW:
+            text = f"replicas could not form a group {BROKEN_IN_A_ROW} times in a row"
+            self._fail(f"{text}, last: {sender}: {why}", effects)
+            return
+        self._tear(effects)
+
+    def _see_off_released(self, effects: list[Effect]) -> None:
+        if self._quiet:
+            effects.extend(Send(node, Stop()) for node in self._released)
+            self._released.clear()
+
+    # ------------------------------------------------------------ reports
+
+    def _on_seen(self, sender: Node, message: ViewSeen) -> None:
+        if message.clock > self.rounds.dealt:
+            raise Refusal(f"it has finished round {message.clock}, and {self.rounds.dealt} were dealt")
+        super()._on_seen(sender, message)
+        self.rounds.finished(sender, message.clock)
+
+    def _report(self, effects: list[Effect]) -> None:
+        for node, stats in self._done.items():
+            self._note_stats(node, stats, effects)
+        self._done.clear()
+
+
+def _size(lease: Lease | None) -> int:
+    return 0 if lease is None else lease.stop - lease.start

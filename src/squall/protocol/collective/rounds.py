@@ -1,0 +1,80 @@
+"""The rounds of a group: which batches each holds, who has finished it, and which count as trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from squall.protocol.leases import Leases
+from squall.protocol.messages import Lease
+from squall.protocol.nodes import Node
+
+AHEAD = 2  # rounds that are dealt at most before the first of them counts: replicas need not wait for the next
+
+
+class Rounds:
+    """A round counts when every live member has finished it: whoever of them survives then has it.
+
+    While all go on, nobody finishes a round before all have finished the one before. Of the round that a death
+    interrupts, some survivors may have finished it and others not; it counts if one has (`settle`), who gives the
+    others his weights.
+    """
+
+    def __init__(self, leases: Leases, clock: int) -> None:
+        self.leases = leases
+        self.counted = clock  # the newest round that counts
+        self.open: dict[int, dict[Node, Lease | None]] = {}  # dealt and not counted, the oldest first
+        self._finished: dict[Node, int] = {}  # live member -> the newest round that it has finished
+
+    @property
+    def dealt(self) -> int:
+        """The newest round that was dealt."""
+        return self.counted + len(self.open)
+
+    @property
+    def newest(self) -> int:
+        """The newest round that a live member has finished; -1 where nobody is live."""
+        return max(self._finished.values(), default=-1)
+
+    def finished(self, node: Node, clock: int) -> None:
+        self._finished[node] = clock
+
+    def forget(self, node: Node) -> None:
+        self._finished.pop(node, None)
+
+    def clock_of(self, node: Node) -> int:
+        """-1: it has not told."""
+        return self._finished.get(node, -1)
+
+    def deal(self, members: Iterable[Node], now: float) -> dict[Node, Lease | None] | None:
+        """A batch for each member, of one epoch; None for those that get none. None: nothing is left to deal."""
+        dealt: dict[Node, Lease | None] = {}
+        epoch = None
+        for node in sorted(members):
+            lease = self.leases.take(node, 1, now, within_epoch=epoch) if len(dealt) == 0 or epoch is not None else None
+            epoch = lease.epoch if lease is not None else None
+            dealt[node] = lease
+        if not any(dealt.values()):
+            return None
+        self.open[self.dealt + 1] = dealt
+        return dealt
+
+    def count(self) -> list[Mapping[Node, Lease | None]]:
+        """The rounds that every live member has finished by now."""
+        return self._count_upto(min(self._finished.values(), default=self.counted))
+
+    def settle(self) -> list[Mapping[Node, Lease | None]]:
+        """The rounds that a survivor has finished. Take the others back before dealing again (`give_back`)."""
+        return self._count_upto(self.newest)
+
+    def give_back(self) -> list[Lease]:
+        """All that was dealt and does not count."""
+        leases = [lease for dealt in self.open.values() for lease in dealt.values() if lease is not None]
+        self.open.clear()
+        return leases
+
+    def _count_upto(self, clock: int) -> list[Mapping[Node, Lease | None]]:
+        counted: list[Mapping[Node, Lease | None]] = []
+        while self.open and self.counted < clock:
+            self.counted += 1
+            counted.append(self.open.pop(self.counted))
+        return counted

@@ -1,0 +1,59 @@
+"""What a replica of all-reduce works on: its member of the group, and where its weights are shown and saved."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from squall.protocol.effects import Effect, End, JoinGroup, LeaveGroup, Payload, Step, WriteSnapshot
+from squall.protocol.events import Event
+from squall.protocol.nodes import Node
+from squall.runtime.collective.member import Member
+from squall.runtime.collective.process import GroupedMember
+from squall.runtime.driver import Host
+from squall.runtime.job import Job
+from squall.runtime.snapshot import Snapshots
+
+
+class InGroup(Protocol):
+    """A member, and how it reaches the others. An answer is None where it comes by itself later."""
+
+    member: Member
+
+    def join(self, effect: JoinGroup) -> Event | None: ...
+
+    def step(self, effect: Step) -> Event | None: ...
+
+    def leave(self) -> None: ...
+
+
+class CollectiveHost(Host):
+    def __init__(self, job: Job, node: Node, in_group: InGroup | None = None) -> None:
+        """The others are in processes of their own, unless `in_group` says how to reach them."""
+        self._job = job
+        self._snapshots = Snapshots(job.directory)
+        self._in_group: InGroup = in_group or GroupedMember(
+            Member(job, node.index), node, job.directory / "groups", f"{job.commanded_at:.6f}"
+        )
+
+    def attach(self, payload: Payload) -> None:
+        self._job.arena.weights(payload.slot, payload.buffer).copy_(self._in_group.member.vector)
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case Step():
+                return self._in_group.step(effect)
+            case JoinGroup():
+                return self._in_group.join(effect)
+            case LeaveGroup():
+                self._in_group.leave()
+            case WriteSnapshot(number):
+                return self._snapshots.write(number, 0, 1, self._in_group.member.state(), (0, self._job.layout.length))
+            case End():
+                self._in_group.leave()
+                self._in_group.member.batches.close()
+            case _:
+                raise AssertionError(f"a replica cannot {effect!r}")
+        return None
+
+    def rest(self) -> None:
+        self._in_group.member.batches.prepare()

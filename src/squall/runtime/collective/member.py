@@ -1,0 +1,125 @@
+"""A replica of all-reduce: a whole model, its optimizer, and how both travel to a snapshot or to a newcomer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from squall.protocol.effects import Compute, Step
+from squall.runtime.backward import Backward
+from squall.runtime.compute import all_finite
+from squall.runtime.job import Job
+from squall.runtime.optimizers import bare_step, build_optimizer
+from squall.runtime.rates import Schedule
+from squall.strategies.work import Collective
+from squall.vector import count_in, put_count
+
+_STATE = "state"  # of an optimizer: "state:NAME OF THE PARAMETER:KEY"
+
+
+class Member:
+    """Computes gradients of its own batch, and moves its weights by the mean of all members' gradients.
+
+    The parameters are views of one vector, float32 [length], whose tail has the model's buffers.
+    """
+
+    def __init__(self, job: Job, slot: int) -> None:
+        work = job.recipe.work
+        assert isinstance(work, Collective)
+        self.task, self.layout = job.task, job.layout
+        self.device = job.device(slot)
+        self.vector = job.initial.to(self.device, copy=True)
+        self.backward = Backward(job.task, job.layout, [self.vector], job.plan.seed, self.device)
+        self.batches = self.backward.batches
+        self.backward.on_vector.use(0)
+        self.parameters = self.backward.on_vector.parameters
+        self._names = [span.name for span in job.layout.parameters]
+        self.optimizer = build_optimizer(work.optimizer, job.task.param_groups())
+        self.schedule = Schedule(job.task, self.optimizer) if job.task.schedule is not None else None
+        job.keep(self.schedule)
+        self._step = bare_step(self.optimizer, tracked=True)
+        if job.restored is not None:
+            self.take_up(job.restored.tensors, job.restored.updates)
+
+    # ------------------------------------------------------------ steps
+
+    def load(self, effect: Step) -> object:
+        """The member's own batch; where it has none, one whose gradient will count for nothing."""
+        start, stop = effect.start, effect.stop
+        if start == stop:
+            stop = min(self.task.batch_size, self.task.examples)
+        return self.backward.load(Compute(effect.epoch, start, stop, 0, accumulate=False, local_step=False))
+
+    def share(self, effect: Step) -> float:
+        """Of the member's examples in all of the step."""
+        return (effect.stop - effect.start) / effect.examples
+
+    def move(self) -> bool:
+        """One step on the gradients that are there; False, and nothing is changed, if they are not finite."""
+        finite = self.backward.finish()
+        for parameter in self.parameters:
+            if parameter.grad is None:  # no member's batch has used it
+                parameter.grad = torch.zeros_like(parameter)
+        finite = finite and all_finite([p.grad for p in self.parameters if p.grad is not None])
+        if finite:
+            self._step()
+            if self.schedule is not None:
+                self.schedule.step()
+        return finite
+
+    def buffer_changes(self, share: float) -> Tensor | None:
+        """What the batch has done to the model's buffers, times `share`: float32 [length - tail]. None: it has none."""
+        layout = self.layout
+        if layout.tail == layout.length:
+            return None
+        changed = torch.zeros_like(self.vector)
+        layout.write_buffers(self.backward.on_vector.model, changed)
+        known, changes = self.vector, torch.zeros_like(self.vector)
+        floats = slice(layout.tail, layout.counted)
+        new, old = changed[floats], known[floats]
+        changes[floats] = torch.where(new == old, 0.0, new - old) * share  # a mask of infinities stays
+        for view, then, now in zip(*(layout.counter_views(v) for v in (changes, known, changed))):
+            put_count(view, (count_in(now) - count_in(then)) * share)
+        return changes[layout.tail :]
+
+    def move_buffers(self, changes: Tensor | None) -> None:
+        """Add the sum of what all members' batches have done to them."""
+        if changes is None:
+            return
+        layout, whole = self.layout, torch.zeros_like(self.vector)
+        whole[layout.tail :] = changes
+        self.vector[layout.tail : layout.counted] += changes[: layout.counted - layout.tail]
+        for own, view in zip(layout.counter_views(self.vector), layout.counter_views(whole)):
+            put_count(own, count_in(own) + count_in(view))
+
+    def look_again(self) -> None:
+        """A forward pass may have changed the model's buffers: they are the vector's again."""
+        self.backward.on_vector.use(0)
+
+    # ------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights, and the optimizer's state of each parameter, on the CPU."""
+        tensors = {"weights": self.vector}
+        for name, parameter in zip(self._names, self.parameters):
+            for key, value in self.optimizer.state[parameter].items():
+                if value is not None:
+                    tensors[f"{_STATE}:{name}:{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    def take_up(self, state: Mapping[str, Tensor], updates: int) -> None:
+        """Go on from what `state` gave, of so many updates."""
+        self.vector.copy_(state["weights"])
+        self.optimizer.state.clear()
+        by_name: dict[str, nn.Parameter] = dict(zip(self._names, self.parameters))
+        for name, value in state.items():
+            kind, _, rest = name.partition(":")
+            if kind == _STATE:
+                owner, _, key = rest.rpartition(":")
+                on_device = value.ndim > 0
+                self.optimizer.state[by_name[owner]][key] = value.to(self.device) if on_device else value.clone()
+        if self.schedule is not None:
+            self.schedule.advance(updates)
+        self.look_again()

@@ -1,0 +1,144 @@
+"""All-reduce between processes: torch's DistributedDataParallel, in a group that is made anew when one dies."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from squall.protocol.effects import JoinGroup, Step
+from squall.protocol.events import Event, GroupBroken, GroupJoined, StepTaken
+from squall.protocol.nodes import Node
+from squall.runtime.collective.member import Member
+from squall.runtime.groups import Group
+from squall.task import Batch, Task
+
+
+class _Loss(nn.Module):
+    """The task's loss as a module's forward pass, which is what DistributedDataParallel wraps.
+
+    So the loss has the user's own model, with its attributes.
+    """
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.model = task.model
+        self._loss = task.loss
+
+    def forward(self, batch: Batch) -> Any:
+        return self._loss(self.model, batch)
+
+
+class GroupedMember:
+    """A member in a process of its own."""
+
+    def __init__(self, member: Member, node: Node, directory: Path, attempt: str) -> None:
+        """`attempt` tells this start of the run from earlier ones, in the same directory."""
+        self.member = member
+        self._node = node
+        self._directory, self._attempt = directory, attempt
+        self._group: Group | None = None
+        self._number = 0
+        self._wrapped: DistributedDataParallel | None = None
+        self._plain = member.backward.loss
+        self._computed_at = 0.0  # when the last gradient of its own was there
+        first = member.backward.on_vector.model.parameters()
+        next(p for p in first if p.requires_grad).register_post_accumulate_grad_hook(self._note_computed)
+
+    def _note_computed(self, parameter: Tensor) -> None:
+        self._computed_at = time.perf_counter()
+
+    # ------------------------------------------------------------ the group
+
+    def join(self, effect: JoinGroup) -> Event:
+        self._number = effect.number
+        try:
+            self._form(effect)
+        except RuntimeError as error:
+            self.leave()
+            return GroupBroken(effect.number, str(error))
+        return GroupJoined(effect.number)
+
+    def _form(self, effect: JoinGroup) -> None:
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        own, source = effect.members.index(self._node), effect.members.index(effect.source)
+        name = f"{self._attempt}-{effect.number}"
+        backend = "nccl" if self.member.device.type == "cuda" else "gloo"
+        self._group = group = Group(name, self._directory, [node.index for node in effect.members], own, backend)
+        if effect.transfer:
+            self._transfer(group, own == source, source, effect.clock)
+        loss = _Loss(self.member.task)
+        if len(effect.members) > 1:
+            self._wrapped = DistributedDataParallel(
+                loss, process_group=group.torch, forward_sync_buffers=False, init_sync=False,
+                gradient_as_bucket_view=True, find_unused_parameters=True,
+            )  # fmt: skip
+            self.member.backward.loss = self._wrapped
+
+    def _transfer(self, group: Group, gives: bool, source: int, clock: int) -> None:
+        """All take what the source has; who has it already takes it in vain."""
+        device, given = self.member.device, bytearray(save(self.member.state())) if gives else bytearray()
+        size = torch.tensor([len(given)], device=device)
+        dist.broadcast(size, group=group.torch, group_src=source)
+        data = torch.frombuffer(given, dtype=torch.uint8) if gives else torch.empty(int(size.item()), dtype=torch.uint8)
+        data = data.to(device)
+        dist.broadcast(data, group=group.torch, group_src=source)
+        if not gives:
+            self.member.take_up(load(data.cpu().numpy().tobytes()), clock)
+
+    def leave(self) -> None:
+        self.member.backward.loss = self._plain
+        self._wrapped = None
+        for parameter in self.member.parameters:
+            parameter.grad = None
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    # ------------------------------------------------------------ steps
+
+    def step(self, effect: Step) -> Event:
+        try:
+            return self._step(effect)
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+                raise
+            self.leave()
+            return GroupBroken(self._number, str(error).splitlines()[0])
+
+    def _step(self, effect: Step) -> StepTaken:
+        member, started = self.member, time.perf_counter()
+        share, members = member.share(effect), len(self._group.members) if self._group is not None else 1
+        self._computed_at = started
+        loss = member.backward.differentiate(member.load(effect), share * members)  # torch divides by their number
+        reduced = time.perf_counter()
+        changes = member.buffer_changes(share)
+        if changes is not None and self._wrapped is not None:
+            dist.all_reduce(changes, group=self._wrapped.process_group)
+        finite = member.move()
+        guilty = not finite and self._guilty(effect)
+        if finite:
+            member.move_buffers(changes)
+        member.look_again()
+        wait_s = max(0.0, reduced - self._computed_at)
+        compute_s = time.perf_counter() - started - wait_s
+        return StepTaken(self._number, loss, finite, compute_s, wait_s, member.backward.extras, guilty)
+
+    def _guilty(self, effect: Step) -> bool:
+        """The mean is not finite: whether it is the member's own batch, or nobody's and it speaks for all."""
+        member = self.member
+        if self._wrapped is None:
+            return True
+        with self._wrapped.no_sync():
+            member.backward.differentiate(member.load(effect), 1.0)
+        own = not all(bool(p.grad.isfinite().all()) for p in member.parameters if p.grad is not None)
+        guilty = torch.tensor([int(own and effect.stop > effect.start)], device=member.device)
+        mine = bool(guilty.item())
+        dist.all_reduce(guilty, group=self._wrapped.process_group)
+        return mine or (not guilty.item() and self._group is not None and self._group.own == 0)

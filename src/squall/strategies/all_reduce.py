@@ -1,0 +1,41 @@
+"""Lock-step SGD without servers: replicas average their gradients among themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from squall.strategies.base import Recipe, Strategy, default_optimizer
+from squall.strategies.work import Collective
+from squall.task import OptimizerFactory
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Strategy):
+    """Every update is the mean gradient of one batch from each replica, and every replica makes it itself.
+
+    The same updates as `Synchronous`: w <- w - lr * (1/N) sum_i g_i(w). The sum is formed by torch's
+    DistributedDataParallel while gradients are computed, over Gloo, and NCCL where replicas have GPUs. A replica that
+    dies costs the others less than a second: they form a group without it and go on from the newest step that one of
+    them has made; a replacement gets its weights from them.
+
+    Args:
+        replicas: processes that compute gradients, each with the whole model and its optimizer.
+        optimizer: factory of any `torch.optim` optimizer, also of those that look at whole tensors.
+
+    Example:
+        >>> from functools import partial
+        >>> import squall, torch
+        >>> squall.AllReduce(replicas=4, optimizer=partial(torch.optim.SGD, lr=0.1)).recipe().shards
+        0
+
+    Source: Patarasuk and Yuan 2009 (the ring); Li et al., "PyTorch Distributed", VLDB 2020.
+
+    Not to be used when machines are unequal: every step waits for the slowest (`Downpour` does not). When all replicas
+    die at once their weights are lost, and `squall resume` goes on from a snapshot; shards would have kept them.
+    """
+
+    replicas: int = 2
+    optimizer: OptimizerFactory = default_optimizer
+
+    def recipe(self) -> Recipe:
+        return Recipe(replicas=self.replicas, shards=0, work=Collective(optimizer=self.optimizer))
