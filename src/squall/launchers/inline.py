@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable
 
 from squall.evaluation_callback import EvaluationCallback
-from squall.protocol.effects import Compute, End
+from squall.protocol.effects import Compute, End, Step
 from squall.protocol.events import Event, StopRequested
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
+from squall.runtime.circle import Circle
+from squall.runtime.collective.host import CollectiveHost
+from squall.runtime.collective.inline import InlineMember
+from squall.runtime.collective.member import Member
 from squall.runtime.driver import Host
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, own_model
@@ -19,6 +23,7 @@ from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.wire import Conditions
 from squall.runtime.world import World
 from squall.runtime.world_nodes import Premises
+from squall.strategies.work import Collective
 
 STEP_S = 0.01  # virtual seconds that every gradient takes
 
@@ -60,7 +65,10 @@ class InlineRun:
         self._job = job
         self._step_s = step_s
         self.channel = LoneChannel(watch)
-        self.world = World(Conditions(prices={Compute: self._step}), spawn=self._member, seed=job.plan.seed)
+        self.world = World(
+            Conditions(prices={Compute: self._step, Step: self._step}), spawn=self._member, seed=job.plan.seed
+        )
+        self._circle = Circle(self.world)
         self.world.add(NURSERY, machine(job, NURSERY), Premises())
         for node in nodes(job):
             self.world.add(node, *self._member(node))
@@ -81,13 +89,17 @@ class InlineRun:
         if node == COORDINATOR:
             clock = time.monotonic if self._step_s is None else None
             return machine(self._job, node), CoordinatorHost(self._job, self.channel, clock)
-        return machine(self._job, node), own_host(self._job, node)
+        return machine(self._job, node), own_host(self._job, node, self._circle)
 
-    def _step(self, node: Node, effect: Compute, begins: float) -> float:
+    def _step(self, node: Node, effect: Compute | Step, begins: float) -> float:
         step_s = self._step_s(node) if self._step_s is not None else STEP_S
         return step_s * self._job.slowness(node)
 
 
-def own_host(job: Job, node: Node) -> Host:
+def own_host(job: Job, node: Node, circle: Circle | None = None) -> Host:
     """The host of a shard, a replica or the evaluator, with a model of its own."""
+    if node.role == "replica" and isinstance(job.recipe.work, Collective):
+        assert circle is not None
+        own = own_model(job)
+        return CollectiveHost(own, InlineMember(Member(own, node.index), node, circle))
     return host(job if node.role == "shard" else own_model(job), node)

@@ -23,9 +23,11 @@ from squall.launchers.launching import Launching
 from squall.launchers.orders import MODULES, Facts, Member
 from squall.launchers.scripts import serve_script
 from squall.runtime.backward import resolve_device
+from squall.runtime.collective.process import import_beforehand
 from squall.runtime.interrupts import leave_signals
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import die_with_parent
+from squall.strategies.work import Collective
 from squall.usercode.travelling import take_in
 
 
@@ -93,7 +95,10 @@ def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member
         serve_script(launcher, message, sockets, member)
         return
     task = build_task(message)
-    check_optimizers(message["strategy"].recipe())  # what a first step imports is imported here, once for all
+    recipe = message["strategy"].recipe()
+    check_optimizers(recipe)  # what a first step imports is imported here, once for all
+    if isinstance(recipe.work, Collective):
+        import_beforehand()
     if message["machines"]:
         launcher.say(kind="built", facts=Facts.of(task))
     Launching(launcher, sockets, member).run(task, message)

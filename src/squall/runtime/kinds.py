@@ -18,7 +18,7 @@ from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 from squall.protocol.speaking import BATCHES, COLLECTIVE, LOOP, Says
-from squall.runtime.collective.host import CollectiveHost
+from squall.runtime.collective.host import CollectiveHost, in_a_process
 from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
 from squall.runtime.job import Job
@@ -76,7 +76,7 @@ KINDS: dict[type[Work], Kind] = {
     Loop: Kind(lease_coordinator, _shard, _replica, ShardHost, _replica_host, "weights", LOOP),
     BatchMethod: Kind(batch_coordinator, _batch_shard, _batch_replica, VectorHost, _portion_host, "trial", BATCHES),
     Collective: Kind(
-        collective_coordinator, _no_shard, _collective_replica, _no_shard, CollectiveHost, "weights", COLLECTIVE
+        collective_coordinator, _no_shard, _collective_replica, _no_shard, in_a_process, "weights", COLLECTIVE
     ),
 }
 

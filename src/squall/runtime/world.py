@@ -54,6 +54,7 @@ class World:
         self.now = now
         self.ended = False  # the coordinator has, or somebody who watches wants no more
         self.processes: dict[Node, WorldNode] = {}
+        self.on_kill: list[Callable[[Node], None]] = []
         self.trace: Callable[[float, Node, Event | Effect], None] | None = None
         self._conditions = conditions
         self._arrivals, self._prices = conditions.network.arrivals, conditions.prices
@@ -94,6 +95,8 @@ class World:
         process = self.processes.pop(node, None)
         if process is not None:
             process.alive = False
+            for told in self.on_kill:
+                told(node)
             if not process.over:
                 after_s = self._conditions.notice_s if notice_s is None else notice_s
                 self.post(process.home, ProcessEnded(node, why), after_s)

@@ -27,13 +27,10 @@ class InGroup(Protocol):
 
 
 class CollectiveHost(Host):
-    def __init__(self, job: Job, node: Node, in_group: InGroup | None = None) -> None:
-        """The others are in processes of their own, unless `in_group` says how to reach them."""
+    def __init__(self, job: Job, in_group: InGroup) -> None:
         self._job = job
         self._snapshots = Snapshots(job.directory)
-        self._in_group: InGroup = in_group or GroupedMember(
-            Member(job, node.index), node, job.directory / "groups", f"{job.commanded_at:.6f}"
-        )
+        self._in_group = in_group
 
     def attach(self, payload: Payload) -> None:
         self._job.arena.weights(payload.slot, payload.buffer).copy_(self._in_group.member.vector)
@@ -57,3 +54,9 @@ class CollectiveHost(Host):
 
     def rest(self) -> None:
         self._in_group.member.batches.prepare()
+
+
+def in_a_process(job: Job, node: Node) -> CollectiveHost:
+    """Of a replica whose fellows are in processes of their own."""
+    member = Member(job, node.index)
+    return CollectiveHost(job, GroupedMember(member, node, job.directory / "groups", f"{job.commanded_at:.6f}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class GroupedMember:
         self._number = 0
         self._wrapped: DistributedDataParallel | None = None
         self._plain = member.backward.loss
+        self._unused = False  # some batch does not use all parameters, of which torch has to be told
         self._computed_at = 0.0  # when the last gradient of its own was there
         first = member.backward.on_vector.model.parameters()
         next(p for p in first if p.requires_grad).register_post_accumulate_grad_hook(self._note_computed)
@@ -73,11 +75,13 @@ class GroupedMember:
         self._group = group = Group(name, self._directory, [node.index for node in effect.members], own, backend)
         if effect.transfer:
             self._transfer(group, own == source, source, effect.clock)
-        loss = _Loss(self.member.task)
         if len(effect.members) > 1:
+            unused = torch.tensor([int(self._unused)], device=self.member.device)
+            dist.all_reduce(unused, group=group.torch)
+            self._unused = bool(unused.item())
             self._wrapped = DistributedDataParallel(
-                loss, process_group=group.torch, forward_sync_buffers=False, init_sync=False,
-                gradient_as_bucket_view=True, find_unused_parameters=True,
+                _Loss(self.member.task), process_group=group.torch, forward_sync_buffers=False, init_sync=False,
+                gradient_as_bucket_view=True, find_unused_parameters=self._unused,
             )  # fmt: skip
             self.member.backward.loss = self._wrapped
 
@@ -112,12 +116,16 @@ class GroupedMember:
             self.leave()
             return GroupBroken(self._number, str(error).splitlines()[0])
 
-    def _step(self, effect: Step) -> StepTaken:
+    def _step(self, effect: Step) -> Event:
         member, started = self.member, time.perf_counter()
         share, members = member.share(effect), len(self._group.members) if self._group is not None else 1
         self._computed_at = started
         loss = member.backward.differentiate(member.load(effect), share * members)  # torch divides by their number
         reduced = time.perf_counter()
+        if not self._unused and any(parameter.grad is None for parameter in member.parameters):
+            self._unused = True  # what others have of this step is not the sum of all
+            self.leave()
+            return GroupBroken(self._number, "a batch does not use all parameters")
         changes = member.buffer_changes(share)
         if changes is not None and self._wrapped is not None:
             dist.all_reduce(changes, group=self._wrapped.process_group)
@@ -142,3 +150,8 @@ class GroupedMember:
         mine = bool(guilty.item())
         dist.all_reduce(guilty, group=self._wrapped.process_group)
         return mine or (not guilty.item() and self._group is not None and self._group.own == 0)
+
+
+def import_beforehand() -> None:
+    """Import what the first group needs, which takes more than a second: before the forks, once for all replicas."""
+    importlib.import_module("torch._dynamo")

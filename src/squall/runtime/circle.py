@@ -1,0 +1,106 @@
+"""The groups of a world: what torch's collectives do between processes happens here at a moment of the world's clock.
+
+A step is over when all members have brought their part to it, and not for all at the same moment: should one be lost
+between the first and the last of these, some have made the step and others not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from squall.protocol.effects import JoinGroup, Step
+from squall.protocol.events import Event, GroupBroken, GroupJoined
+from squall.protocol.nodes import Node
+from squall.runtime.world import World
+
+Delays = Callable[[Sequence[Node], JoinGroup | Step], Sequence[float]]  # seconds until each of the nodes has it
+
+
+class Circling(Protocol):
+    """A member in a world."""
+
+    def state(self) -> Any: ...
+
+    def take_up(self, state: Any, clock: int) -> None: ...
+
+    def reduced(self, effect: Step, parts: Mapping[Node, Any]) -> Event:
+        """Make the step with what all members have brought, in their order."""
+
+
+class _Group:
+    def __init__(self, form: JoinGroup) -> None:
+        self.form = form
+        self.broken = False
+        self.members: dict[Node, Circling] = {}  # that have come
+        self.parts: dict[Node, Any] = {}  # that they have brought to the step under way
+        self.waiting: dict[Node, None] = {}  # members that are to hear of what they wait for
+        self.ready_at = 0.0  # when the last of them had done its own
+
+
+class Circle:
+    """Members call it with what they are told to do, and hear of it by an event."""
+
+    def __init__(self, world: World, delays: Delays | None = None) -> None:
+        self._world = world
+        self._delays = delays or (lambda nodes, effect: [0.0] * len(nodes))
+        self._groups: dict[int, _Group] = {}
+        self._of: dict[Node, int] = {}
+        world.on_kill.append(self.leave)
+
+    def join(self, node: Node, effect: JoinGroup, member: Circling) -> None:
+        group = self._groups.setdefault(effect.number, _Group(effect))
+        self._of[node] = effect.number
+        group.members[node] = member
+        self._wait(node, group)
+        if group.broken or any(other not in self._world.processes for other in effect.members):
+            self._break(effect.number, "a member is gone")
+        elif len(group.members) == len(effect.members):
+            self._over(group, effect, self._joined)
+
+    def step(self, node: Node, effect: Step, part: Any) -> None:
+        number = self._of[node]
+        group = self._groups[number]
+        group.parts[node] = (effect, part)
+        self._wait(node, group)
+        if group.broken:
+            self._break(number, "a member is gone")
+        elif len(group.parts) == len(group.form.members):
+            parts = {member: group.parts[member][1] for member in group.form.members}
+            group.parts = {}
+            self._over(group, effect, lambda member, group: group.members[member].reduced(effect, parts))
+
+    def leave(self, node: Node) -> None:
+        """It is gone, of itself or because it was killed."""
+        number = self._of.pop(node, None)
+        if number is not None:
+            self._groups[number].waiting.pop(node, None)
+            self._break(number, f"{node} has left")
+
+    def _wait(self, node: Node, group: _Group) -> None:
+        group.waiting[node] = None
+        group.ready_at = max(group.ready_at, self._world.now, self._world.processes[node].busy_until)
+
+    def _break(self, number: int, why: str) -> None:
+        group = self._groups[number]
+        group.broken = True
+        for node in group.waiting:
+            self._world.post(node, GroupBroken(number, why))
+        group.waiting = {}
+
+    def _over(self, group: _Group, effect: JoinGroup | Step, make: Callable[[Node, _Group], Event]) -> None:
+        nodes = group.form.members
+        for node, delay_s in zip(nodes, self._delays(nodes, effect)):
+            self._world.at(group.ready_at + delay_s, partial(self._tell, node, group, make))
+
+    def _tell(self, node: Node, group: _Group, make: Callable[[Node, _Group], Event]) -> None:
+        if node in group.waiting:
+            del group.waiting[node]
+            self._world.post(node, make(node, group))
+
+    def _joined(self, node: Node, group: _Group) -> Event:
+        form = group.form
+        if form.transfer and node != form.source:
+            group.members[node].take_up(group.members[form.source].state(), form.clock)
+        return GroupJoined(form.number)
