@@ -36,7 +36,7 @@ class Membership:
         self._joining[node] = self.number + 1
         self._changed = True
         if not self.shards:
-            self._seen[node] = 0
+            self._seen[node] = self.number  # earlier views are not shown to it
 
     def depart(self, node: Node) -> bool:
         """A live replica left or was lost; False if it was not a member."""

@@ -124,8 +124,8 @@ class Arena:
     def reserve(self, slot: int) -> None:
         """Who was on another machine will use this slot here. Raises `OSError` where it has no room."""
         if self._handle is not None:
-            starts = [*self.shape.buffers(slot)]
-            os.posix_fallocate(self._handle, starts[0], starts[-1] + self.shape.stride - starts[0])
+            for start in self.shape.buffers(slot):
+                os.posix_fallocate(self._handle, start, self.shape.stride)
 
     def weights(self, slot: int, buffer: int) -> Tensor:
         """float32 [length]."""
@@ -160,7 +160,7 @@ def _reserve(directory: Path, size: int, spans: Sequence[Span]) -> tuple[mmap.mm
         os.unlink(name)
         os.truncate(handle, size)
         for start, stop in spans:
-            if start < stop:
+            if start < stop:  # replicas without shards have no buffers here
                 os.posix_fallocate(handle, start, stop - start)
         return mmap.mmap(handle, size), handle
     except BaseException:

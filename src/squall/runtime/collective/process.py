@@ -64,7 +64,7 @@ class GroupedMember:
             self._form(effect)
         except RuntimeError as error:
             self.leave()
-            return GroupBroken(effect.number, str(error))
+            return GroupBroken(effect.number, _in_a_line(error))
         return GroupJoined(effect.number)
 
     def _form(self, effect: JoinGroup) -> None:
@@ -114,7 +114,7 @@ class GroupedMember:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error):
                 raise
             self.leave()
-            return GroupBroken(self._number, str(error).splitlines()[0])
+            return GroupBroken(self._number, _in_a_line(error))
 
     def _step(self, effect: Step) -> Event:
         member, started = self.member, time.perf_counter()
@@ -150,6 +150,10 @@ class GroupedMember:
         mine = bool(guilty.item())
         dist.all_reduce(guilty, group=self._wrapped.process_group)
         return mine or (not guilty.item() and self._group is not None and self._group.own == 0)
+
+
+def _in_a_line(error: RuntimeError) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def import_beforehand() -> None:
