@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from squall.protocol.closing import Phase
+from squall.protocol.collective.coordinator import CollectiveCoordinator
+from squall.protocol.collective.replica import CollectiveReplica
+from squall.protocol.collective.rounds import AHEAD
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases
@@ -36,10 +39,15 @@ def check(machine: Linked | Machine | Leases) -> None:
             if isinstance(machine, LoopCoordinator):
                 check(machine.leases)
                 _raise_for(machine, _lease_coordinator(machine))
+            elif isinstance(machine, CollectiveCoordinator):
+                check(machine.leases)
+                _raise_for(machine, _collective_coordinator(machine))
             elif isinstance(machine, BatchCoordinator) and machine.dealer.portions is not None:
                 _raise_for(machine.dealer.portions, _portions(machine.dealer.portions))
         case Replica():
             _raise_for(machine, _replica(machine), machine._exchanges)
+        case CollectiveReplica():
+            _raise_for(machine, _collective_replica(machine))
         case Shard():
             _raise_for(machine, _shard(machine))
         case Evaluator():
@@ -86,8 +94,9 @@ def _coordinator(coordinator: Coordinator) -> Iterator[Claim]:
     yield phase is not Phase.ENDED or coordinator.wake_at is None, "the end sets no timers"
     yield phase is Phase.RUNNING or bool(coordinator.reason or coordinator.error), "a run ends for a reason"
     awaited = [*members._joining.values(), *members._departing.values()]
-    yield all(number > members.reached for number in awaited), "who waits for a view waits for one not seen yet"
-    shown = max(awaited, default=0) <= members.number
+    over = phase is Phase.ENDED
+    yield over or all(number > members.reached for number in awaited), "who waits for a view waits for one not seen yet"
+    shown = max(awaited, default=0) <= members.number or coordinator.view_waits
     yield shown or members.reached < members.number, "a view that is due is shown"
     placing = coordinator._placing
     yield not placing.on.keys() & placing.waiting.keys(), "who waits for room has no place"
@@ -100,6 +109,26 @@ def _lease_coordinator(coordinator: LoopCoordinator) -> Iterator[Claim]:
     yield all(node in members.live for node in coordinator._requests), "requests come from live replicas"
     holders = [held.holder for held in coordinator.leases.held.values()]
     yield all(node in members.live or node in members._departing for node in holders), "leases are held by members"
+
+
+def _collective_coordinator(coordinator: CollectiveCoordinator) -> Iterator[Claim]:
+    rounds, members = coordinator.rounds, coordinator.members
+    dealt = [lease.id for of in rounds.open.values() for lease in of.values() if lease is not None]
+    yield sorted(dealt) == sorted(coordinator.leases.held), "what is held was dealt in a round that does not count yet"
+    yield len(rounds.open) <= AHEAD, f"{AHEAD} rounds are dealt ahead at most"
+    yield all(node in coordinator._group for of in rounds.open.values() for node in of), "rounds are the group's"
+    yield all(rounds.clock_of(node) <= rounds.dealt for node in members.live), "nobody is ahead of what was dealt"
+    yield not (coordinator._snapshots.under_way and rounds.open), "a snapshot is taken between two rounds"
+    waits = coordinator.phase is not Phase.RUNNING or members.settled or rounds.open or coordinator.view_waits
+    yield bool(waits) or members.reached < members.number, "who comes is shown between two rounds"
+
+
+def _collective_replica(replica: CollectiveReplica) -> Iterator[Claim]:
+    yield replica._grouped or not replica._turn, "it steps in a group alone"
+    yield not (replica._grouped and replica._form is not None), "it forms one group at a time"
+    clocks = [turn.clock for turn in replica._turns]
+    yield clocks == sorted(set(clocks)), "turns come in their order"
+    yield not replica._grouped or replica._turn is not None or not clocks, "it does what it was given"
 
 
 def _replica(replica: Replica) -> Iterator[Claim]:

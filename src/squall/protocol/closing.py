@@ -53,7 +53,8 @@ class Closing(ABC):
         self.error = ""
         self._failure = "failed"  # the status of a run that ends with an error
         self._shards = shard_nodes(policy.shards)
-        self._evaluations = Evaluations(Node("evaluator", policy.replicas), Best(policy.goal, policy.until))
+        best = Best(policy.goal, policy.until)
+        self._evaluations = Evaluations(Node("evaluator", policy.replicas), best, fetches=policy.shards > 0)
         self._snapshots = SnapshotRounds(snapshots)
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._replacing = Replacing()
@@ -82,6 +83,11 @@ class Closing(ABC):
     def _holders(self) -> Sequence[Node]:
         """Who has the weights: views are shown to them, they write snapshots, and end with the run."""
         return self._shards
+
+    @property
+    def view_waits(self) -> bool:
+        """Not the moment to show a view, though somebody has come or gone."""
+        return False
 
     def _dismiss(self, effects: list[Effect]) -> None:
         """The training is over: replicas are wanted no more."""

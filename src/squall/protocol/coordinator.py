@@ -104,12 +104,11 @@ class Coordinator(Staffing):
             case Join(pid):
                 self._on_join(sender, pid, now, effects)
             case ViewSeen():
-                self._on_seen(sender, message)
-                self._on_view_seen(now, effects)
+                self._on_seen(sender, message, now, effects)
             case Left():
                 self._on_work(sender, message, now, effects)
                 effects.append(notes.MemberLeft(sender))
-                self._depart(sender, effects)
+                self._depart(sender, now, effects)
                 self._on_left(sender, now, effects)
             case Heard(nodes):
                 self._on_heard(nodes, now)
@@ -171,19 +170,20 @@ class Coordinator(Staffing):
         self._show_view(effects)
 
     def _show_view(self, effects: list[Effect]) -> None:
-        view = self.members.next_view()
+        view = None if self.view_waits else self.members.next_view()
         if view is not None:
             effects.extend(Send(holder, view) for holder in self._holders)
 
-    def _depart(self, node: Node, effects: list[Effect]) -> bool:
+    def _depart(self, node: Node, now: float, effects: list[Effect]) -> bool:
         self._forget(node)
         self._joins.pop(node, None)
         departs = self.members.depart(node)
         self._show_view(effects)
         return departs
 
-    def _on_seen(self, sender: Node, message: ViewSeen) -> None:
+    def _on_seen(self, sender: Node, message: ViewSeen, now: float, effects: list[Effect]) -> None:
         self.members.seen(sender, message)
+        self._on_view_seen(now, effects)
 
     def _on_view_seen(self, now: float, effects: list[Effect]) -> None:
         for node, applied in self.members.take_departed():

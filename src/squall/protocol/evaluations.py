@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from squall.protocol.best import Best, Verdict
 from squall.protocol.collective.messages import Shown, ShowWeights
 from squall.protocol.effects import Effect, Send
@@ -13,12 +15,15 @@ from squall.protocol.notes import EvaluationAsked, Remark, WeightsMeasured
 class Evaluations:
     """Asks the evaluator. What is wanted while an evaluation is under way follows it, on the weights of that moment."""
 
-    def __init__(self, evaluator: Node, best: Best) -> None:
+    def __init__(self, evaluator: Node, best: Best, fetches: bool = True) -> None:
+        """`fetches`: there are shards that the evaluator fetches weights from; else a replica shows him its own."""
         self.evaluator = evaluator
         self.best = best
         self.under_way: int | None = None  # its number
         self.wanted = False
-        self.source: Node | None = None  # replica whose weights are measured; None: the shards' are
+        self._fetches = fetches
+        self._source: Node | None = None  # replica that has the weights
+        self._asked: Node | None = None  # who is to show them for the evaluation under way
         self._shown: Weights | None = None  # what the evaluation under way is of, where a replica has told
         self._count = 0
 
@@ -33,22 +38,24 @@ class Evaluations:
         self._send(effects)
 
     def _send(self, effects: list[Effect]) -> None:
-        """To the evaluator, who fetches the shards' weights; or to the replica that has to show him its own first."""
         assert self.under_way is not None
-        if self.source is None or self._shown is not None:
+        if self._fetches or self._shown is not None:
             effects.append(Send(self.evaluator, Evaluate(self.under_way, self.best.value, self._shown)))
-        else:
-            effects.append(Send(self.source, ShowWeights(self.under_way)))
+        elif self._source is not None:
+            self._asked = self._source
+            effects.append(Send(self._source, ShowWeights(self.under_way)))
 
-    def ask_of(self, source: Node, effects: list[Effect]) -> None:
-        """There are no shards: this replica has the weights from now on."""
-        if source != self.source:
-            self.source = source
-            if self.under_way is not None and self._shown is None:
-                self._send(effects)
+    def ask_of(self, source: Node, live: Container[Node], effects: list[Effect]) -> None:
+        """This replica has the weights from now on. One that is live still shows what it was asked for.
 
-    def shown(self, shown: Shown, effects: list[Effect]) -> None:
-        if shown.number == self.under_way and self._shown is None:
+        Two would write into one buffer.
+        """
+        self._source = source
+        if self.under_way is not None and self._shown is None and self._asked not in live:
+            self._send(effects)
+
+    def shown(self, sender: Node, shown: Shown, effects: list[Effect]) -> None:
+        if shown.number == self.under_way and sender == self._asked and self._shown is None:
             self._shown = shown.weights
             self._send(effects)
 
@@ -62,11 +69,11 @@ class Evaluations:
         if evaluator == self.evaluator:
             return  # what was asked of the first before it joined has reached it: links resend
         self.evaluator = evaluator
-        if self.under_way is not None:
+        if self.under_way is not None and (self._fetches or self._shown is not None):
             self._send(effects)
 
     def answered(self, message: Evaluated, effects: list[Effect]) -> Verdict:
-        self.under_way = self._shown = None
+        self.under_way = self._shown = self._asked = None
         effects.append(WeightsMeasured(message.values, message.weights))
         if message.error:
             effects.append(Remark("error", f"the best weights could not be kept: {message.error}"))

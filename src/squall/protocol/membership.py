@@ -39,10 +39,13 @@ class Membership:
             self._seen[node] = self.number  # earlier views are not shown to it
 
     def depart(self, node: Node) -> bool:
-        """A live replica left or was lost; False if it was not a member."""
+        """A live replica left or was lost; False if nobody knows it as a member."""
         if self.live.pop(node, None) is None:
             return False
-        self._joining.pop(node, None)
+        if self._joining.pop(node, 0) > self.number:  # no view has named it
+            self._slots.discard(node.index)
+            self._seen.pop(node, None)
+            return False
         self._applied[node] = []
         self._departing[node] = self.number + 1
         self._changed = True

@@ -36,7 +36,7 @@ class Staffing(Closing):
         self._lost_machines: dict[int, str] = {}  # and those that left before they had come; with why
 
     @abstractmethod
-    def _depart(self, node: Node, effects: list[Effect]) -> bool:
+    def _depart(self, node: Node, now: float, effects: list[Effect]) -> bool:
         """False if the node was not a member, so that no view has to be seen without it."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Staffing(Closing):
         if node.role == "shard":
             self._fail(f"shard {node.index} was lost ({why})", effects)
             return
-        if node.role == "evaluator" or not self._depart(node, effects):
+        if node.role == "evaluator" or not self._depart(node, now, effects):
             effects.append(Forget(node))  # at once: its Join may still be on its way, and nobody is behind it
         self._replace(node, why, now, effects, blameless)
         self._look_for_end(now, effects)

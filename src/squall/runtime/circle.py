@@ -14,6 +14,7 @@ from squall.protocol.effects import JoinGroup, Step
 from squall.protocol.events import Event, GroupBroken, GroupJoined
 from squall.protocol.nodes import Node
 from squall.runtime.world import World
+from squall.runtime.world_nodes import Answer
 
 Delays = Callable[[Sequence[Node], JoinGroup | Step], Sequence[float]]  # seconds until each of the nodes has it
 
@@ -97,7 +98,12 @@ class Circle:
     def _tell(self, node: Node, group: _Group, make: Callable[[Node, _Group], Event]) -> None:
         if node in group.waiting:
             del group.waiting[node]
-            self._world.post(node, make(node, group))
+            self._world.post(node, Answer(partial(self._made, node, group, make)))
+
+    def _made(self, node: Node, group: _Group, make: Callable[[Node, _Group], Event]) -> Event:
+        """As the node hears of it; by then it may have left."""
+        number = group.form.number
+        return make(node, group) if self._of.get(node) == number else GroupBroken(number, "it has left")
 
     def _joined(self, node: Node, group: _Group) -> Event:
         form = group.form

@@ -23,7 +23,7 @@ from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.runtime.driver import Host
 from squall.runtime.wire import IDEAL, Conditions, Passage
-from squall.runtime.world_nodes import Absent, Entry, Free, Parcel, ParcelArrived, Stream, UnderWay, WorldNode
+from squall.runtime.world_nodes import Absent, Answer, Entry, Free, Parcel, ParcelArrived, Stream, UnderWay, WorldNode
 from squall.usercode.blame import note
 
 _FREE, _STARTED, _TIME_PASSED = Free(), Started(), TimePassed()
@@ -167,6 +167,8 @@ class World:
             if not (isinstance(process.linked, Linked) and process.linked.forgets(event.sender)):
                 process.host.incoming(event.payload, event.numbers)
             event = FrameArrived(event.sender, event.frame)
+        elif type(event) is Answer:
+            event = event.make()
         trace = self.trace
         if trace is not None:
             trace(now, process.node, event)

@@ -57,6 +57,12 @@ class ParcelArrived(FrameArrived, frozen=True, gc=False):
     numbers: object
 
 
+class Answer(Event, frozen=True, gc=False):
+    """An event that is made when the node looks at it, with all that this changes."""
+
+    make: Callable[[], Event]
+
+
 class Free(Event, frozen=True, gc=False):
     """A process that was busy can look into its inbox."""
 

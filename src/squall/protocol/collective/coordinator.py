@@ -14,7 +14,7 @@ from squall.protocol.closing import Phase
 from squall.protocol.collective.messages import Broken, Finished, Form, Shown, Turn
 from squall.protocol.collective.rounds import AHEAD, Rounds
 from squall.protocol.coordinator import Coordinator
-from squall.protocol.effects import Cause, Effect, Forget, Send
+from squall.protocol.effects import Cause, Effect, Send
 from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
 from squall.protocol.machine import Refusal
@@ -115,20 +115,21 @@ class CollectiveCoordinator(Coordinator):
         self._released.pop(node, None)
         self._torn |= node in self._group
 
-    def _depart(self, node: Node, effects: list[Effect]) -> bool:
-        departs = super()._depart(node, effects)
-        if departs and not self.members.live:  # nobody is there to see the view
-            if self.rounds.counted > self._first:
-                self._fail(LOST, effects)
-            effects.extend(Forget(gone) for gone, _ in self.members.take_departed())
+    def _depart(self, node: Node, now: float, effects: list[Effect]) -> bool:
+        departs = super()._depart(node, now, effects)
+        if departs and not self.members.live and self.rounds.counted > self._first:
+            self._fail(LOST, effects)
+        elif departs:
+            self._on_view_seen(now, effects)  # perhaps nobody else was waited for
         return departs
 
-    def _show_view(self, effects: list[Effect]) -> None:
+    @property
+    def view_waits(self) -> bool:
         """The first view has everybody; a later one comes between two rounds, unless a member is lost."""
-        expected = self.policy.replicas - len(self._replacing.given_up) - len(self._placing.waiting)
-        begins = not self._begun and self.phase is Phase.RUNNING and len(self.members.live) < expected
-        if not begins and (self._torn or not self.rounds.open):
-            super()._show_view(effects)
+        if not self.members.number and self.phase is Phase.RUNNING:
+            expected = self.policy.replicas - len(self._replacing.given_up) - len(self._placing.waiting)
+            return len(self.members.live) < expected
+        return bool(self.rounds.open) and not self._torn
 
     def _tear(self, effects: list[Effect]) -> None:
         """The group shall form anew, whatever is under way."""
@@ -158,7 +159,7 @@ class CollectiveCoordinator(Coordinator):
                 self._proceed(now, effects)
                 self._look_for_end(now, effects)
             case Shown():
-                self._evaluations.shown(message, effects)
+                self._evaluations.shown(sender, message, effects)
             case Broken(number, why):
                 self._on_broken(sender, number, why, now, effects)
             case _:
@@ -198,10 +199,8 @@ class CollectiveCoordinator(Coordinator):
             if held is not None:
                 effects.extend(self.leases.give_back(held.holder))
         behind = tuple(node for node in self.members.live if self.rounds.clock_of(node) < clock)
-        for node in self.members.live:
-            self.rounds.finished(node, clock)
         effects.extend(Send(node, Form(number, clock, self.trained, source, behind)) for node in self.members.live)
-        self._evaluations.ask_of(source, effects)
+        self._evaluations.ask_of(source, self.members.live, effects)
         if self._snapshots.under_way and set(self._snapshots.awaited) - set(self.members.live):
             self._snapshots.ask([source], effects)
         self._look_for_end(now, effects)
@@ -244,11 +243,13 @@ class CollectiveCoordinator(Coordinator):
 
     # ------------------------------------------------------------ reports
 
-    def _on_seen(self, sender: Node, message: ViewSeen) -> None:
+    def _on_seen(self, sender: Node, message: ViewSeen, now: float, effects: list[Effect]) -> None:
+        if sender not in self.members.live:
+            return  # it was lost while this was on its way
         if message.clock > self.rounds.dealt:
             raise Refusal(f"it has finished round {message.clock}, and {self.rounds.dealt} were dealt")
-        super()._on_seen(sender, message)
         self.rounds.finished(sender, message.clock)
+        super()._on_seen(sender, message, now, effects)
 
     def _report(self, effects: list[Effect]) -> None:
         for node, stats in self._done.items():

@@ -25,6 +25,7 @@ from squall.sim.proof.faults import (
     Weather,
 )
 from squall.strategies import (
+    AllReduce,
     AsynchronousSGD,
     Averaging,
     BoundedDelay,
@@ -63,6 +64,7 @@ STRATEGIES: dict[str, Make] = {
     "synchronous": lambda n, k: Synchronous(replicas=n, shards=k),
     "backup, drop": lambda n, k: Synchronous(replicas=n, backup=n // 2),
     "backup, fold": lambda n, k: Synchronous(replicas=n, backup=n // 2, late="fold"),
+    "all-reduce": lambda n, k: AllReduce(replicas=n),
     "averaging": lambda n, k: Averaging(replicas=n, shards=k, every=2),
     "elastic averaging": lambda n, k: ElasticAveraging(replicas=n, shards=k, every=2),
     "diloco": lambda n, k: DiLoCo(replicas=n, shards=k, inner_steps=2),
@@ -152,6 +154,8 @@ def chaos(seed: int) -> Chaos:
     if chance.random() < LONG:  # as many leases as a replica does not report at once, and more than shards remember
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
     machines = machines_of(seed)
+    if strategy == "all-reduce":  # is for one machine
+        machines, shards = 1, 0
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
     breaks = random.Random(f"{seed} breaks")  # of its own, as `keeps`: all else of a seed's world stays as it was
     events = 40 + 4 * (examples // batch_size) * epochs * (shards + 2)  # about as many as the run will have

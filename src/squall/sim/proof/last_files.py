@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from squall.protocol.effects import Effect, Transmit
+from squall.protocol.effects import Effect, PublishSnapshot, Transmit
 from squall.protocol.events import Event, FrameArrived, PeersHeard
 from squall.protocol.messages import SnapshotPiece, SnapshotTaken, TakeSnapshot
 from squall.protocol.nodes import COORDINATOR, Node
@@ -33,6 +33,8 @@ class LastFiles:
                 self._hear(sender, math.inf)  # the link may hold it for a moment
             case FrameArrived(sender, frame) if isinstance(frame.message, SnapshotPiece):
                 self._hear(sender, now)
+            case PublishSnapshot():
+                self._heard = {}
             case PeersHeard(nodes):
                 for heard in nodes:
                     self._hear(heard, now)

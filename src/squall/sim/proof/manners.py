@@ -10,10 +10,12 @@ from squall.protocol.messages import Exchange
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery_messages import Refused
 from squall.protocol.policy import MachineRoom
-from squall.protocol.speaking import BATCHES, LOOP, places_of
+from squall.protocol.speaking import BATCHES, COLLECTIVE, LOOP, Says, places_of
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
-from squall.strategies.work import Loop
+from squall.strategies.work import BatchMethod, Collective, Loop
+
+SAYS: dict[type, Says] = {Loop: LOOP, BatchMethod: BATCHES, Collective: COLLECTIVE}
 
 
 class Manners:
@@ -23,7 +25,7 @@ class Manners:
         """`machine` says where a node is; `rooms` are those that the life begins on."""
         self._machine = machine
         self.liars: dict[Node, None] = {}  # who has been caught at a lie
-        self._says = LOOP if isinstance(chaos.recipe.work, Loop) else BATCHES
+        self._says = SAYS[type(chaos.recipe.work)]
         self._refused: set[tuple[Node, Node]] = set()  # by whom, and who
         self._newest: dict[tuple[Node, Node], int] = {}  # the same -> highest clock that had come before
         self._several = bool(rooms)

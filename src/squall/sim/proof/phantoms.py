@@ -22,6 +22,7 @@ from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
 from squall.runtime.driver import Host
 from squall.runtime.wire import Price
+from squall.runtime.world import World
 from squall.sim.proof.memory import AppliedBuffer, BatchRange, File, Gradient, Memory, Written, folded
 from squall.strategies.base import Recipe
 
@@ -61,6 +62,9 @@ class PhantomHosts:
             effects.EvaluateModel: lambda node, effect, begins: COMPUTE_S,
             effects.WriteSnapshot: lambda node, effect, begins: COMPUTE_S,
         }
+
+    def enter(self, world: World, seed: int) -> None:
+        """The world of a life is there."""
 
     def new_memory(self) -> Memory:
         return Memory(self.recipe)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from squall.protocol.best import Goal
+from squall.protocol.collective.coordinator import CollectiveCoordinator
+from squall.protocol.collective.replica import CollectiveReplica
 from squall.protocol.effects import PublishSnapshot, Transmit
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.frames import Frame
@@ -33,6 +35,8 @@ from squall.sim.proof.batch_phantoms import BatchPhantomHosts
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.chaotic_machines import PULSE
+from squall.sim.proof.group_invariants import GroupAuditor
+from squall.sim.proof.group_phantoms import GroupPhantomHosts, MemberPhantom, Weights
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
@@ -61,8 +65,8 @@ class ChaoticRun(ABC):
 
     hosts: PhantomHosts
     _kind_of_hosts: type[PhantomHosts] = PhantomHosts
-    _auditor: Auditor | BatchAuditor
-    _coordinator: LoopCoordinator | BatchCoordinator
+    _auditor: Auditor | BatchAuditor | GroupAuditor
+    _coordinator: LoopCoordinator | BatchCoordinator | CollectiveCoordinator
 
     def __init__(self, chaos: Chaos) -> None:
         self.chaos = chaos
@@ -182,6 +186,47 @@ class ChaoticLoopRun(ChaoticRun):
 
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(lives, self._coordinator.trained)
+
+
+class ChaoticGroupRun(ChaoticRun):
+    """A run of all-reduce. What a snapshot holds is the weights of the member that has written it."""
+
+    hosts: GroupPhantomHosts
+    _kind_of_hosts = GroupPhantomHosts
+    _auditor: GroupAuditor
+    _coordinator: CollectiveCoordinator
+
+    def __init__(self, chaos: Chaos) -> None:
+        super().__init__(chaos)
+        self._limits = Limits(epochs=chaos.epochs)
+        self._auditor = GroupAuditor()
+        self._weights = Weights()  # that a life begins with
+
+    def _begin(self) -> None:
+        chaos, saved = self.chaos, self.saved
+        self.hosts.travels = False
+        leases, number = Leases(chaos.examples, chaos.batch_size, self._limits), 0
+        if saved is not None:
+            leases, number = restored(saved.manifest, chaos.batch_size, self._limits), saved.manifest.number
+        self._coordinator = CollectiveCoordinator(self._policy, leases, self._weights.clock, number)
+        self._auditor.begin(self.hosts, self._coordinator, self._weights)
+
+    def _machine(self, node: Node) -> Machine:
+        return CollectiveReplica(node, self.chaos.replicas, self._weights.clock, self._weights.examples)
+
+    def member(self, node: Node) -> tuple[Linked, Phantom]:
+        linked, host = super().member(node)
+        if isinstance(host, MemberPhantom):
+            host.weights = self._weights
+        return linked, host
+
+    def over(self) -> None:
+        super().over()
+        if self.hosts.published:
+            self._weights = self.hosts.written[self.hosts.published[-1].number]
+
+    def finished(self, lives: int, spoilt: bool) -> None:
+        self._auditor.finished(self.chaos.examples, self.chaos.epochs, self._coordinator.trained)
 
 
 class ChaoticBatchRun(ChaoticRun):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from squall.protocol.check import check
 from squall.protocol.closing import STOP_WITHIN_S
+from squall.protocol.collective.coordinator import LOST
 from squall.protocol.effects import Cause, Effect, End
 from squall.protocol.events import Event, PeerRefused, StopRequested
 from squall.protocol.link import Linked
@@ -49,9 +50,12 @@ from squall.sim.proof.machines import WorldMachines
 from squall.sim.proof.manners import Manners
 from squall.sim.proof.memory import BatchRange
 from squall.sim.proof.phantoms import Phantom
-from squall.sim.proof.runs import ChaoticBatchRun, ChaoticLoopRun, ChaoticRun
-from squall.strategies.work import Loop
+from squall.sim.proof.runs import ChaoticBatchRun, ChaoticGroupRun, ChaoticLoopRun, ChaoticRun
+from squall.strategies.work import BatchMethod, Collective, Loop
 
+RUNS: dict[type, type[ChaoticRun]] = {
+    Loop: ChaoticLoopRun, BatchMethod: ChaoticBatchRun, Collective: ChaoticGroupRun,
+}  # fmt: skip
 ENDS_WITHIN_S = 90.0  # of virtual time, after the last fault has healed
 EVENTS_AT_MOST = 100_000
 SLACK_S = 0.1  # in what is checked of the time that a stop takes
@@ -72,7 +76,7 @@ class Trial:
         self.events = 0
         self.lives = 0
         self.happened = Counter("Skew" for fault in chaos.faults if isinstance(fault, Skew))  # faults, by kind
-        self.run: ChaoticRun = ChaoticLoopRun(chaos) if isinstance(chaos.recipe.work, Loop) else ChaoticBatchRun(chaos)
+        self.run = RUNS[type(chaos.recipe.work)](chaos)
         self._watch = watch
         self._clocks = {f.part: Clock(f.rate, f.offset_s) for f in chaos.faults if isinstance(f, Skew)}
         self._rate = self._clocks.get(Role.of(COORDINATOR), Clock()).rate
@@ -111,6 +115,7 @@ class Trial:
         )
         self.world = World(conditions, seed=chaos.seed + self.lives, spawn=self._replace)
         self.world.trace = self._trace
+        hosts.enter(self.world, chaos.seed + self.lives)
         hosts.compute_s = lambda node: chaos.paces[node.index]
         hosts.poison, hosts.disk = self._poison, self._disk
         if chaos.scripted:
@@ -183,12 +188,14 @@ class Trial:
         given_up = all(self._deaths[place] >= LOST_IN_A_ROW for place in places)
         late = had["Cut"] + had["Weather"] + had["Pause"] * had["Jam"] > 0
         lost = end.reason.startswith("machine ") and (self._machines.silenced or late)
+        tries_again = not isinstance(self.chaos.recipe.work, BatchMethod)
+        died = had["replica"] if end.reason == LOST else had["shard"]
         excused = {
             "finished": True,
             "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
             "moved": had["MachineLeaves"] > 0,
-            "nonfinite": had["Spoil"] > isinstance(self.chaos.recipe.work, Loop),  # which tries a batch once more
-            "failed": had["shard"] > 0 or had["FullDisk"] > 0 or given_up or lost or had["Lie"] > 0,
+            "nonfinite": had["Spoil"] > tries_again,
+            "failed": died > 0 or had["FullDisk"] > 0 or given_up or lost or had["Lie"] > 0,
         }
         if not excused[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")

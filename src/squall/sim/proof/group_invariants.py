@@ -1,0 +1,97 @@
+"""The invariants where there are no shards: what every member's weights have come through is kept by its host."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from squall.protocol.collective.coordinator import LOST, CollectiveCoordinator
+from squall.protocol.collective.messages import Shown
+from squall.protocol.effects import End as Ended
+from squall.protocol.effects import EvaluateModel, PublishSnapshot, Transmit
+from squall.protocol.events import StepTaken
+from squall.protocol.messages import Evaluated, SnapshotTaken
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.notes import LeaseEnded, WeightsMeasured
+from squall.sim.proof.broken import Broken
+from squall.sim.proof.group_phantoms import GroupPhantomHosts, Weights
+from squall.sim.proof.memory import BatchRange
+
+Label = tuple[int, int]  # updates and examples
+
+
+class GroupAuditor:
+    """Watches the lives of one run. `watch` is a world's trace; it raises `Broken`."""
+
+    def begin(self, hosts: GroupPhantomHosts, coordinator: CollectiveCoordinator, saved: Weights) -> None:
+        self.hosts, self.coordinator, self._saved = hosts, coordinator, saved
+        self._told: set[Label] = set()
+        self._counted: Counter[BatchRange] = Counter(saved.batches)  # that the coordinator calls trained
+        self.final = saved
+
+    def watch(self, now: float, node: Node, what: object) -> None:
+        match what:
+            case StepTaken(finite=True):
+                self._check_once(self.hosts.members[node].weights)
+            case LeaseEnded(lease, done=done) if done > lease.start:
+                self._on_counted((lease.epoch, lease.start, done))
+            case Transmit(again=False):
+                self._on_sent(node, what.frame.message)
+            case EvaluateModel() if self.hosts.shown is None:
+                raise Broken("I7", "nothing was shown, and it is measured")
+            case WeightsMeasured(_, weights) if (weights.updates, weights.examples) not in self._told:
+                raise Broken("I7", f"the record names weights that nobody has told of: {weights}")
+            case PublishSnapshot(number, ledger, versions, examples):
+                self._on_published(number, ledger, versions, examples)
+            case Ended("failed", reason) if node == COORDINATOR and reason == LOST:
+                self._check_lost()
+
+    def _check_once(self, weights: Weights) -> None:
+        twice = [batch for batch, count in Counter(weights.batches).items() if count > 1]
+        if twice:
+            raise Broken("I2", f"{twice} moved the same weights twice")
+
+    def _on_counted(self, batch: BatchRange) -> None:
+        """A survivor must have it, whoever dies now but for one."""
+        self._counted[batch] += 1
+        if self._counted[batch] > 1:
+            raise Broken("I4", f"{batch} is counted twice")
+        live = [self.hosts.members[node].weights for node in self.coordinator.members.live]
+        if live and not any(batch in weights.batches for weights in live):
+            raise Broken("I1", f"{batch} is counted, and no live replica has it")
+
+    def _on_sent(self, node: Node, message: object) -> None:
+        match message:
+            case Shown(_, weights):
+                has = self.hosts.members[node].weights
+                if (weights.updates, weights.examples) != (has.clock, has.examples):
+                    raise Broken("I7", f"{node} shows {has.clock} rounds of {has.examples} examples as {weights}")
+            case Evaluated(_, weights):
+                self._told.add((weights.updates, weights.examples))
+                shown = self.hosts.shown
+                if shown is None or (weights.updates, weights.examples) != (shown.clock, shown.examples):
+                    raise Broken("I7", f"{weights} is told of {shown}")
+            case SnapshotTaken(number, version, error="") if version != self.hosts.written[number].clock:
+                raise Broken("I6", f"snapshot {number} is told as of round {version}")
+
+    def _on_published(
+        self, number: int, ledger: dict[str, object], versions: tuple[int, ...], examples: tuple[int, ...]
+    ) -> None:
+        weights = self.hosts.written[number]
+        if ledger["trained"] != weights.examples or examples != (weights.examples,) or versions != (weights.clock,):
+            raise Broken("I7", f"snapshot {number} holds {weights.examples} examples, and tells {ledger['trained']}")
+        if ledger["held"] or Counter(weights.batches) != self._counted:
+            raise Broken("I1", f"snapshot {number} holds other batches than those that are counted")
+        self.final = weights
+
+    def _check_lost(self) -> None:
+        counted = self.coordinator.rounds.counted
+        for node in self.coordinator.members.live:
+            if self.hosts.members[node].weights.clock >= counted:
+                raise Broken("I5", f"the run gives up, and {node} has what it needs")
+
+    def finished(self, examples: int, epochs: int, trained: int) -> None:
+        """Every example of every epoch is in the last snapshot's weights once."""
+        found = Counter((epoch, i) for epoch, start, stop in self.final.batches for i in range(start, stop))
+        wrong = [(e, i) for e in range(epochs) for i in range(examples) if found[e, i] != 1]
+        if wrong or trained != examples * epochs:
+            raise Broken("I4", f"examples {wrong[:5]} are not trained once, and {trained} are counted")

@@ -1,0 +1,117 @@
+"""Hosts without numbers for all-reduce: what is in a member's weights is the list of the rounds that moved them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from squall.protocol import effects, events
+from squall.protocol.effects import Effect, JoinGroup, Payload, Step
+from squall.protocol.events import Event
+from squall.protocol.nodes import Node
+from squall.runtime.circle import Circle
+from squall.runtime.world import World
+from squall.sim.proof.memory import BatchRange, File, Written, folded_with
+from squall.sim.proof.phantoms import COMPUTE_S, Phantom, PhantomHosts
+
+LATE_S = 0.004  # that one member has made a step behind another, at most
+
+
+class Part(NamedTuple):
+    """What a member brings to a step."""
+
+    fold: int  # of the weights that it has computed on
+    batch: BatchRange | None
+    finite: bool
+
+
+class Weights(NamedTuple):
+    """A member's: how many rounds have moved them, with which batches, as a fold and one by one."""
+
+    clock: int = 0
+    fold: int = 0
+    batches: tuple[BatchRange, ...] = ()
+
+    @property
+    def examples(self) -> int:
+        return sum(stop - start for _, start, stop in self.batches)
+
+
+class GroupPhantomHosts(PhantomHosts):
+    """Of a run of all-reduce."""
+
+    circle: Circle
+
+    def enter(self, world: World, seed: int) -> None:
+        chance = random.Random(seed)
+
+        def delays(nodes: Sequence[Node], effect: JoinGroup | Step) -> list[float]:
+            return [chance.uniform(0.0, LATE_S) for _ in nodes]
+
+        self.circle = Circle(world, delays)
+        self.members: dict[Node, MemberPhantom] = {}
+        self.written: dict[int, Weights] = {}  # snapshot -> what its file holds
+        self.shown: Weights | None = None  # what was put into the evaluator's buffer last
+        self.prices[Step] = lambda node, effect, begins: self.compute_s(node)
+
+    def make(self, node: Node, version: int, file: File | None) -> Phantom:
+        if node.role == "replica":
+            made = self.members[node] = MemberPhantom(self, node)
+            return made
+        return super().make(node, version, file)
+
+    def files(self, number: int) -> list[File]:
+        return [File(self.written[number].fold)]
+
+
+class MemberPhantom(Phantom):
+    hosts: GroupPhantomHosts
+
+    def __init__(self, hosts: GroupPhantomHosts, node: Node) -> None:
+        super().__init__(hosts, node)
+        self.weights = Weights()
+        self._number = 0  # of the group
+
+    def attach(self, payload: Payload) -> None:
+        self.memory.check_free(payload, self.hosts.now())
+        self.memory.weights[payload.slot, payload.buffer] = [Written(self.weights.clock, self.weights.fold)]
+        self.hosts.shown = self.weights
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case JoinGroup(number):
+                self._number = number
+                self.hosts.circle.join(self.node, effect, self)
+            case Step():
+                self._step(effect)
+            case effects.LeaveGroup() | effects.End():
+                self.hosts.circle.leave(self.node)
+            case effects.WriteSnapshot(number):
+                self.hosts.written[number] = self.weights
+                return events.SnapshotWritten(number, self.hosts.disk(number), File(self.weights.fold).checksum)
+        return None
+
+    def _step(self, effect: Step) -> None:
+        hosts = self.hosts
+        hosts.computed += 1
+        batch = (effect.epoch, effect.start, effect.stop) if effect.start < effect.stop else None
+        finite = batch is None or not hosts.poison(hosts.computed, batch)
+        hosts.circle.step(self.node, effect, Part(self.weights.fold, batch, finite))
+
+    def reduced(self, effect: Step, parts: Mapping[Node, Part]) -> Event:
+        own = parts[self.node]
+        assert all(part.fold == own.fold for part in parts.values()), f"{self.node}: others step on other weights"
+        finite = all(part.finite for part in parts.values())
+        if finite:
+            batches = tuple(part.batch for part in parts.values() if part.batch is not None)
+            fold = folded_with(self.weights.fold, tuple(value for batch in batches for value in batch))
+            self.weights = Weights(effect.clock, fold, self.weights.batches + batches)
+        return events.StepTaken(self._number, 1.0, finite, COMPUTE_S, 0.0, guilty=not own.finite)
+
+    def state(self) -> Weights:
+        return self.weights
+
+    def take_up(self, state: Weights, clock: int) -> None:
+        assert state.clock == clock, f"{self.node} gets weights of round {state.clock}, and was told of {clock}"
+        self.weights = state
