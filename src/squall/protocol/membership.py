@@ -78,6 +78,10 @@ class Membership:
         for node, applied in departed.items():
             self._applied[node].append(applied)
 
+    def has_seen(self, observer: Node) -> bool:
+        """The newest view."""
+        return self._seen[observer] >= self.number
+
     @property
     def reached(self) -> int:
         """The newest view that all have seen who have to."""

@@ -40,6 +40,7 @@ class CollectiveCoordinator(Coordinator):
         self._torn = False  # a member was lost, or the group has broken: what was dealt is not waited for
         self._broken = 0  # groups in a row that have finished no round
         self._snapshot_due = False
+        self._hasty = False  # members that do not answer are not waited for any more
         self._released: dict[Node, None] = {}  # members that shall leave between two rounds
         self._done: dict[Node, Stats] = {}  # what members have done since the last report
         self._report_at = 0.0
@@ -62,8 +63,8 @@ class CollectiveCoordinator(Coordinator):
 
     @property
     def _quiet(self) -> bool:
-        """Nothing that was dealt is under way, and all live members agree who they are."""
-        return not self.rounds.open and self.members.settled and bool(self.members.live)
+        """Nothing that was dealt is under way, and all live members agree who they are, or are not waited for."""
+        return not self.rounds.open and (self.members.settled or self._hasty) and bool(self.members.live)
 
     @property
     def _dismissed(self) -> bool:
@@ -94,9 +95,20 @@ class CollectiveCoordinator(Coordinator):
         super()._after_stopping(now, effects)
 
     def _close_with_snapshot(self, now: float, effects: list[Effect]) -> None:
+        if self._hurried:
+            self._do_without_silent(effects)
         super()._close_with_snapshot(now, effects)
         if not self.members.live:
             self._leave_unsaved(effects)
+
+    def _do_without_silent(self, effects: list[Effect]) -> None:
+        """Time is over: what those have who have left the group is saved, and others are not waited for."""
+        clocks = {node: self.rounds.clock_of(node) for node in self.members.live if self.members.has_seen(node)}
+        if self._torn and max(clocks.values(), default=-1) >= self.rounds.counted:
+            self._hasty = True
+            for node in self.members.live.keys() - clocks.keys():
+                self.rounds.forget(node)
+            self._settle(effects)
 
     def _hurry(self, reason: str, now: float, effects: list[Effect], wanted: bool = False) -> None:
         """Rounds that are not finished are not waited for."""
@@ -105,7 +117,7 @@ class CollectiveCoordinator(Coordinator):
             self._tear(effects)
 
     def _over(self) -> tuple[Cause, str] | None:
-        return self.leases.over()
+        return self.leases.over() if self._begun else None  # who has the weights must have come
 
     def _ledger(self) -> dict[str, object]:
         return self.leases.state()
@@ -117,7 +129,8 @@ class CollectiveCoordinator(Coordinator):
 
     def _depart(self, node: Node, now: float, effects: list[Effect]) -> bool:
         departs = super()._depart(node, now, effects)
-        if departs and not self.members.live and self.rounds.counted > self._first:
+        trained = self.rounds.counted > self._first or self.phase is not Phase.RUNNING
+        if departs and trained and not self.members.live:
             self._fail(LOST, effects)
         elif departs:
             self._on_view_seen(now, effects)  # perhaps nobody else was waited for
@@ -193,17 +206,21 @@ class CollectiveCoordinator(Coordinator):
             self._fail(LOST, effects)
             return
         self._formed, self._group, self._torn = number, dict.fromkeys(self.members.live), False
-        self._count(self.rounds.settle(), effects)
-        for lease in self.rounds.give_back():
-            held = self.leases.held.get(lease.id)
-            if held is not None:
-                effects.extend(self.leases.give_back(held.holder))
+        self._settle(effects)
         behind = tuple(node for node in self.members.live if self.rounds.clock_of(node) < clock)
         effects.extend(Send(node, Form(number, clock, self.trained, source, behind)) for node in self.members.live)
         self._evaluations.ask_of(source, self.members.live, effects)
         if self._snapshots.under_way and set(self._snapshots.awaited) - set(self.members.live):
             self._snapshots.ask([source], effects)
         self._look_for_end(now, effects)
+
+    def _settle(self, effects: list[Effect]) -> None:
+        """What one member at least has finished counts, and all else that was dealt is to be dealt again."""
+        self._count(self.rounds.settle(), effects)
+        for lease in self.rounds.give_back():
+            held = self.leases.held.get(lease.id)
+            if held is not None:
+                effects.extend(self.leases.give_back(held.holder))
 
     def _count(self, rounds: list[Mapping[Node, Lease | None]], effects: list[Effect]) -> None:
         """Their examples are trained, also those of a member that did not live to tell."""
@@ -249,6 +266,9 @@ class CollectiveCoordinator(Coordinator):
         if message.clock > self.rounds.dealt:
             raise Refusal(f"it has finished round {message.clock}, and {self.rounds.dealt} were dealt")
         self.rounds.finished(sender, message.clock)
+        if self.phase is Phase.SNAPSHOT and self._hurried and self._snapshot_due:
+            self._do_without_silent(effects)
+            self._take_snapshot(effects)
         super()._on_seen(sender, message, now, effects)
 
     def _report(self, effects: list[Effect]) -> None:

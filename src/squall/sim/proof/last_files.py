@@ -8,6 +8,7 @@ from squall.protocol.effects import Effect, PublishSnapshot, Transmit
 from squall.protocol.events import Event, FrameArrived, PeersHeard
 from squall.protocol.messages import SnapshotPiece, SnapshotTaken, TakeSnapshot
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.notes import Remark
 from squall.protocol.snapshot_rounds import SILENT_S
 
 
@@ -33,7 +34,7 @@ class LastFiles:
                 self._hear(sender, math.inf)  # the link may hold it for a moment
             case FrameArrived(sender, frame) if isinstance(frame.message, SnapshotPiece):
                 self._hear(sender, now)
-            case PublishSnapshot():
+            case PublishSnapshot() | Remark("error"):
                 self._heard = {}
             case PeersHeard(nodes):
                 for heard in nodes:
