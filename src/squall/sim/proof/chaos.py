@@ -40,6 +40,7 @@ from squall.strategies import (
 )
 from squall.strategies.work import Loop
 
+ALL_REDUCE = "all-reduce"
 Make = Callable[[int, int], Strategy]
 
 # Each makes a strategy for so many replicas and shards. There is every strategy but `SingleProcess`, which sends no
@@ -64,7 +65,6 @@ STRATEGIES: dict[str, Make] = {
     "synchronous": lambda n, k: Synchronous(replicas=n, shards=k),
     "backup, drop": lambda n, k: Synchronous(replicas=n, backup=n // 2),
     "backup, fold": lambda n, k: Synchronous(replicas=n, backup=n // 2, late="fold"),
-    "all-reduce": lambda n, k: AllReduce(replicas=n),
     "averaging": lambda n, k: Averaging(replicas=n, shards=k, every=2),
     "elastic averaging": lambda n, k: ElasticAveraging(replicas=n, shards=k, every=2),
     "diloco": lambda n, k: DiLoCo(replicas=n, shards=k, inner_steps=2),
@@ -73,7 +73,9 @@ STRATEGIES: dict[str, Make] = {
     "decoupled diloco": lambda n, k: DiLoCo(replicas=n, inner_steps=2, form="decoupled"),
     "sandblaster": lambda n, k: Sandblaster(batch="full", replicas=n, shards=k, push_every=2),
     "sandblaster, sampled": lambda n, k: Sandblaster(replicas=n, shards=k, batch=20, push_every=1),
+    ALL_REDUCE: lambda n, k: AllReduce(replicas=n),
 }
+GROUPED = 0.06  # of the worlds are of all-reduce, which is for one machine
 FAULTS_AT_MOST = 6
 SCRIPTED = 0.4  # of the worlds have loops of users' own
 KEEPS = 0.5  # of the worlds keep the best weights
@@ -143,8 +145,9 @@ def _recipe(strategy: str, replicas: int, shards: int) -> Recipe:
 def chaos(seed: int) -> Chaos:
     """World number `seed`: the strategies take turns, all else is chance."""
     chance = random.Random(seed)
-    names = list(STRATEGIES)
-    strategy = names[seed % len(names)]
+    names = [name for name in STRATEGIES if name != ALL_REDUCE]
+    grouped = random.Random(f"{seed} groups").random() < GROUPED  # of its own: others' worlds stay as they were
+    strategy = ALL_REDUCE if grouped else names[seed % len(names)]
     replicas, shards = chance.choice((1, 2, 2, 3, 3, 4)), chance.choice((1, 2, 2, 3))
     batch_size, batches, epochs = 4, chance.randint(3, 8), chance.choice((1, 2, 2, 3))
     examples = batches * batch_size - chance.randrange(batch_size)
@@ -154,7 +157,7 @@ def chaos(seed: int) -> Chaos:
     if chance.random() < LONG:  # as many leases as a replica does not report at once, and more than shards remember
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
     machines = machines_of(seed)
-    if strategy == "all-reduce":  # is for one machine
+    if grouped:
         machines, shards = 1, 0
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
     breaks = random.Random(f"{seed} breaks")  # of its own, as `keeps`: all else of a seed's world stays as it was

@@ -8,7 +8,7 @@ from squall.protocol.collective.coordinator import LOST, CollectiveCoordinator
 from squall.protocol.collective.messages import Shown
 from squall.protocol.effects import End as Ended
 from squall.protocol.effects import EvaluateModel, PublishSnapshot, Transmit
-from squall.protocol.events import StepTaken
+from squall.protocol.events import GroupJoined, StepTaken
 from squall.protocol.messages import Evaluated, SnapshotTaken
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import LeaseEnded, WeightsMeasured
@@ -27,11 +27,14 @@ class GroupAuditor:
         self._told: set[Label] = set()
         self._counted: Counter[BatchRange] = Counter(saved.batches)  # that the coordinator calls trained
         self.final = saved
+        self._joined: dict[Node, int] = {}  # the group that each is in
 
     def watch(self, now: float, node: Node, what: object) -> None:
         match what:
             case StepTaken(finite=True):
                 self._check_once(self.hosts.members[node].weights)
+            case GroupJoined(number):
+                self._joined[node] = number
             case LeaseEnded(lease, done=done) if done > lease.start:
                 self._on_counted((lease.epoch, lease.start, done))
             case Transmit(again=False):
@@ -84,10 +87,9 @@ class GroupAuditor:
         self.final = weights
 
     def _check_lost(self) -> None:
-        counted = self.coordinator.rounds.counted
         for node in self.coordinator.members.live:
-            if self.hosts.members[node].weights.clock >= counted:
-                raise Broken("I5", f"the run gives up, and {node} has what it needs")
+            if self._joined.get(node) == self.coordinator._formed:
+                raise Broken("I1", f"the run gives up, and {node} is a survivor of its group")
 
     def finished(self, examples: int, epochs: int, trained: int) -> None:
         """Every example of every epoch is in the last snapshot's weights once."""

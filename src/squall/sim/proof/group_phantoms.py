@@ -12,6 +12,7 @@ from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.runtime.circle import Circle
 from squall.runtime.world import World
+from squall.sim.proof.broken import Broken
 from squall.sim.proof.memory import BatchRange, File, Written, folded_with
 from squall.sim.proof.phantoms import COMPUTE_S, Phantom, PhantomHosts
 
@@ -101,7 +102,8 @@ class MemberPhantom(Phantom):
 
     def reduced(self, effect: Step, parts: Mapping[Node, Part]) -> Event:
         own = parts[self.node]
-        assert all(part.fold == own.fold for part in parts.values()), f"{self.node}: others step on other weights"
+        if any(part.fold != own.fold for part in parts.values()):
+            raise Broken("I6", f"{self.node} and others of its group step on other weights")
         finite = all(part.finite for part in parts.values())
         if finite:
             batches = tuple(part.batch for part in parts.values() if part.batch is not None)
@@ -113,5 +115,6 @@ class MemberPhantom(Phantom):
         return self.weights
 
     def take_up(self, state: Weights, clock: int) -> None:
-        assert state.clock == clock, f"{self.node} gets weights of round {state.clock}, and was told of {clock}"
+        if state.clock != clock:
+            raise Broken("I6", f"{self.node} gets weights of round {state.clock}, and was told of {clock}")
         self.weights = state

@@ -1,0 +1,97 @@
+"""Mistakes in all-reduce's machines are caught from outside, as those of `test_planted_faults`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from squall.protocol.collective.coordinator import CollectiveCoordinator
+from squall.protocol.collective.replica import CollectiveReplica
+from squall.protocol.collective.rounds import Rounds
+from squall.protocol.effects import Effect
+from squall.protocol.evaluations import Evaluations
+from squall.protocol.messages import Lease
+from squall.protocol.nodes import Node
+from squall.sim.proof.chaos import ALL_REDUCE
+from squall.sim.proof.soak import verdict
+from tests.sim.test_planted_faults import Planted, worlds, wrapped
+
+Dealt = list[Mapping[Node, Lease | None]]
+
+
+def by_the_first(original: Any, rounds: Rounds) -> Dealt:
+    return rounds._count_upto(rounds.newest)
+
+
+def by_all(original: Any, rounds: Rounds) -> Dealt:
+    return rounds._count_upto(min(rounds._finished.values(), default=rounds.counted))
+
+
+def nothing(original: Any, rounds: Rounds) -> Sequence[Lease]:
+    rounds.open.clear()
+    return []
+
+
+def at_once_theirs(original: Any, coordinator: CollectiveCoordinator, now: float, effects: list[Effect]) -> None:
+    """Who is to get weights is taken for one that has them."""
+    original(coordinator, now, effects)
+    for node in coordinator.members.live:
+        coordinator.rounds.finished(node, coordinator.rounds.newest)
+
+
+def the_first_member(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CollectiveCoordinator, "_source", property(lambda coordinator: min(coordinator.members.live)))
+
+
+def whatever_is_under_way(patch: pytest.MonkeyPatch) -> None:
+    quiet = property(lambda coordinator: coordinator.members.settled and bool(coordinator.members.live))
+    patch.setattr(CollectiveCoordinator, "_quiet", quiet)
+
+
+def to_members_too(original: Any, coordinator: CollectiveCoordinator, effects: list[Effect]) -> None:
+    original(coordinator, effects)
+    coordinator._released.update(coordinator.members.live)
+    coordinator._see_off_released(effects)
+
+
+def of_before(original: Any, replica: CollectiveReplica, effects: list[Effect]) -> None:
+    """A newcomer that has got weights goes on counting from its own."""
+    clock, examples = replica.clock, replica._examples
+    original(replica, effects)
+    replica.clock, replica._examples = max(clock, replica.clock), examples
+
+
+def asked_in_vain(original: Any, evaluations: Evaluations, source: Node, *given: Any) -> None:
+    """The death of who was to show its weights is not noticed."""
+    evaluations._source = source
+
+
+PLANTED: dict[str, Planted] = {
+    "a round counts when the first member has finished it": Planted(wrapped(Rounds, "count", by_the_first), 400, "I1"),
+    "what some survivors have finished is dealt again": Planted(wrapped(Rounds, "settle", by_all), 100, "I7"),
+    "what no survivor has finished is not dealt again": Planted(wrapped(Rounds, "give_back", nothing), 50, "I5"),
+    "a newcomer is taken for one that has the weights": Planted(
+        wrapped(CollectiveCoordinator, "_form", at_once_theirs), 400, "I7"),
+    "the first member's weights go on, whatever they are": Planted(the_first_member, 50, "I6"),
+    "a snapshot is taken while a round is under way": Planted(whatever_is_under_way, 50, "I1"),
+    "members leave before the last snapshot": Planted(
+        wrapped(CollectiveCoordinator, "_dismiss", to_members_too), 50, "I5"),
+    "a newcomer labels the weights that it has got with its own examples": Planted(
+        wrapped(CollectiveReplica, "_on_joined", of_before), 200, "I7"),
+    "an evaluation waits for a replica that is gone": Planted(wrapped(Evaluations, "ask_of", asked_in_vain), 50, "I5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = PLANTED[name]
+    planted.plant(monkeypatch)
+    for world in itertools.islice(worlds(ALL_REDUCE), planted.within):
+        found = verdict(world, self_checks=False)
+        if found.error:
+            assert found.invariant == planted.caught_by, found.error
+            return
+    pytest.fail(f"{planted.within} worlds, and nobody has noticed")
