@@ -64,6 +64,7 @@ def local(optimizer: Any, every: int, exchange: Any) -> Callable[[], Tensor]:
 
 TABLE: dict[str, Row] = {
     "synchronous": Row(squall.Synchronous(optimizer=MOMENTUM), plain(MOMENTUM)),
+    "all-reduce": Row(squall.AllReduce(optimizer=MOMENTUM), plain(MOMENTUM)),
     "backup, drop": Row(squall.Synchronous(backup=1, optimizer=SGD), plain(SGD)),
     "backup, fold": Row(squall.Synchronous(backup=1, late="fold", optimizer=SGD), plain(SGD)),
     "bounded delay": Row(squall.BoundedDelay(max_delay=2, optimizer=MOMENTUM), plain(MOMENTUM)),
@@ -95,8 +96,10 @@ def of(name: str, **changes: Any) -> Strategy:
     strategy: Any = TABLE[name].strategy
     if changes.get("replicas") == 1 and getattr(strategy, "backup", 0):
         changes["backup"] = 0
-    one_shard = not strategy.recipe().loop.exchanges.rules.waits_for_all
-    changed: Strategy = dataclasses.replace(strategy, **({"replicas": 3, "shards": 1 if one_shard else 2} | changes))
+    if not isinstance(strategy, squall.AllReduce):
+        one_shard = not strategy.recipe().loop.exchanges.rules.waits_for_all
+        changes = {"shards": 1 if one_shard else 2} | changes
+    changed: Strategy = dataclasses.replace(strategy, **({"replicas": 3} | changes))
     return changed
 
 

@@ -142,8 +142,7 @@ class Loop:
         if local is not None:
             require_one_of("pushes", local.pushes, ("delta", "weights"))
         for factory in (update.optimizer, local.optimizer if local is not None else update.optimizer):
-            if not callable(factory):
-                raise ValueError("optimizer must be a factory, for example partial(torch.optim.SGD, lr=0.1)")
+            _check_factory(factory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,5 +207,14 @@ class Collective:
     def tuned(self) -> OptimizerFactory:
         return self.optimizer
 
+    def check(self) -> None:
+        """Raise a `ValueError` with the remedy for settings that cannot be."""
+        _check_factory(self.optimizer)
+
 
 Work = Loop | BatchMethod | Collective
+
+
+def _check_factory(factory: OptimizerFactory) -> None:
+    if not callable(factory):
+        raise ValueError("optimizer must be a factory, for example partial(torch.optim.SGD, lr=0.1)")

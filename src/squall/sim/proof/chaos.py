@@ -75,7 +75,6 @@ STRATEGIES: dict[str, Make] = {
     "sandblaster, sampled": lambda n, k: Sandblaster(replicas=n, shards=k, batch=20, push_every=1),
     ALL_REDUCE: lambda n, k: AllReduce(replicas=n),
 }
-GROUPED = 0.06  # of the worlds are of all-reduce, which is for one machine
 FAULTS_AT_MOST = 6
 SCRIPTED = 0.4  # of the worlds have loops of users' own
 KEEPS = 0.5  # of the worlds keep the best weights
@@ -146,8 +145,9 @@ def chaos(seed: int) -> Chaos:
     """World number `seed`: the strategies take turns, all else is chance."""
     chance = random.Random(seed)
     names = [name for name in STRATEGIES if name != ALL_REDUCE]
-    grouped = random.Random(f"{seed} groups").random() < GROUPED  # of its own: others' worlds stay as they were
-    strategy = ALL_REDUCE if grouped else names[seed % len(names)]
+    sweep, place = divmod(seed, len(names))
+    grouped = place == sweep % len(names)  # it takes one place of each sweep: others' worlds stay as they were
+    strategy = ALL_REDUCE if grouped else names[place]
     replicas, shards = chance.choice((1, 2, 2, 3, 3, 4)), chance.choice((1, 2, 2, 3))
     batch_size, batches, epochs = 4, chance.randint(3, 8), chance.choice((1, 2, 2, 3))
     examples = batches * batch_size - chance.randrange(batch_size)
@@ -157,7 +157,7 @@ def chaos(seed: int) -> Chaos:
     if chance.random() < LONG:  # as many leases as a replica does not report at once, and more than shards remember
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
     machines = machines_of(seed)
-    if grouped:
+    if grouped:  # is for one machine
         machines, shards = 1, 0
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
     breaks = random.Random(f"{seed} breaks")  # of its own, as `keeps`: all else of a seed's world stays as it was

@@ -1,0 +1,197 @@
+"""All-reduce's coordinator: rounds, deaths between them and within one, newcomers, snapshots, and the end."""
+
+import pytest
+
+from squall.protocol.collective.coordinator import BROKEN_IN_A_ROW, LOST
+from squall.protocol.collective.messages import Broken, Finished, Form, Shown, ShowWeights, Turn
+from squall.protocol.collective.rounds import AHEAD
+from squall.protocol.effects import Cause, End, PublishSnapshot
+from squall.protocol.events import StopRequested, TimePassed
+from squall.protocol.machine import Refusal
+from squall.protocol.messages import Evaluate, Join, Stats, Stop, TakeSnapshot, View, ViewSeen, Weights
+from squall.protocol.nodes import Node, replica_node
+from squall.protocol.notes import LeaseEnded
+from tests.protocol.collective.group import BATCH, Circle
+
+NEWCOMER = replica_node(1, 1)
+
+
+def test_the_first_view_has_everybody() -> None:
+    circle = Circle(replicas=2)
+    circle.join(replica_node(0, 0))
+    assert not circle.heard(replica_node(0, 0), View)
+    circle.join(replica_node(1, 0))
+    circle.see()
+    assert [form.behind for form in circle.forms(replica_node(0, 0))] == [()]
+
+
+def test_rounds_are_dealt_ahead_and_count_when_all_have_finished_them() -> None:
+    circle = Circle()
+    a, b = circle.begun()
+    assert circle.turns(a) == circle.turns(b) == [*range(1, AHEAD + 1)]
+    circle.finish(1, a)
+    assert circle.leases.trained == 0
+    circle.finish(1, b)
+    assert circle.leases.trained == 2 * BATCH
+    assert circle.turns(a)[-1] == AHEAD + 1
+
+
+def test_a_round_of_less_than_a_batch_each_has_members_without_one() -> None:
+    circle = Circle(examples=3 * BATCH)
+    a, b = circle.begun()
+    last = [circle.heard(node, Turn)[-1] for node in (a, b)]
+    assert [turn.examples for turn in last if isinstance(turn, Turn)] == [BATCH, BATCH]
+    assert [turn.lease is None for turn in last if isinstance(turn, Turn)] == [False, True]
+
+
+def test_of_a_torn_round_counts_what_a_survivor_has_and_he_gives_it_to_the_others() -> None:
+    circle = Circle(replicas=3)
+    a, b, c = circle.begun()
+    circle.finish(1, b)
+    circle.lose(c)
+    circle.see(r0=0, r1=1)
+    form = circle.forms(a)[-1]
+    assert (form.clock, form.source, form.behind, form.examples) == (1, b, (a,), 3 * BATCH)
+    assert circle.leases.trained == 3 * BATCH
+    assert circle.turns(a)[-AHEAD:] == [2, 3]  # without the lost one
+
+
+def test_of_a_torn_round_that_nobody_has_every_batch_is_dealt_again() -> None:
+    circle = Circle(replicas=3, examples=6 * BATCH)
+    a, b, c = circle.begun()
+    circle.finish(1, c)  # who does not live to give it to anybody
+    circle.lose(c)
+    circle.see()
+    assert circle.leases.trained == 0
+    for clock in (1, 2, 3):
+        circle.finish(clock, a, b)
+    ended = [effect for effect in circle.effects if isinstance(effect, LeaseEnded) and effect.done > effect.lease.start]
+    assert sorted((e.lease.start, e.done) for e in ended) == [(i * BATCH, (i + 1) * BATCH) for i in range(6)]
+
+
+def test_a_newcomer_waits_for_the_end_of_the_rounds_under_way() -> None:
+    circle = Circle()
+    a, b = circle.begun()
+    circle.lose(b)
+    circle.see()
+    circle.join(NEWCOMER)
+    assert not circle.heard(NEWCOMER, View)
+    circle.finish(1, a)
+    circle.finish(2, a)
+    circle.see(r0=2)
+    form = circle.forms(NEWCOMER)[-1]
+    assert (form.clock, form.source, form.behind) == (2, a, (NEWCOMER,))
+
+
+def test_without_a_survivor_the_weights_are_lost() -> None:
+    circle = Circle()
+    a, b = circle.begun()
+    circle.finish(1, a, b)
+    circle.lose(a)
+    assert circle.lose(b)[-1] == End("failed", LOST, Cause.FAILED)
+
+
+def test_before_anything_is_trained_nothing_is_lost() -> None:
+    circle = Circle()
+    a, b = circle.begun()
+    circle.lose(a)
+    circle.lose(b)
+    newcomers = [replica_node(0, 1), NEWCOMER]
+    circle.join(*newcomers)
+    circle.see()
+    assert circle.forms(newcomers[0])[-1].clock == 0
+    assert circle.turns(newcomers[0])[:1] == [1]
+
+
+def test_a_group_that_breaks_without_a_death_is_formed_again_but_not_for_ever() -> None:
+    circle = Circle()
+    a, _ = circle.begun()
+    for _ in range(BROKEN_IN_A_ROW - 1):
+        circle.tell(a, Broken(circle.machine.members.number, "no route to host"))
+        circle.see()
+    ended = circle.tell(a, Broken(circle.machine.members.number, "no route to host"))[-1]
+    assert isinstance(ended, End)
+    assert "no route to host" in ended.reason
+
+
+def test_a_snapshot_is_taken_between_two_rounds_and_holds_what_counts() -> None:
+    circle = Circle(snapshot_every_s=1.0)
+    a, b = circle.begun()
+    circle.now = 1.0
+    circle.give(TimePassed())
+    circle.finish(1, a, b)
+    assert not circle.heard(a, TakeSnapshot)
+    circle.finish(2, a, b)
+    assert circle.turns(a) == [1, 2]  # nothing is dealt meanwhile
+    circle.save(2, 4 * BATCH)
+    published = next(effect for effect in circle.effects if isinstance(effect, PublishSnapshot))
+    assert (published.ledger["trained"], published.ledger["held"]) == (4 * BATCH, {})
+    assert circle.turns(a)[-2:] == [3, 4]
+
+
+def test_another_replica_writes_the_snapshot_over_which_one_was_lost() -> None:
+    circle = Circle(snapshot_every_s=1.0)
+    a, b = circle.begun()
+    circle.now = 1.0
+    circle.give(TimePassed())
+    circle.finish(1, a, b)
+    circle.finish(2, a, b)
+    circle.lose(a)
+    circle.see(r1=2)
+    assert len(circle.heard(b, TakeSnapshot)) == 1
+
+
+def test_an_evaluation_is_of_what_a_replica_shows_and_of_another_one_where_that_is_lost() -> None:
+    circle = Circle(evaluate=True, evaluate_every_s=1.0)
+    a, b = circle.begun()
+    circle.now = 1.0
+    circle.give(TimePassed())
+    circle.lose(a)
+    circle.see()
+    assert [len(circle.heard(node, ShowWeights)) for node in (a, b)] == [1, 1]
+    late = Shown(0, Weights(0, 0, 0.0))
+    circle.tell(a, late)  # what was on its way
+    circle.tell(b, Shown(0, Weights(2, 4 * BATCH, 0.0)))
+    asked = circle.heard(Node("evaluator", 2), Evaluate)
+    assert [message.weights for message in asked if isinstance(message, Evaluate)] == [Weights(2, 4 * BATCH, 0.0)]
+
+
+def test_at_the_end_replicas_stay_until_their_weights_are_saved() -> None:
+    circle = Circle(examples=2 * BATCH)
+    a, b = circle.begun()
+    circle.finish(1, a, b)
+    assert not circle.heard(a, Stop)
+    circle.save(1, 2 * BATCH)
+    assert len(circle.heard(a, Stop)) == len(circle.heard(b, Stop)) == 1
+    assert circle.effects[-1] == End("finished", "all data is trained", Cause.DATA)
+
+
+def test_a_users_stop_tears_the_rounds_under_way() -> None:
+    circle = Circle()
+    a, b = circle.begun()
+    circle.finish(1, a, b)
+    circle.give(StopRequested("interrupted"))
+    circle.see(r0=2, r1=1)
+    circle.save(2, 4 * BATCH)
+    assert circle.heard(a, TakeSnapshot)
+    assert circle.leases.trained == 4 * BATCH
+    assert circle.effects[-1] == End("interrupted", "interrupted", Cause.STOPPED)
+
+
+def test_what_nobody_can_mean_is_refused() -> None:
+    circle = Circle()
+    a, _ = circle.begun()
+    with pytest.raises(Refusal, match="was to do 1"):
+        circle.tell(a, Finished(AHEAD + 1, Stats()))
+    circle.tell(a, Broken(1, "broken"))
+    with pytest.raises(Refusal, match="2 were dealt"):
+        circle.tell(a, ViewSeen(2, clock=AHEAD + 1))
+
+
+def test_who_comes_when_all_is_over_is_not_wanted() -> None:
+    circle = Circle(examples=2 * BATCH)
+    a, b = circle.begun()
+    circle.finish(1, a, b)
+    circle.tell(NEWCOMER, Join(1))
+    assert circle.heard(NEWCOMER, Stop)
+    assert not circle.heard(NEWCOMER, Form)

@@ -1,0 +1,106 @@
+"""All-reduce's replica: it steps in a group, leaves it with every view, and says how far it has come."""
+
+from squall.protocol.collective.messages import Broken, Finished, Form, Shown, ShowWeights, Turn
+from squall.protocol.collective.replica import CollectiveReplica
+from squall.protocol.effects import Effect, End, JoinGroup, LeaveGroup, Send, Step, WriteSnapshot
+from squall.protocol.events import GroupBroken, GroupJoined, MessageArrived, SnapshotWritten, Started, StepTaken
+from squall.protocol.frames import Message
+from squall.protocol.messages import (
+    Join,
+    Lease,
+    Member,
+    NonFinite,
+    SnapshotTaken,
+    Stop,
+    TakeSnapshot,
+    View,
+    ViewSeen,
+)
+from squall.protocol.nodes import COORDINATOR, replica_node
+
+A, B = replica_node(0, 0), replica_node(1, 0)
+
+
+def heard(replica: CollectiveReplica, *messages: Message) -> list[Effect]:
+    return [effect for message in messages for effect in replica.on(MessageArrived(COORDINATOR, message), 0.0)]
+
+
+def said(effects: list[Effect]) -> list[Message]:
+    return [effect.message for effect in effects if isinstance(effect, Send)]
+
+
+def view(number: int) -> View:
+    return View(number, (Member(0, 0, 0), Member(1, 0, 0)))
+
+
+def turn(clock: int, start: int = 0, stop: int = 10) -> Turn:
+    return Turn(clock, Lease(clock, 0, start, stop), 20)
+
+
+def taken(number: int, finite: bool = True, guilty: bool = False) -> StepTaken:
+    return StepTaken(number, 0.5, finite, 0.1, 0.0, guilty=guilty)
+
+
+def grouped() -> CollectiveReplica:
+    replica = CollectiveReplica(A, 2)
+    assert said(replica.on(Started(), 0.0)) == [Join(0)]
+    heard(replica, view(1), Form(1, 0, 0, A))
+    replica.on(GroupJoined(1), 0.0)
+    return replica
+
+
+def test_it_forms_the_group_that_it_is_told_and_steps_turn_by_turn() -> None:
+    replica = CollectiveReplica(A, 2)
+    assert said(heard(replica, view(1))) == [ViewSeen(1)]
+    assert heard(replica, Form(1, 0, 0, A)) == [JoinGroup(1, (A, B), A, transfer=False, clock=0)]
+    assert heard(replica, turn(1), turn(2)) == []
+    assert replica.on(GroupJoined(1), 0.0) == [Step(1, 0, 0, 10, 20)]
+    first, second = replica.on(taken(1), 0.0)
+    assert isinstance(first, Send)
+    assert isinstance(first.message, Finished)
+    assert (first.message.clock, first.message.stats.loss_sum) == (1, 5.0)
+    assert second == Step(2, 0, 0, 10, 20)
+
+
+def test_a_view_ends_its_group_and_what_comes_of_the_old_one_is_nothing() -> None:
+    replica = grouped()
+    heard(replica, turn(1), turn(2))
+    replica.on(taken(1), 0.0)
+    effects = heard(replica, view(2))
+    assert effects == [LeaveGroup(), Send(COORDINATOR, ViewSeen(2, clock=1))]
+    assert replica.on(taken(1), 0.0) == replica.on(GroupBroken(1, "late"), 0.0) == []
+    assert replica.clock == 1
+
+
+def test_a_broken_group_is_told_and_left() -> None:
+    replica = grouped()
+    heard(replica, turn(1))
+    assert replica.on(GroupBroken(1, "reset"), 0.0) == [LeaveGroup(), Send(COORDINATOR, Broken(1, "reset"))]
+
+
+def test_who_gets_weights_counts_on_from_them() -> None:
+    replica = CollectiveReplica(A, 2)
+    heard(replica, view(3), Form(3, 7, 140, B, (A,)))
+    replica.on(GroupJoined(3), 0.0)
+    shown = said(heard(replica, ShowWeights(4)))[0]
+    assert isinstance(shown, Shown)
+    assert (shown.weights.updates, shown.weights.examples) == (7, 140)
+    assert heard(replica, TakeSnapshot(2)) == [WriteSnapshot(2, 7)]
+    assert said(replica.on(SnapshotWritten(2, checksum=9), 0.0)) == [SnapshotTaken(2, 7, (), "", 9, 140)]
+
+
+def test_a_step_that_is_not_finite_is_tried_again_and_the_guilty_tell() -> None:
+    innocent, guilty = grouped(), grouped()
+    for replica in (innocent, guilty):
+        heard(replica, turn(1))
+    assert innocent.on(taken(1, finite=False), 0.0) == [Step(1, 0, 0, 10, 20)]
+    first = guilty.on(taken(1, finite=False, guilty=True), 0.0)
+    assert first == [Send(COORDINATOR, NonFinite(0, 0, 10, 1, final=False)), Step(1, 0, 0, 10, 20)]
+    again = guilty.on(taken(1, finite=False, guilty=True), 0.0)
+    assert again == [Send(COORDINATOR, NonFinite(0, 0, 10, 1, final=True))]
+    assert innocent.on(taken(1, finite=False), 0.0) == []
+
+
+def test_a_stop_ends_it_in_its_group_or_without_one() -> None:
+    for replica in (grouped(), CollectiveReplica(A, 2)):
+        assert heard(replica, Stop())[-1] == End("finished")
