@@ -47,7 +47,8 @@ class InlineMember:
 
     def step(self, effect: Step) -> None:
         member, share = self.member, self.member.share(effect)
-        loss = member.backward.differentiate(member.load(effect))
+        batch = member.load(effect)
+        loss = member.backward.differentiate(batch) if batch is not None else 0.0
         gradients = [parameter.grad for parameter in member.parameters]
         part = Part(share, gradients, member.buffer_changes(share), loss, member.backward.extras)
         member.look_again()

@@ -46,11 +46,13 @@ class Member:
     # ------------------------------------------------------------ steps
 
     def load(self, effect: Step) -> object:
-        """The member's own batch; where it has none, one whose gradient will count for nothing."""
-        start, stop = effect.start, effect.stop
-        if start == stop:
-            stop = min(self.task.batch_size, self.task.examples)
-        return self.backward.load(Compute(effect.epoch, start, stop, 0, accumulate=False, local_step=False))
+        """The member's own batch, or None."""
+        if effect.start == effect.stop:
+            for parameter in self.parameters:
+                parameter.grad = None
+            return None
+        place = effect.epoch, effect.start, effect.stop
+        return self.backward.load(Compute(*place, 0, accumulate=False, local_step=False))
 
     def share(self, effect: Step) -> float:
         """Of the member's examples in all of the step."""
@@ -70,29 +72,31 @@ class Member:
         return finite
 
     def buffer_changes(self, share: float) -> Tensor | None:
-        """What the batch has done to the model's buffers, times `share`: float32 [length - tail]. None: it has none."""
+        """What the batch has done to the model's buffers, times `share`: float64, floating ones and then counts.
+
+        None: it has none.
+        """
         layout = self.layout
         if layout.tail == layout.length:
             return None
         changed = torch.zeros_like(self.vector)
         layout.write_buffers(self.backward.on_vector.model, changed)
-        known, changes = self.vector, torch.zeros_like(self.vector)
-        floats = slice(layout.tail, layout.counted)
-        new, old = changed[floats], known[floats]
-        changes[floats] = torch.where(new == old, 0.0, new - old) * share  # a mask of infinities stays
-        for view, then, now in zip(*(layout.counter_views(v) for v in (changes, known, changed))):
-            put_count(view, (count_in(now) - count_in(then)) * share)
-        return changes[layout.tail :]
+        new, old = (vector[layout.tail : layout.counted].double() for vector in (changed, self.vector))
+        changes = [torch.where(new == old, 0.0, new - old)]  # a mask of infinities stays
+        for now, then in zip(layout.counter_views(changed), layout.counter_views(self.vector)):
+            changes.append((count_in(now) - count_in(then)).flatten())
+        return torch.cat(changes) * share
 
     def move_buffers(self, changes: Tensor | None) -> None:
         """Add the sum of what all members' batches have done to them."""
         if changes is None:
             return
-        layout, whole = self.layout, torch.zeros_like(self.vector)
-        whole[layout.tail :] = changes
-        self.vector[layout.tail : layout.counted] += changes[: layout.counted - layout.tail]
-        for own, view in zip(layout.counter_views(self.vector), layout.counter_views(whole)):
-            put_count(own, count_in(own) + count_in(view))
+        floats, counters = self.vector[self.layout.tail : self.layout.counted], self.layout.counter_views(self.vector)
+        added, *counted = changes.split([len(floats), *(view.numel() // 2 for view in counters)])
+        floats.copy_(floats.double() + added)
+        for own, more in zip(counters, counted):
+            count = count_in(own)
+            put_count(own, count + more.view_as(count))
 
     def look_again(self) -> None:
         """A forward pass may have changed the model's buffers: they are the vector's again."""

@@ -24,7 +24,7 @@ from squall.task import Batch, Task
 class _Loss(nn.Module):
     """The task's loss as a module's forward pass, which is what DistributedDataParallel wraps.
 
-    So the loss has the user's own model, with its attributes.
+    So the loss has the user's own model, with its attributes. Of no batch it is zero, with gradients of zero.
     """
 
     def __init__(self, task: Task) -> None:
@@ -32,7 +32,9 @@ class _Loss(nn.Module):
         self.model = task.model
         self._loss = task.loss
 
-    def forward(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch | None) -> Any:
+        if batch is None:
+            return sum((parameter * 0).sum() for parameter in self.model.parameters())
         return self._loss(self.model, batch)
 
 
