@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class Launching:
         order = order or self.orders.next(message["plan"])
         while order is not None:
             setproctitle(f"squall nursery of {order.directory.name}")
-            job = build_job(message, task, order)
+            job = dataclasses.replace(build_job(message, task, order), scratch=self._sockets)
             if job.restored is not None:
                 job.restored.manifest.check_optimizer(state_name(job.recipe))
             more = True

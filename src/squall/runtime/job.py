@@ -42,6 +42,7 @@ class Job:
     restored: Restored | None = None  # the snapshot that the run goes on from
     site: Site | None = None  # None: the run has one machine
     schedule: Path | None = None  # where hosts keep their schedules; None: there will be no replay
+    scratch: Path | None = None  # of its processes on this machine; removed when they have ended
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property

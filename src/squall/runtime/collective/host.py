@@ -59,4 +59,5 @@ class CollectiveHost(Host):
 def in_a_process(job: Job, node: Node) -> CollectiveHost:
     """Of a replica whose fellows are in processes of their own."""
     member = Member(job, node.index)
-    return CollectiveHost(job, GroupedMember(member, node, job.directory / "groups", f"{job.commanded_at:.6f}"))
+    assert job.scratch is not None
+    return CollectiveHost(job, GroupedMember(member, node, job.scratch))

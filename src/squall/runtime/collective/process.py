@@ -41,11 +41,11 @@ class _Loss(nn.Module):
 class GroupedMember:
     """A member in a process of its own."""
 
-    def __init__(self, member: Member, node: Node, directory: Path, attempt: str) -> None:
-        """`attempt` tells this start of the run from earlier ones, in the same directory."""
+    def __init__(self, member: Member, node: Node, directory: Path) -> None:
+        """`directory`: where members find each other, of this start of the run alone."""
         self.member = member
         self._node = node
-        self._directory, self._attempt = directory, attempt
+        self._directory = directory
         self._group: Group | None = None
         self._number = 0
         self._wrapped: DistributedDataParallel | None = None
@@ -70,11 +70,11 @@ class GroupedMember:
         return GroupJoined(effect.number)
 
     def _form(self, effect: JoinGroup) -> None:
-        self._directory.mkdir(mode=0o700, exist_ok=True)
         own, source = effect.members.index(self._node), effect.members.index(effect.source)
-        name = f"{self._attempt}-{effect.number}"
         backend = "nccl" if self.member.device.type == "cuda" else "gloo"
-        self._group = group = Group(name, self._directory, [node.index for node in effect.members], own, backend)
+        self._group = group = Group(
+            str(effect.number), self._directory, [node.index for node in effect.members], own, backend
+        )
         if effect.transfer:
             self._transfer(group, own == source, source, effect.clock)
         if len(effect.members) > 1:
