@@ -19,7 +19,7 @@ from squall.protocol.effects import (
     UseWeights,
     WriteSnapshot,
 )
-from squall.protocol.events import Event, GradientComputed, ModelEvaluated
+from squall.protocol.events import Event, GradientComputed, ModelEvaluated, StepTaken
 from squall.runtime import best
 from squall.runtime.backward import Backward, ModelOnVector, pin
 from squall.runtime.batches import Key
@@ -83,8 +83,9 @@ class SlowedHost(HostAround):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         event = self._host.perform(effect, now)
-        if isinstance(event, GradientComputed):
-            time.sleep(event.seconds * (self._ratio - 1))
+        if isinstance(event, GradientComputed | StepTaken):
+            seconds = event.seconds if isinstance(event, GradientComputed) else event.compute_s
+            time.sleep(seconds * (self._ratio - 1))
         return event
 
 
