@@ -27,7 +27,8 @@ from squall.runtime.job import private_job
 from squall.runtime.run_plan import Plan
 from squall.runtime.schedule import Damaged
 from squall.runtime.seeds import chance_kept, seed_everything
-from squall.runtime.snapshot import Manifest, Restored, Snapshots, put_together
+from squall.runtime.snapshot import Manifest, Restored, Snapshots
+from squall.runtime.states import put_together
 from squall.strategies import Strategy
 from squall.task import Task
 from squall.usercode.kept import Code, ScriptCode, load_code, load_sources

@@ -31,6 +31,7 @@ from torch import Tensor
 from squall.errors import SnapshotMismatch
 from squall.protocol.events import SnapshotWritten
 from squall.record.rows import KEEP
+from squall.runtime.states import by_element, put_together
 from squall.vector import Layout
 
 NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK)  # what file systems say that have none, or no more
@@ -204,7 +205,7 @@ class Snapshots:
                 metadata = file.metadata()
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
             put_together(state, int(metadata["start"]), int(metadata["stop"]), layout.length, tensors)
-        return Restored(manifest, tensors)
+        return Restored(manifest, by_element(tensors, layout))
 
     def weights(self, number: int) -> Tensor:
         """The whole vector of a snapshot. Raises `DamagedSnapshot`."""
@@ -273,22 +274,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def put_together(state: Mapping[str, Tensor], first: int, last: int, length: int, tensors: dict[str, Tensor]) -> None:
-    """Put what the shard of elements [first, last) holds into tensors of the whole vector, which has `length`."""
-    tensors.setdefault("weights", torch.zeros(length))[first:last] = state["weights"]
-    for name, value in state.items():
-        if name == "weights":
-            continue
-        if name.startswith("state:"):  # of a whole parameter, whatever its shape
-            tensors[name] = value
-            continue
-        group, start, stop, key = name.split(":", 3)
-        whole = f"{group}:{key}"
-        if value.ndim == 0:
-            tensors[whole] = value
-        else:
-            if whole not in tensors:
-                tensors[whole] = torch.zeros(length, dtype=value.dtype)
-            tensors[whole][int(start) : int(stop)] = value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from squall.protocol.effects import Compute, Step
 from squall.runtime.backward import Backward
@@ -13,10 +13,11 @@ from squall.runtime.compute import all_finite
 from squall.runtime.job import Job
 from squall.runtime.optimizers import bare_step, build_optimizer
 from squall.runtime.rates import Schedule
+from squall.runtime.states import SETTINGS, STATE, group_of
 from squall.strategies.work import Collective
 from squall.vector import count_in, put_count
 
-_STATE = "state"  # of an optimizer: "state:NAME OF THE PARAMETER:KEY"
+_RATES = ("lr", "momentum")  # a schedule sets them
 
 
 class Member:
@@ -35,10 +36,10 @@ class Member:
         self.batches = self.backward.batches
         self.backward.on_vector.use(0)
         self.parameters = self.backward.on_vector.parameters
-        self._names = [span.name for span in job.layout.parameters]
         self.optimizer = build_optimizer(work.optimizer, job.task.param_groups())
         self.schedule = Schedule(job.task, self.optimizer) if job.task.schedule is not None else None
         job.keep(self.schedule)
+        self._begun = self._numbers()
         self._step = bare_step(self.optimizer, tracked=True)
         if job.restored is not None:
             self.take_up(job.restored.tensors, job.restored.updates)
@@ -105,25 +106,46 @@ class Member:
     # ------------------------------------------------------------ state
 
     def state(self) -> dict[str, Tensor]:
-        """Weights, and the optimizer's state of each parameter, on the CPU."""
+        """Weights, and the optimizer's state, on the CPU; names are those of a snapshot (`runtime/states.py`)."""
         tensors = {"weights": self.vector}
-        for name, parameter in zip(self._names, self.parameters):
+        for span, parameter in zip(self.layout.parameters, self.parameters):
             for key, value in self.optimizer.state[parameter].items():
                 if value is not None:
-                    tensors[f"{_STATE}:{name}:{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+                    tensors[f"{STATE}:{span.name}:{key}"] = torch.as_tensor(value)
+        for group, (now, begun) in enumerate(zip(self._numbers(), self._begun)):
+            changed = {key: value for key, value in now.items() if value != begun.get(key)}
+            tensors |= {f"{SETTINGS}:{group}:{key}": torch.tensor(value) for key, value in changed.items()}
         return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def take_up(self, state: Mapping[str, Tensor], updates: int) -> None:
-        """Go on from what `state` gave, of so many updates."""
+        """Go on from what `state` gave, of so many updates, or from what shards have saved."""
         self.vector.copy_(state["weights"])
         self.optimizer.state.clear()
-        by_name: dict[str, nn.Parameter] = dict(zip(self._names, self.parameters))
+        own = {span.name: self.optimizer.state[p] for span, p in zip(self.layout.parameters, self.parameters)}
         for name, value in state.items():
             kind, _, rest = name.partition(":")
-            if kind == _STATE:
-                owner, _, key = rest.rpartition(":")
-                on_device = value.ndim > 0
-                self.optimizer.state[by_name[owner]][key] = value.to(self.device) if on_device else value.clone()
+            owner, _, key = rest.rpartition(":")
+            if kind == STATE:
+                own[owner][key] = self._taken(value)
+            elif kind == SETTINGS:
+                self.optimizer.param_groups[int(owner)][key] = value.item()
+            elif rest:
+                for span in self.layout.parameters:
+                    if group_of(span, self.layout) == int(kind):
+                        part = value[span.start : span.start + span.numel].view(span.shape) if value.ndim else value
+                        own[span.name][rest] = self._taken(part, scalar=not value.ndim)
         if self.schedule is not None:
             self.schedule.advance(updates)
         self.look_again()
+
+    def _taken(self, value: Tensor, scalar: bool | None = None) -> Tensor:
+        """A copy where the optimizer wants it: scalars, such as its count of steps, stay on the CPU."""
+        stays = value.ndim == 0 if scalar is None else scalar
+        return value.clone() if stays else value.to(self.device, copy=True)
+
+    def _numbers(self) -> list[dict[str, float]]:
+        """What optimizers may count in their param groups; rates are the schedule's."""
+        return [
+            {key: value for key, value in group.items() if isinstance(value, int | float) and key not in _RATES}
+            for group in self.optimizer.param_groups
+        ]
