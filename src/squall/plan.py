@@ -46,10 +46,14 @@ def make_plan(
     if settings.least_replicas is not None:
         fits = 1 <= settings.least_replicas <= recipe.replicas
         require("least_replicas", settings.least_replicas, fits, f"from 1 to {recipe.replicas}, as many as there are")
+    asked = "the launcher is ray" if settings.launcher == "ray" else f"machines is {settings.machines}"
     if settings.several and (recipe.alone or settings.last_snapshots):
         what = type(strategy).__name__ if recipe.alone else f"keep_schedule {settings.keep_schedule!r}"
-        asked = "the launcher is ray" if settings.launcher == "ray" else f"machines is {settings.machines}"
         raise ValueError(f"{asked}, and {what} is for one machine: leave one of them out")
+    if settings.several and isinstance(recipe.work, Collective):
+        raise ValueError(f"{asked}, and AllReduce is for one machine for now: use Synchronous")
+    if settings.last_snapshots and isinstance(recipe.work, Collective):
+        raise ValueError(f"keep_schedule is {settings.keep_schedule!r}: AllReduce has no replay yet, leave it out")
     if settings.last_snapshots and recipe.why_from_the_start:
         raise ValueError(
             f"keep_schedule is {settings.keep_schedule!r} with {type(strategy).__name__}, where"
@@ -97,17 +101,28 @@ def build_checked(function: TaskFunction, plan: Plan, strategy: Strategy) -> tup
 
 def _check_schedule(task: Task, strategy: Strategy) -> None:
     """Build what each shard (or replica, with an optimizer of its own) will build, so that a mistake shows here."""
-    groups = [{**group, "params": [torch.nn.Parameter(torch.zeros(1))]} for group in task.param_groups()]
     recipe = strategy.recipe()
+    whole = isinstance(recipe.work, Collective)
+    groups = [{**group, "params": _stand_ins(group["params"], whole)} for group in task.param_groups()]
     if isinstance(recipe.work, BatchMethod):
         _check_batches(task, recipe.work, recipe.replicas)
         return
-    optimizer = build_optimizer(recipe.work.tuned, groups)
+    try:
+        optimizer = build_optimizer(recipe.work.tuned, groups)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"the optimizer does not take the task's parameters: {error}") from error
     if task.schedule is None:
         return
     scheduler = task.schedule(optimizer)
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ValueError("Task.schedule must depend on the number of updates alone: ReduceLROnPlateau needs a metric")
+
+
+def _stand_ins(parameters: list[torch.nn.Parameter], whole: bool) -> list[torch.nn.Parameter]:
+    """Of a param group: an optimizer on shards sees ranges of it, one on a whole model their shapes."""
+    if not whole:
+        return [torch.nn.Parameter(torch.zeros(1))]
+    return [torch.nn.Parameter(torch.empty_like(parameter, device="meta")) for parameter in parameters]
 
 
 def _check_batches(task: Task, method: BatchMethod, replicas: int) -> None:

@@ -9,7 +9,7 @@ from squall.runtime.optimizers import check_optimizers
 from squall.runtime.run_plan import Aims, Plan
 from squall.settings import Settings
 from squall.strategies import Strategy
-from squall.strategies.work import Loop
+from squall.strategies.work import Collective, Loop
 
 
 def script_plan(strategy: Strategy, settings: Settings, aims: Aims, *, seed: int = 0, device: str = "cpu") -> Plan:
@@ -28,6 +28,8 @@ def script_plan(strategy: Strategy, settings: Settings, aims: Aims, *, seed: int
     recipe = strategy.recipe()
     if recipe.alone or settings.launcher == "inline":
         raise ValueError(f"{type(strategy).__name__} runs in one process: start the script with python instead")
+    if isinstance(recipe.work, Collective):
+        raise ValueError("AllReduce is not for scripts for now: use Synchronous, which makes the same updates")
     if not isinstance(recipe.work, Loop):
         raise ValueError(f"{type(strategy).__name__} computes a batch many times over, which no loop does: use fit")
     if settings.last_snapshots:

@@ -16,6 +16,7 @@ import torch
 from squall.runtime.job import Job
 from squall.runtime.schedule import FORMAT, Damaged
 from squall.runtime.snapshot import second_name
+from squall.strategies.work import Collective
 from squall.version import __version__
 
 
@@ -41,7 +42,7 @@ def read_start(path: Path) -> Start:
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
     if not start.kept:
-        raise Damaged(f"{path} holds no schedule: its attempt ran with --keep-schedule none")
+        raise Damaged(f"{path} holds no schedule: its attempt ran with --keep-schedule none, or AllReduce")
     return start
 
 
@@ -109,7 +110,8 @@ def begin(job: Job, script: bool = False) -> Job:
     start = Start(
         FORMAT, restored.manifest.number if restored is not None else None,
         restored.updates if restored is not None else 0, surroundings(job.plan.threads, script),
-        kept=job.plan.settings.keep_schedule != 0, end_alone=job.plan.settings.last_snapshots > 0,
+        kept=job.plan.settings.keep_schedule != 0 and not isinstance(job.recipe.work, Collective),
+        end_alone=job.plan.settings.last_snapshots > 0,
     )  # fmt: skip
     try:
         path = home / str(max(numbers(job.directory), default=-1) + 1)

@@ -53,7 +53,7 @@ def state_name(recipe: Recipe) -> str:
     if isinstance(recipe.work, BatchMethod):
         return f"L-BFGS with history={recipe.work.rules.history}"
     factory = recipe.work.optimizer if isinstance(recipe.work, Collective) else recipe.work.update.optimizer
-    return type(build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(1))]}])).__qualname__
+    return type(check_settings(factory)).__qualname__
 
 
 def in_words(recipe: Recipe) -> str:
@@ -79,7 +79,7 @@ def check_optimizers(recipe: Recipe) -> None:
     if isinstance(recipe.work, BatchMethod):
         return
     if isinstance(recipe.work, Collective):
-        check_settings(recipe.work.optimizer)
+        _check_step(recipe.work.optimizer, torch.ones(2, 4))
         return
     update, local = recipe.loop.update, recipe.loop.local
     if local is not None:
@@ -108,7 +108,10 @@ def check_elementwise(factory: OptimizerFactory) -> None:
     name = _name(factory)
     start = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.125, 3.0, -2.0, 1.0])
     gradients = [torch.tensor([1.0, -2.0, 0.5, 4.0, -1.0, 0.25, 2.0, -8.0]), torch.arange(-3.0, 5.0)]
-    remedy = f"{name} is not elementwise: shards hold ranges of the vector, use for example SGD, Adagrad or AdamW"
+    remedy = (
+        f"{name} is not elementwise: shards hold ranges of the vector, use for example SGD, Adagrad or AdamW, or"
+        " AllReduce, which has no shards"
+    )
     try:
         whole = _optimized(factory, [start], gradients)
         halves = _optimized(factory, [start[:4], start[4:]], gradients)
@@ -133,15 +136,14 @@ def _name(factory: OptimizerFactory) -> str:
     return str(getattr(inner, "__name__", inner))
 
 
-def check_settings(factory: OptimizerFactory) -> None:
-    """Raise `ValueError` for an optimizer that can be built on no parameter.
+def check_settings(factory: OptimizerFactory) -> Optimizer:
+    """The optimizer on a parameter of its own. Raises `ValueError` for one that can be built on none.
 
     Some refuse a flat one (Muon), so a matrix is tried as well.
     """
     for shape in ((8,), (2, 4)):
         try:
-            build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(shape))]}])
-            return
+            return build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(shape))]}])
         except _STEP_FAILURES as error:
             reason = str(error)
     raise ValueError(f"the optimizer {_name(factory)} cannot be built: {reason}")

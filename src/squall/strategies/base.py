@@ -54,8 +54,6 @@ class Recipe:
         """Why a replay cannot begin at a snapshot, or would need too much that is kept there; empty if it can."""
         if self.alone:
             return "no fetch tells what is behind a snapshot"
-        if isinstance(self.work, Collective):
-            return "replicas fetch nothing"
         if self.work.local is not None or not isinstance(self.work, Loop):
             return "replicas hold more than they have fetched"
         cadence = self.work.exchanges.cadence

@@ -203,6 +203,9 @@ class Collective:
 
     optimizer: OptimizerFactory
 
+    def __post_init__(self) -> None:
+        _check_factory(self.optimizer)
+
     @property
     def tuned(self) -> OptimizerFactory:
         return self.optimizer
@@ -215,6 +218,6 @@ class Collective:
 Work = Loop | BatchMethod | Collective
 
 
-def _check_factory(factory: OptimizerFactory) -> None:
+def _check_factory(factory: object) -> None:
     if not callable(factory):
         raise ValueError("optimizer must be a factory, for example partial(torch.optim.SGD, lr=0.1)")
