@@ -26,6 +26,7 @@ WILD = partial(torch.optim.SGD, lr=0.3, momentum=0.9)  # now better, now worse
 STRATEGIES = {
     "single": squall.SingleProcess(optimizer=WILD),
     "downpour": squall.Downpour(replicas=2, shards=2, optimizer=partial(torch.optim.SGD, lr=0.2)),
+    "all-reduce": squall.AllReduce(replicas=2, optimizer=WILD),
     "sandblaster": squall.Sandblaster(replicas=2, shards=2, batch="full"),
 }
 

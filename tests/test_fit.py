@@ -28,6 +28,7 @@ from tests.tasks import INLINE, LOCAL, mean_square, numbers, plain, regression
 
 Fit = Callable[..., Run]
 DOWNPOUR = squall.Downpour(replicas=2, shards=2, optimizer=partial(torch.optim.SGD, lr=0.05))
+THREE = [squall.SingleProcess(), DOWNPOUR, squall.AllReduce()]
 
 
 def children() -> set[int]:
@@ -129,7 +130,7 @@ def loss_that_breaks(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     return mean_square(model, batch)
 
 
-@pytest.mark.parametrize("strategy", [squall.SingleProcess(), DOWNPOUR])
+@pytest.mark.parametrize("strategy", THREE)
 def test_in_this_process_the_users_exception_comes_as_it_is(inline: Fit, strategy: squall.Strategy) -> None:
     with pytest.raises(Broken, match="item 100 is damaged"):
         inline(regression(train=Broken100()), strategy)
@@ -177,7 +178,7 @@ def of_a_model_it_knows() -> squall.Task:
     return regression(lambda: model, loss=lambda given, batch: mean_square(model, batch))()
 
 
-@pytest.mark.parametrize("strategy", [squall.SingleProcess(), DOWNPOUR])
+@pytest.mark.parametrize("strategy", THREE)
 def test_a_loss_that_does_not_use_the_model_it_is_given_is_not_trained_in_silence(
     inline: Fit, strategy: squall.Strategy
 ) -> None:
@@ -196,7 +197,7 @@ def test_the_run_keeps_its_plan_and_versions(inline: Fit, run_dir: Path) -> None
     assert (run_dir / "code.pickle").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("strategy", [squall.SingleProcess(), DOWNPOUR])
+@pytest.mark.parametrize("strategy", THREE)
 def test_evaluations_come_by_the_epoch_and_by_the_second(inline: Fit, strategy: squall.Strategy) -> None:
     task = regression(examples=1600, validate=numbers(20))
     by_epoch = metrics(inline(task, strategy, epochs=3))
@@ -206,7 +207,7 @@ def test_evaluations_come_by_the_epoch_and_by_the_second(inline: Fit, strategy: 
     assert len(metrics(inline(task, strategy, epochs=3, settings=settings))) > 3
 
 
-@pytest.mark.parametrize("strategy", [squall.SingleProcess(), DOWNPOUR])
+@pytest.mark.parametrize("strategy", THREE)
 def test_seconds_end_a_run(inline: Fit, strategy: squall.Strategy) -> None:
     run = inline(regression(), strategy, epochs=10**6, seconds=0.05)
     plan = json.loads((run.directory / "run.json").read_text())["plan"]
@@ -221,6 +222,7 @@ def test_seconds_end_a_run(inline: Fit, strategy: squall.Strategy) -> None:
     [
         (squall.SingleProcess(), "steps", "Epoch 1, unfinished: 64 of 90 trained so far."),
         (DOWNPOUR, "steps", "Epoch 1, unfinished: 64 of 90 trained so far."),
+        (squall.AllReduce(), "steps", "Epoch 1, unfinished: 64 of 90 trained so far."),
         (squall.Sandblaster(replicas=2, batch="full"), "steps", "on 90 examples"),
     ],
 )

@@ -59,6 +59,7 @@ STRATEGIES = {
     "summing": squall.Downpour(replicas=2, push_every=3, fetch_every=2, optimizer=DOWNPOUR.optimizer),
     "overlap": squall.Downpour(replicas=2, overlap=True, optimizer=DOWNPOUR.optimizer),
     "synchronous": squall.Synchronous(replicas=3, optimizer=DOWNPOUR.optimizer),
+    "all-reduce": squall.AllReduce(replicas=3, optimizer=DOWNPOUR.optimizer),
     "averaging": squall.Averaging(replicas=2, every=4, optimizer=DOWNPOUR.optimizer),
     "elastic": squall.ElasticAveraging(replicas=2, every=4, optimizer=DOWNPOUR.optimizer),
 }

@@ -20,6 +20,7 @@ Fit = Callable[..., Run]
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 TWO = squall.Downpour(replicas=2, shards=2, optimizer=SGD)
 LOCKED = squall.Synchronous(replicas=3, shards=2, optimizer=SGD)
+REDUCED = squall.AllReduce(replicas=3, optimizer=SGD)
 
 
 def untrained(task: Callable[[], squall.Task], seed: int = 0) -> nn.Module:
@@ -89,7 +90,7 @@ def words_task(sparse: bool) -> Callable[[], squall.Task]:
     return lambda: squall.Task(model=Tied(sparse), loss=loss, train=TensorDataset(words), batch_size=8)
 
 
-@pytest.mark.parametrize("strategy", [TWO, LOCKED], ids=["downpour", "synchronous"])
+@pytest.mark.parametrize("strategy", [TWO, LOCKED, REDUCED], ids=["downpour", "synchronous", "all-reduce"])
 def test_running_statistics_of_several_replicas_are_those_of_the_data(inline: Fit, strategy: squall.Strategy) -> None:
     task = regression(lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1)), examples=288, batch_size=16)
     norm = inline(task, strategy, epochs=4).model[0]
@@ -99,7 +100,7 @@ def test_running_statistics_of_several_replicas_are_those_of_the_data(inline: Fi
     assert norm.num_batches_tracked.item() == pytest.approx(4 * 18 / strategy.replicas, abs=0.5)  # a replica's batches
 
 
-@pytest.mark.parametrize("strategy", [TWO, LOCKED], ids=["downpour", "synchronous"])
+@pytest.mark.parametrize("strategy", [TWO, LOCKED, REDUCED], ids=["downpour", "synchronous", "all-reduce"])
 def test_constant_buffers_stay_as_they_are(inline: Fit, strategy: squall.Strategy) -> None:
     run = inline(regression(Masked), strategy, epochs=8)
     for (name, before), (_, after) in zip(Masked().named_buffers(), run.model.named_buffers()):
@@ -117,6 +118,7 @@ COUNTING = {
     "one replica": squall.Downpour(replicas=1, shards=2, optimizer=GENTLE),
     "downpour": squall.Downpour(replicas=2, shards=2, optimizer=GENTLE),
     "synchronous": squall.Synchronous(replicas=3, shards=2, optimizer=GENTLE),
+    "all-reduce": squall.AllReduce(replicas=3, optimizer=GENTLE),
     "unlike pushes and fetches": squall.Downpour(replicas=2, optimizer=GENTLE, push_every=3, fetch_every=2),
     "overlapped": squall.Downpour(replicas=2, optimizer=GENTLE, overlap=True),
     "averaging": squall.Averaging(replicas=2, optimizer=GENTLE, every=3),
@@ -154,7 +156,7 @@ class Counted(nn.Module):
         return self.linear(inputs)
 
 
-@pytest.mark.parametrize("strategy", [squall.SingleProcess(optimizer=SGD), TWO, LOCKED], ids=str)
+@pytest.mark.parametrize("strategy", [squall.SingleProcess(optimizer=SGD), TWO, LOCKED, REDUCED], ids=str)
 def test_buffers_that_a_model_replaces_or_sets_come_back(inline: Fit, strategy: squall.Strategy) -> None:
     model = inline(regression(Counted, examples=96), strategy, epochs=4).model
     assert model.seen.item() == 24 / strategy.recipe().replicas

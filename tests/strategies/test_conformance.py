@@ -96,9 +96,9 @@ def of(name: str, **changes: Any) -> Strategy:
     strategy: Any = TABLE[name].strategy
     if changes.get("replicas") == 1 and getattr(strategy, "backup", 0):
         changes["backup"] = 0
-    if not isinstance(strategy, squall.AllReduce):
-        one_shard = not strategy.recipe().loop.exchanges.rules.waits_for_all
-        changes = {"shards": 1 if one_shard else 2} | changes
+    if (shards := strategy.recipe().shards) > 0:
+        shards = 2 if strategy.recipe().loop.exchanges.rules.waits_for_all else 1
+        changes = {"shards": shards} | changes
     changed: Strategy = dataclasses.replace(strategy, **({"replicas": 3} | changes))
     return changed
 

@@ -37,9 +37,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         require("replicas", self.replicas, self.replicas >= 1, "at least 1")
-        if isinstance(self.work, Collective):
-            self.work.check()
-        else:
+        if not isinstance(self.work, Collective):
             require("shards", self.shards, self.shards >= 1, "at least 1")
         if isinstance(self.work, Loop):
             self.work.check(self.replicas, self.shards)

@@ -210,10 +210,6 @@ class Collective:
     def tuned(self) -> OptimizerFactory:
         return self.optimizer
 
-    def check(self) -> None:
-        """Raise a `ValueError` with the remedy for settings that cannot be."""
-        _check_factory(self.optimizer)
-
 
 Work = Loop | BatchMethod | Collective
 
