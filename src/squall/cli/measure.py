@@ -89,7 +89,8 @@ def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
     ordered = sorted(measured.steps)
     usual, slow = ordered[len(ordered) // 2], ordered[int(0.95 * len(ordered))]
     slowdown = [f"{k} at once x {factor:.3g}" for k, factor in enumerate(machine.slowdown, 1)]
-    exchanges = [f"{elements:,} elements {_time(seconds)}" for elements, seconds in machine.exchange]
+    exchanges, rounds = ([f"{elements:,} elements {_time(seconds)}" for elements, seconds in points]
+                         for points in (machine.exchange, machine.reduce))  # fmt: skip
     assert machine.step_s is not None
     rows = [
         ("step", f"{_time(machine.step_s)} for a batch of {measured.batch_size}: half are below {_time(usual)},"
@@ -97,6 +98,7 @@ def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
         ("other programs", f"had {measured.others:.0%} of the cores in the moments that count"),
         ("slowdown", ", ".join(slowdown if len(slowdown) <= 8 else [slowdown[0], slowdown[-1]])),
         ("exchange", ", ".join(exchanges)),
+        ("all-reduce", ", ".join(rounds) or "not measured: this torch has no Gloo"),
         ("overhead", f"of a replica {_time(code.batch_s)} a batch and {_time(code.exchange_s)} an exchange,"
          f" of a shard {_time(code.serve_s)} an exchange and {_time(code.wake_s)} to wake it, of the coordinator"
          f" and a replica {_time(code.lease_s)} a lease; {_time(code.cold_s)} more after a long sleep"),
@@ -121,7 +123,8 @@ def _document(measured: Measured, path: Path, trace: Path) -> dict[str, Any]:
 def _figures(machine: MachineKind) -> dict[str, Any]:
     return {
         "step_s": machine.step_s, "cores": machine.cores, "single_s": machine.single_s, "slowdown": machine.slowdown,
-        "exchange": machine.exchange, "overhead": dataclasses.asdict(machine.overhead), "memory": machine.memory,
+        "exchange": machine.exchange, "reduce": machine.reduce, "overhead": dataclasses.asdict(machine.overhead),
+        "memory": machine.memory,
     }  # fmt: skip
 
 

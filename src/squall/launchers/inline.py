@@ -10,7 +10,7 @@ from squall.protocol.effects import Compute, End, Step
 from squall.protocol.events import Event, StopRequested
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
-from squall.runtime.circle import Circle
+from squall.runtime.circle import Circle, Groups
 from squall.runtime.collective.host import CollectiveHost
 from squall.runtime.collective.inline import InlineMember
 from squall.runtime.collective.member import Member
@@ -96,10 +96,10 @@ class InlineRun:
         return step_s * self._job.slowness(node)
 
 
-def own_host(job: Job, node: Node, circle: Circle | None = None) -> Host:
+def own_host(job: Job, node: Node, groups: Groups | None = None) -> Host:
     """The host of a shard, a replica or the evaluator, with a model of its own."""
     if node.role == "replica" and isinstance(job.recipe.work, Collective):
-        assert circle is not None
+        assert groups is not None
         own = own_model(job)
-        return CollectiveHost(own, InlineMember(Member(own, node.index), node, circle))
+        return CollectiveHost(own, InlineMember(Member(own, node.index), node, groups))
     return host(job if node.role == "shard" else own_model(job), node)

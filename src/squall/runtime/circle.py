@@ -30,6 +30,16 @@ class Circling(Protocol):
         """Make the step with what all members have brought, in their order."""
 
 
+class Groups(Protocol):
+    """Where members meet. They are told by an event."""
+
+    def join(self, node: Node, effect: JoinGroup, member: Circling) -> None: ...
+
+    def step(self, node: Node, effect: Step, part: Any) -> None: ...
+
+    def leave(self, node: Node) -> None: ...
+
+
 class _Group:
     def __init__(self, form: JoinGroup) -> None:
         self.form = form
@@ -91,9 +101,16 @@ class Circle:
         group.waiting = {}
 
     def _over(self, group: _Group, effect: JoinGroup | Step, make: Callable[[Node, _Group], Event]) -> None:
+        """Once all have done their own, which others on their machine may have put off since they began."""
+        for node in group.waiting:
+            group.ready_at = max(group.ready_at, self._world.processes[node].busy_until)
+        if group.ready_at > self._world.now:
+            self._world.at(group.ready_at, partial(self._over, group, effect, make))
+            return
         nodes = group.form.members
-        for node, delay_s in zip(nodes, self._delays(nodes, effect)):
-            self._world.at(group.ready_at + delay_s, partial(self._tell, node, group, make))
+        if not group.broken:
+            for node, delay_s in zip(nodes, self._delays(nodes, effect)):
+                self._world.at(self._world.now + delay_s, partial(self._tell, node, group, make))
 
     def _tell(self, node: Node, group: _Group, make: Callable[[Node, _Group], Event]) -> None:
         if node in group.waiting:

@@ -121,6 +121,15 @@ def check_elementwise(factory: OptimizerFactory) -> None:
         raise ValueError(remedy)
 
 
+def elementwise(factory: OptimizerFactory) -> bool:
+    """Whether shards can have it."""
+    try:
+        check_elementwise(factory)
+    except ValueError:
+        return False
+    return True
+
+
 def state_vectors(factory: OptimizerFactory) -> int:
     """How many numbers of each element the first step adds to the optimizer's state."""
     parameter = nn.Parameter(torch.ones(8))

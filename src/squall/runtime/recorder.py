@@ -194,8 +194,9 @@ class CoordinatorHost(Host):
                 assert_never(note)
 
     def _stats(self, node: Node, stats: Stats) -> None:
-        now, bytes_each = self.training_s, 0 if self._job.recipe.alone else 4 * self._job.layout.length
-        pushed_each = bytes_each // self._job.recipe.work.blocks
+        now, recipe = self.training_s, self._job.recipe
+        bytes_each = round(4 * self._job.layout.length * recipe.carried)
+        pushed_each = bytes_each // recipe.work.blocks
         loss = stats.loss_sum / stats.examples if stats.examples else math.nan
         self._judge(self._divergence.trained(loss))
         if stats.batches and not self._stepped:

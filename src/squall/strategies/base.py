@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from squall.checks import require
-from squall.strategies.work import Collective, Loop, Work
+from squall.strategies.work import Collective, Loop, Work, ring_share
 from squall.task import OptimizerFactory
 
 default_optimizer: OptimizerFactory = partial(torch.optim.AdamW, lr=1e-3)
@@ -46,6 +46,13 @@ class Recipe:
     def alone(self) -> bool:
         """It runs in the calling process, without shards and protocol."""
         return isinstance(self.work, Loop) and self.work.alone
+
+    @property
+    def carried(self) -> float:
+        """Of the vector, what a replica sends for a push, and receives for a fetch."""
+        if isinstance(self.work, Collective):
+            return ring_share(self.replicas)
+        return 0.0 if self.alone else 1.0
 
     @property
     def why_from_the_start(self) -> str:

@@ -211,6 +211,11 @@ class Collective:
         return self.optimizer
 
 
+def ring_share(members: int) -> float:
+    """Of a vector, what each member of a ring sends, and receives, so that all have the sum of theirs."""
+    return 2 * (members - 1) / members
+
+
 Work = Loop | BatchMethod | Collective
 
 

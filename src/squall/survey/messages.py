@@ -59,9 +59,10 @@ class Measured(Message, frozen=True):
     memory: float
     times: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
     others: float
+    reduce: tuple[tuple[int, float], ...] = ()  # where torch has no Gloo
 
 
-MACHINE = ("cores", "step_s", "slowdown", "single_s", "exchange", "overhead", "memory")  # fields of a `MachineKind`
+MACHINE = ("cores", "step_s", "slowdown", "single_s", "exchange", "reduce", "overhead", "memory")  # of a `MachineKind`
 Answer = Looked | Listens | Called | Measured | Failed
 
 

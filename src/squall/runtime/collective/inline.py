@@ -11,7 +11,7 @@ from torch import Tensor
 from squall.protocol.effects import JoinGroup, Step
 from squall.protocol.events import Event, StepTaken
 from squall.protocol.nodes import Node
-from squall.runtime.circle import Circle
+from squall.runtime.circle import Groups
 from squall.runtime.collective.member import Member
 
 
@@ -32,18 +32,18 @@ class Part(NamedTuple):
 class InlineMember:
     """A member in a world."""
 
-    def __init__(self, member: Member, node: Node, circle: Circle) -> None:
+    def __init__(self, member: Member, node: Node, groups: Groups) -> None:
         self.member = member
         self._node = node
-        self._circle = circle
+        self._groups = groups
         self._number = 0
 
     def join(self, effect: JoinGroup) -> None:
         self._number = effect.number
-        self._circle.join(self._node, effect, self)
+        self._groups.join(self._node, effect, self)
 
     def leave(self) -> None:
-        self._circle.leave(self._node)
+        self._groups.leave(self._node)
 
     def step(self, effect: Step) -> None:
         member, share = self.member, self.member.share(effect)
@@ -52,7 +52,7 @@ class InlineMember:
         gradients = [parameter.grad for parameter in member.parameters]
         part = Part(share, gradients, member.buffer_changes(share), loss, member.backward.extras)
         member.look_again()
-        self._circle.step(self._node, effect, part)
+        self._groups.step(self._node, effect, part)
 
     def reduced(self, effect: Step, parts: Mapping[Node, Part]) -> Event:
         member, own = self.member, parts[self._node]

@@ -34,6 +34,7 @@ from squall.protocol.effects import (
     KeepWeights,
     PreparePush,
     Send,
+    Step,
     Transmit,
     UseWeights,
     WriteSnapshot,
@@ -62,7 +63,7 @@ class Workload:
 
     step_s: float
     batch_size: int
-    elements: tuple[int, ...]  # of each shard
+    elements: tuple[int, ...]  # of each shard; without shards, of the vector
     validation: int = 0  # examples
 
 
@@ -89,7 +90,7 @@ class Costs:
         self._pushed = [count // recipe.work.blocks for count in self._fetched]
         self._whole = sum(workload.elements)
         self._steps = {id(kind): cluster.step_s(kind, workload.step_s) for kind in cluster.machines}
-        self._shards = [placement.of(Node("shard", index)) for index in range(len(workload.elements))]
+        self._shards = [placement.of(Node("shard", index)) for index in range(recipe.shards)]
         work = [place.kind.work_s(count // recipe.work.blocks) for place, count in zip(self._shards, workload.elements)]
         code = [place.kind.overhead.serve_s / 2 for place in self._shards]  # half of it around each
         self._updates = [UPDATE_SHARE * seconds + half for seconds, half in zip(work, code)]
@@ -99,12 +100,14 @@ class Costs:
         self._spin_s = 0.0 if placement.several else SPIN_S  # nobody looks out where messages come from elsewhere
         self._spins = [self._spin_s if there <= place.kind.cores else 0.0 for place, there in zip(self._shards, on)]
         self.prices: dict[type[Effect], Price] = {
-            Compute: self._compute, Send: self._message, Transmit: self._message, Apply: self._apply,
+            Compute: self._compute, Step: self._step, Send: self._message, Transmit: self._message, Apply: self._apply,
             AddPortions: self._add_portions, CalculateVectors: self._vectors, LeaseEnded: self._lease,
             EvaluateModel: self._evaluate, Keep: lambda node, effect, begins: self._passes(node, 2, self._whole),
-            WriteSnapshot: lambda node, effect, begins: 4 * STATE * workload.elements[node.index] / DISK,
+            WriteSnapshot: lambda node, effect, begins: 4 * STATE * self._held(node) / DISK,
             KeepWeights: lambda node, effect, begins: 4 * self._whole / DISK,
         }  # fmt: skip
+        if not recipe.shards:
+            del self.prices[LeaseEnded]  # it is in the time of a round
         if recipe.work.local is not None:
             for own_weights in (UseWeights, PreparePush):
                 self.prices[own_weights] = lambda node, effect, begins: self._passes(node, 3, self._whole)
@@ -141,7 +144,18 @@ class Costs:
         self.last_s = seconds = place.cores.take(node, begins, seconds, self.prolong, stretch, self._spin_s)
         return seconds
 
+    def _step(self, node: Node, effect: Step, begins: float) -> float:
+        """Who has no batch of the round computes one in vain."""
+        self.computed += effect.stop - effect.start
+        place = self.placement.of(node)
+        part = (effect.stop - effect.start) / self._workload.batch_size or 1.0
+        seconds = part * self._steps[id(place.kind)] * place.kind.jitter.draw(self._chance)
+        stretch = self._slowest if node.index == self._recipe.replicas - 1 else 1.0
+        return place.cores.take(node, begins, seconds, self.prolong, stretch)
+
     def _message(self, node: Node, effect: Send | Transmit, begins: float) -> float:
+        if node.role != "shard":  # a replica that shows its weights
+            return self._passes(node, 2, self._whole)
         return self._at_shard(node, self._copies[node.index], begins)
 
     def _apply(self, node: Node, effect: Apply, begins: float) -> float:
@@ -174,6 +188,10 @@ class Costs:
             seconds = place.cores.take(node, begins, seconds, self.prolong, spin_s=spin_s)
         self.busy_s += seconds
         return seconds
+
+    def _held(self, node: Node) -> int:
+        """Elements of the vector that are the node's own."""
+        return self._workload.elements[node.index] if node.role == "shard" else self._whole
 
     def _passes(self, node: Node, passes: int, elements: int) -> float:
         return 4 * passes * elements / self.placement.of(node).kind.memory

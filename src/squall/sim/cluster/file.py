@@ -137,7 +137,7 @@ def _slowdown(table: Table, key: str) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
-def _exchange(table: Table, key: str) -> tuple[tuple[int, float], ...]:
+def _points(table: Table, key: str) -> tuple[tuple[int, float], ...]:
     example = '[[1000, "58 us"], [1000000, "0.39 ms"]]'
     points: list[tuple[int, float]] = []
     for entry in table.items(key, example):
@@ -147,8 +147,12 @@ def _exchange(table: Table, key: str) -> tuple[tuple[int, float], ...]:
                     table.refuse(key, f"{elements} elements come after {points[-1][0]}", "sort the sizes, each once")
                 points.append((elements, table.to_quantity(key, time, TIME, example=example)))
             case _:
-                table.refuse(key, f"{entry!r} is no pair of elements and time", f"write exchange = {example}")
+                table.refuse(key, f"{entry!r} is no pair of elements and time", f"write {key} = {example}")
     return tuple(points)
+
+
+def _points_text(points: Iterable[tuple[int, float]]) -> str:
+    return f"[{', '.join(f'[{elements}, {_time_text(seconds)}]' for elements, seconds in points)}]"
 
 
 _OVERHEADS = dict.fromkeys(("batch", "exchange", "serve", "lease", "wake", "cold"), _TIME_FROM_0)
@@ -178,7 +182,8 @@ _MACHINE: Values = {
     "speed": _number(lambda x: 0 < x < 1e6, "a number above 0 and below 1e+06", "0.5"),
     "jitter": Value(_jitter, _jitter_text),
     "slowdown": Value(_slowdown, lambda factors: f"[{', '.join(map(repr, factors))}]"),
-    "exchange": Value(_exchange, lambda points: f"[{', '.join(f'[{n}, {_time_text(s)}]' for n, s in points)}]"),
+    "exchange": Value(_points, _points_text),
+    "reduce": Value(_points, _points_text),
     "single": _TIME,
     "overhead": Value(_overhead, lambda overhead: _inline(_written(overhead, _OVERHEADS))),
     "memory": _rate(bits=False),

@@ -51,7 +51,8 @@ class Forecast:
 
     def lines(self) -> list[tuple[str, str]]:
         """What each number is called, and the number, as people read it."""
-        found = [("strategy", f"{self.strategy}, {_count(self.replicas, 'replica')}, {_count(self.shards, 'shard')}")]
+        shards = f", {_count(self.shards, 'shard')}" if self.shards else ""
+        found = [("strategy", f"{self.strategy}, {_count(self.replicas, 'replica')}{shards}")]
         found += [("ended", f"{self.status}: {self.reason}")]
         found += [(name, number(value)) for name, value in self.metrics.items()]
         found += [
@@ -60,7 +61,7 @@ class Forecast:
             ("examples/s", number(self.examples_per_second)),
             ("updates", number(self.updates)),
             ("replicas wait", percent(self.idle, 1)),
-            ("shards work", percent(self.shard_busy, 1)),
+            *([("shards work", percent(self.shard_busy, 1))] if self.shards else []),
             ("exchanged", f"{size(self.bytes)}, {size(round(self.bytes_per_second))}/s"),
         ]
         if self.staleness_mean is not None:

@@ -10,7 +10,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,24 +20,25 @@ import torch
 from squall.checks import require
 from squall.launchers.control_pipe import ControlPipe
 from squall.runtime.arena import SHARED_MEMORY
-from squall.runtime.optimizers import check_optimizers
+from squall.runtime.optimizers import check_optimizers, elementwise
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.forks import answer, forked
 from squall.sim.cluster.jitter import Trace
 from squall.sim.cluster.measure_exchange import BYTES, exchange_seconds
+from squall.sim.cluster.measure_reduce import ROUND_BYTES, able, round_seconds
 from squall.sim.cluster.measure_run import RUNS, overhead_of, running, single
 from squall.sim.cluster.measure_steps import quantiles, rounded, running_counts, slowdowns, stepping
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import MachineKind
 from squall.sim.cluster.quiet import BUSY, Turn, calmest, in_turns, others_in, quickest, times_of
-from squall.strategies import Downpour, Strategy
-from squall.strategies.work import Loop
+from squall.strategies import Downpour, Recipe, Strategy
+from squall.strategies.work import Collective, Loop
 from squall.task import OptimizerFactory, TaskFunction, check_task
 from squall.vector import Layout
 
 SIZES = (1_000, 100_000, 1_000_000, 10_000_000)  # elements of an exchange; and the model's own
 MEMORY_SHARE = 0.25  # of what is free, for one measurement
-EXCHANGES = 1 / 6  # of the time, for exchanges of several sizes
+EXCHANGES = ROUNDS = 1 / 6  # of the time, for exchanges and for rounds of all-reduce, of several sizes
 COPIED_BYTES = 1 << 28
 
 
@@ -85,9 +86,7 @@ def measure(
     """
     require("seconds", seconds, 0 < seconds < math.inf, "positive")
     require("threads", threads, threads >= 1, "at least 1")
-    recipe = (strategy or Downpour()).recipe()
-    if not isinstance(recipe.work, Loop):
-        recipe = Downpour().recipe()
+    recipe = _on_shards((strategy or Downpour()).recipe())
     check_optimizers(recipe)
     optimizer = recipe.loop.update.optimizer
     seed_everything(0)
@@ -101,7 +100,7 @@ def measure(
         roomy = RUNS * BYTES * layout.elements < MEMORY_SHARE * _free_bytes()
         if roomy:  # else the vector is so large that what a run's own code takes is next to nothing
             measured += stack.enter_context(running(built, layout, optimizer, threads))
-        calm = calmest(in_turns(measured, (1 - EXCHANGES) * seconds))
+        calm = calmest(in_turns(measured, (1 - EXCHANGES - ROUNDS) * seconds))
     others, turns = _calm_enough(calm, busy), quickest(calm)
     times = times_of(turn[0] for turn in turns)
     step_s = statistics.fmean(times)
@@ -111,12 +110,23 @@ def measure(
         name="machine", cores=cores, step_s=rounded(step_s), jitter=Trace(trace_file, quantiles(times)),
         slowdown=slowdowns(counts, means, cores),
         single_s=rounded(statistics.median(times_of(turn[len(counts)] for turn in turns))),
-        exchange=_exchanges(layout.elements, optimizer, EXCHANGES * seconds), memory=rounded(_memory_bandwidth()),
+        exchange=_by_size(exchange_seconds, BYTES, layout.elements, optimizer, EXCHANGES * seconds),
+        reduce=_by_size(round_seconds, ROUND_BYTES, layout.elements, optimizer, ROUNDS * seconds) if able() else (),
+        memory=rounded(_memory_bandwidth()),
     )  # fmt: skip
     if roomy:
         overhead = overhead_of([[turn[0], *turn[-RUNS:]] for turn in turns], machine.work_s(layout.elements))
         machine = dataclasses.replace(machine, overhead=overhead)
     return Measured(machine, tuple(times), built.batch_size, layout.elements, others)
+
+
+def _on_shards(recipe: Recipe) -> Recipe:
+    """One with shards and, where they can have it, the recipe's optimizer."""
+    if isinstance(recipe.work, Loop):
+        return recipe
+    if isinstance(recipe.work, Collective) and elementwise(recipe.work.optimizer):
+        return Downpour(optimizer=recipe.work.optimizer).recipe()
+    return Downpour().recipe()
 
 
 def _calm_enough(turns: Sequence[Turn], busy: bool) -> float:
@@ -146,12 +156,15 @@ def write(cluster: Cluster, path: Path, comment: str) -> list[Path]:
 # ---------------------------------------------------------------- exchanges and memory
 
 
-def _exchanges(own: int, optimizer: OptimizerFactory, seconds: float) -> tuple[tuple[int, float], ...]:
+def _by_size(
+    timed: Callable[[int, OptimizerFactory, float], float], size_bytes: int, own: int, optimizer: OptimizerFactory,
+    seconds: float,
+) -> tuple[tuple[int, float], ...]:  # fmt: skip
     """(elements, seconds), of sizes that memory allows; the task's own among them, unless that is the largest."""
     sizes = sorted({*SIZES, min(own, SIZES[-1])})
     room = MEMORY_SHARE * _free_bytes()
-    sizes = [size for size in sizes if BYTES * size <= room] or sizes[:1]
-    return tuple((size, rounded(exchange_seconds(size, optimizer, seconds / len(sizes)))) for size in sizes)
+    sizes = [size for size in sizes if size_bytes * size <= room] or sizes[:1]
+    return tuple((size, rounded(timed(size, optimizer, seconds / len(sizes)))) for size in sizes)
 
 
 def _free_bytes() -> int:

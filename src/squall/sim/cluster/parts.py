@@ -6,12 +6,14 @@ Inside there are seconds, bytes and bytes a second; in the file every quantity h
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from squall.sim.cluster.jitter import Constant, Jitter
 
 ROLES = ("replica", "shard", "coordinator", "evaluator")
 MEMORY, INTERFACE = 10e9, 1.25e9  # bytes/s, where a file says nothing: one core's copying, and 10 Gbit/s
+ROUND_S, ROUND_PASSES = 500e-6, 14  # of all-reduce between two replicas of a machine, where a file says nothing
 DOORBELL_S = 50e-6  # an exchange of next to nothing, where a file says nothing
 PASSES = 3  # over a shard's float32 elements in an exchange: the push is read, the weights are updated, and fetched
 
@@ -51,6 +53,8 @@ class MachineKind:
         overhead: of a run's processes.
         slowdown: [k - 1] is the factor on the step time while k computations run, 1 <= k <= cores; () is all 1.
         exchange: (elements, seconds) of a push + apply + fetch of a shard within the machine, rising in elements.
+        reduce: (elements, seconds) of a round of all-reduce between two replicas of the machine that compute nothing:
+            the sum of their gradients, the update, and a run's own code; rising in elements.
         memory: bytes a second that one core reads and writes.
         interface: bytes a second, each way, that all processes of the machine share.
         carry: bytes a second that one core encrypts and sends to other machines, or receives.
@@ -67,6 +71,7 @@ class MachineKind:
     overhead: Overhead = Overhead()
     slowdown: tuple[float, ...] = ()
     exchange: tuple[tuple[int, float], ...] = ()
+    reduce: tuple[tuple[int, float], ...] = ()
     memory: float = MEMORY
     interface: float = INTERFACE
     carry: float = math.inf
@@ -84,13 +89,13 @@ class MachineKind:
         """Seconds of an exchange of so many elements: linear between the measured sizes, proportional beyond them."""
         if not self.exchange:
             return DOORBELL_S + PASSES * 4 * elements / self.memory
-        before = (0, min(DOORBELL_S, self.exchange[0][1]))
-        for point in self.exchange:
-            if elements <= point[0]:
-                part = (elements - before[0]) / (point[0] - before[0])
-                return before[1] + part * (point[1] - before[1])
-            before = point
-        return before[1] * elements / before[0]
+        return _between(self.exchange, elements, DOORBELL_S)
+
+    def round_s(self, elements: int) -> float:
+        """Seconds of a round of all-reduce between two replicas, alike."""
+        if not self.reduce:
+            return ROUND_S + ROUND_PASSES * 4 * elements / self.memory
+        return _between(self.reduce, elements, self.reduce[0][1])
 
     def work_s(self, elements: int) -> float:
         """Seconds of an exchange in which the shard passes over so many elements."""
@@ -105,6 +110,17 @@ class MachineKind:
     def doorbell_s(self) -> float:
         """Seconds of an exchange of next to nothing."""
         return self.exchange_s(1)
+
+
+def _between(points: Sequence[tuple[int, float]], elements: int, least_s: float) -> float:
+    """Seconds, from `least_s` of nothing, unless the first point has less."""
+    before = (0, min(least_s, points[0][1]))
+    for point in points:
+        if elements <= point[0]:
+            part = (elements - before[0]) / (point[0] - before[0])
+            return before[1] + part * (point[1] - before[1])
+        before = point
+    return before[1] * elements / before[0]
 
 
 @dataclass(frozen=True, kw_only=True)

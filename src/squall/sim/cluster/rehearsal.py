@@ -1,7 +1,8 @@
 """A run's machines on a modelled cluster, in virtual time: started, killed as the cluster's failures go, restarted.
 
 A replica or evaluator that dies is replaced in the run, as everywhere. A shard or coordinator that dies ends the run,
-which begins again from its last snapshot once the process is repaired, as `squall resume` would.
+and so do replicas without shards that die together; it begins again from its last snapshot once the process is
+repaired, as `squall resume` would.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+from squall.protocol.collective.coordinator import LOST
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
-from squall.protocol.nodes import NURSERY, Node
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.runtime.driver import Host
 from squall.runtime.wire import Conditions
 from squall.runtime.world import World
@@ -25,7 +27,7 @@ from squall.sim.cluster.placement import UsedMachine
 WATCHED_EVENTS = 1000
 NEEDED = ("coordinator", "shard")  # without any of these a run ends
 
-MakeMember = Callable[[Node], tuple[Linked | Machine, Host]]
+MakeMember = Callable[[Node, World], tuple[Linked | Machine, Host]]
 
 
 class Rehearsal:
@@ -69,6 +71,8 @@ class Rehearsal:
                 while self._world.lively:
                     self._world.run(at_most=WATCHED_EVENTS)
                     watch(self._world.now)
+                ended = self._world.processes[COORDINATOR].end if COORDINATOR in self._world.processes else None
+                self._crashed |= ended is not None and ended.reason == LOST
             finally:
                 self._world.close()
             if not self._crashed or not self._hopeful():
@@ -79,14 +83,14 @@ class Rehearsal:
 
     def _start(self, now: float) -> None:
         self._costs.clear()
-        member = self._members(now)
+        make = self._members(now)
         conditions = Conditions(
             self._costs, self._costs.prices, self._cluster.between.latency_s,
             lambda node: max(0.0, self._there_s(node) - self._world.now),
         )  # fmt: skip
-        self._world = World(conditions, seed=self._seed, spawn=member, now=now)
+        self._world = World(conditions, seed=self._seed, spawn=lambda node: make(node, self._world), now=now)
         self._costs.prolong = self._world.prolong
-        self._world.add(NURSERY, *member(NURSERY))
+        self._world.add(NURSERY, *make(NURSERY, self._world))
         for node in self._nodes:
             self._world.bring(node)
             self._expect_failure(node.role, node.index)

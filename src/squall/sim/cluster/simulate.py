@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-import torch
 
 from squall.attending import finish
 from squall.launchers.inline import LoneChannel, own_host
@@ -25,7 +24,6 @@ from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.run import Run, new_directory
 from squall.runtime import attempts
-from squall.runtime.arena import Arena, Shape
 from squall.runtime.driver import Host
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.job import Job, private_job
@@ -37,6 +35,7 @@ from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.run_plan import Aims, Plan
 from squall.runtime.seeds import chance_kept
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
+from squall.runtime.world import World
 from squall.runtime.world_nodes import Premises
 from squall.settings import Settings
 from squall.sim.cluster.costs import Costs, Workload
@@ -45,12 +44,17 @@ from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.own_step import own_step_s, threads
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.rehearsal import MakeMember, Rehearsal
-from squall.sim.cluster.without_numbers import HostWithoutNumbers, SimulatedTimes
+from squall.sim.cluster.ring import Ring
+from squall.sim.cluster.without_numbers import (
+    HostWithoutNumbers,
+    MemberWithoutNumbers,
+    SimulatedTimes,
+    job_without_numbers,
+)
 from squall.strategies import Strategy
-from squall.strategies.work import Loop
-from squall.task import Task, TaskFunction
+from squall.strategies.work import BatchMethod, Collective
+from squall.task import TaskFunction
 from squall.usercode.kept import Code, write_plan
-from squall.vector import Layout
 
 GRADIENTS = ("real", "none")
 FRUITLESS_AT_MOST = 100  # restarts from one snapshot
@@ -103,7 +107,7 @@ def simulate(
     plan = make_plan(strategy, settings, aims, seed=seed)
     built, layout = build_checked(task, plan, strategy)
     if not real:
-        return _Simulation(_numberless(plan, strategy, built, layout), cluster, real=False).run(watch)
+        return _Simulation(job_without_numbers(plan, strategy, built, layout), cluster, real=False).run(watch)
     plan = msgspec.structs.replace(plan, simulated=True)
     job = private_job(plan, strategy, built, layout, new_directory(run_dir))
     return _kept(job, Code(task=task, strategy=strategy, settings=settings, plan=plan), cluster, watch)
@@ -129,16 +133,9 @@ def _with_numbers(gradients: str, strategy: Strategy, of_metrics: dict[str, obje
         return True
     if named := next((setting for setting, value in of_metrics.items() if value is not None), None):
         raise ValueError(f"{named} needs metrics, and gradients='none' has none: use gradients='real'")
-    if not isinstance(recipe.work, Loop):
+    if isinstance(recipe.work, BatchMethod):
         raise ValueError(f"{name} decides by what it computes: use gradients='real'")
     return False
-
-
-def _numberless(plan: Plan, strategy: Strategy, task: Task, layout: Layout) -> Job:
-    """A job whose vectors are never looked at: thousands of replicas' buffers would not fit anywhere."""
-    arena = Arena.private(Shape(1, 1))
-    return Job(plan=plan, strategy=strategy, task=task, layout=layout, arena=arena, initial=torch.zeros(0),
-               directory=Path())  # fmt: skip
 
 
 class _Simulation:
@@ -175,7 +172,7 @@ class _Simulation:
 
     def _workload(self) -> Workload:
         job, shards = self._job, self._recipe.shards
-        ranges = [job.layout.shard_range(index, shards) for index in range(shards)]
+        ranges = [job.layout.shard_range(index, shards) for index in range(shards)] or [(0, job.layout.length)]
         validation = len(cast(Sized, job.task.validate)) if job.task.validate is not None else 0
         return Workload(
             step_s=0.0 if self._cluster.measured else own_step_s(job.plan, job.task, job.layout),
@@ -199,11 +196,16 @@ class _Simulation:
             reason = f"this process may not open {len(nodes(job)):,} files more (ulimit -n)"
             sys.stderr.write(f"squall: warning: {reason}: there will be no replay\n")
 
-        def member(node: Node) -> tuple[Linked | Machine, Host]:
+        ring: Ring | None = None
+
+        def member(node: Node, world: World) -> tuple[Linked | Machine, Host]:
+            nonlocal ring
             linked = machine(job, node)
             if isinstance(linked.machine, Coordinator):
                 self._coordinator = linked.machine
-            return linked if self._linked else linked.machine, self._host(job, node)
+            if ring is None and isinstance(job.recipe.work, Collective):
+                ring = Ring(world, self._costs, self._cluster.between, job.layout)
+            return linked if self._linked else linked.machine, self._host(job, node, ring)
 
         return member
 
@@ -237,16 +239,16 @@ class _Simulation:
         )  # fmt: skip
         return Restored(manifest, {})
 
-    def _host(self, job: Job, node: Node) -> Host:
+    def _host(self, job: Job, node: Node, ring: Ring | None) -> Host:
         if node == COORDINATOR:
             self._recorder = CoordinatorHost(job, self._channel) if self._real else None
             return NotesWatch(self._sums, self._recorder or self._numberless)
         if node == NURSERY:
             return Premises()
         if not self._real:
-            return self._numberless
-        host = own_host(job, node)
-        return SimulatedTimes(host, self._costs) if node.role == "replica" else host
+            return self._numberless if ring is None or node.role != "replica" else MemberWithoutNumbers(node, ring)
+        host = own_host(job, node, ring)
+        return SimulatedTimes(host, self._costs) if node.role == "replica" and ring is None else host
 
     # ------------------------------------------------------------ what came of it
 
@@ -265,7 +267,7 @@ class _Simulation:
             examples_per_second=trained / training_s if training_s > 0 else 0.0,
             epochs=trained / job.task.examples, updates=max(sums.published.versions) if sums.published else 0,
             idle=sums.wait_s / spent_s if spent_s else 0.0,
-            shard_busy=costs.busy_s / (recipe.shards * training_s) if training_s > 0 else 0.0,
+            shard_busy=costs.busy_s / (recipe.shards * training_s) if recipe.shards and training_s > 0 else 0.0,
             staleness_mean=stale / pushes if pushes else None, staleness_max=max(sums.staleness, default=None),
             staleness=dict(sorted(sums.staleness.items())), bytes=costs.bytes,
             bytes_per_second=costs.bytes / training_s if training_s > 0 else 0.0,
