@@ -25,7 +25,7 @@ from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.forks import answer, forked
 from squall.sim.cluster.jitter import Trace
 from squall.sim.cluster.measure_exchange import BYTES, exchange_seconds
-from squall.sim.cluster.measure_reduce import ROUND_BYTES, able, round_seconds
+from squall.sim.cluster.measure_reduce import ROUND_BYTES, able, empty_round_s, round_s
 from squall.sim.cluster.measure_run import RUNS, overhead_of, running, single
 from squall.sim.cluster.measure_steps import quantiles, rounded, running_counts, slowdowns, stepping
 from squall.sim.cluster.model import Cluster
@@ -111,12 +111,18 @@ def measure(
         slowdown=slowdowns(counts, means, cores),
         single_s=rounded(statistics.median(times_of(turn[len(counts)] for turn in turns))),
         exchange=_by_size(exchange_seconds, BYTES, layout.elements, optimizer, EXCHANGES * seconds),
-        reduce=_by_size(round_seconds, ROUND_BYTES, layout.elements, optimizer, ROUNDS * seconds) if able() else (),
         memory=rounded(_memory_bandwidth()),
     )  # fmt: skip
     if roomy:
         overhead = overhead_of([[turn[0], *turn[-RUNS:]] for turn in turns], machine.work_s(layout.elements))
         machine = dataclasses.replace(machine, overhead=overhead)
+    if able():
+        points = dict(_by_size(empty_round_s, ROUND_BYTES, layout.elements, optimizer, ROUNDS / 2 * seconds))
+        if roomy:  # the task's own is what counts most
+            whole_s = round_s(built, _of_members(strategy, optimizer), threads, ROUNDS / 2 * seconds)
+            beyond_s = whole_s - step_s * machine.slowdown_of(2)
+            points[layout.elements] = rounded(max(beyond_s, points[SIZES[0]]))
+        machine = dataclasses.replace(machine, reduce=tuple(sorted(points.items())))
     return Measured(machine, tuple(times), built.batch_size, layout.elements, others)
 
 
@@ -127,6 +133,11 @@ def _on_shards(recipe: Recipe) -> Recipe:
     if isinstance(recipe.work, Collective) and elementwise(recipe.work.optimizer):
         return Downpour(optimizer=recipe.work.optimizer).recipe()
     return Downpour().recipe()
+
+
+def _of_members(strategy: Strategy | None, otherwise: OptimizerFactory) -> OptimizerFactory:
+    work = strategy.recipe().work if strategy is not None else None
+    return work.optimizer if isinstance(work, Collective) else otherwise
 
 
 def _calm_enough(turns: Sequence[Turn], busy: bool) -> float:

@@ -1,7 +1,7 @@
-"""The time of a round of all-reduce against the size of the vector: two replicas whose gradients are ready at once.
+"""The time of a round of all-reduce: of the task's own, or of a model that computes nothing, against its size.
 
-The coordinator and both replicas are forked and run what they run in a training; only the model differs, which computes
-nothing. The first replica is held between two moments, and the other one waits for it in the group.
+The coordinator and two replicas are forked and run what they run in a training. The first replica is held between two
+moments, and the other one waits for it in the group.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from squall.task import OptimizerFactory, Task
 from squall.transports.host import HostTransport
 from squall.vector import Layout
 
-WARM_UP, FEWEST = 3, 4  # rounds
+WARM_UP, FEWEST = 1, 2  # rounds of a moment
 MOMENTS = 6
 ROUND_BYTES = 64  # an element: of each replica weights, gradient, bucket, optimizer state and their temporaries
 FIRST, SECOND = Node("replica", 0), Node("replica", 1)
@@ -49,18 +49,23 @@ def able() -> bool:
     return dist.is_available() and dist.is_gloo_available()
 
 
-def round_seconds(elements: int, optimizer: OptimizerFactory, seconds: float) -> float:
-    """Seconds of a round of two replicas with so many elements: of moments the median, in each the mean.
+def empty_round_s(elements: int, optimizer: OptimizerFactory, seconds: float) -> float:
+    """Seconds of a round of two replicas whose gradients, of so many elements, are ready at once."""
+    data = TensorDataset(torch.zeros(1000))
+    model, gradient = nn.ParameterList([torch.zeros(elements)]), torch.zeros(elements)
+    task = Task(model=model, loss=partial(_ready, gradient), train=data, batch_size=1)
+    return round_s(task, optimizer, 1, seconds)
+
+
+def round_s(task: Task, optimizer: OptimizerFactory, threads: int, seconds: float) -> float:
+    """Seconds of a round of two replicas that train the task: of moments the median, in each the mean.
 
     Measured for about `seconds`. What a round takes varies from one to the next by several times, in a run as here.
     """
     import_beforehand()
-    data = TensorDataset(torch.zeros(1000))
-    model, gradient = nn.ParameterList([torch.zeros(elements)]), torch.zeros(elements)
-    task = Task(model=model, loss=partial(_ready, gradient), train=data, batch_size=1)
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
-        job = endless_job(task, layout, AllReduce(replicas=2, optimizer=optimizer), 1, folder)
+        job = endless_job(task, layout, AllReduce(replicas=2, optimizer=optimizer), threads, folder)
         works = [partial(_serve, job), partial(_fellow, job), partial(_first, job)]
         with forked(works) as lines:
             turns = [[moment(lines[2:], seconds / MOMENTS, beside=lines[:2])] for _ in range(MOMENTS)]
@@ -97,7 +102,7 @@ def _fellow(job: Job, line: ControlPipe) -> None:
 
 
 def _first(job: Job, line: ControlPipe) -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(job.plan.threads)
     keep_freed_memory()
     chunks = Chunks(line)
     with suppress(Enough):

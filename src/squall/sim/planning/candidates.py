@@ -11,6 +11,7 @@ from squall.report.words import plural
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import ROLES
 from squall.strategies import STRATEGIES, Recipe, Strategy
+from squall.strategies.work import Loop
 
 LEFT_OUT = {
     "single_process": "is in every ranking: leave it out",
@@ -23,6 +24,7 @@ _OTHER_FORMS = {"matched": False, "momentum_every": None, "quorum": None}  # set
 # Strategy -> (what follows its name in a table, the fields that are set). {} is the file's own settings.
 _SWEPT: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "synchronous": (("", {"backup": 0}), (", 1 backup", {"backup": 1})),
+    "all_reduce": (("", {}),),
     "bounded_delay": tuple((f", tau {tau}", {"max_delay": tau}) for tau in (1, 4, 16)),
     "downpour": tuple((f", push every {n}", {"push_every": n, "fetch_every": n}) for n in (1, 8)),
     "averaging": tuple((f", every {n}", {"every": n}) for n in (8, 32)),
@@ -54,6 +56,8 @@ class Candidate:
     @property
     def coupling(self) -> tuple[int, int, int]:
         """(batches between exchanges, delay, replicas): the lower they are, the more an example teaches."""
+        if not isinstance(self.recipe.work, Loop):
+            return self.recipe.work.every, 0, self.recipe.replicas
         rules = self.recipe.loop.exchanges.rules
         delay = 0 if rules.gather == "mean" else 1 + (rules.max_delay if rules.max_delay is not None else 10**6)
         return self.recipe.work.every, delay, self.recipe.replicas
@@ -66,7 +70,8 @@ class Candidate:
     def __str__(self) -> str:
         if self.recipe.alone:
             return self.name
-        return f"{self.name}, {plural(self.recipe.replicas, 'replica')}, {plural(self.recipe.shards, 'shard')}"
+        shards = f", {plural(self.recipe.shards, 'shard')}" if self.recipe.shards else ""
+        return f"{self.name}, {plural(self.recipe.replicas, 'replica')}{shards}"
 
 
 def default_strategies(
@@ -116,7 +121,12 @@ def _with(name: str, settings: Mapping[str, Any], from_file: Sequence[Strategy])
 
 def _sized(strategy: Strategy, replicas: int, shards: int) -> Strategy:
     changed: Any = strategy
-    return dataclasses.replace(changed, replicas=replicas, shards=shards)  # type: ignore[no-any-return]
+    counts = {"replicas": replicas} if not _has_shards(strategy) else {"replicas": replicas, "shards": shards}
+    return dataclasses.replace(changed, **counts)  # type: ignore[no-any-return]
+
+
+def _has_shards(strategy: Strategy) -> bool:
+    return any(field.name == "shards" for field in dataclasses.fields(strategy))
 
 
 # ---------------------------------------------------------------- how many processes
@@ -131,7 +141,8 @@ def counts(cluster: Cluster, budget: int) -> list[tuple[int, int]]:
     """(replicas, shards) with replicas + shards <= budget, each on cores of their own if they were alone.
 
     Replicas are powers of two, the most that fit, and those that leave out the kinds of machines at the end of the
-    file, which may be the slow ones; shards are powers of two up to a quarter of the replicas.
+    file, which may be the slow ones; shards are powers of two up to a quarter of the replicas. Several replicas without
+    shards are for strategies that have none.
 
     Raises:
         ValueError: the budget has no room for a replica and a shard, or the cluster has none for some role.
@@ -146,13 +157,13 @@ def counts(cluster: Cluster, budget: int) -> list[tuple[int, int]]:
     leaving_out = {sum(kind.count * kind.cores for kind in able[:n]) for n in range(1, len(able))}
     leaving_out |= {sum(kind.count for kind in able[:n]) for n in range(1, len(able))}  # placed machine by machine
     found = []
-    shards = 1
+    shards = 0
     while shards <= room["shard"] and shards < budget:
         most = min(budget - shards, room["replica"])
         sizes = {1 << n for n in range(most.bit_length())} | {most} | leaving_out
-        least = REPLICAS_OF_A_SHARD * shards if shards > 1 else 1
+        least = {0: 2, 1: 1}.get(shards, REPLICAS_OF_A_SHARD * shards)
         found += [(replicas, shards) for replicas in sizes if least <= replicas <= most]
-        shards *= 2
+        shards = 2 * shards or 1
     return sorted(found)
 
 
@@ -172,7 +183,7 @@ def sweep(strategies: Mapping[str, Strategy], sizes: Sequence[tuple[int, int]], 
         refused: ValueError | None = None
         before = len(found)
         for replicas, shards in sizes:
-            if replicas == 1 and alone:
+            if (replicas == 1 and alone) or (shards > 0) != _has_shards(strategy):
                 continue
             try:
                 candidate = Candidate(name, _sized(strategy, replicas, shards))

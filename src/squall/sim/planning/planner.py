@@ -81,9 +81,15 @@ def plan_cluster(
     sizes = counts(cluster, budget)  # before the task is built: it refuses a cluster without room
     seed_everything(seed)
     built = check_task(task())
+    unfit: dict[str, str] = {}
+    alone = [baseline([*from_file, *(strategies or {}).values()])]
     if strategies is None:
         strategies = default_strategies(from_file, batches=-(-built.examples // built.batch_size))
-    candidates = [baseline([*from_file, *strategies.values()]), *sweep(strategies, sizes, budget)]
+        tried = [*alone, *(Candidate(name, strategy) for name, strategy in strategies.items())]
+        unfit = _unfit(tried, built, wanted, seed)
+        strategies = {name: each for name, each in strategies.items() if Candidate(name, each).family not in unfit}
+        alone = [candidate for candidate in alone if candidate.family not in unfit]
+    candidates = [*alone, *sweep(strategies, sizes, budget)]
     families = {Candidate(name, strategy).family for name, strategy in strategies.items()}
     left_out = sorted(families - {candidate.family for candidate in candidates})
     target = _check(candidates, built, wanted, seed)
@@ -91,7 +97,7 @@ def plan_cluster(
         wanted = dataclasses.replace(wanted, keep=new_directory(keep))
     simulations = _Simulations(task, built, _timed(cluster, built, candidates[-1], seed), seed, progress)
     interrupted = simulations.run(candidates, wanted)
-    return ranked(simulations.entries.values(), target, budget, interrupted, left_out)
+    return ranked(simulations.entries.values(), target, budget, interrupted, left_out, unfit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +115,17 @@ class _Trials:
             raise ValueError("seconds limits the trials of until: give until too, or leave seconds out")
         if self.keep is not None and self.until is None:
             raise ValueError("keep is for the runs of the trials of until: give until too, or leave keep out")
+
+
+def _unfit(candidates: Sequence[Candidate], task: Task, trials: _Trials, seed: int) -> dict[str, str]:
+    """Family -> why it cannot train this task. None, if there is no family that can: then all have the same mistake."""
+    found, families = {}, {candidate.family for candidate in candidates}
+    for candidate in candidates:
+        try:
+            _check([candidate], task, trials, seed)
+        except ValueError as error:
+            found[candidate.family] = str(error)
+    return found if len(found) < len(families) else {}
 
 
 def _check(candidates: Sequence[Candidate], task: Task, trials: _Trials, seed: int) -> tuple[str, float] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ class Ranking:
     """`entries`: the first is the best. Those without a trial come last where there is a target.
 
     `left_out`: strategies for which the budget has room for one replica only, and which another one stands for.
+    `unfit`: strategies that cannot train the task, mostly because of its optimizer, and why.
     """
 
     target: tuple[str, float] | None
@@ -23,6 +24,7 @@ class Ranking:
     entries: Sequence[RankingEntry] = field(default_factory=tuple)
     interrupted: bool = False
     left_out: Sequence[str] = ()
+    unfit: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shown(self) -> list[RankingEntry]:
@@ -39,6 +41,7 @@ class Ranking:
         return {
             "target": None if self.target is None else f"{self.target[0]}={self.target[1]:g}",
             "budget": self.budget, "interrupted": self.interrupted, "left_out": list(self.left_out),
+            "unfit": dict(self.unfit),
             "reason": reason(self),
             "ranking": [entry.to_json_dict() for entry in self.entries],
         }  # fmt: skip
@@ -46,7 +49,7 @@ class Ranking:
 
 def ranked(
     entries: Iterable[RankingEntry], target: tuple[str, float] | None, budget: int, interrupted: bool = False,
-    left_out: Sequence[str] = (),
+    left_out: Sequence[str] = (), unfit: Mapping[str, str] | None = None,
 ) -> Ranking:  # fmt: skip
     """By time to the target; then what did not get there, what failed, and what was not tried, by useful examples."""
 
@@ -56,4 +59,6 @@ def ranked(
         return (tried, math.inf, -entry.useful) if reached_s is None else (0, reached_s, -entry.useful)
 
     order = tuple(sorted(entries, key=place))
-    return Ranking(target=target, budget=budget, entries=order, interrupted=interrupted, left_out=left_out)
+    return Ranking(
+        target=target, budget=budget, entries=order, interrupted=interrupted, left_out=left_out, unfit=unfit or {}
+    )  # fmt: skip

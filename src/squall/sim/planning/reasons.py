@@ -35,11 +35,16 @@ def reason(ranking: Ranking) -> str:
 
 def _left_out(ranking: Ranking) -> list[str]:
     """A strategy that was asked for must not be missing without a word."""
+    unfit: dict[str, list[str]] = {}
+    for family, why in ranking.unfit.items():
+        unfit.setdefault(why, []).append(family)
+    sentences = [f"Not ranked: {', '.join(families)}. {why}." for why, families in unfit.items()]
     if not ranking.left_out:
-        return []
+        return sentences
     return [
+        *sentences,
         f"Not ranked: {', '.join(ranking.left_out)}. A budget of {ranking.budget} has room for one replica, which is"
-        " plain training whatever the strategy, and tried once: a larger --budget ranks more."
+        " plain training whatever the strategy, and tried once: a larger --budget ranks more.",
     ]
 
 
@@ -165,6 +170,8 @@ def _waits_for(entry: RankingEntry) -> str:
     if entry.speed.shard_busy > FULL:
         return f"for the shards, which work {percent(entry.speed.shard_busy, 1)} of the time"
     recipe = entry.candidate.recipe
+    if not recipe.shards:
+        return "for the slowest, and for the sum of their gradients"
     return "for the slowest" if recipe.loop.exchanges.awaited and recipe.replicas > 1 else "for their exchanges"
 
 

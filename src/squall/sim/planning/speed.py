@@ -26,6 +26,7 @@ from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.simulate import simulate
 from squall.sim.planning.candidates import Candidate
 from squall.strategies import Recipe, Strategy
+from squall.strategies.work import Loop
 from squall.task import Task
 
 ROUNDS = 10  # exchanges of the slowest replica in the shorter run, beyond a bounded delay
@@ -58,7 +59,8 @@ def speed_of(candidate: Candidate, task: Task, cluster: Cluster, seed: int) -> S
     strategy, work, calm = _coarser(candidate.strategy, task, calm)
     recipe = strategy.recipe()
     placement = Placement(calm, recipe)
-    seconds = _span_s(recipe, placement, calm)
+    elements = sum(parameter.numel() for group in task.param_groups() for parameter in group["params"])
+    seconds = _span_s(recipe, placement, calm, elements)
     short = _run(work, strategy, calm, seconds, seed)
     wall_s = short.wall_s
     for _ in range(6):  # the network, and not the replicas, decides how long a round is
@@ -78,7 +80,7 @@ def _run(task: Task, strategy: Strategy, cluster: Cluster, seconds: float, seed:
 
 def _exchanges(forecast: Forecast) -> float:
     """Exchanges of a replica, mean."""
-    return sum(forecast.staleness.values()) / forecast.shards / forecast.replicas
+    return sum(forecast.staleness.values()) / max(1, forecast.shards) / forecast.replicas
 
 
 def _difference(short: Forecast, long: Forecast, busiest: float, wall_s: float) -> Speed:
@@ -107,23 +109,25 @@ def _difference(short: Forecast, long: Forecast, busiest: float, wall_s: float) 
         network=min(busiest * travelled / seconds, 1.0) if seconds else 0.0,
         staleness=max(sum(updates * n for updates, n in pushes.items()) / count, 0.0),
         kept=min(examples / tried, 1.0) if tried > 0 else 1.0,
-        round_s=seconds * long.replicas * long.shards / count, simulated_s=long.training_s, wall_s=wall_s,
+        round_s=seconds * long.replicas * max(1, long.shards) / count, simulated_s=long.training_s, wall_s=wall_s,
     )  # fmt: skip
 
 
 # ---------------------------------------------------------------- how long to simulate
 
 
-def _span_s(recipe: Recipe, placement: Placement, cluster: Cluster) -> float:
+def _span_s(recipe: Recipe, placement: Placement, cluster: Cluster, elements: int) -> float:
     """Seconds of the shorter run: enough rounds of the slowest replica, and not too many messages of all."""
     on = Counter(placement.of(Node("replica", index)) for index in range(recipe.replicas))
     steps = {place: cluster.step_s(place.kind) * place.kind.slowdown_of(count) for place, count in on.items()}
-    messages = 1 + 3 * recipe.shards / recipe.work.every  # of a batch, about
+    messages = 1 + 3 * max(1, recipe.shards) / recipe.work.every  # of a batch, about
     rate = sum(count * messages / steps[place] for place, count in on.items())
     code = [place.kind.overhead for place in placement.places]
     code_s = max(each.exchange_s + recipe.replicas * (each.serve_s + each.lease_s) for each in code)
+    if not recipe.shards:
+        code_s = max(place.kind.round_s(elements) for place in on)
     round_s = recipe.work.every * max(steps.values()) + code_s
-    rounds = ROUNDS + (recipe.loop.exchanges.rules.max_delay or 0)
+    rounds = ROUNDS + (recipe.loop.exchanges.rules.max_delay or 0 if isinstance(recipe.work, Loop) else 0)
     if any(each.lease_s for each in code):  # which the coordinator pays for by the report
         rounds = max(rounds, REPORTS * REPORT_LEASES)
     return max(min(rounds * round_s, MESSAGES / rate), 2 * round_s)
@@ -132,10 +136,13 @@ def _span_s(recipe: Recipe, placement: Placement, cluster: Cluster) -> float:
 def _load(placement: Placement, recipe: Recipe) -> float:
     """Seconds that the busiest interface is full, for each byte that replicas and shards exchange.
 
-    Every pair of a replica and a shard has an equal part of the bytes, half of them each way.
+    Every pair of a replica and a shard has an equal part of the bytes, half of them each way. A ring passes each
+    machine once.
     """
     replicas = Counter(placement.of(Node("replica", index)) for index in range(recipe.replicas))
     shards = Counter(placement.of(Node("shard", index)) for index in range(recipe.shards))
+    if not recipe.shards:
+        return max(1 / (2 * recipe.replicas) / place.kind.interface for place in replicas) if len(replicas) > 1 else 0.0
     pairs = recipe.replicas * recipe.shards
     loads = []
     for place in replicas | shards:

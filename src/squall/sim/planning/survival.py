@@ -13,7 +13,9 @@ from typing import NamedTuple
 from squall.protocol.nodes import Node
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement
+from squall.sim.cluster.ring import FORM_S
 from squall.strategies import Recipe
+from squall.strategies.work import Loop
 
 SNAPSHOT_EVERY_S = 60.0  # of a run with the usual settings
 
@@ -45,19 +47,26 @@ def survival_of(recipe: Recipe, cluster: Cluster, round_s: float) -> Survival:
     going = [_failures_of(placement, cluster, "replica", index) for index in range(recipe.replicas)]
     failures = [failure for of_one in going for failure in of_one]
     rate = sum(failure.often for failure in failures)  # a second, of all replicas
-    rules = recipe.loop.exchanges.rules
-    # How long the others go on without a replica: a bounded delay, or for good where rounds may close without it.
-    awaited = recipe.loop.exchanges.awaited and rules.waits_for_all
-    patience_s = (rules.max_delay or 0) * round_s if awaited else math.inf
+    patience_s = _patience_s(recipe, round_s)
+    formed_s = 0.0 if recipe.shards else FORM_S  # twice: without the one that is gone, and with its successor
     ends = [_failures_of(placement, cluster, "shard", index) for index in range(recipe.shards)]
     ends.append(_failures_of(placement, cluster, "coordinator", 0))
     cost_s = sum(end.often * (end.gone_s + SNAPSHOT_EVERY_S / 2) for of_one in ends for end in of_one)
     return Survival(
         away=sum(_share(sum(f.often * (f.gone_s + f.noticed_s) for f in of_one)) for of_one in going) / len(going),
-        stalled=_share(sum(failure.often * max(0.0, failure.noticed_s - patience_s) for failure in failures)),
+        stalled=_share(sum(f.often * max(0.0, f.noticed_s + 2 * formed_s - patience_s) for f in failures)),
         lost=_share(rate / len(going) * round_s / 2),
         stopped=_share(cost_s),
     )
+
+
+def _patience_s(recipe: Recipe, round_s: float) -> float:
+    """How long the others go on without a replica: a bounded delay, or for good where rounds may close without it."""
+    if not isinstance(recipe.work, Loop):
+        return 0.0
+    rules = recipe.loop.exchanges.rules
+    awaited = recipe.loop.exchanges.awaited and rules.waits_for_all
+    return (rules.max_delay or 0) * round_s if awaited else math.inf
 
 
 def _share(ratio: float) -> float:
