@@ -70,6 +70,7 @@ def settings(workload: Workload) -> Settings:
     found["downpour, 2 replicas, every 8 steps"] = (downpour(workload, 2, exchange_every=8), None)
     optimizer = downpour(workload, 1).optimizer
     found["synchronous, 2 replicas"] = (squall.Synchronous(replicas=2, optimizer=optimizer), None)
+    found["all-reduce, 2 replicas"] = (squall.AllReduce(replicas=2, optimizer=optimizer), None)
     found["bounded delay 1, 3 replicas, one at a quarter of its speed"] = (
         squall.BoundedDelay(replicas=3, optimizer=optimizer, max_delay=1), SLOW,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from squall.protocol.exchanges import Rules
 from squall.runtime.optimizers import in_words
 from squall.strategies import STRATEGIES, Strategy
-from squall.strategies.work import BatchMethod, Loop
+from squall.strategies.work import BatchMethod, Collective, Loop
 
 PAGE = Path(__file__).with_name("strategies.md")
 BEGIN, END = "<!-- table: written by `make docs` from the code -->\n", "<!-- end of table -->"
@@ -40,6 +40,11 @@ def _row(kind: type[Strategy], strategy: Strategy) -> tuple[str, ...]:
         return (
             name, in_words(recipe), "sum of gradients", f"{every} portions", f"2 P / {every}",
             "a step along a direction", "0", "the batch", "slow replicas, lost replicas",
+        )  # fmt: skip
+    if isinstance(recipe.work, Collective):
+        return (
+            name, in_words(recipe), "gradient, to each other", "batch", "4 P (N - 1) / N", "mean of all", "0",
+            "all, each time", "lost replicas",
         )  # fmt: skip
     if recipe.alone:
         return (name, in_words(recipe), "nothing", "-", "0", "one batch", "0", "-", "-")

@@ -49,6 +49,13 @@ def test_rounds_that_do_not_wait_for_all_have_one_shard() -> None:
     assert backup == {1}
 
 
+def test_without_shards_a_replica_has_their_place() -> None:
+    found = sweep(default_strategies(names=["all_reduce"]), counts(cluster((4, 2)), 6), 6)
+    assert {(c.recipe.replicas, c.recipe.shards) for c in found} == {(2, 0), (4, 0), (6, 0)}
+    assert str(found[-1]) == "all_reduce, 6 replicas"
+    assert found[-1].coupling == (1, 0, 6)
+
+
 def test_one_replica_is_tried_once() -> None:
     found = sweep(default_strategies(), counts(cluster((8, 1)), 8), 8)
     assert sum(c.recipe.replicas == 1 for c in found) == 1
@@ -73,7 +80,10 @@ def test_inner_loops_longer_than_an_epoch_are_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("nothing", "there is no strategy 'nothing': use asynchronous_sgd, averaging"), ("sandblaster", "leave|simulate")],
+    [
+        ("nothing", "there is no strategy 'nothing': use all_reduce, asynchronous_sgd, averaging"),
+        ("sandblaster", "leave|simulate"),
+    ],
 )
 def test_what_cannot_be_planned_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -118,6 +118,12 @@ def test_the_time_of_an_exchange_between_and_beyond_the_measured_sizes() -> None
     assert MachineKind(name="m", memory=12e9).exchange_s(1_000_000) == pytest.approx(50e-6 + 1e-3)
 
 
+def test_the_time_of_a_round_of_all_reduce_alike() -> None:
+    machine = MachineKind(name="m", reduce=((1000, 1e-3), (3000, 2e-3)))
+    assert [machine.round_s(n) for n in (1, 1000, 2000, 6000)] == pytest.approx([1e-3, 1e-3, 1.5e-3, 4e-3])
+    assert MachineKind(name="m", memory=14e9).round_s(1_000_000) == pytest.approx(0.5e-3 + 4e-3)
+
+
 def test_computations_beyond_the_cores_share_them() -> None:
     machine = MachineKind(name="m", cores=2, slowdown=(1.0, 1.5))
     assert [machine.slowdown_of(running) for running in (1, 2, 4)] == [1.0, 1.5, 3.0]
@@ -295,6 +301,7 @@ def machines(draw: st.DrawFn, name: str, first: bool) -> MachineKind:
         name=name, count=draw(st.integers(1, 500)), cores=cores, step_s=draw(seconds) if first and timed else None,
         speed=1.0 if first and timed else draw(parts), jitter=draw(laws),
         slowdown=draw(st.sampled_from([(), (1.0, *factors)])), exchange=tuple((n, draw(seconds)) for n in sizes),
+        reduce=tuple((n, draw(seconds)) for n in sizes[:2]),
         single_s=draw(st.none() | seconds), overhead=draw(st.builds(Overhead, batch_s=seconds, lease_s=seconds)),
         memory=draw(rates), interface=draw(rates),
         roles=ROLES if first else draw(st.permutations(ROLES).map(lambda roles: tuple(roles[:2]))),

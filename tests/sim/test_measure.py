@@ -100,6 +100,8 @@ def test_a_machine_is_measured_and_written(tmp_path: Path) -> None:
     assert (measured.elements, measured.batch_size) == (73, 16)
     assert [elements for elements, _ in machine.exchange] == [73, 100, 2000]
     assert all(seconds > 0 for _, seconds in machine.exchange)
+    assert [elements for elements, _ in machine.reduce] == [73, 100]
+    assert all(seconds > 0 for _, seconds in machine.reduce)
     assert machine.memory > 0
     assert machine.single_s is not None
     assert machine.single_s > 0
@@ -146,11 +148,22 @@ def test_settings_that_cannot_be(settings: dict[str, Any], remedy: str) -> None:
 
 
 def test_sizes_that_memory_does_not_hold_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "exchange_seconds", lambda elements, optimizer, seconds: elements * 1e-9)
     monkeypatch.setattr(measuring, "_free_bytes", lambda: 200_000_000)
-    assert measuring._exchanges(5_000, torch.optim.SGD, 1.0) == (
-        (1_000, 1e-6), (5_000, 5e-6), (100_000, 1e-4), (1_000_000, 1e-3),
-    )  # fmt: skip
+    assert measuring._by_size(
+        lambda elements, optimizer, seconds: elements * 1e-9, [1_000, 1_000_000, 10_000_000], 40, torch.optim.SGD, 1.0
+    ) == ((1_000, 1e-6), (1_000_000, 1e-3))
+
+
+def test_a_round_is_what_it_takes_beyond_steps_of_as_many() -> None:
+    """Of turns the median; with one core, two steps take twice as long as one."""
+    two_cores = [[_said(0.010), _said(0.012), _said(0.5), _said(0.012 + beyond)] for beyond in (0.003, 0.9, 0.002)]
+    assert measuring._beyond_steps(two_cores, 2) == pytest.approx(0.003)
+    assert measuring._beyond_steps([[_said(0.010), _said(0.5), _said(0.027)]], 1) == pytest.approx(0.007)
+    assert measuring._beyond_steps([[_said(0.010), _said(0.5), _said(0.019)]], 1) == measuring.LEAST_S
+
+
+def _said(seconds: float) -> Moment:
+    return Moment(0.0, [{"times": [seconds]}])
 
 
 def test_processes_at_once() -> None:

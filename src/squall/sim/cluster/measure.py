@@ -25,7 +25,7 @@ from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.forks import answer, forked
 from squall.sim.cluster.jitter import Trace
 from squall.sim.cluster.measure_exchange import BYTES, exchange_seconds
-from squall.sim.cluster.measure_reduce import ROUND_BYTES, able, empty_round_s, round_s
+from squall.sim.cluster.measure_reduce import ROUND_BYTES, able, empty_round_s, rounds
 from squall.sim.cluster.measure_run import RUNS, overhead_of, running, single
 from squall.sim.cluster.measure_steps import quantiles, rounded, running_counts, slowdowns, stepping
 from squall.sim.cluster.model import Cluster
@@ -38,8 +38,9 @@ from squall.vector import Layout
 
 SIZES = (1_000, 100_000, 1_000_000, 10_000_000)  # elements of an exchange; and the model's own
 MEMORY_SHARE = 0.25  # of what is free, for one measurement
-EXCHANGES = ROUNDS = 1 / 6  # of the time, for exchanges and for rounds of all-reduce, of several sizes
+EXCHANGES, ROUNDS = 1 / 6, 1 / 12  # of the time, for exchanges and for rounds without a task, of several sizes
 COPIED_BYTES = 1 << 28
+LEAST_S = 1e-6  # of a round, beyond its steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +99,9 @@ def measure(
         measured = stack.enter_context(stepping(built, layout, threads, counts))
         measured.append(stack.enter_context(single(built, layout, recipe.loop.tuned, threads)))
         roomy = RUNS * BYTES * layout.elements < MEMORY_SHARE * _free_bytes()
+        sums = able()
+        if roomy and sums:
+            measured.append(stack.enter_context(rounds(built, layout, _of_members(strategy, optimizer), threads)))
         if roomy:  # else the vector is so large that what a run's own code takes is next to nothing
             measured += stack.enter_context(running(built, layout, optimizer, threads))
         calm = calmest(in_turns(measured, (1 - EXCHANGES - ROUNDS) * seconds))
@@ -106,22 +110,23 @@ def measure(
     step_s = statistics.fmean(times)
     # Several are seldom all undisturbed, in a run as here, so their mean is of all turns.
     means = [step_s, *(statistics.fmean(times_of(turn[k] for turn in calm)) for k in range(1, len(counts)))]
+    sizes = sorted({*SIZES, min(layout.elements, SIZES[-1])})
     machine = MachineKind(
         name="machine", cores=cores, step_s=rounded(step_s), jitter=Trace(trace_file, quantiles(times)),
         slowdown=slowdowns(counts, means, cores),
         single_s=rounded(statistics.median(times_of(turn[len(counts)] for turn in turns))),
-        exchange=_by_size(exchange_seconds, BYTES, layout.elements, optimizer, EXCHANGES * seconds),
+        exchange=_by_size(exchange_seconds, sizes, BYTES, optimizer, EXCHANGES * seconds),
         memory=rounded(_memory_bandwidth()),
     )  # fmt: skip
     if roomy:
         overhead = overhead_of([[turn[0], *turn[-RUNS:]] for turn in turns], machine.work_s(layout.elements))
         machine = dataclasses.replace(machine, overhead=overhead)
-    if able():
-        points = dict(_by_size(empty_round_s, ROUND_BYTES, layout.elements, optimizer, ROUNDS / 2 * seconds))
-        if roomy:  # the task's own is what counts most
-            whole_s = round_s(built, _of_members(strategy, optimizer), threads, ROUNDS / 2 * seconds)
-            beyond_s = whole_s - step_s * machine.slowdown_of(2)
-            points[layout.elements] = rounded(max(beyond_s, points[SIZES[0]]))
+    if sums:
+        points = dict(_by_size(empty_round_s, SIZES[::3], ROUND_BYTES, optimizer, ROUNDS * seconds))
+        if roomy:  # the task's own is what counts
+            own_s = _beyond_steps(calm, len(counts))
+            points = {size: min(own_s, time) if size < layout.elements else time for size, time in points.items()}
+            points[layout.elements] = own_s
         machine = dataclasses.replace(machine, reduce=tuple(sorted(points.items())))
     return Measured(machine, tuple(times), built.batch_size, layout.elements, others)
 
@@ -133,6 +138,15 @@ def _on_shards(recipe: Recipe) -> Recipe:
     if isinstance(recipe.work, Collective) and elementwise(recipe.work.optimizer):
         return Downpour(optimizer=recipe.work.optimizer).recipe()
     return Downpour().recipe()
+
+
+def _beyond_steps(turns: Sequence[Turn], counts: int) -> float:
+    """Seconds of a round of two replicas beyond the steps of two at once, which are the second thing of each turn."""
+    found = []
+    for turn in turns:
+        step_s = statistics.fmean(times_of([turn[1]])) if counts > 1 else 2 * statistics.fmean(times_of([turn[0]]))
+        found.append(statistics.fmean(times_of([turn[counts + 1]])) - step_s)
+    return rounded(max(LEAST_S, statistics.median(found)))
 
 
 def _of_members(strategy: Strategy | None, otherwise: OptimizerFactory) -> OptimizerFactory:
@@ -168,11 +182,10 @@ def write(cluster: Cluster, path: Path, comment: str) -> list[Path]:
 
 
 def _by_size(
-    timed: Callable[[int, OptimizerFactory, float], float], size_bytes: int, own: int, optimizer: OptimizerFactory,
-    seconds: float,
+    timed: Callable[[int, OptimizerFactory, float], float], sizes: Sequence[int], size_bytes: int,
+    optimizer: OptimizerFactory, seconds: float,
 ) -> tuple[tuple[int, float], ...]:  # fmt: skip
-    """(elements, seconds), of sizes that memory allows; the task's own among them, unless that is the largest."""
-    sizes = sorted({*SIZES, min(own, SIZES[-1])})
+    """(elements, seconds), of sizes that memory allows."""
     room = MEMORY_SHARE * _free_bytes()
     sizes = [size for size in sizes if size_bytes * size <= room] or sizes[:1]
     return tuple((size, rounded(timed(size, optimizer, seconds / len(sizes)))) for size in sizes)

@@ -1,7 +1,7 @@
 """The time of a round of all-reduce: of the task's own, or of a model that computes nothing, against its size.
 
 The coordinator and two replicas are forked and run what they run in a training. The first replica is held between two
-moments, and the other one waits for it in the group.
+moments, and the other one waits for it in the group; where that is too long they form another one, which is not timed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from multiprocessing import Pipe
@@ -32,14 +33,14 @@ from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
 from squall.sim.cluster.forks import forked
 from squall.sim.cluster.measure_run import endless_job
-from squall.sim.cluster.quiet import Chunks, Enough, calmest, moment
+from squall.sim.cluster.quiet import Chunks, Enough, Timed, calmest, moment, times_of
 from squall.strategies import AllReduce
 from squall.task import OptimizerFactory, Task
 from squall.transports.host import HostTransport
 from squall.vector import Layout
 
 WARM_UP, FEWEST = 1, 2  # rounds of a moment
-MOMENTS = 6
+MOMENTS = 4
 ROUND_BYTES = 64  # an element: of each replica weights, gradient, bucket, optimizer state and their temporaries
 FIRST, SECOND = Node("replica", 0), Node("replica", 1)
 
@@ -50,26 +51,28 @@ def able() -> bool:
 
 
 def empty_round_s(elements: int, optimizer: OptimizerFactory, seconds: float) -> float:
-    """Seconds of a round of two replicas whose gradients, of so many elements, are ready at once."""
+    """Seconds of a round of two replicas whose gradients, of so many elements, are ready at once.
+
+    Measured for about `seconds`. What a round takes varies from one to the next by several times, in a run as here: of
+    moments the median, in each the mean.
+    """
     data = TensorDataset(torch.zeros(1000))
     model, gradient = nn.ParameterList([torch.zeros(elements)]), torch.zeros(elements)
     task = Task(model=model, loss=partial(_ready, gradient), train=data, batch_size=1)
-    return round_s(task, optimizer, 1, seconds)
-
-
-def round_s(task: Task, optimizer: OptimizerFactory, threads: int, seconds: float) -> float:
-    """Seconds of a round of two replicas that train the task: of moments the median, in each the mean.
-
-    Measured for about `seconds`. What a round takes varies from one to the next by several times, in a run as here.
-    """
-    import_beforehand()
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+    with rounds(task, layout, optimizer, 1) as timed:
+        turns = [[timed(seconds / MOMENTS)] for _ in range(MOMENTS)]
+    return statistics.median(statistics.fmean(times_of(turn)) for turn in calmest(turns))
+
+
+@contextmanager
+def rounds(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int) -> Iterator[Timed]:
+    """A run of two replicas; a moment says the `times` of its rounds."""
+    import_beforehand()
     with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
         job = endless_job(task, layout, AllReduce(replicas=2, optimizer=optimizer), threads, folder)
-        works = [partial(_serve, job), partial(_fellow, job), partial(_first, job)]
-        with forked(works) as lines:
-            turns = [[moment(lines[2:], seconds / MOMENTS, beside=lines[:2])] for _ in range(MOMENTS)]
-    return statistics.median(statistics.fmean(each.said[0]["times"]) for (each,) in calmest(turns))
+        with forked([partial(_serve, job), partial(_fellow, job), partial(_first, job)]) as lines:
+            yield lambda seconds: moment(lines[2:], seconds, beside=lines[:2])
 
 
 class _Ready(torch.autograd.Function):
