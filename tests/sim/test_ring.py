@@ -26,7 +26,7 @@ from squall.sim.planning.reasons import reason
 from squall.sim.planning.speed import speed_of
 from squall.sim.planning.survival import survival_of
 from squall.vector import Layout
-from tests.sim.test_simulate import NO_SNAPSHOTS, SERVERS, STEP_S, blobs, untested, workers
+from tests.sim.test_simulate import NO_SNAPSHOTS, STEP_S, blobs, untested, workers
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 LENGTH = 96  # of the vector of `untested`, padding included
@@ -201,13 +201,20 @@ def test_of_few_equal_machines_all_reduce_uses_every_core() -> None:
     assert ranking.first.useful == pytest.approx(2 * 4 / (1.2 * STEP_S + ROUND_S), rel=0.02)
 
 
-def test_a_slow_machine_holds_all_reduce_and_the_reason_says_for_what() -> None:
-    old = MachineKind(name="old", step_s=10 * STEP_S, roles=("replica",))
-    cluster = Cluster(machines=(old, *workers(3).machines[:1], SERVERS), between=Link(latency_s=0.0))
+def test_replicas_that_wait_for_their_sum_are_named_in_the_reason() -> None:
+    box = dataclasses.replace(BOX, cores=4, slowdown=(), reduce=((1, 0.5e-3), (LENGTH, 2 * STEP_S)))
     both = {"all_reduce": squall.AllReduce(optimizer=SGD), "downpour": squall.Downpour(optimizer=SGD)}
-    ranking = plan_cluster(untested, cluster, strategies=both)
+    ranking = plan_cluster(untested, Cluster(machines=(box,)), strategies=both)
     assert ranking.first.candidate.family == "downpour"
     assert "of their time for the slowest, and for the sum of their gradients" in reason(ranking)
+
+
+def test_a_plan_for_several_machines_leaves_it_out_with_the_reason() -> None:
+    cluster = Cluster(machines=(dataclasses.replace(BOX, count=2),))
+    ranking = plan_cluster(untested, cluster, from_file=[squall.Downpour(optimizer=SGD)])
+    assert "Not ranked: all_reduce. all_reduce is for one machine for now, and the cluster has 2" in reason(ranking)
+    with pytest.raises(ValueError, match="is for one machine for now, and the cluster has 2: leave it out, or try it"):
+        plan_cluster(untested, cluster, strategies={"all_reduce": squall.AllReduce(optimizer=SGD)})
 
 
 def test_charged_failures_agree_with_simulated_ones() -> None:

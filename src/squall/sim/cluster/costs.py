@@ -145,10 +145,9 @@ class Costs:
         return seconds
 
     def _step(self, node: Node, effect: Step, begins: float) -> float:
-        """Who has no batch of the round computes one in vain."""
         self.computed += effect.stop - effect.start
         place = self.placement.of(node)
-        part = (effect.stop - effect.start) / self._workload.batch_size or 1.0
+        part = (effect.stop - effect.start) / self._workload.batch_size
         seconds = part * self._steps[id(place.kind)] * place.kind.jitter.draw(self._chance)
         stretch = self._slowest if node.index == self._recipe.replicas - 1 else 1.0
         return place.cores.take(node, begins, seconds, self.prolong, stretch)
