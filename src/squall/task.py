@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from squall.metrics import Metric, check_metrics
 from squall.runtime.seeds import chance_kept, listed
+from squall.splits import Split
 
 Batch = Any  # whatever the dataset's collated items are
 OptimizerFactory = Callable[..., Optimizer]  # called with a list of param groups, as `torch.optim.SGD` is
@@ -50,6 +51,8 @@ class Task:
             or a subset. Each process lists it once an epoch, seeded by run and epoch (`set_epoch` is called where there
             is one). An epoch has len(sampler) positions, which leases, audit and replay count in place of examples.
         loader: further arguments for `torch.utils.data.DataLoader`: `num_workers`, `collate_fn`, `drop_last` ...
+        split: how a replica of several parts (`parts=` of `fit`) lies on its processes: `squall.Pipeline`,
+            `squall.Tensor` or `squall.Branches`. With one part it changes nothing.
     """
 
     model: nn.Module
@@ -65,6 +68,7 @@ class Task:
     shuffle: bool = True
     sampler: Sampler[int] | Sequence[int] | None = None
     loader: Mapping[str, Any] = field(default_factory=dict)
+    split: Split | None = None
 
     @property
     def examples(self) -> int:

@@ -1,0 +1,24 @@
+"""From a task's split to this process's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from squall.parts.neighbours import Neighbours
+from squall.parts.pipeline import Pipelined
+from squall.runtime.inside import Inside
+from squall.splits import Pipeline
+from squall.task import Task
+from squall.vector import Layout
+
+
+def inside(
+    task: Task, layout: Layout, starts: Sequence[int], neighbours: Neighbours, device: torch.device
+) -> Inside:  # fmt: skip
+    """What this part computes. It changes the task's model: to be called once, in the part's own process."""
+    match task.split:
+        case Pipeline():
+            return Pipelined(task, layout, starts, neighbours, device)
+    raise AssertionError(f"no part of {task.split!r}")
