@@ -168,9 +168,9 @@ def _check_parameters(task: Task) -> None:
 
 def _check_loss(task: Task) -> None:
     """The loss on one batch and the metrics on another, without a trace: weights and random state stay as they are."""
-    with _untouched(task.model):
+    with untouched(task.model):
         before = {name: (buffer, buffer._version) for name, buffer in task.model.named_buffers()}
-        loss, extras = loss_and_extras(task.loss(task.model, _first_batch(task, task.train)))
+        loss, extras = loss_and_extras(task.loss(task.model, first_batch(task, task.train)))
         _check_buffers(task.model, before)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -183,7 +183,7 @@ def _check_loss(task: Task) -> None:
             raise ValueError("Task.loss does not depend on a trainable parameter: its result has no gradient")
         if task.validate is not None and task.metrics:
             task.model.eval()
-            batch = _first_batch(task, task.validate)
+            batch = first_batch(task, task.validate)
             check_metrics(task.metrics, task.model, batch, _first_count(task, task.validate))
 
 
@@ -218,7 +218,7 @@ def _check_buffers(model: nn.Module, before: Mapping[str, tuple[Tensor, int]]) -
             )
 
 
-def _first_batch(task: Task, data: Dataset[Any]) -> Batch:
+def first_batch(task: Task, data: Dataset[Any]) -> Batch:
     collate = {k: v for k, v in task.loader.items() if k == "collate_fn"}
     return next(iter(DataLoader(data, batch_size=_first_count(task, data), **collate)))
 
@@ -228,7 +228,7 @@ def _first_count(task: Task, data: Dataset[Any]) -> int:
 
 
 @contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module) -> Iterator[None]:
     """Put parameters, buffers, modes and random state back to what they were before."""
     tensors = [*model.parameters(), *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]

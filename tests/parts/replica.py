@@ -5,9 +5,8 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import pickle
-import sys
 import tempfile
-import traceback
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 import squall
 from squall.parts.host import Speaker, follow
 from squall.parts.inside import inside
-from squall.parts.neighbours import Neighbours
+from squall.parts.neighbours import NeighbourLost, Neighbours
 from squall.plan import make_plan
 from squall.protocol.effects import Compute, End, UseWeights
 from squall.protocol.events import GradientComputed
@@ -57,7 +56,16 @@ def job_of(task: squall.Task) -> Job:
 
 
 def replica(task: squall.Task, parts: int, script: Script, starts: Sequence[int] = ()) -> Any:
-    """What the script returns, which part 0 runs with its host; the others follow. A part's exception is raised here."""
+    """What the script returns, which part 0 runs with its host; the others follow. Raises what a part has raised."""
+    found = answers(task, parts, script, starts)
+    failed = sorted((a for a in found.values() if isinstance(a, Exception)), key=lambda a: isinstance(a, NeighbourLost))
+    if failed:
+        raise failed[0]  # one of the user's own, if there is one
+    return found[0]
+
+
+def answers(task: squall.Task, parts: int, script: Script, starts: Sequence[int] = ()) -> dict[int, Any]:
+    """By part, what it has returned or raised; nothing of one that was killed."""
     job, context = job_of(task), mp.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(parts)]
@@ -70,16 +78,15 @@ def replica(task: squall.Task, parts: int, script: Script, starts: Sequence[int]
         for _, ours in pipes:
             ours.close()
         try:
-            return _first_answer([pipe for pipe, _ in pipes])
+            return _received([pipe for pipe, _ in pipes])
         finally:
             for process in started:
                 process.kill()
                 process.join()
 
 
-def _first_answer(pipes: list[Connection]) -> Any:
-    """Of part 0, when all have ended; or the exception of whoever has one that is his own."""
-    answers: dict[int, Any] = {}
+def _received(pipes: list[Connection]) -> dict[int, Any]:
+    found: dict[int, Any] = {}
     waiting = dict(enumerate(pipes))
     while waiting:
         ready = wait(list(waiting.values()), WITHIN_S)
@@ -88,12 +95,8 @@ def _first_answer(pipes: list[Connection]) -> Any:
             if pipe in ready:
                 del waiting[part]
                 with suppress(EOFError):  # it was killed
-                    answers[part] = pickle.loads(pipe.recv_bytes())
-    failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
-    own = [error for error in failed if type(error).__name__ != "NeighbourLost"]
-    for error in own or failed:
-        raise error
-    return answers.get(0)
+                    found[part] = pickle.loads(pipe.recv_bytes())
+    return found
 
 
 def _enter(
@@ -110,9 +113,8 @@ def _enter(
             follow(host, neighbours)
             pipe.send_bytes(pickle.dumps(None))
     except Exception as error:
-        traceback.print_exc(file=sys.stdout)
+        error.at = time.monotonic()  # type: ignore[attr-defined]
         pipe.send_bytes(pickle.dumps(error))
-    sys.stdout.flush()
     os._exit(0)
 
 

@@ -22,10 +22,10 @@ def settle(
     """
     telling = neighbours.part == teller
     text = msgspec.msgpack.encode(extras) if telling and extras is not None and teller != SPEAKER else b""
-    seen = sum(norm.item() for norm in torch._foreach_norm(list(gradients), 1)) if gradients else 0.0
-    loss, seen, length = neighbours.agreed([loss if telling else 0.0, seen, len(text)])
+    seen = sum(gradient.sum().item() for gradient in gradients)
+    loss, seen, length = neighbours.agreed(loss if telling else 0.0, seen, len(text))
     if text:
-        neighbours.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), SPEAKER).wait()
+        neighbours.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), SPEAKER)
     elif length > 0 and neighbours.part == SPEAKER:
         received = neighbours.receive(torch.empty(int(length), dtype=torch.uint8), teller)
         extras = msgspec.msgpack.decode(received.numpy().tobytes(), type=dict[str, float])
@@ -35,7 +35,7 @@ def settle(
 def clip_together(neighbours: Neighbours, gradients: Sequence[Tensor], most: float) -> float:
     """Scale the gradients of all parts down to this 2-norm; the norm they had."""
     norms = torch._foreach_norm(list(gradients)) if gradients else []
-    (squares,) = neighbours.agreed([sum(norm.item() ** 2 for norm in norms)])
+    (squares,) = neighbours.agreed(sum(norm.item() ** 2 for norm in norms))
     norm = math.sqrt(squares)
     scale(gradients, most, torch.tensor(norm))
     return norm

@@ -39,7 +39,7 @@ class Speaker(HostAround):
             self._neighbours.tell(_encoded(self._put_off))
             self._put_off = []
             event = super().perform(effect, now)
-            self._neighbours.agreed([0.0])  # the others have written what they had to
+            self._neighbours.done()  # the others have written what they had to
             return event
 
 
@@ -54,7 +54,7 @@ def follow(host: Host, neighbours: Neighbours) -> None:
                 host.perform(effect, 0.0)
                 if isinstance(effect, End):
                     return
-            neighbours.agreed([0.0])
+            neighbours.done()
             host.rest()
 
 

@@ -18,27 +18,32 @@ class _Given(BaseException):
     """Ends a loss function whose model's arguments are known: none of its own handlers is meant."""
 
 
-def examples_in(batch: Batch) -> int:
-    """The batch's first dimension."""
-    sizes = {len(leaf) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim}
+def in_pieces(batch: Batch, rows: int) -> list[tuple[int, Batch]]:
+    """A batch in pieces of so many examples, the last with what is left; and how many each has.
+
+    A piece has those rows of the batch's tensors, and those entries of its lists of other things.
+    """
+    leaves, form = pytree.tree_flatten(batch, is_leaf=_is_list_of_things)
+    sizes = {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
     if len(sizes) != 1:
         raise ValueError(
             f"squall.Pipeline cuts batches into microbatches, and this one's tensors have {sorted(sizes) or 'no'} rows:"
             " have collate_fn give each tensor one row an example"
         )
-    return sizes.pop()
+    (examples,) = sizes
+    cut = [_has_rows(leaf, examples) for leaf in leaves]
+    pieces = []
+    for start in range(0, examples, rows):
+        stop = min(start + rows, examples)
+        own = [leaf[start:stop] if rowed else leaf for leaf, rowed in zip(leaves, cut)]
+        pieces.append((stop - start, pytree.tree_unflatten(own, form)))
+    return pieces
 
 
-def cut(batch: Batch, start: int, stop: int) -> Batch:
-    """Examples [start, stop) of a batch: rows of its tensors, entries of its lists of other things."""
-    examples = examples_in(batch)
-
-    def rows(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return leaf[start:stop] if leaf.ndim else leaf
-        return leaf[start:stop] if isinstance(leaf, list | tuple) and len(leaf) == examples else leaf
-
-    return pytree.tree_map(rows, batch, is_leaf=_is_list_of_things)
+def _has_rows(leaf: Any, examples: int) -> bool:
+    if isinstance(leaf, Tensor):
+        return leaf.ndim > 0
+    return isinstance(leaf, list | tuple) and len(leaf) == examples
 
 
 def _is_list_of_things(value: Any) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
@@ -35,6 +34,8 @@ class Neighbours:
         self.torch = group.torch
         c10d._set_pg_timeout(PATIENCE, group.torch)
         c10d._update_default_pg(group.torch)
+        self._others = [other for other in range(parts) if other != part]
+        self._nothing = torch.zeros(1, dtype=torch.uint8)
         self._told = torch.empty(TOLD_BYTES, dtype=torch.uint8)
 
     @contextmanager
@@ -46,39 +47,60 @@ class Neighbours:
             self.group.cut()
             raise
 
-    def agreed(self, values: Sequence[float]) -> list[float]:
-        """The sums of the parts' values."""
+    def agreed(self, *values: float) -> list[float]:
+        """The sums of the parts' values. By the first part: Gloo's own way takes seven times as long for so few."""
         sums = torch.tensor(values, dtype=torch.float64)
-        with lost_neighbours():
-            dist.all_reduce(sums, group=self.torch)
+        if self.part == SPEAKER:
+            theirs = torch.empty_like(sums)
+            for other in self._others:
+                sums += self.receive(theirs, other)
+            for other in self._others:
+                self.send(sums, other)
+        else:
+            self.send(sums, SPEAKER)
+            self.receive(sums, SPEAKER)
         total: list[float] = sums.tolist()
         return total
+
+    def done(self) -> None:
+        """Part 0 waits here for all others; they go on."""
+        if self.part != SPEAKER:
+            self.send(self._nothing, SPEAKER)
+        else:
+            for other in self._others:
+                self.receive(self._nothing, other)
 
     def tell(self, text: bytes) -> None:
         """Part 0 says to the others what is next."""
         assert len(text) < TOLD_BYTES - 2, "a replica is told more than there is room for"
         frame = len(text).to_bytes(2, "little") + text
         self._told[: len(frame)] = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-        with lost_neighbours():
-            dist.broadcast(self._told, SPEAKER, self.torch)
+        for other in self._others:
+            self.send(self._told, other)
 
     def hear(self) -> bytes:
         """What part 0 says next."""
-        with lost_neighbours():
-            dist.broadcast(self._told, SPEAKER, self.torch)
-        frame = self._told.numpy().tobytes()
+        frame = self.receive(self._told, SPEAKER).numpy().tobytes()
         return frame[2 : 2 + int.from_bytes(frame[:2], "little")]
 
-    def send(self, tensor: Tensor, to: int) -> dist.Work:
-        """Not over before `wait`: until then the tensor must stay as it is."""
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Returns when the tensor may be changed; that may be when it is received."""
+        self.sending(tensor, to)()
+
+    def sending(self, tensor: Tensor, to: int) -> Callable[[], None]:
+        """Until what this returns has been called, and has returned, the tensor must stay as it is."""
         with lost_neighbours():
-            work = dist.isend(tensor, to, self.torch)
-        assert work is not None
-        return work
+            work = self.torch.send([tensor], to, 0)
+
+        def wait() -> None:
+            with lost_neighbours():
+                work.wait()
+
+        return wait
 
     def receive(self, tensor: Tensor, source: int) -> Tensor:
         with lost_neighbours():
-            dist.recv(tensor, source, self.torch)
+            self.torch.recv([tensor], source, 0).wait()
         return tensor
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from squall.parts.agreement import clip_together, settle
-from squall.parts.microbatches import cut, examples_in, given, shapes, taken
+from squall.parts.microbatches import given, in_pieces, shapes, taken
 from squall.parts.neighbours import Neighbours, lost_neighbours
 from squall.parts.stages import Stage, chain_of, cut_chain, names_by_part
 from squall.runtime.inside import Computed, Inside, computing, dense
@@ -53,10 +52,9 @@ class Pipelined(Inside):
         self._runs: OrderedDict[Any, _Run] = OrderedDict()
 
     def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int) -> Computed:
-        examples = examples_in(batch)
-        bounds = [*range(0, examples, self._rows), examples]
-        pieces = [cut(batch, start, stop) for start, stop in pairwise(bounds)]
-        shares = [(stop - start) / examples for start, stop in pairwise(bounds)]
+        cut = in_pieces(batch, self._rows)
+        examples = sum(count for count, _ in cut)
+        pieces, shares = [piece for _, piece in cut], [count / examples for count, _ in cut]
         whole = examples // self._rows
         results: list[_Result] = []
         for start, stop in ((0, whole), (whole, len(pieces))):
@@ -99,14 +97,13 @@ class Pipelined(Inside):
             parameter = self._parameters[name]
             if self._neighbours.part in others:
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
-                sent.append(self._neighbours.send(gradient, owner))
+                sent.append(self._neighbours.sending(gradient, owner))
             elif self._neighbours.part == owner:
                 for part in others:
                     theirs = self._neighbours.receive(torch.empty_like(parameter.data), part)
                     parameter.grad = theirs if parameter.grad is None else parameter.grad.add_(theirs)
-        with lost_neighbours():
-            for work in sent:
-                work.wait()
+        for wait in sent:
+            wait()
         fresh = (self._parameters[span.name].grad for span in self.writes.parameters)
         return [gradient for gradient in fresh if gradient is not None]
 

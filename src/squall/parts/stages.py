@@ -69,7 +69,16 @@ def seconds_of(chain: Sequence[nn.Module], call: Call) -> list[float]:
         for _ in range(REPEATS):
             inputs = pytree.tree_map(_leaf, (args, kwargs))
             started = time.perf_counter()
-            output = Stage([module])(*inputs[0], **inputs[1])
+            try:
+                output = Stage([module])(*inputs[0], **inputs[1])
+            except Exception as error:
+                before = (
+                    f"what {type(chain[number - 1]).__name__} returns" if number else "what the loss gives the model"
+                )
+                raise ValueError(
+                    f"a stage of squall.Pipeline, {type(module).__name__}, does not take {before}: name the modules in"
+                    f" the order in which the model calls them ({error})"
+                ) from error
             leaves = [leaf for leaf in pytree.tree_leaves((inputs, [*module.parameters()])) if _wanted(leaf)]
             ends = [leaf for leaf in pytree.tree_leaves(output) if _wanted(leaf)]
             if ends and leaves:
