@@ -59,6 +59,40 @@ def test_a_part_that_dies_ends_the_others(dying: int, tmp_path: Path) -> None:
         assert error.at - died < 1.0  # type: ignore[attr-defined]
 
 
+class Sides(nn.Module):
+    """Sliced layers, or branches; one of three processes dies in its pass."""
+
+    def __init__(self, what: Callable[[], None]) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.sides = nn.ModuleDict({name: nn.Linear(6, 6) for name in "abc"})
+        self.event, self.head = Event(what, 10), nn.Linear(6, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.event(self.down(self.up(inputs).tanh()))
+        a, b, c = self.sides["a"](hidden), self.sides["b"](hidden), self.sides["c"](hidden)
+        return self.head(a + b + c)
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+@pytest.mark.parametrize(
+    "split", [squall.Tensor({"up": "column", "down": "row"}), squall.Branches("sides.a", "sides.b", "sides.c")]
+)
+def test_so_it_is_with_slices_and_branches(split: Any, dying: int, tmp_path: Path) -> None:
+    def die() -> None:
+        if torch.distributed.get_rank() == dying:
+            (tmp_path / "died").write_text(str(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    given = squall.Task(model=Sides(die), loss=mean_square, train=numbers(64), batch_size=16, split=split)
+    found = answers(given, 3, train())
+    died = float((tmp_path / "died").read_text())
+    assert sorted(found) == [part for part in range(3) if part != dying]
+    for error in found.values():
+        assert isinstance(error, NeighbourLost)
+        assert error.at - died < 1.0  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("failing", [0, 2])
 def test_a_users_mistake_in_a_stage_is_told_as_it_is(failing: int) -> None:
     def fail() -> None:

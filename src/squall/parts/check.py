@@ -8,10 +8,12 @@ from itertools import pairwise
 
 from torch import nn
 
+from squall.parts.check_branches import check_branches
 from squall.parts.microbatches import Call, given, in_pieces, taken
+from squall.parts.slices import check_slices
 from squall.parts.stages import balanced, chain_of, cut_chain, seconds_of
 from squall.runtime.seeds import seed_everything
-from squall.splits import Pipeline
+from squall.splits import Branches, Pipeline, Tensor
 from squall.task import Batch, Task, first_batch, loss_and_extras, untouched
 
 SAME = 1e-4  # relative: two ways to one loss differ by rounding
@@ -31,6 +33,12 @@ def check_split(task: Task, parts: int) -> tuple[tuple[int, ...], str]:
         case Pipeline() as split:
             with untouched(task.model):
                 return _check_pipeline(task, split, parts)
+        case Tensor() as split:
+            with untouched(task.model):
+                return (), check_slices(task, split, parts)
+        case Branches() as split:
+            with untouched(task.model):
+                return (), check_branches(task, split, parts)
         case None:
             raise ValueError(
                 f"parts is {parts}, and the task does not say how its model is split: give Task(split=...) a"

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from squall.parts.branches import Branched
 from squall.parts.neighbours import Neighbours
 from squall.parts.pipeline import Pipelined
+from squall.parts.slices import Sliced
 from squall.runtime.inside import Inside
-from squall.splits import Pipeline
+from squall.splits import Branches, Pipeline, Tensor
 from squall.task import Task
 from squall.vector import Layout
 
@@ -21,4 +23,8 @@ def inside(
     match task.split:
         case Pipeline():
             return Pipelined(task, layout, starts, neighbours, device)
+        case Tensor():
+            return Sliced(task, layout, neighbours, device)
+        case Branches():
+            return Branched(task, layout, neighbours, device)
     raise AssertionError(f"no part of {task.split!r}")
