@@ -47,7 +47,7 @@ class Branched(Inside):
             for module in entrances(task.model.get_submodule(name)):
                 module.forward = partial(self._calls.put_off, owner, module.forward)
 
-    def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int) -> Computed:
+    def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int, into: Sequence[Tensor] | None) -> Computed:
         self._calls.begin(seed)
         with computing(task, self._device):
             loss, extras = loss_and_extras(task.loss(model, batch))

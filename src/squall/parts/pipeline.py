@@ -49,9 +49,11 @@ class Pipelined(Inside):
         self._tied = [(name, parts) for name, parts in held.items() if len(parts) > 1]
         self._parameters = dict(task.model.named_parameters())
         self._foreign = [name for name in held if name not in own]
+        self._places = _Places([self._parameters[span.name] for span in self.writes.parameters])
         self._runs: OrderedDict[Any, _Run] = OrderedDict()
 
-    def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int) -> Computed:
+    def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int, into: Sequence[Tensor] | None) -> Computed:
+        self._places.begin(into)
         cut = in_pieces(batch, self._rows)
         examples = sum(count for count, _ in cut)
         pieces, shares = [piece for _, piece in cut], [count / examples for count, _ in cut]
@@ -61,6 +63,7 @@ class Pipelined(Inside):
             if start < stop:
                 at = _At(task, model, pieces[start:stop], shares[start:stop], seed, start)
                 results += self._run(at)(at)
+        self._places.end()
         gradients = self._gradients()
         teller = (len(self._stages) - 1) % self._neighbours.parts
         loss = sum(result.loss for result in results)
@@ -101,11 +104,49 @@ class Pipelined(Inside):
             elif self._neighbours.part == owner:
                 for part in others:
                     theirs = self._neighbours.receive(torch.empty_like(parameter.data), part)
-                    parameter.grad = theirs if parameter.grad is None else parameter.grad.add_(theirs)
+                    if parameter.grad is None:
+                        parameter.grad = theirs
+                    else:
+                        parameter.grad.add_(theirs)
         for wait in sent:
             wait()
         fresh = (self._parameters[span.name].grad for span in self.writes.parameters)
         return [gradient for gradient in fresh if gradient is not None]
+
+
+class _Places:
+    """Where gradients are summed over microbatches: each is put there as it comes, and its memory is free again."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._places: dict[int, Tensor] = {}  # by the parameter's identity
+        self._begun: set[int] = set()
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._put)
+
+    def begin(self, into: Sequence[Tensor] | None) -> None:
+        self._places = {} if into is None else {id(p): place for p, place in zip(self._parameters, into)}
+        self._begun.clear()
+
+    def end(self) -> None:
+        """Every gradient is its parameter's again. Schedules that part the backward pass have left some there."""
+        for parameter in self._parameters:
+            if id(parameter) in self._begun:
+                place = self._places[id(parameter)]
+                if parameter.grad is not None:
+                    place.add_(parameter.grad)
+                parameter.grad = place
+
+    def _put(self, parameter: Tensor) -> None:
+        place, gradient = self._places.get(id(parameter)), parameter.grad
+        if place is None or gradient is None or gradient.is_sparse:
+            return
+        if id(parameter) in self._begun:
+            place.add_(gradient)
+        else:
+            place.copy_(gradient)
+            self._begun.add(id(parameter))
+        parameter.grad = None
 
 
 class _Result(msgspec.Struct, frozen=True):

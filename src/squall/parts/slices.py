@@ -47,7 +47,7 @@ class Sliced(Inside):
         # What all parts compute alike, the first answers for.
         self.writes = self.reads if neighbours.part == SPEAKER else layout.share(set(slices), slices)
 
-    def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int) -> Computed:
+    def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int, into: Sequence[Tensor] | None) -> Computed:
         with lost_neighbours():
             with computing(task, self._device):
                 loss, extras = loss_and_extras(task.loss(model, batch))

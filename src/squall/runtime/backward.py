@@ -117,10 +117,10 @@ class Backward:
         """Remember what the model's counters show: the shards know that much, and a push says what was added since."""
         self._counted = [counter.double() for counter in self.layout.counters_of(self.on_vector.model)]
 
-    def differentiate(self, batch: Batch) -> float:
-        """The loss, whose gradients are there when this returns."""
+    def differentiate(self, batch: Batch, into: Sequence[Tensor] | None = None) -> float:
+        """The loss, whose gradients are there when this returns; some may lie in `into` at once, a view for each."""
         try:
-            loss, self.extras = self.inside.compute(self.task, self.on_vector.model, batch, self._chance)
+            loss, self.extras = self.inside.compute(self.task, self.on_vector.model, batch, self._chance, into)
             return loss
         except Exception as error:
             note_batch(error, self._at.epoch, self._at.start, self._at.stop)

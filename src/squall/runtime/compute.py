@@ -51,7 +51,8 @@ class Gradients:
     def compute(self, effect: Compute) -> GradientComputed:
         """Gradient of the batch that the effect names, into the buffer that it names."""
         started = time.perf_counter()
-        loss = self.backward.differentiate(self.backward.load(effect))
+        into = None if effect.accumulate else self._views[effect.buffer]
+        loss = self.backward.differentiate(self.backward.load(effect), into)
         return self.accept(effect, loss, started)
 
     def accept(
@@ -95,8 +96,9 @@ class Gradients:
                 return False
             torch._foreach_add_(views, present)
             return True
-        if present:
-            torch._foreach_copy_(views, present)
+        pairs = [(view, gradient) for view, gradient in zip(views, present) if gradient is not view]
+        if pairs:
+            torch._foreach_copy_([view for view, _ in pairs], [gradient for _, gradient in pairs])
         # One sum shows any NaN or Inf; finite gradients would have to exceed 1e31 to overflow it.
         return looked or math.isfinite(sum(part.sum().item() for part in self._summed[buffer]))
 

@@ -30,8 +30,11 @@ class Inside(ABC):
     looked: bool
 
     @abstractmethod
-    def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int) -> Computed:
-        """Forward and backward. The gradients of what this process writes are in its parameters' `grad`."""
+    def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int, into: Sequence[Tensor] | None) -> Computed:
+        """Forward and backward. The gradients of what this process writes are in its parameters' `grad`.
+
+        `into` has a view for each of those, which may become its gradient's place at once; None: they are in use.
+        """
 
     @abstractmethod
     def clip(self, gradients: Sequence[Tensor], most: float) -> float:
@@ -47,7 +50,7 @@ class Alone(Inside):
         self.reads = self.writes = layout
         self._device = device
 
-    def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int) -> Computed:
+    def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int, into: Sequence[Tensor] | None) -> Computed:
         with computing(task, self._device):
             loss, extras = loss_and_extras(task.loss(model, batch))
         loss.backward()
