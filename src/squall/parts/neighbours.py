@@ -35,7 +35,8 @@ class Neighbours:
         c10d._set_pg_timeout(PATIENCE, group.torch)
         c10d._update_default_pg(group.torch)
         self._others = [other for other in range(parts) if other != part]
-        self._nothing = torch.zeros(1, dtype=torch.uint8)
+        self._heard = False  # part 0: the others are done
+        self.put_off(0.0, 0.0, 0.0)
         self._told = torch.empty(TOLD_BYTES, dtype=torch.uint8)
 
     @contextmanager
@@ -62,13 +63,30 @@ class Neighbours:
         total: list[float] = sums.tolist()
         return total
 
+    def put_off(self, *values: float, text: bytes = b"") -> None:
+        """What this part says to the first when it is done, instead of agreeing now."""
+        self._values, self._text = torch.tensor(values, dtype=torch.float64), text
+
     def done(self) -> None:
         """Part 0 waits here for all others; they go on."""
-        if self.part != SPEAKER:
-            self.send(self._nothing, SPEAKER)
-        else:
-            for other in self._others:
-                self.receive(self._nothing, other)
+        if self.part == SPEAKER:
+            if not self._heard:
+                self.all_done()
+            self._heard = False
+            return
+        self.send(self._values, SPEAKER)
+        if self._text:
+            self.send(torch.frombuffer(bytearray(self._text), dtype=torch.uint8), SPEAKER)
+        self.put_off(0.0, 0.0, 0.0)
+
+    def all_done(self) -> list[float]:
+        """Part 0: the sums of what the others say when they are done."""
+        sums = torch.zeros(3, dtype=torch.float64)
+        for other in self._others:
+            sums += self.receive(torch.empty_like(sums), other)
+        self._heard = True
+        total: list[float] = sums.tolist()
+        return total
 
     def tell(self, text: bytes) -> None:
         """Part 0 says to the others what is next."""

@@ -67,7 +67,8 @@ class Pipelined(Inside):
         gradients = self._gradients()
         teller = (len(self._stages) - 1) % self._neighbours.parts
         loss = sum(result.loss for result in results)
-        return settle(self._neighbours, gradients, loss, _summed(results), teller)
+        in_place = into is not None and task.clip_norm is None
+        return settle(self._neighbours, gradients, loss, _summed(results), teller, at_the_end=in_place)
 
     def clip(self, gradients: Sequence[Tensor], most: float) -> float:
         return clip_together(self._neighbours, gradients, most)

@@ -51,7 +51,7 @@ class Gradients:
     def compute(self, effect: Compute) -> GradientComputed:
         """Gradient of the batch that the effect names, into the buffer that it names."""
         started = time.perf_counter()
-        into = None if effect.accumulate else self._views[effect.buffer]
+        into = None if effect.accumulate or effect.local_step else self._views[effect.buffer]
         loss = self.backward.differentiate(self.backward.load(effect), into)
         return self.accept(effect, loss, started)
 

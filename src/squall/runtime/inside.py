@@ -33,7 +33,8 @@ class Inside(ABC):
     def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int, into: Sequence[Tensor] | None) -> Computed:
         """Forward and backward. The gradients of what this process writes are in its parameters' `grad`.
 
-        `into` has a view for each of those, which may become its gradient's place at once; None: they are in use.
+        `into` has a view for each of those, which may become its gradient's place at once. None: what comes next
+        depends on whether all is finite.
         """
 
     @abstractmethod
