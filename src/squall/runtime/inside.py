@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,11 +50,14 @@ class Alone(Inside):
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.reads = self.writes = layout
         self._device = device
+        self.wrapped: Callable[[Batch], Any] | None = None  # the task's loss, with something done around it
+        self.scale = 1.0  # that gradients are multiplied by
 
     def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int, into: Sequence[Tensor] | None) -> Computed:
         with computing(task, self._device):
-            loss, extras = loss_and_extras(task.loss(model, batch))
-        loss.backward()
+            returned = task.loss(model, batch) if self.wrapped is None else self.wrapped(batch)
+            loss, extras = loss_and_extras(returned)
+        (loss if self.scale == 1.0 else loss * self.scale).backward()
         return loss.item(), extras
 
     def clip(self, gradients: Sequence[Tensor], most: float) -> float:

@@ -139,8 +139,8 @@ def _check(
     for candidate in {candidate.name: candidate for candidate in candidates}.values():
         if isinstance(candidate.recipe.work, Collective) and machines > 1:
             raise ValueError(
-                f"{candidate.family} is for one machine for now, and the cluster has {machines}: leave it out, or try it"
-                " with `squall simulate`"
+                f"{candidate.family} is for one machine for now, and the cluster has {machines}: leave it out, or try"
+                " it with `squall simulate`"
             )
         settings = Settings(launcher="inline", seconds=trials.seconds)
         plan = make_plan(candidate.strategy, settings, Aims(until=trials.until), seed=seed)
