@@ -11,6 +11,7 @@ from benchmarks import (
     links,
     machines,
     overhead,
+    parts,
     ray_start,
     recording,
     sandblaster,
@@ -28,7 +29,7 @@ BENCHMARKS: dict[str, Any] = {
     "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
     "startup": startup, "family": family, "sandblaster": sandblaster, "simulation": simulation, "forecast": forecast,
     "recording": recording, "week": week, "links": links, "machines": machines,
-    "ray-start": ray_start, "forecast-links": forecast_links,
+    "parts": parts, "ray-start": ray_start, "forecast-links": forecast_links,
 }  # fmt: skip
 
 for name in sys.argv[1:] or BENCHMARKS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -98,25 +97,27 @@ def test_one_part_ignores_the_split() -> None:
 
 
 class Slow(nn.Module):
-    """Takes its time, as a large layer does."""
+    """Takes its time, on a clock of the test's."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, clock: list[float], seconds: float) -> None:
         super().__init__()
-        self.seconds, self.layer = seconds, nn.Linear(6, 6)
+        self.clock, self.seconds, self.layer = clock, seconds, nn.Linear(6, 6)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        time.sleep(self.seconds)
+        self.clock[0] += self.seconds
         return self.layer(inputs)
 
 
-def test_stages_take_equal_time_and_the_model_is_left_as_it_was() -> None:
-    model = nn.Sequential(Slow(0.03), Slow(0.01), nn.BatchNorm1d(6), Slow(0.01), nn.Dropout(), Slow(0.01))
+def test_stages_take_equal_time_and_the_model_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("squall.parts.stages.time.perf_counter", lambda: clock[0])
+    three, *ones = (Slow(clock, seconds) for seconds in (3.0, 1.0, 1.0, 1.0))
+    model = nn.Sequential(three, ones[0], nn.BatchNorm1d(6), ones[1], nn.Dropout(), ones[2])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     drawn = torch.get_rng_state()
     starts, text = check_split(task(model, squall.Pipeline(microbatches=4)), 2)
     assert starts == (0, 1)
-    assert text.startswith("stage 0: Slow, ")
-    assert "stage 1: Slow ... Slow (5 modules), " in text
+    assert text == ("stage 0: Slow, 50% of the time\nstage 1: Slow ... Slow (5 modules), 50% of the time")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), drawn)

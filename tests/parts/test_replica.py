@@ -215,3 +215,16 @@ def test_autocast_computes_in_the_smaller_type_on_all_stages() -> None:
     ((loss, finite, extras, _),) = replica(given, 2, steps(0), (0, 1))
     assert (finite, extras) == (True, {"bits": 16.0})
     assert loss > 0
+
+
+@pytest.mark.parametrize("split", [SPLIT, squall.Tensor({"0": "column", "2": "row"}), squall.Branches("0", "2")])
+def test_a_training_has_the_same_bits_again(split: Any) -> None:
+    """Replay counts on it. (The second branch takes what the first returns, so nothing is gained by these two.)"""
+    trained = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        given = task(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 1), split=split)
+        trained.append(replica(given, 2, train(20), (0, 2)))
+    assert torch.equal(trained[0].vector, trained[1].vector)
+    assert trained[0].losses == trained[1].losses
+    assert trained[0].losses[-1] < trained[0].losses[0]

@@ -7,6 +7,7 @@ same effects in the same order, and what an effect has led to is complete when t
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import count
 
 import msgspec
 
@@ -43,13 +44,13 @@ class Speaker(HostAround):
             return event
 
 
-def follow(host: Host, neighbours: Neighbours) -> None:
-    """Carry out what the first part is told, until the replica ends.
+def follow(host: Host, neighbours: Neighbours, rounds: int | None = None) -> None:
+    """Carry out what the first part is told, until the replica ends, or so many times.
 
     Raises `NeighbourLost` where another part has failed.
     """
     with neighbours.together():
-        while True:
+        for _ in count() if rounds is None else range(rounds):
             for effect in _decoded(neighbours.hear()):
                 host.perform(effect, 0.0)
                 if isinstance(effect, End):

@@ -20,6 +20,15 @@ def inside(
     task: Task, layout: Layout, starts: Sequence[int], neighbours: Neighbours, device: torch.device
 ) -> Inside:  # fmt: skip
     """What this part computes. It changes the task's model: to be called once, in the part's own process."""
+    built = [parameter.data for parameter in task.model.parameters()]
+    place = _place(task, layout, starts, neighbours, device)
+    place.built = built
+    return place
+
+
+def _place(
+    task: Task, layout: Layout, starts: Sequence[int], neighbours: Neighbours, device: torch.device
+) -> Inside:  # fmt: skip
     match task.split:
         case Pipeline():
             return Pipelined(task, layout, starts, neighbours, device)

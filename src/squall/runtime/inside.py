@@ -23,11 +23,14 @@ class Inside(ABC):
         reads: what this process computes with of the weights.
         writes: what it answers for: its gradients, its buffers. Those of a replica's processes make up the whole.
         looked: the processes have agreed that loss and gradients are finite when `compute` returns, or it is NaN.
+        built: the parameters that the process was forked with. Freed, they would be pages of its own as soon as
+            something else lies there; kept, they cost nothing.
     """
 
     reads: Layout
     writes: Layout
     looked: bool
+    built: Sequence[Tensor] = ()
 
     @abstractmethod
     def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int, into: Sequence[Tensor] | None) -> Computed:
