@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -215,15 +216,23 @@ class _Turns(nn.Module):
         try:
             if turn >= 0:
                 return self._compute(turn, received)
-            before = [(buffer, buffer.clone()) for buffer in self.stage.buffers()]
-            output = self._compute(0, received)
-            with torch.no_grad():
-                for buffer, value in before:
-                    buffer.copy_(value)
-            return output
+            with self._copied_buffers():  # which this pass moves, and torch goes back through it later
+                return self._compute(0, received)
         except Exception as error:
             self._at.failed = error
             raise
+
+    @contextmanager
+    def _copied_buffers(self) -> Iterator[None]:
+        modules = [*self.stage.modules()]
+        held = [(module, name, b) for module in modules for name, b in module._buffers.items() if b is not None]
+        for module, name, buffer in held:
+            module._buffers[name] = buffer.clone()
+        try:
+            yield
+        finally:
+            for module, name, buffer in held:
+                module._buffers[name] = buffer
 
     def _compute(self, turn: int, received: tuple[Any, ...]) -> Any:
         """The stage's output; the last stage's is the microbatch's share of the loss.
