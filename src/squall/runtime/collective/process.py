@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class GroupedMember:
         self.member = member
         self._node = node
         self._directory = directory
+        self._pid_file(node).write_text(str(os.getpid()))  # before it joins, so that all who know it find that
         self._group: Group | None = None
         self._number = 0
         self._wrapped: DistributedDataParallel | None = None
@@ -62,6 +64,9 @@ class GroupedMember:
 
     # ------------------------------------------------------------ the group
 
+    def _pid_file(self, node: Node) -> Path:
+        return self._directory / f"{node}.pid"
+
     def join(self, effect: JoinGroup) -> Event:
         self._number = effect.number
         try:
@@ -74,9 +79,8 @@ class GroupedMember:
     def _form(self, effect: JoinGroup) -> None:
         own, source = effect.members.index(self._node), effect.members.index(effect.source)
         backend = "nccl" if self.member.device.type == "cuda" else "gloo"
-        self._group = group = Group(
-            str(effect.number), self._directory, [node.index for node in effect.members], own, backend
-        )
+        pids = [int(self._pid_file(node).read_text()) for node in effect.members]
+        self._group = group = Group(str(effect.number), self._directory, pids, own, backend)
         if effect.transfer:
             self._transfer(group, own == source, source, effect.clock)
         if len(effect.members) > 1:
