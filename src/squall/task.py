@@ -44,7 +44,7 @@ class Task:
             names are not trained. None: one group with every trainable parameter.
         schedule: `schedule(optimizer)`, a learning-rate scheduler, stepped once per update that a shard applies.
         clip_norm: gradients are scaled down to this 2-norm on each replica, before they are pushed (with Synchronous,
-            therefore, each replica's gradient and not their mean).
+            therefore, each replica's gradient and not their mean; with AllReduce their mean).
         autocast: a dtype such as `torch.bfloat16` that the replica computes in; the shards keep float32.
         shuffle: train on each epoch in a new random order (of the run's seed), or in the dataset's order.
         sampler: the order instead: any torch `Sampler` with a length, or a list of indices, for weights, a curriculum
