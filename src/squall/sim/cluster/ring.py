@@ -1,8 +1,8 @@
 """All-reduce on a cluster: what a round of a group takes once its members have their gradients.
 
 A round of two replicas that compute nothing was measured (`MachineKind.reduce`). What it takes with a single element is
-paid for every two that share a machine (Gloo alone, cores aside, took 1.4 and 2.1 times as long with 3 and 4 as with 2);
-beyond that it is the optimizer's update, as in an exchange, and the sum, of which a ring of n members carries
+paid for every two that share a machine: Gloo alone, cores aside, took 1.4 and 2.1 times as long with 3 and 4 as with 2.
+Beyond that it is the optimizer's update, as in an exchange, and the sum, of which a ring of n members carries
 2 (n - 1) / n of the bytes through each of them, both ways.
 
 torch sums a bucket when all members have it, the first ones while gradients are still computed: between machines for
