@@ -131,6 +131,22 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True):
         own = {name: cut for name, cut in (slices or {}).items() if name in names}
         return msgspec.structs.replace(self, **kept, slices=own)
 
+    def regions(self, vector: Tensor, *kinds: str) -> list[Tensor]:
+        """What this has of the vector, of these kinds or all: slices by themselves, all else as runs with padding."""
+        found: list[Tensor] = []
+        begin = end = -1
+        for kind in kinds or _KINDS:
+            views = self.views(vector) if kind == "parameters" and self.slices else []
+            for number, span in enumerate(getattr(self, kind)):
+                if span.name in self.slices:
+                    found.append(views[number])
+                    continue
+                if span.start != end:
+                    found += [vector[begin:end]] if begin < end else []
+                    begin = span.start
+                end = span.start + _aligned(span.numel * (2 if kind == "counters" else 1))
+        return found + ([vector[begin:end]] if begin < end else [])
+
     # ------------------------------------------------------------ models
 
     def parameters_of(self, model: nn.Module) -> list[nn.Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing as mp
 import os
 import pickle
@@ -46,8 +47,10 @@ class Trained(NamedTuple):
 Script = Callable[[Host, Job], Any]
 
 
-def job_of(task: squall.Task) -> Job:
-    strategy = squall.Downpour(replicas=1, shards=1)
+DOWNPOUR = squall.Downpour(replicas=1, shards=1)
+
+
+def job_of(task: squall.Task, strategy: squall.Strategy = DOWNPOUR) -> Job:
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     plan = make_plan(strategy, INLINE, seed=SEED)
     job = private_job(plan, strategy, task, layout, Path("/nowhere"))
@@ -55,22 +58,27 @@ def job_of(task: squall.Task) -> Job:
     return job
 
 
-def replica(task: squall.Task, parts: int, script: Script, starts: Sequence[int] = ()) -> Any:
+def replica(
+    task: squall.Task, parts: int, script: Script, starts: Sequence[int] = (), strategy: squall.Strategy = DOWNPOUR
+) -> Any:
     """What the script returns, which part 0 runs with its host; the others follow. Raises what a part has raised."""
-    found = answers(task, parts, script, starts)
+    found = answers(task, parts, script, starts, strategy)
     failed = sorted((a for a in found.values() if isinstance(a, Exception)), key=lambda a: isinstance(a, NeighbourLost))
     if failed:
         raise failed[0]  # one of the user's own, if there is one
     return found[0]
 
 
-def answers(task: squall.Task, parts: int, script: Script, starts: Sequence[int] = ()) -> dict[int, Any]:
+def answers(
+    task: squall.Task, parts: int, script: Script, starts: Sequence[int] = (), strategy: squall.Strategy = DOWNPOUR
+) -> dict[int, Any]:
     """By part, what it has returned or raised; nothing of one that was killed."""
-    job, context = job_of(task), mp.get_context("fork")
+    job, context = job_of(task, strategy), mp.get_context("fork")
+    own = torch.frombuffer(mmap.mmap(-1, 4 * job.layout.length), dtype=torch.float32)
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(parts)]
         started = [
-            context.Process(target=_enter, args=(job, folder, part, parts, script, starts, pipes[part][1]))
+            context.Process(target=_enter, args=(job, own, folder, part, parts, script, starts, pipes[part][1]))
             for part in range(parts)
         ]
         for process in started:
@@ -100,15 +108,19 @@ def _received(pipes: list[Connection]) -> dict[int, Any]:
 
 
 def _enter(
-    job: Job, folder: str, part: int, parts: int, script: Script, starts: Sequence[int], pipe: Connection
+    job: Job, own: Tensor, folder: str, part: int, parts: int, script: Script, starts: Sequence[int], pipe: Connection
 ) -> None:
     torch.set_num_threads(1)
     try:
         neighbours = Neighbours(Group("replica", Path(folder), range(parts), part), part, parts)
+        if parts == 1:
+            host: Host = ReplicaHost(job, 0)
+            pipe.send_bytes(pickle.dumps(script(host, job)))
+            os._exit(0)
         place = inside(job.task, job.layout, starts, neighbours, torch.device("cpu"))
-        host = ReplicaHost(job, 0, place)
+        host = ReplicaHost(job, 0, place, own)
         if part == 0:
-            pipe.send_bytes(pickle.dumps(script(Speaker(host, neighbours), job)))
+            pipe.send_bytes(pickle.dumps(script(Speaker(host, neighbours, job.recipe.work.local is not None), job)))
         else:
             follow(host, neighbours)
             pipe.send_bytes(pickle.dumps(None))

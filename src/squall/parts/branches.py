@@ -61,6 +61,9 @@ class Branched(Inside):
     def clip(self, gradients: Sequence[Tensor], most: float) -> float:
         return clip_together(self._neighbours, gradients, most)
 
+    def agreed(self, value: float) -> float:
+        return self._neighbours.agreed(value)[0]
+
 
 class _PutOff(Tensor):
     """What a branch will return. Whatever is done with it has all calls computed that are put off."""

@@ -23,9 +23,11 @@ PUT_OFF = (UseWeights, Expect)  # nothing comes of these before another effect d
 class Speaker(HostAround):
     """Of part 0, where the replica's machine is."""
 
-    def __init__(self, host: Host, neighbours: Neighbours) -> None:
+    def __init__(self, host: Host, neighbours: Neighbours, own_weights: bool = False) -> None:
+        """`own_weights`: fetched weights are copied into the replica's own, which all parts compute on."""
         super().__init__(host)
         self._neighbours = neighbours
+        self._later = (Expect,) if own_weights else PUT_OFF
         self._put_off: list[Effect] = []
 
     def perform(self, effect: Effect, now: float) -> Event | None:
@@ -35,7 +37,7 @@ class Speaker(HostAround):
                     self._neighbours.tell(_encoded([End("")]))
                 return super().perform(effect, now)
             self._put_off.append(effect)
-            if isinstance(effect, PUT_OFF):
+            if isinstance(effect, self._later):
                 return super().perform(effect, now)
             self._neighbours.tell(_encoded(self._put_off))
             self._put_off = []

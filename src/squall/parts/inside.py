@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from squall.parts.branches import Branched
-from squall.parts.neighbours import Neighbours
+from squall.parts.neighbours import SPEAKER, Neighbours
 from squall.parts.pipeline import Pipelined
 from squall.parts.slices import Sliced
 from squall.runtime.inside import Inside
@@ -22,7 +22,7 @@ def inside(
     """What this part computes. It changes the task's model: to be called once, in the part's own process."""
     built = [parameter.data for parameter in task.model.parameters()]
     place = _place(task, layout, starts, neighbours, device)
-    place.built = built
+    place.built, place.speaks = built, neighbours.part == SPEAKER
     return place
 
 

@@ -74,6 +74,9 @@ class Pipelined(Inside):
     def clip(self, gradients: Sequence[Tensor], most: float) -> float:
         return clip_together(self._neighbours, gradients, most)
 
+    def agreed(self, value: float) -> float:
+        return self._neighbours.agreed(value)[0]
+
     def _run(self, at: _At) -> _Run:
         """The schedule for microbatches of these shapes."""
         key = len(at.pieces), shapes(at.pieces[0])

@@ -63,6 +63,9 @@ class Sliced(Inside):
     def clip(self, gradients: Sequence[Tensor], most: float) -> float:
         return clip_together(self._neighbours, gradients, most)
 
+    def agreed(self, value: float) -> float:
+        return self._neighbours.agreed(value)[0]
+
 
 def layers_of(split: splits.Tensor, model: nn.Module) -> dict[str, splits.Slicing]:
     """Module names -> how each is sliced. Raises `ValueError` where a pattern names nothing that can be."""

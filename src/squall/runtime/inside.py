@@ -25,12 +25,14 @@ class Inside(ABC):
         looked: the processes have agreed that loss and gradients are finite when `compute` returns, or it is NaN.
         built: the parameters that the process was forked with. Freed, they would be pages of its own as soon as
             something else lies there; kept, they cost nothing.
+        speaks: the replica's machine is in this process.
     """
 
     reads: Layout
     writes: Layout
     looked: bool
     built: Sequence[Tensor] = ()
+    speaks: bool = True
 
     @abstractmethod
     def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int, into: Sequence[Tensor] | None) -> Computed:
@@ -43,6 +45,10 @@ class Inside(ABC):
     @abstractmethod
     def clip(self, gradients: Sequence[Tensor], most: float) -> float:
         """Scale the replica's gradient down to this 2-norm; the norm it had. Every process has its own of them."""
+
+    @abstractmethod
+    def agreed(self, value: float) -> float:
+        """The sum of what the replica's processes give, which all do at the same time."""
 
 
 class Alone(Inside):
@@ -67,6 +73,9 @@ class Alone(Inside):
         norm = nn.utils.get_total_norm(gradients)
         scale(gradients, most, norm)
         return norm.item()
+
+    def agreed(self, value: float) -> float:
+        return value
 
 
 def local(tensor: Any) -> Any:
