@@ -28,8 +28,8 @@ class Pipeline:
 
     Dropout draws anew for each stage and microbatch; what the loss function draws is the same before the call and
     behind it. BatchNorm normalises each microbatch by itself, and its running
-    statistics move once for each. First and last stage both load the batch; tensors, lists and tuples in it are cut
-    along their first dimension.
+    statistics move once for each. All parts load the batch; tensors, lists and tuples in it are cut along their
+    first dimension.
 
     Args:
         stages: `stages(model)`, the modules that the model calls one after the other, each with what the one before

@@ -28,6 +28,7 @@ from squall.runtime.driver import Host
 from squall.runtime.groups import Group
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job, private_job
+from squall.runtime.portions import PortionHost
 from squall.runtime.seeds import epoch_order
 from squall.vector import Layout
 from tests.tasks import INLINE
@@ -113,12 +114,13 @@ def _enter(
     torch.set_num_threads(1)
     try:
         neighbours = Neighbours(Group("replica", Path(folder), range(parts), part), part, parts)
+        portions = isinstance(job.strategy, squall.Sandblaster)
         if parts == 1:
-            host: Host = ReplicaHost(job, 0)
+            host: Host = PortionHost(job, 0) if portions else ReplicaHost(job, 0)
             pipe.send_bytes(pickle.dumps(script(host, job)))
             os._exit(0)
         place = inside(job.task, job.layout, starts, neighbours, torch.device("cpu"))
-        host = ReplicaHost(job, 0, place, own)
+        host = PortionHost(job, 0, place) if portions else ReplicaHost(job, 0, place, own)
         if part == 0:
             pipe.send_bytes(pickle.dumps(script(Speaker(host, neighbours, job.recipe.work.local is not None), job)))
         else:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
 
 import squall
-from squall.protocol.effects import End, PreparePush, UseWeights
+from squall.protocol.effects import End, Keep, PreparePush, UseWeights
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from tests.parts.replica import apart, compute, replica
@@ -76,4 +77,25 @@ def test_parts_push_what_one_process_pushes(split: Any, starts: Any, strategy: A
 
     (alone, _), (together, _) = (replica(task(), parts, exchanges, starts, strategy) for parts in (1, 2))
     assert apart(together, alone) < 1e-4
+    assert alone.any()
+
+
+@pytest.mark.parametrize(("split", "starts"), SPLITS)
+def test_parts_sum_the_portions_that_one_process_sums(split: Any, starts: Any) -> None:
+    def portions(host: Host, job: Job) -> Tensor:
+        host.perform(UseWeights(0), 0.0)
+        for number, weight in enumerate((0.5, 0.25, 2.0)):
+            host.perform(msgspec.structs.replace(compute(job.task, number), buffer=-1), 0.0)
+            if number != 1:
+                host.perform(Keep(0, weight, accumulate=number > 0), 0.0)
+        host.perform(End("finished"), 0.0)
+        return job.arena.gradient(0, 0).clone()
+
+    def task() -> squall.Task:
+        torch.manual_seed(3)
+        return squall.Task(model=Model(), loss=summed, train=numbers(96), batch_size=16, split=split)
+
+    strategy = squall.Sandblaster(replicas=1)
+    alone, together = (replica(task(), parts, portions, starts, strategy) for parts in (1, 2))
+    assert apart(together, alone) < 1e-6
     assert alone.any()

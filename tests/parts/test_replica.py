@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import squall
 from squall.parts.neighbours import NeighbourLost
-from squall.protocol.effects import Compute, End, UseWeights
+from squall.protocol.effects import Compute, End, Expect, UseWeights
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from tests.parts.replica import answers, compute, replica, train
@@ -228,3 +228,15 @@ def test_a_training_has_the_same_bits_again(split: Any) -> None:
     assert torch.equal(trained[0].vector, trained[1].vector)
     assert trained[0].losses == trained[1].losses
     assert trained[0].losses[-1] < trained[0].losses[0]
+
+
+def test_a_long_lease_is_announced_to_all_parts() -> None:
+    def script(host: Host, job: Job) -> Any:
+        for number in range(50):
+            host.perform(Expect(0, number, number + 1), 0.0)
+        host.perform(UseWeights(0), 0.0)
+        event = host.perform(compute(job.task, 0), 0.0)
+        host.perform(End("finished"), 0.0)
+        return event.finite  # type: ignore[union-attr]
+
+    assert replica(task(nn.Linear(6, 5), nn.Linear(5, 1)), 2, script, (0, 1)) is True

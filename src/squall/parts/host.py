@@ -18,6 +18,7 @@ from squall.runtime.driver import Host, HostAround
 
 KINDS: tuple[type[Effect], ...] = (Compute, Keep, PreparePush, UseWeights, Expect, End)
 PUT_OFF = (UseWeights, Expect)  # nothing comes of these before another effect does
+MOST_PUT_OFF = 16
 
 
 class Speaker(HostAround):
@@ -37,7 +38,7 @@ class Speaker(HostAround):
                     self._neighbours.tell(_encoded([End("")]))
                 return super().perform(effect, now)
             self._put_off.append(effect)
-            if isinstance(effect, self._later):
+            if isinstance(effect, self._later) and len(self._put_off) < MOST_PUT_OFF:
                 return super().perform(effect, now)
             self._neighbours.tell(_encoded(self._put_off))
             self._put_off = []
