@@ -53,7 +53,8 @@ class Frozen(nn.Module):
         hidden = self.front(inputs).tanh()
         left, right = self.left(hidden), self.right(hidden, inputs)
         behind = self.behind[1](self.behind[0](right))
-        return self.head(left * right.tanh() + behind)
+        behind += left * right.tanh()
+        return self.head(behind)
 
 
 def images() -> TensorDataset:

@@ -160,7 +160,8 @@ class _Calls:
         shape = [*output.shape, *[-1] * (MOST_DIMENSIONS - output.ndim)]
         head = torch.tensor([DTYPES.index(output.dtype), output.requires_grad, *shape])
         self.send_all(head, output.detach().contiguous())
-        return output if call.link is None else _tied(output, call.link)
+        # While it is sent, the model may change what it gets in place.
+        return output.clone() if call.link is None else _tied(output, call.link)
 
     def _foreign(self, call: _Call) -> Tensor:
         head = self.neighbours.receive(torch.empty(2 + MOST_DIMENSIONS, dtype=torch.int64), call.owner)
@@ -203,7 +204,7 @@ class _Tied(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, link: Tensor) -> Tensor:
-        return output.view_as(output)
+        return output.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
