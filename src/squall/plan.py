@@ -80,7 +80,7 @@ def _check_parts(strategy: Strategy, recipe: Recipe, settings: Settings) -> None
     what = ""
     if recipe.alone:
         what = "SingleProcess is one process"
-    elif recipe.work.local is not None or isinstance(recipe.work, Collective):
+    elif isinstance(recipe.work, Collective):
         what = f"{type(strategy).__name__} has the optimizer on replicas, which have one process each yet"
     elif settings.last_snapshots:
         what = f"keep_schedule is {settings.keep_schedule!r}, and there is no replay of parts yet"

@@ -10,6 +10,7 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import replace
+from mmap import mmap
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,6 +34,8 @@ LOST = 72  # exit status of a first part, of whose fellows one was killed
 def first_part(job: Job, node: Node, sockets: Path) -> tuple[Job, Neighbours]:
     """Fork the others; the job as this part has it, and the way to them."""
     _folder(sockets, node).mkdir(mode=0o700)
+    if job.recipe.work.local is not None:
+        job = replace(job, own=torch.frombuffer(mmap(-1, 4 * job.layout.length), dtype=torch.float32))
     for part in range(1, job.plan.settings.parts):
         if not fork():
             _follow(job, node, sockets, part)

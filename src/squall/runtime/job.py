@@ -46,6 +46,7 @@ class Job:
     scratch: Path | None = None  # of its processes on this machine; removed when they have ended
     starts: tuple[int, ...] = ()  # where the stages of a pipeline begin, in a replica of several parts
     inside: Inside | None = None  # this process's place in such a replica
+    own: Tensor | None = None  # float32 [length]: weights that its parts share, where it trains on its own
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property

@@ -57,7 +57,7 @@ def _batch_replica(job: Job, node: Node) -> BatchReplica:
 
 
 def _replica_host(job: Job, node: Node) -> ReplicaHost:
-    return ReplicaHost(job, node.index, job.inside)
+    return ReplicaHost(job, node.index, job.inside, job.own)
 
 
 def _portion_host(job: Job, node: Node) -> PortionHost:

@@ -2,8 +2,8 @@
 
 What a round of two replicas takes beyond their steps was measured (`MachineKind.reduce`). What it takes with a single
 element is paid for every two that share a machine: Gloo alone, cores aside, took 1.4 and 2.1 times as long with 3 and 4
-as with 2. Beyond that it is the optimizer's update, as in an exchange, and the sum, of which a ring of n members carries
-2 (n - 1) / n of the bytes through each of them, both ways.
+as with 2. Beyond that it is the optimizer's update, as in an exchange, and the sum. A ring of n members carries
+2 (n - 1) / n of its bytes through each of them, both ways.
 
 torch sums a bucket when all members have it, the first ones while gradients are still computed. So between machines
 only what the last buckets need of the interfaces is waited for; on one machine that is in what was measured.
