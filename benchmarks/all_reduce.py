@@ -56,7 +56,6 @@ def measure(repeats: int = 9, kills: int = 5) -> Section:
     whole = {name: statistics.median(each.whole_after_s for each in found) for name, found in outages.items()}
     ratio = whole["torchrun"] / whole["all-reduce"]
     section.compared("until all train", f"{whole['all-reduce']:.2f} s", f"torchrun {whole['torchrun']:.2f} s", ratio)
-    section.only("steps to be made again", "at most 1")
     section.only("steps to be made again, torchrun", f"{outages['torchrun'][0].steps}")
     return section
 
