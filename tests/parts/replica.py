@@ -113,7 +113,7 @@ def _enter(
 ) -> None:
     torch.set_num_threads(1)
     try:
-        neighbours = Neighbours(Group("replica", Path(folder), range(parts), part), part, parts)
+        neighbours = Neighbours(Group("replica", Path(folder), [os.getpid()] * parts, part), part, parts)
         portions = isinstance(job.strategy, squall.Sandblaster)
         if parts == 1:
             host: Host = PortionHost(job, 0) if portions else ReplicaHost(job, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from mmap import mmap
@@ -36,10 +37,13 @@ def first_part(job: Job, node: Node, sockets: Path) -> tuple[Job, Neighbours]:
     _folder(sockets, node).mkdir(mode=0o700)
     if job.recipe.work.local is not None:
         job = replace(job, own=torch.frombuffer(mmap(-1, 4 * job.layout.length), dtype=torch.float32))
+    others = []
     for part in range(1, job.plan.settings.parts):
-        if not fork():
+        if pid := fork():
+            others.append(pid)
+        else:
             _follow(job, node, sockets, part)
-    return _joined(job, node, sockets, SPEAKER)
+    return _joined(job, node, sockets, SPEAKER, others)
 
 
 def traceback_file(sockets: Path, node: Node) -> Path:
@@ -59,9 +63,11 @@ def _folder(sockets: Path, node: Node) -> Path:
     return sockets / f"parts-{node}"
 
 
-def _joined(job: Job, node: Node, sockets: Path, part: int) -> tuple[Job, Neighbours]:
+def _joined(job: Job, node: Node, sockets: Path, part: int, others: Sequence[int] = ()) -> tuple[Job, Neighbours]:
+    """`others`: pids that part 0 has to watch; the kernel ends them with it."""
     parts = job.plan.settings.parts
-    neighbours = Neighbours(Group(str(node), _folder(sockets, node), range(parts), part), part, parts)
+    pids = [os.getpid(), *(others or [os.getpid()] * (parts - 1))]
+    neighbours = Neighbours(Group(str(node), _folder(sockets, node), pids, part), part, parts)
     place = inside(job.task, job.layout, job.starts, neighbours, job.device(node.index))
     return replace(job, inside=place), neighbours
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from squall.runtime.groups import Group
 
-PATIENCE = timedelta(days=365)  # a replica waits for data and for others as long as it takes; a death ends it
 SPEAKER = 0  # a pipeline's backward passes end at the first stage, so part 0 is the last to be done with a batch
 TOLD_BYTES = 1024
 
@@ -32,7 +30,6 @@ class Neighbours:
         self.parts = parts
         self.group = group
         self.torch = group.torch
-        c10d._set_pg_timeout(PATIENCE, group.torch)
         c10d._update_default_pg(group.torch)
         self._others = [other for other in range(parts) if other != part]
         self._heard = False  # part 0: the others are done
