@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 from benchmarks import (
+    all_reduce,
     exchange,
     family,
     forecast,
@@ -11,6 +12,7 @@ from benchmarks import (
     links,
     machines,
     overhead,
+    parts,
     ray_start,
     recording,
     sandblaster,
@@ -27,8 +29,8 @@ from benchmarks.results import FILE, write
 BENCHMARKS: dict[str, Any] = {
     "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
     "startup": startup, "family": family, "sandblaster": sandblaster, "simulation": simulation, "forecast": forecast,
-    "recording": recording, "week": week, "links": links, "machines": machines,
-    "ray-start": ray_start, "forecast-links": forecast_links,
+    "recording": recording, "all-reduce": all_reduce, "parts": parts, "week": week, "links": links,
+    "machines": machines, "ray-start": ray_start, "forecast-links": forecast_links,
 }  # fmt: skip
 
 for name in sys.argv[1:] or BENCHMARKS:

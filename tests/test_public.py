@@ -14,10 +14,11 @@ import squall
 from tests import deep
 
 PUBLIC = {
-    "AllReduce", "AsynchronousSGD", "Averaging", "Batches", "BoundedDelay", "Cluster", "DelayedProximal", "DiLoCo",
-    "Downpour", "ElasticAveraging", "Forecast", "Interrupted", "NotFinite", "PeerFault", "ProcessLost", "Replayed",
-    "Run", "Sandblaster", "Session", "Settings", "SingleProcess", "SnapshotMismatch", "SquallError", "Strategy",
-    "Synchronous", "Task", "TaskError", "__version__", "fit", "join", "replay", "resume", "simulate",
+    "AllReduce", "AsynchronousSGD", "Averaging", "Batches", "BoundedDelay", "Branches", "Cluster", "DelayedProximal",
+    "DiLoCo", "Downpour", "ElasticAveraging", "Forecast", "Interrupted", "NotFinite", "PeerFault", "Pipeline",
+    "ProcessLost", "Replayed", "Run", "Sandblaster", "Session", "Settings", "SingleProcess", "SnapshotMismatch",
+    "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "Tensor", "__version__", "fit", "join", "replay",
+    "resume", "simulate",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from squall.vector import ALIGN, Layout, count_in
+from squall.vector import ALIGN, Layout, Slice, count_in
 
 shapes = st.lists(st.lists(st.integers(1, 7), max_size=3).map(tuple), min_size=1, max_size=12)
 
@@ -180,3 +180,25 @@ def test_other_groups_are_a_difference() -> None:
     a, b = model.all
     both, apart = Layout.of(model, [[a, b]]), Layout.of(model, [[b], [a]])
     assert both.differences(apart) == ["the same tensors, in other param groups or another order"]
+
+
+def test_shares_have_their_pieces_of_the_whole_vector_and_together_all_of_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
+    layout = Layout.of(model, [list(model.parameters())])
+    vector = torch.zeros(layout.length)
+    layout.write_model(model, vector)
+    names = [{"0.weight", "0.bias", "1.running_mean"}, {"1.weight", "2.weight", "2.bias", "1.num_batches_tracked"}]
+    slices = [{"0.weight": Slice(0, part, 2), "2.weight": Slice(1, part, 2)} for part in range(2)]
+    shares = [layout.share(names[part] | {"0.weight", "2.weight"}, slices[part]) for part in range(2)]
+    columns = [dict(zip((span.name for span in share.parameters), share.views(vector))) for share in shares]
+    assert torch.equal(torch.cat([each["0.weight"] for each in columns], 0), model[0].weight)
+    assert torch.equal(torch.cat([each["2.weight"] for each in columns], 1), model[2].weight)
+    marked = torch.zeros_like(vector)
+    for share in (*shares, layout.share({"1.bias", "1.running_var"})):
+        for region in share.regions(marked):
+            region += 1
+    assert marked.max() == 1
+    read = [*layout.views(marked), *(marked[span.start :][: span.numel] for span in layout.buffers)]
+    assert all((view == 1).all() for view in (*read, *layout.counter_views(marked))), "each element is in one share"
+    assert [region.numel() for region in layout.regions(vector)] == [layout.length]
+    assert [region.numel() for region in layout.regions(vector, "parameters")] == [layout.tail]

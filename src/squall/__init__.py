@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from squall.sim.cluster.forecast import Forecast as Forecast
     from squall.sim.cluster.model import Cluster as Cluster
     from squall.sim.cluster.simulate import simulate as simulate
+    from squall.splits import Branches as Branches
+    from squall.splits import Pipeline as Pipeline
+    from squall.splits import Tensor as Tensor
     from squall.strategies import AllReduce as AllReduce
     from squall.strategies import AsynchronousSGD as AsynchronousSGD
     from squall.strategies import Averaging as Averaging
@@ -52,6 +55,7 @@ _HOMES = {
     "sim.cluster.forecast": "Forecast",
     "sim.cluster.model": "Cluster",
     "sim.cluster.simulate": "simulate",
+    "splits": "Branches Pipeline Tensor",
     "strategies": "AllReduce AsynchronousSGD Averaging BoundedDelay DelayedProximal DiLoCo Downpour ElasticAveraging"
     " Sandblaster SingleProcess Strategy Synchronous",
     "task": "Task",

@@ -15,7 +15,7 @@ from squall.run import new_directory
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.run_plan import Aims, Plan
 from squall.runtime.seeds import chance_kept, seed_everything
-from squall.settings import Settings, timed
+from squall.settings import Settings, with_given
 from squall.sim.cluster.own_step import own_step_s
 from squall.strategies import Strategy
 from squall.task import Task, TaskFunction, check_task
@@ -67,7 +67,7 @@ def compare(
         ValueError: a setting of one of them is wrong; nothing was launched.
         SquallError: a run ended with an error. The runs before it are kept.
     """
-    settings = timed(settings, seconds)
+    settings = with_given(settings, seconds=seconds)
     _check_names(strategies, seeds)
     seed_everything(seed)
     most = max(strategy.recipe().replicas for strategy in strategies.values())

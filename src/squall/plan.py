@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from squall.checks import require
+from squall.parts.check import check_split
 from squall.runtime.backward import named_device, resolve_device
 from squall.runtime.optimizers import build_optimizer, check_optimizers, in_words
 from squall.runtime.run_plan import NO_AIMS, Aims, Plan
 from squall.runtime.seeds import seed_everything
 from squall.settings import Settings
-from squall.strategies import STRATEGIES, Strategy
+from squall.strategies import STRATEGIES, Recipe, Strategy
 from squall.strategies.work import BatchMethod, Collective, Loop
 from squall.task import Task, TaskFunction, check_task
 from squall.vector import Layout
@@ -50,6 +51,8 @@ def make_plan(
     if settings.several and (recipe.alone or settings.last_snapshots):
         what = type(strategy).__name__ if recipe.alone else f"keep_schedule {settings.keep_schedule!r}"
         raise ValueError(f"{asked}, and {what} is for one machine: leave one of them out")
+    if settings.parts > 1:
+        _check_parts(strategy, recipe, settings)
     if settings.several and isinstance(recipe.work, Collective):
         raise ValueError(f"{asked}, and AllReduce is for one machine for now: use Synchronous")
     if settings.last_snapshots and isinstance(recipe.work, Collective):
@@ -63,12 +66,26 @@ def make_plan(
     if settings.seconds is None and dataclasses.replace(aims, keep_best=None) == NO_AIMS and not recipe.work.converges:
         aims = dataclasses.replace(aims, epochs=1)
     (named_device if settings.launcher == "ray" else resolve_device)(device)  # a node of Ray has the GPUs
-    threads = settings.threads or default_threads(-(-recipe.replicas // (settings.machines or 1)), settings.given)
+    processes = -(-recipe.replicas // (settings.machines or 1)) * settings.parts
+    threads = settings.threads or default_threads(processes, settings.given)
     return Plan(
         strategy=strategy_name(strategy), strategy_fields=describe(strategy), optimizer=in_words(recipe),
         replicas=recipe.replicas, shards=recipe.shards, seed=seed, device=device, threads=threads, settings=settings,
         **{**vars(aims), "until": target},
     )  # fmt: skip
+
+
+def _check_parts(strategy: Strategy, recipe: Recipe, settings: Settings) -> None:
+    """Raise `ValueError` for what replicas of several parts cannot do yet."""
+    what = ""
+    if recipe.alone:
+        what = "SingleProcess is one process"
+    elif isinstance(recipe.work, Collective):
+        what = f"{type(strategy).__name__} has the optimizer on replicas, which have one process each yet"
+    elif settings.last_snapshots:
+        what = f"keep_schedule is {settings.keep_schedule!r}, and there is no replay of parts yet"
+    if what:
+        raise ValueError(f"parts is {settings.parts}, and {what}: leave it out, or use Synchronous or Downpour")
 
 
 def check_together(plan: Plan, strategy: Strategy, task: Task) -> Layout:
@@ -96,6 +113,7 @@ def build_checked(function: TaskFunction, plan: Plan, strategy: Strategy) -> tup
     if not callable(function):
         raise ValueError(f"task must be a function without arguments that builds a squall.Task: it is {function!r}")
     task = check_task(function())
+    check_split(task, plan.settings.parts)
     return task, check_together(plan, strategy, task)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from squall.checks import require
 from squall.launchers.joining.address import parse_address
@@ -17,7 +18,8 @@ class Settings:
     Args:
         launcher: "local" (processes on this machine), "inline" (everything in this process, deterministic) or "ray"
             (processes on the nodes of a Ray cluster; without one, a Ray is started here).
-        threads: torch threads of each replica; None: the cores divided among the replicas.
+        parts: processes of each replica, on which its model lies as `Task.split` says; 1 ignores that.
+        threads: torch threads of each process of a replica; None: the cores divided among them.
         shard_threads: torch threads of each shard. More than one make updates of millions of elements faster where
             cores are idle while replicas wait, and far slower where they are not.
         machines: how many machines train; the others join by `squall join`, and training begins when all are there.
@@ -36,12 +38,14 @@ class Settings:
         keep_schedule: gigabytes that the schedule, which a replay needs, may take; None: no limit, 0: there is none.
             It is kept from the beginning, because a replay begins there, and ends where it has that size. "last:3"
             keeps its end: what a replay needs that begins at one of the last three snapshots. Not for
-            SingleProcess, Sandblaster, replicas with an optimizer of their own, and more than four pushes a fetch.
+            SingleProcess, Sandblaster, AllReduce (which keeps none at all), replicas with an optimizer of their own,
+            and more than four pushes a fetch.
         progress: show progress while the run goes on.
         slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
     """
 
     launcher: str = "local"
+    parts: int = 1
     threads: int | None = None
     shard_threads: int = 1
     machines: int | None = None
@@ -62,6 +66,10 @@ class Settings:
         if self.launcher not in LAUNCHERS:
             raise ValueError(f"launcher is {self.launcher!r}: use one of {', '.join(LAUNCHERS)}")
         threads, slow = self.threads, self.slow
+        require("parts", self.parts, isinstance(self.parts, int) and self.parts >= 1, "at least 1, and whole")
+        if self.parts > 1 and (self.several or self.launcher != "local"):
+            where = "machines" if self.several else f"the launcher {self.launcher}"
+            raise ValueError(f"parts is {self.parts}, with {where}: a replica's parts are processes of one machine yet")
         require("threads", threads, threads is None or threads >= 1, "at least 1, or None to divide the cores")
         require("shard_threads", self.shard_threads, self.shard_threads >= 1, "at least 1")
         require("slow", slow, slow is None or 0 < slow <= 1, "above 0 and at most 1, such as 0.1")
@@ -107,7 +115,6 @@ class Settings:
         return None if self.launcher != "ray" else (self.machines and self.cores) or 1
 
 
-def timed(settings: Settings | None, seconds: float | None) -> Settings:
-    """Settings in which `seconds`, where given, is the limit."""
-    settings = settings or Settings()
-    return settings if seconds is None else dataclasses.replace(settings, seconds=seconds)
+def with_given(settings: Settings | None, **given: Any) -> Settings:
+    """Settings in which those that are given, and not None, are put in."""
+    return dataclasses.replace(settings or Settings(), **{k: v for k, v in given.items() if v is not None})

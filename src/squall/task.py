@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from squall.metrics import Metric, check_metrics
 from squall.runtime.seeds import chance_kept, listed
+from squall.splits import Split
 
 Batch = Any  # whatever the dataset's collated items are
 OptimizerFactory = Callable[..., Optimizer]  # called with a list of param groups, as `torch.optim.SGD` is
@@ -43,13 +44,15 @@ class Task:
             names are not trained. None: one group with every trainable parameter.
         schedule: `schedule(optimizer)`, a learning-rate scheduler, stepped once per update that a shard applies.
         clip_norm: gradients are scaled down to this 2-norm on each replica, before they are pushed (with Synchronous,
-            therefore, each replica's gradient and not their mean).
+            therefore, each replica's gradient and not their mean; with AllReduce their mean).
         autocast: a dtype such as `torch.bfloat16` that the replica computes in; the shards keep float32.
         shuffle: train on each epoch in a new random order (of the run's seed), or in the dataset's order.
         sampler: the order instead: any torch `Sampler` with a length, or a list of indices, for weights, a curriculum
             or a subset. Each process lists it once an epoch, seeded by run and epoch (`set_epoch` is called where there
             is one). An epoch has len(sampler) positions, which leases, audit and replay count in place of examples.
         loader: further arguments for `torch.utils.data.DataLoader`: `num_workers`, `collate_fn`, `drop_last` ...
+        split: how a replica of several parts (`parts=` of `fit`) lies on its processes: `squall.Pipeline`,
+            `squall.Tensor` or `squall.Branches`. With one part it changes nothing.
     """
 
     model: nn.Module
@@ -65,6 +68,7 @@ class Task:
     shuffle: bool = True
     sampler: Sampler[int] | Sequence[int] | None = None
     loader: Mapping[str, Any] = field(default_factory=dict)
+    split: Split | None = None
 
     @property
     def examples(self) -> int:
@@ -164,9 +168,9 @@ def _check_parameters(task: Task) -> None:
 
 def _check_loss(task: Task) -> None:
     """The loss on one batch and the metrics on another, without a trace: weights and random state stay as they are."""
-    with _untouched(task.model):
+    with untouched(task.model):
         before = {name: (buffer, buffer._version) for name, buffer in task.model.named_buffers()}
-        loss, extras = loss_and_extras(task.loss(task.model, _first_batch(task, task.train)))
+        loss, extras = loss_and_extras(task.loss(task.model, first_batch(task, task.train)))
         _check_buffers(task.model, before)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -179,7 +183,7 @@ def _check_loss(task: Task) -> None:
             raise ValueError("Task.loss does not depend on a trainable parameter: its result has no gradient")
         if task.validate is not None and task.metrics:
             task.model.eval()
-            batch = _first_batch(task, task.validate)
+            batch = first_batch(task, task.validate)
             check_metrics(task.metrics, task.model, batch, _first_count(task, task.validate))
 
 
@@ -214,7 +218,7 @@ def _check_buffers(model: nn.Module, before: Mapping[str, tuple[Tensor, int]]) -
             )
 
 
-def _first_batch(task: Task, data: Dataset[Any]) -> Batch:
+def first_batch(task: Task, data: Dataset[Any]) -> Batch:
     collate = {k: v for k, v in task.loader.items() if k == "collate_fn"}
     return next(iter(DataLoader(data, batch_size=_first_count(task, data), **collate)))
 
@@ -224,7 +228,7 @@ def _first_count(task: Task, data: Dataset[Any]) -> int:
 
 
 @contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module) -> Iterator[None]:
     """Put parameters, buffers, modes and random state back to what they were before."""
     tensors = [*model.parameters(), *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]

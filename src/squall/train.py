@@ -26,7 +26,7 @@ from squall.runtime.run_plan import Aims
 from squall.runtime.seeds import chance_kept
 from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
-from squall.settings import Settings, timed
+from squall.settings import Settings, with_given
 from squall.strategies import Strategy
 from squall.task import Task, TaskFunction
 from squall.usercode.kept import Code, ScriptCode, pack, write_plan
@@ -48,6 +48,7 @@ def fit(
     keep_best: str | None = None,
     patience: int | None = None,
     on_evaluation: OnEvaluation | None = None,
+    parts: int | None = None,
     run_dir: str | Path | None = None,
     settings: Settings | None = None,
 ) -> Run:
@@ -69,6 +70,7 @@ def fit(
         on_evaluation: called here with each evaluation while the run goes on: a dict of time_s, epoch, examples and
             updates of the weights, and of each metric. The run ends in order if it returns True; if it raises, the run
             ends with a snapshot, and the exception is raised here. A Ctrl-C waits until it returns.
+        parts: processes of each replica, on which its model lies as `Task.split` says (`settings.parts` is the same).
         run_dir: where to keep the run; a new directory under runs/ by default.
         settings: how the run is carried out: launcher, threads, intervals.
 
@@ -77,7 +79,7 @@ def fit(
         SquallError: the run ended with an error (see `squall.errors`).
         Interrupted: Ctrl-C or SIGTERM; there is a snapshot, and nothing is left running.
     """
-    settings = timed(settings, seconds)
+    settings = with_given(settings, seconds=seconds, parts=parts)
     aims = Aims(epochs=epochs, steps=steps, until=until, keep_best=keep_best, patience=patience)
     plan = make_plan(strategy, settings, aims, seed=seed, device=device)
     code = Code(task=task, strategy=strategy, settings=settings, plan=plan)

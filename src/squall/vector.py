@@ -12,13 +12,14 @@ two elements: a count goes beyond what one float32 holds. Shards own contiguous 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
+_KINDS = ("parameters", "buffers", "counters")
 ALIGN = 16  # float32 elements, 64 bytes: no cache line and no vector instruction spans two tensors
 
 
@@ -40,8 +41,19 @@ class Piece(msgspec.Struct, frozen=True):
     block: int = 0
 
 
-class Layout(msgspec.Struct, frozen=True):
-    """Names <-> elements <-> shards. Plain data: it is written into every snapshot."""
+class Slice(msgspec.Struct, frozen=True):
+    """Of a tensor: the part with this number of so many equal ones along a dimension."""
+
+    dim: int
+    number: int
+    of: int
+
+
+class Layout(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Names <-> elements <-> shards. Plain data: it is written into every snapshot.
+
+    That of a whole model has no slices; `share` makes one of what a process of a replica has of it.
+    """
 
     parameters: tuple[Span, ...]
     buffers: tuple[Span, ...]
@@ -49,6 +61,7 @@ class Layout(msgspec.Struct, frozen=True):
     tail: int
     length: int  # of the whole vector, padding included
     counters: tuple[Span, ...] = ()  # integer buffers; each value has two elements
+    slices: dict[str, Slice] = {}  # parameters of which this has a slice alone
 
     @classmethod
     def of(cls, model: nn.Module, groups: list[list[nn.Parameter]]) -> Layout:
@@ -112,6 +125,28 @@ class Layout(msgspec.Struct, frozen=True):
         cut.append(Piece(-2, max(counted, start), min(self.length, stop)))
         return [piece for piece in cut if piece.start < piece.stop]
 
+    def share(self, names: Collection[str], slices: Mapping[str, Slice] | None = None) -> Layout:
+        """The tensors of these names, or the slices of them, each in its place in the whole vector."""
+        kept = {kind: tuple(s for s in getattr(self, kind) if s.name in names) for kind in _KINDS}
+        own = {name: cut for name, cut in (slices or {}).items() if name in names}
+        return msgspec.structs.replace(self, **kept, slices=own)
+
+    def regions(self, vector: Tensor, *kinds: str) -> list[Tensor]:
+        """What this has of the vector, of these kinds or all: slices by themselves, all else as runs with padding."""
+        found: list[Tensor] = []
+        begin = end = -1
+        for kind in kinds or _KINDS:
+            views = self.views(vector) if kind == "parameters" and self.slices else []
+            for number, span in enumerate(getattr(self, kind)):
+                if span.name in self.slices:
+                    found.append(views[number])
+                    continue
+                if span.start != end:
+                    found += [vector[begin:end]] if begin < end else []
+                    begin = span.start
+                end = span.start + _aligned(span.numel * (2 if kind == "counters" else 1))
+        return found + ([vector[begin:end]] if begin < end else [])
+
     # ------------------------------------------------------------ models
 
     def parameters_of(self, model: nn.Module) -> list[nn.Parameter]:
@@ -128,8 +163,9 @@ class Layout(msgspec.Struct, frozen=True):
         return self.buffers_of(model)[len(self.buffers) :] if self.counters else []
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """One view per parameter, in its own shape."""
-        return list(_views(vector, self.parameters))
+        """One view per parameter, in its own shape, or in that of its slice."""
+        whole = zip(self.parameters, _views(vector, self.parameters))
+        return [view if (cut := self.slices.get(span.name)) is None else _cut(view, cut) for span, view in whole]
 
     def counter_views(self, vector: Tensor) -> list[Tensor]:
         """One view per counter, [..., 2], for `count_in` and `put_count`."""
@@ -192,6 +228,10 @@ def put_count(pairs: Tensor, count: Tensor) -> None:
     """float64 [...] -> float32 [..., 2]: what the first element cannot hold is in the second."""
     pairs[..., 0] = count
     pairs[..., 1] = count - pairs[..., 0]
+
+
+def _cut(tensor: Tensor, cut: Slice) -> Tensor:
+    return tensor.chunk(cut.of, cut.dim)[cut.number]
 
 
 def _aligned(numel: int) -> int:

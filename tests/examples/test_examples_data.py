@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import torch
 from torch.utils.data import default_collate
 
 import squall
+from squall.parts.check import check_split
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -34,6 +36,11 @@ def load(name: str) -> Iterator[ModuleType]:
 @pytest.fixture(scope="module")
 def digits() -> Iterator[ModuleType]:
     yield from load("digits")
+
+
+@pytest.fixture(scope="module")
+def alexnet() -> Iterator[ModuleType]:
+    yield from load("alexnet_digits")
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +203,10 @@ def test_writing_goes_on_from_its_start(lm: ModuleType, lm_task: squall.Task) ->
     text = lm.write(lm_task.model.eval(), start="def ", count=3)
     assert text.startswith("def ")
     assert len(text.encode()) >= 5
+
+
+def test_the_columns_of_alexnet_are_parts_of_a_replica(alexnet: ModuleType) -> None:
+    _, text = check_split(alexnet.task(), 2)
+    columns = re.findall(r"part \d: (left|right), ([\d,]+) parameters", text)
+    assert [name for name, _ in columns] == ["left", "right"]
+    assert columns[0][1] == columns[1][1]

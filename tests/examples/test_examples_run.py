@@ -33,6 +33,11 @@ def test_digits_reach_what_the_readme_promises(tmp_path: Path) -> None:
     assert (tmp_path / "digits" / "report.html").exists()
 
 
+def test_two_columns_read_digits(tmp_path: Path) -> None:
+    summary = train("alexnet_digits.py", tmp_path / "alexnet")
+    assert summary["metrics"]["accuracy"] >= 0.95
+
+
 @deep.only
 def test_the_language_model_learns_the_bytes_frequencies(tmp_path: Path) -> None:
     """Uniform guessing costs 8 bits; the frequencies of single bytes in such text alone are worth about 4.6."""

@@ -9,6 +9,8 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,9 +21,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import squall
+from squall.cli import main
 from squall.record.rows import MemberRow, ProgressRow
 from squall.report import Reader, audit
 from squall.run import Run
+from squall.runtime.evaluate import evaluate
 from squall.runtime.seeds import epoch_order
 from squall.runtime.snapshot import Snapshots
 from squall.task import TaskFunction
@@ -255,3 +259,24 @@ def test_a_nan_that_goes_away_is_survived(run_dir: Path, tmp_path: Path) -> None
     assert run.summary().examples == 3 * 96
     clean = fit(regression(train=NUMBERED, batch_size=8), tmp_path / "clean", epochs=3)
     assert difference(run.model, clean.model) == 0.0
+
+
+@pytest.mark.usefixtures("warm_nursery", "without_report")
+def test_evaluations_patience_and_the_best_weights(run_dir: Path) -> None:
+    """The last replica is slowed, so that evaluations find others at its side who wait."""
+    task = regression(train=NUMBERED, validate=numbers(40), batch_size=8)
+    wild = squall.AllReduce(replicas=2, optimizer=partial(torch.optim.SGD, lr=0.3, momentum=0.9))
+    settings = replace(LOCAL, slow=0.5)
+    run = fit(task, run_dir, strategy=wild, settings=settings, epochs=1000, keep_best="loss", patience=4)
+    losses = run.history.evaluations["loss"]
+    assert run.summary().ended == "patience"
+    assert losses.index(min(losses)) < len(losses) - 4
+    for model, value in ((run.best, min(losses)), (run.model, losses[-1])):
+        assert evaluate(task(), model, torch.device("cpu"))["loss"] == pytest.approx(value, abs=1e-6)
+
+
+def test_shards_on_the_command_line_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", str(FILE), "--strategy", "all_reduce", "--shards", "2", "--run-dir", str(tmp_path / "run")]
+    assert main(command) != 0
+    assert "AllReduce has no --shards: leave it out" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

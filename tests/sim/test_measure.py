@@ -166,6 +166,17 @@ def _said(seconds: float) -> Moment:
     return Moment(0.0, [{"times": [seconds]}])
 
 
+@pytest.mark.usefixtures("small")
+def test_where_replicas_form_no_group_all_else_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **named: object) -> None:
+        raise RuntimeError("no interface to listen on")
+
+    monkeypatch.setattr("squall.runtime.collective.process.Group", refused)
+    machine = measure(regression(), seconds=0.3, busy=True).machine
+    assert machine.reduce == ()
+    assert machine.exchange
+
+
 def test_processes_at_once() -> None:
     assert running_counts(1) == [1]
     assert running_counts(4) == [1, 2, 3, 4]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from squall.protocol.collective.coordinator import CollectiveCoordinator
 from squall.protocol.collective.replica import CollectiveReplica
-from squall.protocol.collective.rounds import Rounds
+from squall.protocol.collective.rounds import Round, Rounds
 from squall.protocol.effects import Effect
 from squall.protocol.evaluations import Evaluations
 from squall.protocol.messages import Lease
@@ -19,14 +19,12 @@ from squall.sim.proof.chaos import ALL_REDUCE
 from squall.sim.proof.soak import verdict
 from tests.sim.test_planted_faults import Planted, worlds, wrapped
 
-Dealt = list[Mapping[Node, Lease | None]]
 
-
-def by_the_first(original: Any, rounds: Rounds) -> Dealt:
+def by_the_first(original: Any, rounds: Rounds) -> list[Round]:
     return rounds._count_upto(rounds.newest)
 
 
-def by_all(original: Any, rounds: Rounds) -> Dealt:
+def by_all(original: Any, rounds: Rounds) -> list[Round]:
     return rounds._count_upto(min(rounds._finished.values(), default=rounds.counted))
 
 
@@ -64,6 +62,14 @@ def of_before(original: Any, replica: CollectiveReplica, effects: list[Effect]) 
     replica.clock, replica._examples = max(clock, replica.clock), examples
 
 
+def told_all_the_same(original: Any, coordinator: CollectiveCoordinator, effects: list[Effect]) -> None:
+    for each in coordinator.rounds.open.values():
+        for node, stats in each.told.items():
+            coordinator._note_stats(node, stats, effects)
+        each.told.clear()
+    original(coordinator, effects)
+
+
 def asked_in_vain(original: Any, evaluations: Evaluations, source: Node, *given: Any) -> None:
     """The death of who was to show its weights is not noticed."""
     evaluations._source = source
@@ -81,6 +87,8 @@ PLANTED: dict[str, Planted] = {
         wrapped(CollectiveCoordinator, "_dismiss", to_members_too), 50, "I5"),
     "a newcomer labels the weights that it has got with its own examples": Planted(
         wrapped(CollectiveReplica, "_on_joined", of_before), 200, "I7"),
+    "what was done in a round that comes to nothing is told": Planted(
+        wrapped(CollectiveCoordinator, "_settle", told_all_the_same), 200, "I4"),
     "an evaluation waits for a replica that is gone": Planted(wrapped(Evaluations, "ask_of", asked_in_vain), 50, "I5"),
 }  # fmt: skip
 

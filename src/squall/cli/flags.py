@@ -32,6 +32,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     """The flags of a run that the command carries out."""
     group = parser.add_argument_group("where and how")
     add_common(group)
+    group.add_argument("--parts", type=int, default=1, metavar="N", help="processes of a replica (see Task.split)")
     add_launcher(group, "local", "inline", "ray", text="local (processes), inline (one), ray (default: local)")
     group.add_argument(
         "--evaluate-every-s", type=float, metavar="S", help="seconds between evaluations, beside each epoch's"

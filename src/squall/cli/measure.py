@@ -98,7 +98,7 @@ def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
         ("other programs", f"had {measured.others:.0%} of the cores in the moments that count"),
         ("slowdown", ", ".join(slowdown if len(slowdown) <= 8 else [slowdown[0], slowdown[-1]])),
         ("exchange", ", ".join(exchanges)),
-        ("all-reduce", ", ".join(rounds) or "not measured: this torch has no Gloo"),
+        ("all-reduce", ", ".join(rounds) or "not measured: replicas form no group here"),
         ("overhead", f"of a replica {_time(code.batch_s)} a batch and {_time(code.exchange_s)} an exchange,"
          f" of a shard {_time(code.serve_s)} an exchange and {_time(code.wake_s)} to wake it, of the coordinator"
          f" and a replica {_time(code.lease_s)} a lease; {_time(code.cold_s)} more after a long sleep"),

@@ -13,6 +13,7 @@ import torch
 
 from squall.errors import TaskError
 from squall.launchers.orders import Order
+from squall.parts.check import check_split
 from squall.runtime.arena import Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.places import used_spans
@@ -54,6 +55,9 @@ def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
     directory, snapshot, site = order
     restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None
     recipe = strategy.recipe()
+    starts, told = check_split(task, message["plan"].settings.parts)
+    if told and message["plan"].settings.progress:
+        sys.stderr.write(f"squall: a replica of {message['plan'].settings.parts} parts:\n{told}\n")
     shape = arena_shape(layout, recipe)
     used = shape.spans(evaluated=task.validate is not None)
     if site is not None:
@@ -76,4 +80,5 @@ def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
         commanded_at=message["commanded_at"],
         restored=restored,
         site=site,
+        starts=starts,
     )

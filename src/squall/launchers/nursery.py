@@ -34,6 +34,7 @@ from squall.launchers import scratch
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
 from squall.launchers.leaving import DONE, RAISED, explain, leave
+from squall.launchers.parts import traceback_file
 from squall.launchers.role_processes import blame, run_role
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Effect, KillMembers, StartMember, Transmit
@@ -222,7 +223,7 @@ class Nursery:
         story = ""
         if code == RAISED:
             with suppress(OSError):  # its disk was full, say
-                story = (self._sockets / f"{child.node}.traceback").read_text()
+                story = traceback_file(self._sockets, child.node).read_text()
         self._launcher.say(kind="exited", node=str(child.node), pid=child.pid, why=why, traceback=story)
         if child.node == COORDINATOR:
             self._kill_all()
@@ -270,7 +271,7 @@ class Nursery:
             status = DONE
         except BaseException as error:
             blame(error, node, self._job)
-            (self._sockets / f"{node}.traceback").write_text(encode(error))
+            traceback_file(self._sockets, node).write_text(encode(error))
         finally:  # a child never returns into the nursery's own code
             leave(status)
 

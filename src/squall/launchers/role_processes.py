@@ -15,6 +15,9 @@ import torch
 from setproctitle import setproctitle
 
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.parts import die_of, first_part
+from squall.parts.host import Speaker
+from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import End, Payload
 from squall.protocol.events import Event, FrameArrived, MachineJoined, StopRequested
 from squall.protocol.frames import Frame
@@ -107,13 +110,20 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         never_interrupt()
     elif node.role == "evaluator":
         os.nice(EVALUATOR_NICE if job.plan.until is None and job.plan.patience is None else JUDGE_NICE)
+    several = node.role == "replica" and job.plan.settings.parts > 1
+    if several:
+        job, neighbours = first_part(job, node, sockets)
     transport, carriers = connections(job, node, sockets, pipe)
     channel = NurseryChannel(pipe, job.plan.threads) if pipe is not None else None
     try:
         # The coordinator's rows are written while nobody speaks, too.
         poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf
         host, own = make_host(job, node, channel), () if channel is None else (channel,)
+        if several:
+            host = Speaker(host, neighbours)
         Driver(machine(job, node), transport, host, carriers=(*own, *carriers)).run(poll_every_s)
+    except NeighbourLost as lost:
+        die_of(lost, node, sockets)
     finally:
         close(transport, carriers)
 

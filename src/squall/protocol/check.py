@@ -113,10 +113,13 @@ def _lease_coordinator(coordinator: LoopCoordinator) -> Iterator[Claim]:
 
 def _collective_coordinator(coordinator: CollectiveCoordinator) -> Iterator[Claim]:
     rounds, members = coordinator.rounds, coordinator.members
-    dealt = [lease.id for of in rounds.open.values() for lease in of.values() if lease is not None]
+    dealt = [lease.id for each in rounds.open.values() for lease in each.dealt.values() if lease is not None]
     yield sorted(dealt) == sorted(coordinator.leases.held), "what is held was dealt in a round that does not count yet"
     yield len(rounds.open) <= AHEAD, f"{AHEAD} rounds are dealt ahead at most"
-    yield all(node in coordinator._group for of in rounds.open.values() for node in of), "rounds are the group's"
+    yield (
+        all(node in coordinator._group for each in rounds.open.values() for node in each.dealt),
+        "rounds are the group's",
+    )
     yield all(rounds.clock_of(node) <= rounds.dealt for node in members.live), "nobody is ahead of what was dealt"
     yield not (coordinator._snapshots.under_way and rounds.open), "a snapshot is taken between two rounds"
     waits = coordinator.phase is not Phase.RUNNING or members.settled or rounds.open or coordinator.view_waits

@@ -42,7 +42,7 @@ def read_start(path: Path) -> Start:
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
     if not start.kept:
-        raise Damaged(f"{path} holds no schedule: its attempt ran with --keep-schedule none, or AllReduce")
+        raise Damaged(f"{path} holds no schedule: its attempt ran with --keep-schedule none, AllReduce, or parts")
     return start
 
 
@@ -110,7 +110,7 @@ def begin(job: Job, script: bool = False) -> Job:
     start = Start(
         FORMAT, restored.manifest.number if restored is not None else None,
         restored.updates if restored is not None else 0, surroundings(job.plan.threads, script),
-        kept=job.plan.settings.keep_schedule != 0 and not isinstance(job.recipe.work, Collective),
+        kept=job.plan.settings.keep_schedule != 0 and _is_replayed(job),
         end_alone=job.plan.settings.last_snapshots > 0,
     )  # fmt: skip
     try:
@@ -124,6 +124,10 @@ def begin(job: Job, script: bool = False) -> Job:
         sys.stderr.write(f"squall: warning: {home} cannot be written ({error.strerror}): there will be no replay\n")
         return job
     return dataclasses.replace(job, schedule=path) if start.kept else job
+
+
+def _is_replayed(job: Job) -> bool:
+    return job.plan.settings.parts == 1 and not isinstance(job.recipe.work, Collective)
 
 
 def numbers(directory: Path) -> list[int]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 
 from squall.protocol.effects import Compute
 from squall.runtime.batches import TrainingBatches, to_device
+from squall.runtime.inside import Alone, Inside, dense, local
 from squall.runtime.seeds import mix, seed_everything
-from squall.task import Batch, Task, loss_and_extras
+from squall.task import Batch, Task
 from squall.usercode.blame import note_batch
 from squall.vector import Layout, count_in, put_count
 
@@ -68,7 +68,7 @@ class ModelOnVector:
         index = buffer if self._in_place else 0
         if self._used != index:
             for parameter, view in zip(self.parameters, self._views[index]):
-                parameter.data = view
+                local(parameter).data = view
             self._used = index
         if self._has_buffers:
             with torch.no_grad():
@@ -81,18 +81,24 @@ class Backward:
     Gradients lie where autograd made them (`p.grad = None` before), dense, and clipped if the task asks for that.
     """
 
-    def __init__(self, task: Task, layout: Layout, weights: Sequence[Tensor], seed: int, device: torch.device) -> None:
+    def __init__(
+        self, task: Task, layout: Layout, weights: Sequence[Tensor], seed: int, device: torch.device,
+        inside: Inside | None = None,
+    ) -> None:  # fmt: skip
+        """`inside`: this process's place in a replica of several."""
         self.task = task
-        self.layout = layout
+        self.inside = Alone(layout, device) if inside is None else inside
+        self.layout = self.inside.writes
         self.device = device
-        self.on_vector = ModelOnVector(task.model, layout, weights, device)
+        self.on_vector = ModelOnVector(task.model, self.inside.reads, weights, device)
+        self.parameters = self.layout.parameters_of(task.model)  # whose gradients this process answers for
         self.batches = TrainingBatches(task, seed)
         self._seed = seed
         self._counted: list[Tensor] = []  # counters, as they were before the batch
         self._at: Compute  # the batch loaded last
         self.extras: dict[str, float] | None = None  # of the batch that was differentiated last
+        self._chance = 0  # the seed of that batch
         self._trained = False  # some parameter got a gradient
-        self.loss: Callable[[Batch], Any] = partial(task.loss, task.model)  # of a batch, as the task's loss returns it
         task.model.train()
 
     def load(self, effect: Compute) -> Batch:
@@ -100,7 +106,8 @@ class Backward:
         self._at = effect
         batch = self.batches.load(effect.epoch, effect.start, effect.stop)
         self.count()
-        seed_everything(mix(self._seed, effect.epoch, effect.start, 1), self.device)
+        self._chance = mix(self._seed, effect.epoch, effect.start, 1)
+        seed_everything(self._chance, self.device)
         for parameter in self.on_vector.parameters:
             parameter.grad = None
         return to_device(batch, self.device) if self.device.type != "cpu" else batch
@@ -109,19 +116,11 @@ class Backward:
         """Remember what the model's counters show: the shards know that much, and a push says what was added since."""
         self._counted = [counter.double() for counter in self.layout.counters_of(self.on_vector.model)]
 
-    def differentiate(self, batch: Batch, scale: float = 1.0) -> float:
-        """The loss, whose gradients, times `scale`, are there when this returns."""
-        autocast = (
-            torch.autocast(self.device.type, self.task.autocast)
-            if self.task.autocast is not None
-            else contextlib.nullcontext()
-        )
+    def differentiate(self, batch: Batch, into: Sequence[Tensor] | None = None) -> float:
+        """The loss, whose gradients are there when this returns; some may lie in `into` at once, a view for each."""
         try:
-            with autocast:
-                loss, self.extras = loss_and_extras(self.loss(batch))
-            (loss if scale == 1.0 else loss * scale).backward()
-            value: float = loss.item()
-            return value
+            loss, self.extras = self.inside.compute(self.task, self.on_vector.model, batch, self._chance, into)
+            return loss
         except Exception as error:
             note_batch(error, self._at.epoch, self._at.start, self._at.stop)
             raise
@@ -131,17 +130,19 @@ class Backward:
 
         Raises `ValueError` if the first batch gave no parameter a gradient.
         """
-        parameters, finite = self.on_vector.parameters, True
-        for parameter in parameters:
-            if parameter.grad is not None and parameter.grad.is_sparse:  # torch takes no norm of a sparse one
-                parameter.grad = parameter.grad.to_dense()
+        finite = True
+        dense(self.parameters)
+        fresh = [gradient for gradient in self.gradients() if gradient is not None]
         if self.task.clip_norm is not None:
-            norm = nn.utils.clip_grad_norm_(parameters, self.task.clip_norm)
-            finite = math.isfinite(norm.item())
-        if not self._trained and all(parameter.grad is None for parameter in parameters):
+            finite = math.isfinite(self.inside.clip(fresh, self.task.clip_norm))
+        if not self._trained and not fresh and not self.inside.looked:
             raise ValueError("Task.loss gave no gradient: it must use the model that it is given, not one it knows")
         self._trained = True
         return finite
+
+    def gradients(self) -> list[Tensor | None]:
+        """Of `parameters`, where autograd made them."""
+        return [local(parameter.grad) for parameter in self.parameters]
 
     def push_buffers(self, vector: Tensor, accumulate: bool) -> None:
         """Floating buffers travel as they are, in the vector's tail; counters by what the push's batches have added."""

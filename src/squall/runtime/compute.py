@@ -18,6 +18,7 @@ from squall.protocol.events import GradientComputed
 from squall.protocol.messages import Factors
 from squall.runtime.arena import newest_first
 from squall.runtime.backward import Backward
+from squall.runtime.inside import local
 from squall.vector import Layout
 
 
@@ -29,7 +30,6 @@ class Gradients:
         self.backward = backward
         self.device, layout = backward.device, backward.layout
         self.batches = self.backward.batches
-        self._parameters = self.backward.on_vector.parameters
         self._rates = rates
         self._rate = rates[0]
         self._arena = gradients
@@ -51,7 +51,8 @@ class Gradients:
     def compute(self, effect: Compute) -> GradientComputed:
         """Gradient of the batch that the effect names, into the buffer that it names."""
         started = time.perf_counter()
-        loss = self.backward.differentiate(self.backward.load(effect))
+        into = None if effect.accumulate or effect.local_step else self._views[effect.buffer]
+        loss = self.backward.differentiate(self.backward.load(effect), into)
         return self.accept(effect, loss, started)
 
     def accept(
@@ -80,7 +81,7 @@ class Gradients:
 
     def _gather(self, buffer: int, accumulate: bool, factors: Factors) -> bool:
         """Put the fresh gradients into the vector, unless one is not finite."""
-        views, fresh = self._views[buffer], [p.grad for p in self._parameters]
+        views, fresh = self._views[buffer], self.backward.gradients()
         if None in factors:
             fresh = [None if factors[own] is None else gradient for own, gradient in zip(self._group_of, fresh)]
         if any(g is None for g in fresh):  # parameters that this batch did not use
@@ -89,19 +90,22 @@ class Gradients:
                 torch._foreach_zero_(missing)
             views = [view for view, g in zip(views, fresh) if g is not None]
         present = [g for g in fresh if g is not None]
+        looked = self.backward.inside.looked
         if accumulate:
-            if not all_finite(present):
+            if not looked and not all_finite(present):
                 return False
             torch._foreach_add_(views, present)
             return True
-        if present:
-            torch._foreach_copy_(views, present)
+        pairs = [(view, gradient) for view, gradient in zip(views, present) if gradient is not view]
+        if pairs:
+            torch._foreach_copy_([view for view, _ in pairs], [gradient for _, gradient in pairs])
         # One sum shows any NaN or Inf; finite gradients would have to exceed 1e31 to overflow it.
-        return math.isfinite(sum(part.sum().item() for part in self._summed[buffer]))
+        return looked or math.isfinite(sum(part.sum().item() for part in self._summed[buffer]))
 
     def _local_step(self, factors: Factors) -> None:
         """SGD on the replica's own weights until the next fetch, with the shards' current learning rates."""
-        pairs = [(own, p.data, p.grad) for own, p in zip(self._group_of, self._parameters)]
+        parameters, fresh = self.backward.parameters, self.backward.gradients()
+        pairs = [(own, local(p).data, gradient) for own, p, gradient in zip(self._group_of, parameters, fresh)]
         with torch.no_grad():
             rates = self._rate.tolist()
             for group, (rate, factor) in enumerate(zip(rates, factors or (1.0,) * len(rates))):

@@ -1,42 +1,55 @@
 """torch's process groups between processes that have agreed on who belongs to one; a group ends when one of them dies.
 
 Gloo tells of a death only those who wait for the dead process itself; others wait for each other until a timeout. So
-whoever has the error shuts all of the group's connections (`Group.cut`), and whoever waits for him has it next.
+whoever has the error shuts all of the group's connections (`Group.cut`), and whoever waits for him has it next. While
+a group forms, Gloo waits for a dead process until a timeout, too: it does so in a thread, which is left alone then.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import stat
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
-FORM_WITHIN_S = 5.0  # a member that died meanwhile is waited for so long
+FORM_WITHIN_S = 5.0  # whoever does not come, though it lives, is waited for so long
+FOR_EVER = timedelta(days=365)  # a member may take any time for a step
 
 
 class Group:
-    """Of this process and others, which all name the same `members` in the same order and a new `name`.
+    """Of this process and others, which all name the same `members` (pids) in the same order and a new `name`.
 
-    Raises `RuntimeError` where one of them does not come.
+    Raises `RuntimeError` where one of them does not come, or dies before all are there.
     """
 
     def __init__(self, name: str, directory: Path, members: Sequence[int], own: int, backend: str = "gloo") -> None:
         """`own` is this process's place in `members`; `directory` belongs to the user alone, on a disk of them all."""
         self.members, self.own = tuple(members), own
         before = _sockets()
-        store = FileStore(str(directory / f"group-{name}"), len(members))
-        self.torch, _ = c10d._new_process_group_helper(
-            len(members), own, [], dist.Backend(backend), store, group_name=c10d.GroupName(name),
-            timeout=timedelta(seconds=FORM_WITHIN_S),
-        )  # fmt: skip
+
+        def form() -> ProcessGroup:
+            store = FileStore(str(directory / f"group-{name}"), len(members))
+            group: ProcessGroup
+            group, _ = c10d._new_process_group_helper(
+                len(members), own, [], dist.Backend(backend), store, group_name=c10d.GroupName(name),
+                timeout=timedelta(seconds=FORM_WITHIN_S),
+            )  # fmt: skip
+            return group
+
+        with _handles(members) as handles:
+            self.torch = _while_all_live(form, handles)
         c10d._world.pg_group_ranks[self.torch] = {rank: rank for rank in range(len(members))}
+        c10d._set_pg_timeout(FOR_EVER, self.torch)
         self._sockets = [entry for entry in _sockets() if entry not in before]
 
     def cut(self) -> None:
@@ -53,6 +66,50 @@ class Group:
         """Leave the group, whose operations are over or have failed."""
         self.cut()
         dist.destroy_process_group(self.torch)
+
+
+@contextmanager
+def _handles(pids: Sequence[int]) -> Iterator[list[int]]:
+    """Descriptors that are readable when the process has ended."""
+    handles: list[int] = []
+    try:
+        for pid in pids:
+            handles.append(os.pidfd_open(pid))
+        yield handles
+    except ProcessLookupError as error:
+        raise RuntimeError("a member was gone before the group began to form") from error
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def _while_all_live(form: Callable[[], ProcessGroup], handles: Sequence[int]) -> ProcessGroup:
+    """What `form` comes to. Raises `RuntimeError` as soon as one of the processes has ended."""
+    over, ends = os.pipe()
+    formed: list[ProcessGroup | Exception] = []
+    left = False
+
+    def work() -> None:
+        try:
+            formed.append(form())
+        except Exception as error:
+            formed.append(error)
+        os.close(ends)
+        if left and isinstance(formed[0], ProcessGroup):
+            dist.destroy_process_group(formed[0])
+
+    Thread(target=work, daemon=True).start()
+    poll = select.poll()
+    for handle in (over, *handles):
+        poll.register(handle)
+    ready = {handle for handle, _ in poll.poll()}
+    left = over not in ready
+    os.close(over)
+    if left:
+        raise RuntimeError("a member died while the group formed")
+    if isinstance(formed[0], Exception):
+        raise formed[0]
+    return formed[0]
 
 
 def _sockets() -> set[tuple[int, int]]:

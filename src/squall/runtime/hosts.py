@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import Tensor
 
 from squall.protocol.effects import (
     Apply,
@@ -26,6 +27,7 @@ from squall.runtime.batches import Key
 from squall.runtime.compute import Gradients
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.evaluate import evaluate
+from squall.runtime.inside import Inside
 from squall.runtime.job import Job
 from squall.runtime.local import LocalTraining
 from squall.runtime.snapshot import Snapshots
@@ -35,7 +37,8 @@ from squall.runtime.store import Store
 class ReplicaHost(Host):
     """A model, its batches, and its slot of the arena."""
 
-    def __init__(self, job: Job, slot: int) -> None:
+    def __init__(self, job: Job, slot: int, inside: Inside | None = None, own: Tensor | None = None) -> None:
+        """`inside`: this process's place in a replica of several, which share `own`, float32 [length] of zeros."""
         shape, arena = job.arena.shape, job.arena
         weights = [arena.weights(slot, b) for b in range(shape.weights)]
         gradients = [arena.gradient(slot, b) for b in range(shape.gradients)]
@@ -46,12 +49,14 @@ class ReplicaHost(Host):
                 pin(memory)
         self.training: Gradients | LocalTraining
         if job.recipe.work.local is None:
-            self.training = Gradients(Backward(job.task, job.layout, weights, job.plan.seed, device), gradients, rates)
+            backward = Backward(job.task, job.layout, weights, job.plan.seed, device, inside)
+            self.training = Gradients(backward, gradients, rates)
         else:
-            own = torch.zeros_like(weights[0], device=device)
-            backward = Backward(job.task, job.layout, [own], job.plan.seed, device)
+            own = torch.zeros_like(weights[0], device=device) if own is None else own
+            backward = Backward(job.task, job.layout, [own], job.plan.seed, device, inside)
             self.training = LocalTraining(backward, own, job.recipe, weights[0], gradients[0])
-            job.keep(self.training.schedule)
+            if backward.inside.speaks:
+                job.keep(self.training.schedule)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

@@ -17,6 +17,7 @@ from squall.protocol.nodes import Node
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.backward import resolve_device
+from squall.runtime.inside import Inside
 from squall.runtime.rates import NAME, Schedule
 from squall.runtime.run_plan import Plan
 from squall.runtime.site import Site
@@ -43,6 +44,9 @@ class Job:
     site: Site | None = None  # None: the run has one machine
     schedule: Path | None = None  # where hosts keep their schedules; None: there will be no replay
     scratch: Path | None = None  # of its processes on this machine; removed when they have ended
+    starts: tuple[int, ...] = ()  # where the stages of a pipeline begin, in a replica of several parts
+    inside: Inside | None = None  # this process's place in such a replica
+    own: Tensor | None = None  # float32 [length]: weights that its parts share, where it trains on its own
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property

@@ -57,11 +57,11 @@ def _batch_replica(job: Job, node: Node) -> BatchReplica:
 
 
 def _replica_host(job: Job, node: Node) -> ReplicaHost:
-    return ReplicaHost(job, node.index)
+    return ReplicaHost(job, node.index, job.inside, job.own)
 
 
 def _portion_host(job: Job, node: Node) -> PortionHost:
-    return PortionHost(job, node.index)
+    return PortionHost(job, node.index, job.inside)
 
 
 def _no_shard(job: Job, index: int) -> Never:

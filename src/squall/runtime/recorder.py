@@ -196,7 +196,6 @@ class CoordinatorHost(Host):
     def _stats(self, node: Node, stats: Stats) -> None:
         now, recipe = self.training_s, self._job.recipe
         bytes_each = round(4 * self._job.layout.length * recipe.carried)
-        pushed_each = bytes_each // recipe.work.blocks
         loss = stats.loss_sum / stats.examples if stats.examples else math.nan
         self._judge(self._divergence.trained(loss))
         if stats.batches and not self._stepped:
@@ -207,7 +206,7 @@ class CoordinatorHost(Host):
         if stats.examples or stats.pushes:
             self.record.add(rows.ProgressRow(
                 now, node.index, stats.examples, stats.batches, loss, stats.compute_s, stats.wait_s,
-                stats.pushes * pushed_each, stats.fetches * bytes_each,
+                stats.pushes * (bytes_each // recipe.work.blocks), stats.fetches * bytes_each,
             ))  # fmt: skip
         for name, (total, examples) in stats.extras.items():
             self.record.add(rows.ExtraRow(now, node.index, examples, name, total / examples))

@@ -59,7 +59,7 @@ class Measured(Message, frozen=True):
     memory: float
     times: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
     others: float
-    reduce: tuple[tuple[int, float], ...] = ()  # where torch has no Gloo
+    reduce: tuple[tuple[int, float], ...] = ()  # where replicas form no group
 
 
 MACHINE = ("cores", "step_s", "slowdown", "single_s", "exchange", "reduce", "overhead", "memory")  # of a `MachineKind`

@@ -8,11 +8,11 @@ leave the group, say how far they have come, and form the next one with the newe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from squall.protocol.closing import Phase
 from squall.protocol.collective.messages import Broken, Finished, Form, Shown, Turn
-from squall.protocol.collective.rounds import AHEAD, Rounds
+from squall.protocol.collective.rounds import AHEAD, Round, Rounds
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import Cause, Effect, Send
 from squall.protocol.frames import Message
@@ -163,8 +163,7 @@ class CollectiveCoordinator(Coordinator):
             case Finished(clock, stats):
                 if not self.rounds.clock_of(sender) < clock <= self.rounds.dealt:
                     raise Refusal(f"it has finished round {clock}, and was to do {self.rounds.clock_of(sender) + 1}")
-                self.rounds.finished(sender, clock)
-                self._done[sender] = together(self._done[sender], stats) if sender in self._done else stats
+                self.rounds.told(sender, clock, stats)
                 self._count(self.rounds.count(), effects)
                 if now >= self._report_at or self._over() is not None:
                     self._report_at = now + REPORT_EVERY_S
@@ -222,19 +221,18 @@ class CollectiveCoordinator(Coordinator):
             if held is not None:
                 effects.extend(self.leases.give_back(held.holder))
 
-    def _count(self, rounds: list[Mapping[Node, Lease | None]], effects: list[Effect]) -> None:
+    def _count(self, rounds: list[Round], effects: list[Effect]) -> None:
         """Their examples are trained, also those of a member that did not live to tell."""
-        for dealt in rounds:
+        for each in rounds:
             self._broken = 0
-            for node, lease in dealt.items():
-                if lease is None:
-                    continue
-                self._replacing.fruitful(node)
-                if self.rounds.clock_of(node) < self.rounds.counted:
-                    self._note_stats(node, Stats(_size(lease), 1, loss_sum=math.nan), effects)
-                ended = self.leases.done(lease.id, lease.stop, node)
-                assert ended is not None
-                effects.append(ended)
+            for node, lease in each.dealt.items():
+                stats = each.told.get(node, Stats(_size(lease), int(lease is not None), loss_sum=math.nan))
+                self._done[node] = together(self._done[node], stats) if node in self._done else stats
+                if lease is not None:
+                    self._replacing.fruitful(node)
+                    ended = self.leases.done(lease.id, lease.stop, node)
+                    assert ended is not None
+                    effects.append(ended)
         epochs = self.leases.epochs_done()
         if epochs > self._epochs_seen:
             self._epochs_seen = epochs

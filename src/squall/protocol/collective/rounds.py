@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from squall.protocol.leases import Leases
-from squall.protocol.messages import Lease
+from squall.protocol.messages import Lease, Stats
 from squall.protocol.nodes import Node
 
 AHEAD = 2  # rounds that are dealt at most before the first of them counts: replicas need not wait for the next
+
+
+class Round(NamedTuple):
+    """What was dealt in it, to whom, and what those have told who have finished it."""
+
+    dealt: dict[Node, Lease | None]
+    told: dict[Node, Stats]
 
 
 class Rounds:
@@ -22,7 +30,7 @@ class Rounds:
     def __init__(self, leases: Leases, clock: int) -> None:
         self.leases = leases
         self.counted = clock  # the newest round that counts
-        self.open: dict[int, dict[Node, Lease | None]] = {}  # dealt and not counted, the oldest first
+        self.open: dict[int, Round] = {}  # dealt and not counted, the oldest first
         self._finished: dict[Node, int] = {}  # live member -> the newest round that it has finished
 
     @property
@@ -36,7 +44,14 @@ class Rounds:
         return max(self._finished.values(), default=-1)
 
     def finished(self, node: Node, clock: int) -> None:
+        """It has come so far."""
         self._finished[node] = clock
+
+    def told(self, node: Node, clock: int, stats: Stats) -> None:
+        """It has finished this round, and tells what it did, which counts with the round."""
+        self.finished(node, clock)
+        if clock in self.open:
+            self.open[clock].told[node] = stats
 
     def forget(self, node: Node) -> None:
         self._finished.pop(node, None)
@@ -55,25 +70,25 @@ class Rounds:
             dealt[node] = lease
         if not any(dealt.values()):
             return None
-        self.open[self.dealt + 1] = dealt
+        self.open[self.dealt + 1] = Round(dealt, {})
         return dealt
 
-    def count(self) -> list[Mapping[Node, Lease | None]]:
+    def count(self) -> list[Round]:
         """The rounds that every live member has finished by now."""
         return self._count_upto(min(self._finished.values(), default=self.counted))
 
-    def settle(self) -> list[Mapping[Node, Lease | None]]:
+    def settle(self) -> list[Round]:
         """The rounds that a survivor has finished. Take the others back before dealing again (`give_back`)."""
         return self._count_upto(self.newest)
 
     def give_back(self) -> list[Lease]:
         """All that was dealt and does not count."""
-        leases = [lease for dealt in self.open.values() for lease in dealt.values() if lease is not None]
+        leases = [lease for each in self.open.values() for lease in each.dealt.values() if lease is not None]
         self.open.clear()
         return leases
 
-    def _count_upto(self, clock: int) -> list[Mapping[Node, Lease | None]]:
-        counted: list[Mapping[Node, Lease | None]] = []
+    def _count_upto(self, clock: int) -> list[Round]:
+        counted = []
         while self.open and self.counted < clock:
             self.counted += 1
             counted.append(self.open.pop(self.counted))

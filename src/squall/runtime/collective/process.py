@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from squall.protocol.events import Event, GroupBroken, GroupJoined, StepTaken
 from squall.protocol.nodes import Node
 from squall.runtime.collective.member import Member
 from squall.runtime.groups import Group
+from squall.runtime.inside import Alone
 from squall.task import Batch, Task
 
 
@@ -46,10 +48,12 @@ class GroupedMember:
         self.member = member
         self._node = node
         self._directory = directory
+        self._pid_file(node).write_text(str(os.getpid()))  # before it joins, so that all who know it find that
         self._group: Group | None = None
         self._number = 0
         self._wrapped: DistributedDataParallel | None = None
-        self._plain = member.backward.loss
+        assert isinstance(member.backward.inside, Alone)
+        self._inside = member.backward.inside
         self._unused = False  # some batch does not use all parameters, of which torch has to be told
         self._computed_at = 0.0  # when the last gradient of its own was there
         first = member.backward.on_vector.model.parameters()
@@ -59,6 +63,9 @@ class GroupedMember:
         self._computed_at = time.perf_counter()
 
     # ------------------------------------------------------------ the group
+
+    def _pid_file(self, node: Node) -> Path:
+        return self._directory / f"{node}.pid"
 
     def join(self, effect: JoinGroup) -> Event:
         self._number = effect.number
@@ -72,9 +79,8 @@ class GroupedMember:
     def _form(self, effect: JoinGroup) -> None:
         own, source = effect.members.index(self._node), effect.members.index(effect.source)
         backend = "nccl" if self.member.device.type == "cuda" else "gloo"
-        self._group = group = Group(
-            str(effect.number), self._directory, [node.index for node in effect.members], own, backend
-        )
+        pids = [int(self._pid_file(node).read_text()) for node in effect.members]
+        self._group = group = Group(str(effect.number), self._directory, pids, own, backend)
         if effect.transfer:
             self._transfer(group, own == source, source, effect.clock)
         if len(effect.members) > 1:
@@ -85,7 +91,7 @@ class GroupedMember:
                 _Loss(self.member.task), process_group=group.torch, forward_sync_buffers=False, init_sync=False,
                 gradient_as_bucket_view=True, find_unused_parameters=self._unused,
             )  # fmt: skip
-            self.member.backward.loss = self._wrapped
+            self._inside.wrapped = self._wrapped
 
     def _transfer(self, group: Group, gives: bool, source: int, clock: int) -> None:
         """All take what the source has; who has it already takes it in vain."""
@@ -99,8 +105,7 @@ class GroupedMember:
             self.member.take_up(load(data.cpu().numpy().tobytes()), clock)
 
     def leave(self) -> None:
-        self.member.backward.loss = self._plain
-        self._wrapped = None
+        self._wrapped = self._inside.wrapped = None
         for parameter in self.member.parameters:
             parameter.grad = None
         if self._group is not None:
@@ -122,7 +127,8 @@ class GroupedMember:
         member, started = self.member, time.perf_counter()
         share, members = member.share(effect), len(self._group.members) if self._group is not None else 1
         self._computed_at = started
-        loss = member.backward.differentiate(member.load(effect), share * members)  # torch divides by their number
+        self._inside.scale = share * members  # torch divides by their number
+        loss = member.backward.differentiate(member.load(effect))
         reduced = time.perf_counter()
         if not self._unused and any(parameter.grad is None for parameter in member.parameters):
             self._unused = True  # what others have of this step is not the sum of all
@@ -145,8 +151,9 @@ class GroupedMember:
         member = self.member
         if self._wrapped is None:
             return True
+        self._inside.scale = 1.0
         with self._wrapped.no_sync():
-            member.backward.differentiate(member.load(effect), 1.0)
+            member.backward.differentiate(member.load(effect))
         own = not all(bool(p.grad.isfinite().all()) for p in member.parameters if p.grad is not None)
         guilty = torch.tensor([int(own and effect.stop > effect.start)], device=member.device)
         mine = bool(guilty.item())

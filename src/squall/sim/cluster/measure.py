@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from squall.checks import require
+from squall.errors import ProcessLost
 from squall.launchers.control_pipe import ControlPipe
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.optimizers import check_optimizers, elementwise
@@ -95,12 +96,12 @@ def measure(
     layout = Layout.of(built.model, [group["params"] for group in built.param_groups()])
     cores = max(1, len(os.sched_getaffinity(0)) // threads)
     counts = running_counts(cores)
+    points = _empty_rounds(optimizer, ROUNDS * seconds)
     with ExitStack() as stack:
         measured = stack.enter_context(stepping(built, layout, threads, counts))
         measured.append(stack.enter_context(single(built, layout, recipe.loop.tuned, threads)))
         roomy = RUNS * BYTES * layout.elements < MEMORY_SHARE * _free_bytes()
-        sums = able()
-        if roomy and sums:
+        if points and roomy:
             measured.append(stack.enter_context(rounds(built, layout, _of_members(strategy, optimizer), threads)))
         if roomy:  # else the vector is so large that what a run's own code takes is next to nothing
             measured += stack.enter_context(running(built, layout, optimizer, threads))
@@ -121,13 +122,11 @@ def measure(
     if roomy:
         overhead = overhead_of([[turn[0], *turn[-RUNS:]] for turn in turns], machine.work_s(layout.elements))
         machine = dataclasses.replace(machine, overhead=overhead)
-    if sums:
-        points = dict(_by_size(empty_round_s, SIZES[::3], ROUND_BYTES, optimizer, ROUNDS * seconds))
-        if roomy:  # the task's own is what counts
-            own_s = _beyond_steps(calm, len(counts))
-            points = {size: min(own_s, time) if size < layout.elements else time for size, time in points.items()}
-            points[layout.elements] = own_s
-        machine = dataclasses.replace(machine, reduce=tuple(sorted(points.items())))
+    if points and roomy:  # the task's own is what counts
+        own_s = _beyond_steps(calm, len(counts))
+        points = {size: min(own_s, time) if size < layout.elements else time for size, time in points.items()}
+        points[layout.elements] = own_s
+    machine = dataclasses.replace(machine, reduce=tuple(sorted(points.items())))
     return Measured(machine, tuple(times), built.batch_size, layout.elements, others)
 
 
@@ -138,6 +137,16 @@ def _on_shards(recipe: Recipe) -> Recipe:
     if isinstance(recipe.work, Collective) and elementwise(recipe.work.optimizer):
         return Downpour(optimizer=recipe.work.optimizer).recipe()
     return Downpour().recipe()
+
+
+def _empty_rounds(optimizer: OptimizerFactory, seconds: float) -> dict[int, float]:
+    """Elements -> seconds. None where replicas form no group, so that there is no all-reduce."""
+    if not able():
+        return {}
+    try:
+        return dict(_by_size(empty_round_s, SIZES[::3], ROUND_BYTES, optimizer, seconds))
+    except ProcessLost:
+        return {}
 
 
 def _beyond_steps(turns: Sequence[Turn], counts: int) -> float:

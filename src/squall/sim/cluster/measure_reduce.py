@@ -6,6 +6,7 @@ moments, and the other one waits for it in the group; where that is too long the
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,6 +73,7 @@ def rounds(task: Task, layout: Layout, optimizer: OptimizerFactory, threads: int
     import_beforehand()
     with tempfile.TemporaryDirectory(prefix="squall-measure-") as folder:
         job = endless_job(task, layout, AllReduce(replicas=2, optimizer=optimizer), threads, folder)
+        job = dataclasses.replace(job, scratch=Path(folder))
         with forked([partial(_serve, job), partial(_fellow, job), partial(_first, job)]) as lines:
             yield lambda seconds: moment(lines[2:], seconds, beside=lines[:2])
 

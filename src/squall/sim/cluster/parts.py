@@ -53,8 +53,8 @@ class MachineKind:
         overhead: of a run's processes.
         slowdown: [k - 1] is the factor on the step time while k computations run, 1 <= k <= cores; () is all 1.
         exchange: (elements, seconds) of a push + apply + fetch of a shard within the machine, rising in elements.
-        reduce: (elements, seconds) of a round of all-reduce between two replicas of the machine that compute nothing:
-            the sum of their gradients, the update, and a run's own code; rising in elements.
+        reduce: (elements, seconds) that a round of all-reduce between two replicas of the machine takes beyond their
+            steps: the sum of their gradients, the update, and a run's own code; rising in elements.
         memory: bytes a second that one core reads and writes.
         interface: bytes a second, each way, that all processes of the machine share.
         carry: bytes a second that one core encrypts and sends to other machines, or receives.

@@ -11,7 +11,7 @@ from squall.protocol.effects import EvaluateModel, PublishSnapshot, Transmit
 from squall.protocol.events import GroupJoined, StepTaken
 from squall.protocol.messages import Evaluated, SnapshotTaken
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.protocol.notes import LeaseEnded, WeightsMeasured
+from squall.protocol.notes import LeaseEnded, WeightsMeasured, WorkReported
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.group_phantoms import GroupPhantomHosts, Weights
 from squall.sim.proof.memory import BatchRange
@@ -27,12 +27,15 @@ class GroupAuditor:
         self._told: set[Label] = set()
         self._counted: Counter[BatchRange] = Counter(saved.batches)  # that the coordinator calls trained
         self.final = saved
+        self._reported = 0  # examples of this life, in the record
         self._joined: dict[Node, int] = {}  # the group that each is in
 
     def watch(self, now: float, node: Node, what: object) -> None:
         match what:
             case StepTaken(finite=True):
                 self._check_once(self.hosts.members[node].weights)
+            case WorkReported(_, stats):
+                self._reported += stats.examples
             case GroupJoined(number):
                 self._joined[node] = number
             case LeaseEnded(lease, done=done) if done > lease.start:
@@ -97,3 +100,5 @@ class GroupAuditor:
         wrong = [(e, i) for e in range(epochs) for i in range(examples) if found[e, i] != 1]
         if wrong or trained != examples * epochs:
             raise Broken("I4", f"examples {wrong[:5]} are not trained once, and {trained} are counted")
+        if self._reported != trained - self._saved.examples:
+            raise Broken("I4", f"the record tells of {self._reported} examples, and {trained} were trained")

@@ -1,0 +1,49 @@
+"""What the parts of a replica agree on when each has its gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from squall.parts.neighbours import SPEAKER, Neighbours
+from squall.runtime.inside import Computed, scale
+
+
+def settle(
+    neighbours: Neighbours, gradients: Sequence[Tensor], loss: float, extras: dict[str, float] | None, teller: int,
+    at_the_end: bool = False,
+) -> Computed:  # fmt: skip
+    """The batch's loss, or NaN where some gradient is not finite, on all parts; the numbers beside it on part 0.
+
+    `teller` is the part that has computed the loss. `at_the_end`: what the others do next does not depend on it,
+    so they say what they have when they are done, and do not wait.
+    """
+    telling, first = neighbours.part == teller, neighbours.part == SPEAKER
+    text = msgspec.msgpack.encode(extras) if telling and not first and extras is not None else b""
+    values = loss if telling else 0.0, sum(gradient.sum().item() for gradient in gradients), float(len(text))
+    if at_the_end and not first:
+        neighbours.put_off(*values, text=text)
+        return 0.0, None
+    if at_the_end:
+        loss, seen, length = (ours + theirs for ours, theirs in zip(values, neighbours.all_done()))
+    else:
+        loss, seen, length = neighbours.agreed(*values)
+        if text:
+            neighbours.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), SPEAKER)
+    if length > 0 and first:
+        received = neighbours.receive(torch.empty(int(length), dtype=torch.uint8), teller)
+        extras = msgspec.msgpack.decode(received.numpy().tobytes(), type=dict[str, float])
+    return (loss if math.isfinite(seen) else math.nan), extras
+
+
+def clip_together(neighbours: Neighbours, gradients: Sequence[Tensor], most: float) -> float:
+    """Scale the gradients of all parts down to this 2-norm; the norm they had."""
+    norms = torch._foreach_norm(list(gradients)) if gradients else []
+    (squares,) = neighbours.agreed(sum(norm.item() ** 2 for norm in norms))
+    norm = math.sqrt(squares)
+    scale(gradients, most, torch.tensor(norm))
+    return norm

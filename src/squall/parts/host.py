@@ -1,0 +1,70 @@
+"""The hosts of a replica's parts: the first is told by the replica's machine, and the others by the first.
+
+Each part has a host of the same kind, on what it reads and writes of the replica's buffers. So all parts carry out the
+same effects in the same order, and what an effect has led to is complete when the first one's is.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import count
+
+import msgspec
+
+from squall.parts.neighbours import NeighbourLost, Neighbours
+from squall.protocol.effects import Compute, Effect, End, Expect, Keep, PreparePush, UseWeights
+from squall.protocol.events import Event
+from squall.runtime.driver import Host, HostAround
+
+KINDS: tuple[type[Effect], ...] = (Compute, Keep, PreparePush, UseWeights, Expect, End)
+PUT_OFF = (UseWeights, Expect)  # nothing comes of these before another effect does
+MOST_PUT_OFF = 16
+
+
+class Speaker(HostAround):
+    """Of part 0, where the replica's machine is."""
+
+    def __init__(self, host: Host, neighbours: Neighbours, own_weights: bool = False) -> None:
+        """`own_weights`: fetched weights are copied into the replica's own, which all parts compute on."""
+        super().__init__(host)
+        self._neighbours = neighbours
+        self._later = (Expect,) if own_weights else PUT_OFF
+        self._put_off: list[Effect] = []
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        with self._neighbours.together():
+            if isinstance(effect, End):
+                with suppress(NeighbourLost):  # who ends need not be told to
+                    self._neighbours.tell(_encoded([End("")]))
+                return super().perform(effect, now)
+            self._put_off.append(effect)
+            if isinstance(effect, self._later) and len(self._put_off) < MOST_PUT_OFF:
+                return super().perform(effect, now)
+            self._neighbours.tell(_encoded(self._put_off))
+            self._put_off = []
+            event = super().perform(effect, now)
+            self._neighbours.done()  # the others have written what they had to
+            return event
+
+
+def follow(host: Host, neighbours: Neighbours, rounds: int | None = None) -> None:
+    """Carry out what the first part is told, until the replica ends, or so many times.
+
+    Raises `NeighbourLost` where another part has failed.
+    """
+    with neighbours.together():
+        for _ in count() if rounds is None else range(rounds):
+            for effect in _decoded(neighbours.hear()):
+                host.perform(effect, 0.0)
+                if isinstance(effect, End):
+                    return
+            neighbours.done()
+            host.rest()
+
+
+def _encoded(effects: list[Effect]) -> bytes:
+    return msgspec.msgpack.encode([[KINDS.index(type(effect)), *msgspec.structs.astuple(effect)] for effect in effects])
+
+
+def _decoded(text: bytes) -> list[Effect]:
+    return [KINDS[kind](*values) for kind, *values in msgspec.msgpack.decode(text)]

@@ -1,0 +1,164 @@
+"""Replicas of several processes, in whole runs: what they train, and what becomes of one whose part dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import squall
+from squall.record.rows import MemberRow, ProgressRow
+from squall.report import Reader, audit
+from tests import deep
+from tests.launchers.blobs import EXAMPLES
+from tests.launchers.processes import Started, wait_for
+from tests.tasks import LOCAL, difference, regression
+
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+PIPED = Path(__file__).with_name("piped.py")
+TWO = dataclasses.replace(LOCAL, parts=2)
+PIPELINE = squall.Pipeline(microbatches=4)
+
+
+def deeper() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 1))
+
+
+def sliced() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+SPLITS: dict[str, tuple[Any, Any]] = {
+    "pipeline": (deeper, PIPELINE),
+    "slices": (sliced, squall.Tensor({"0": "column", "2": "row"})),
+}
+STRATEGIES: dict[str, squall.Strategy] = {
+    "synchronous": squall.Synchronous(replicas=2, shards=2, optimizer=MOMENTUM),
+    "bounded delay": squall.BoundedDelay(replicas=1, optimizer=MOMENTUM, max_delay=1),
+    "downpour": squall.Downpour(replicas=1, optimizer=MOMENTUM, push_every=2, fetch_every=2),
+    "averaging": squall.Averaging(replicas=2, optimizer=MOMENTUM, every=3),
+    "elastic averaging": squall.ElasticAveraging(replicas=1, optimizer=MOMENTUM, every=3),
+    "diloco": squall.DiLoCo(replicas=2, optimizer=partial(torch.optim.AdamW, lr=1e-3), inner_steps=3),
+    "sandblaster": squall.Sandblaster(replicas=1, batch="full"),
+    "delayed proximal": squall.DelayedProximal(replicas=1, l1=1e-4, optimizer=MOMENTUM),
+}
+
+
+@pytest.mark.usefixtures("warm_nursery")
+@pytest.mark.parametrize(
+    ("strategy", "split"),
+    deep.sweep([("synchronous", "pipeline"), ("averaging", "slices"), *((s, "pipeline") for s in STRATEGIES)], 2),
+)
+def test_a_run_with_parts_is_the_run_without(tmp_path: Path, strategy: str, split: str) -> None:
+    model, how = SPLITS[split]
+    task = regression(model, examples=96, split=how)
+    whole, split_run = (
+        squall.fit(task, STRATEGIES[strategy], epochs=3, run_dir=tmp_path / name, settings=settings)
+        for name, settings in (("one", LOCAL), ("two", TWO))
+    )
+    assert difference(split_run.model, whole.model) < 1e-5
+    assert split_run.summary().updates == whole.summary().updates
+
+
+def started(directory: Path, *flags: str, **environment: str) -> Started:
+    command = ("train", str(PIPED), "--run-dir", str(directory), "--replicas", "2", "--parts", "2", *flags)
+    return Started(directory, *command, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize("victim", ["replica 1 part 1", "replica 1"])
+def test_a_part_that_dies_is_its_replicas_death(tmp_path: Path, victim: str) -> None:
+    run = started(tmp_path / "parted", "--epochs", "3")
+    try:
+        for replica in range(2):
+            run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)
+        before = run.processes()
+        assert {"replica 0 part 1", "replica 1 part 1"} < before.keys()
+        os.kill(before[victim], signal.SIGKILL)
+        status, _, err = run.finish()
+        assert status == 0, err
+        with closing(Reader(run.directory / "run.sqlite")) as reader:
+            found = audit(reader)
+        assert all(len(span) == EXAMPLES or span.times >= 1 for epoch in found.epochs for span in epoch.spans)
+        assert "replica-1.1" in {row.node for row in run.rows(MemberRow) if row.change == "joined"}
+    finally:
+        run.process.kill()
+        run.finish()
+        wait_for(run.gone, 10, "the processes to end")
+
+
+@pytest.mark.parametrize("raises", ["replica 0 part 1", "replica 0 of"])
+def test_what_a_part_raises_is_told_as_the_users_mistake(tmp_path: Path, raises: str) -> None:
+    run = started(tmp_path / "raising", RAISES=raises)
+    try:
+        status, _, err = run.finish()
+        assert status == 1, err
+        assert "the user's own mistake" in err
+        assert "NeighbourLost" not in err
+        wait_for(run.gone, 10, "the processes to end")
+    finally:
+        run.process.kill()
+        run.finish()
+
+
+def test_a_run_with_parts_is_interrupted_and_resumed_without(tmp_path: Path) -> None:
+    run = started(tmp_path / "stopped", "--epochs", "1000")
+    try:
+        run.wait_rows(ProgressRow, lambda row: True)
+        run.process.send_signal(signal.SIGINT)
+        assert wait_for(run.gone, 10.0, "the children to be gone") < 3.0
+        status, _, err = run.finish()
+        assert status == 130, err
+        assert "Traceback" not in err
+    finally:
+        run.process.kill()
+        run.finish()
+    epochs = sum(row.examples for row in run.rows(ProgressRow)) // EXAMPLES + 1
+    again = Started(run.directory, "resume", str(run.directory), "--epochs", str(epochs))
+    status, _, err = again.finish()
+    assert status == 0, err
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "message"),
+    [
+        (squall.SingleProcess(), {}, "parts is 2, and SingleProcess is one process"),
+        (squall.AllReduce(), {}, "AllReduce has the optimizer on replicas"),
+        (squall.Downpour(), {"keep_schedule": "last:3"}, "there is no replay of parts yet"),
+    ],
+)
+def test_what_parts_cannot_do_yet_is_refused_with_the_remedy(
+    tmp_path: Path, strategy: squall.Strategy, settings: dict[str, Any], message: str
+) -> None:
+    task = regression(deeper, split=PIPELINE)
+    with pytest.raises(ValueError, match=message):
+        squall.fit(task, strategy, run_dir=tmp_path / "run", settings=dataclasses.replace(TWO, **settings))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"parts": 0}, "parts is 0"),
+    ({"parts": 2, "launcher": "inline"}, "parts is 2, with the launcher inline"),
+    ({"parts": 2, "machines": 2, "listen": "127.0.0.1:0"}, "parts is 2, with machines"),
+])  # fmt: skip
+def test_settings_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(LOCAL, **given)
+
+
+def test_a_task_without_a_split_has_no_parts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the task does not say how its model is split"):
+        squall.fit(regression(), STRATEGIES["downpour"], parts=2, run_dir=tmp_path / "run", settings=LOCAL)
+
+
+def test_one_part_ignores_the_split(tmp_path: Path) -> None:
+    strategy = squall.Downpour(replicas=1, optimizer=partial(torch.optim.SGD, lr=0.1))
+    task = regression(deeper, split=squall.Tensor({"no.such.layer": "row"}))
+    assert squall.fit(task, strategy, run_dir=tmp_path / "run", settings=LOCAL).summary().examples == 90

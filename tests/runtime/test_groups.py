@@ -1,0 +1,170 @@
+"""Process groups that can be cut: who waits for a member that is gone has an error at once, and a next group forms."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from squall.runtime.groups import FORM_WITHIN_S, Group
+
+SOON_S = FORM_WITHIN_S / 2  # sooner than by a timeout
+
+
+class Member:
+    """A process that does what it is told: names of `_Work`'s methods, with arguments."""
+
+    def __init__(self, rank: int, directory: Path) -> None:
+        context = get_context("fork")
+        self._line, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, rank, directory))
+        self.process.start()
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        self._line.send((name, *arguments))
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def ready(self, within_s: float = 0.01) -> bool:
+        return self._line.poll(within_s)
+
+    def answer(self) -> Any:
+        """What came of it, or the error's text."""
+        assert self._line.poll(30), "no answer"
+        return self._line.recv()
+
+
+class _Work:
+    def __init__(self, rank: int, directory: Path) -> None:
+        self._rank, self._directory = rank, directory
+        self._group: Group | None = None
+
+    def form(self, name: str, members: list[int]) -> int:
+        """The number of members."""
+        self._group = Group(name, self._directory, members, members.index(os.getpid()))
+        return len(self._group.members)
+
+    def sum(self, elements: int) -> float:
+        assert self._group is not None
+        values = torch.full((elements,), float(self._rank))
+        dist.all_reduce(values, group=self._group.torch)
+        return float(values[-1])
+
+    def close(self) -> int:
+        """The descriptors that are open afterwards."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        return len(os.listdir("/proc/self/fd"))
+
+
+def _serve(line: Connection, rank: int, directory: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    work = _Work(rank, directory)
+    while True:
+        name, *arguments = line.recv()
+        try:
+            line.send(getattr(work, name)(*arguments))
+        except RuntimeError as error:
+            line.send(f"{type(error).__name__}: {error}")
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Callable[[int], list[Member]]]:
+    started: list[Member] = []
+
+    def start(count: int) -> list[Member]:
+        started.extend(Member(rank, tmp_path) for rank in range(count))
+        return started
+
+    yield start
+    for member in started:
+        member.process.kill()
+        member.process.join()
+
+
+def told(members: list[Member], name: str, *arguments: Any) -> list[Any]:
+    """The answers of all."""
+    for member in members:
+        member.tell(name, *arguments)
+    return [member.answer() for member in members]
+
+
+def formed(members: list[Member], name: str) -> None:
+    pids = [member.pid for member in members]
+    assert told(members, "form", name, pids) == [len(members)] * len(members)
+
+
+def test_members_form_a_group_and_add_up(members: Callable[[int], list[Member]]) -> None:
+    three = members(3)
+    formed(three, "first")
+    assert told(three, "sum", 1000) == [3.0] * 3
+
+
+def test_whoever_waits_for_a_dead_member_or_for_one_that_does_has_an_error_at_once(
+    members: Callable[[int], list[Member]],
+) -> None:
+    """Of a ring, some wait for the dead process, and others for those: each cuts what it has when its error comes."""
+    five = members(5)
+    formed(five, "first")
+    survivors = [member for rank, member in enumerate(five) if rank != 2]
+    for member in survivors:
+        member.tell("sum", 100_000)
+    began = time.monotonic()
+    os.kill(five[2].pid, signal.SIGKILL)
+    waiting = dict.fromkeys(survivors)
+    while waiting:
+        for member in [member for member in waiting if member.ready()]:
+            del waiting[member]
+            assert "gloo" in member.answer()
+            member.tell("close")
+    assert time.monotonic() - began < SOON_S
+    for member in survivors:
+        member.answer()
+    formed(survivors, "second")
+    assert told(survivors, "sum", 100_000) == [8.0] * 4
+
+
+def test_a_member_that_dies_before_all_are_there_is_not_waited_for(members: Callable[[int], list[Member]]) -> None:
+    three = members(3)
+    pids = [member.pid for member in three]
+    began = time.monotonic()
+    three[0].tell("form", "first", pids)
+    os.kill(pids[2], signal.SIGKILL)
+    three[2].process.join()
+    three[1].tell("form", "first", pids)
+    assert "a member died while the group formed" in three[0].answer()
+    assert "a member was gone before the group began to form" in three[1].answer()
+    formed(three[:2], "second")
+    assert time.monotonic() - began < SOON_S
+
+
+def test_a_member_may_take_longer_for_its_part_than_for_coming(members: Callable[[int], list[Member]]) -> None:
+    two = members(2)
+    formed(two, "first")
+    two[0].tell("sum", 10)
+    assert not two[0].ready(FORM_WITHIN_S + 0.5)
+    two[1].tell("sum", 10)
+    assert [member.answer() for member in two] == [1.0, 1.0]
+
+
+def test_a_group_leaves_no_descriptor(members: Callable[[int], list[Member]]) -> None:
+    two = members(2)
+    opened = []
+    for number in range(4):
+        formed(two, f"group {number}")
+        told(two, "sum", 10)
+        opened.append(told(two, "close"))
+    assert opened[1] == opened[2] == opened[3]
