@@ -72,6 +72,7 @@ class _Work:
 
 def _serve(line: Connection, rank: int, directory: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)  # a thread pool of the testing process is not there after the fork
     work = _Work(rank, directory)
     while True:
         name, *arguments = line.recv()

@@ -120,7 +120,7 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf
         host, own = make_host(job, node, channel), () if channel is None else (channel,)
         if several:
-            host = Speaker(host, neighbours)
+            host = Speaker(host, neighbours, own_weights=job.recipe.work.local is not None)
         Driver(machine(job, node), transport, host, carriers=(*own, *carriers)).run(poll_every_s)
     except NeighbourLost as lost:
         die_of(lost, node, sockets)
