@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from squall.checks import require
-from squall.parts.check import check_split
 from squall.runtime.backward import named_device, resolve_device
 from squall.runtime.optimizers import build_optimizer, check_optimizers, in_words
 from squall.runtime.run_plan import NO_AIMS, Aims, Plan
@@ -113,7 +112,10 @@ def build_checked(function: TaskFunction, plan: Plan, strategy: Strategy) -> tup
     if not callable(function):
         raise ValueError(f"task must be a function without arguments that builds a squall.Task: it is {function!r}")
     task = check_task(function())
-    check_split(task, plan.settings.parts)
+    if plan.settings.parts > 1:
+        from squall.parts.check import check_split  # which imports torch's compiler
+
+        check_split(task, plan.settings.parts)
     return task, check_together(plan, strategy, task)
 
 

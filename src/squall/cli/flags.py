@@ -103,7 +103,7 @@ def ratio(text: str) -> float:
 
 
 def add_keep_best(group: Any) -> None:
-    group.add_argument("--keep-best", metavar="METRIC", help="the best evaluation's weights, too, in best.safetensors")
+    group.add_argument("--keep-best", metavar="METRIC", help="the best evaluation's weights, too (best.safetensors)")
 
 
 def add_patience(group: Any, judged: str = "by --keep-best, else --until, else the loss") -> None:

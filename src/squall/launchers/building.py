@@ -13,12 +13,12 @@ import torch
 
 from squall.errors import TaskError
 from squall.launchers.orders import Order
-from squall.parts.check import check_split
 from squall.runtime.arena import Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.places import used_spans
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
+from squall.settings import Settings
 from squall.task import Task
 from squall.usercode.blame import encode
 from squall.usercode.sources import Sources, show
@@ -55,9 +55,7 @@ def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
     directory, snapshot, site = order
     restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None
     recipe = strategy.recipe()
-    starts, told = check_split(task, message["plan"].settings.parts)
-    if told and message["plan"].settings.progress:
-        sys.stderr.write(f"squall: a replica of {message['plan'].settings.parts} parts:\n{told}\n")
+    starts = _cut(task, message["plan"].settings)
     shape = arena_shape(layout, recipe)
     used = shape.spans(evaluated=task.validate is not None)
     if site is not None:
@@ -82,3 +80,15 @@ def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
         site=site,
         starts=starts,
     )
+
+
+def _cut(task: Task, settings: Settings) -> tuple[int, ...]:
+    """Where the stages of replicas of several parts begin, which is told."""
+    if settings.parts == 1:
+        return ()
+    from squall.parts.check import check_split  # which imports torch's compiler
+
+    starts, told = check_split(task, settings.parts)
+    if settings.progress:
+        sys.stderr.write(f"squall: a replica of {settings.parts} parts:\n{told}\n")
+    return starts

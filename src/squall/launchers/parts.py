@@ -20,7 +20,6 @@ from setproctitle import setproctitle
 
 from squall.launchers.leaving import DONE, RAISED, leave
 from squall.parts.host import follow
-from squall.parts.inside import inside
 from squall.parts.neighbours import SPEAKER, NeighbourLost, Neighbours
 from squall.protocol.nodes import Node
 from squall.runtime.groups import Group
@@ -65,6 +64,8 @@ def _folder(sockets: Path, node: Node) -> Path:
 
 def _joined(job: Job, node: Node, sockets: Path, part: int, others: Sequence[int] = ()) -> tuple[Job, Neighbours]:
     """`others`: pids that part 0 has to watch; the kernel ends them with it."""
+    from squall.parts.inside import inside  # which imports torch's compiler
+
     parts = job.plan.settings.parts
     pids = [os.getpid(), *(others or [os.getpid()] * (parts - 1))]
     neighbours = Neighbours(Group(str(node), _folder(sockets, node), pids, part), part, parts)
