@@ -78,7 +78,7 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize(("replicas", "victims"), deep.sweep(KILLS, 3))
+@pytest.mark.parametrize(("replicas", "victims"), deep.sweep(KILLS, 1))
 def test_killed_replicas_are_replaced_and_no_example_is_lost(tmp_path: Path, replicas: int, victims: list[str]) -> None:
     with training(tmp_path, replicas, 8) as run:
         old = run.processes()
