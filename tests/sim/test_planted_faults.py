@@ -235,16 +235,18 @@ def leases_forgotten(original: Any, leases: Leases, ended: Any) -> None:
     pass
 
 
-def leases_back_at_once(original: Any, coordinator: LoopCoordinator, node: Node, effects: list[Effect]) -> Any:
+def leases_back_at_once(
+    original: Any, coordinator: LoopCoordinator, node: Node, now: float, effects: list[Effect]
+) -> Any:
     if node in coordinator.members.live:
         for ended in coordinator.leases.give_back(node):
             coordinator._close(ended, effects)
-    return original(coordinator, node, effects)
+    return original(coordinator, node, now, effects)
 
 
 def welcome_at_once(original: Any, members: Membership) -> list[tuple[Node, int]]:
     """Whether or not every shard knows that the one before is gone."""
-    seen, members._seen = members._seen, [members.number] * members.shards
+    seen, members._seen = members._seen, dict.fromkeys(members._seen, members.number)
     ready: list[tuple[Node, int]] = original(members)
     members._seen = seen
     return ready
@@ -567,7 +569,7 @@ PLANTED: dict[str, Planted] = {
             wrapped(Replica, "_on_answered", older_weights_will_do),
             wrapped(Shard, "_on_exchange", clocks_not_compared),
         ), 300, "I3", of="averaging"),
-    "a lease is forgotten on death": Planted(wrapped(Leases, "_return", leases_forgotten), 20, "I1"),
+    "a lease is forgotten on death": Planted(wrapped(Leases, "_return", leases_forgotten), 20, "I1", of="downpour"),
     "leases are dealt again before the shards' view": Planted(
         wrapped(LoopCoordinator, "_depart", leases_back_at_once), 20, "I4"),
     "a slot is used again before the shards' view": Planted(
