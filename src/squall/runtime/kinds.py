@@ -106,8 +106,6 @@ def host(job: Job, node: Node) -> Host:
     if node.role == "evaluator":
         return EvaluatorHost(job)
     kind = kind_of(job)
-    if isinstance(job.recipe.work, Collective):
-        return kind.replica_host(job, node)
     made = kind.shard_host(job, node.index) if node.role == "shard" else kind.replica_host(job, node)
     wrapped = recorded(made, job, node)
     if node.role == "shard" and job.site is not None and not job.site.has(COORDINATOR):

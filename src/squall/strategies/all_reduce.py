@@ -14,7 +14,7 @@ class AllReduce(Strategy):
     """Every update is the mean gradient of one batch from each replica, and every replica makes it itself.
 
     The same updates as `Synchronous`: w <- w - lr * (1/N) sum_i g_i(w). The sum is formed by torch's
-    DistributedDataParallel while gradients are computed, over Gloo, and NCCL where replicas have GPUs. A replica that
+    DistributedDataParallel while gradients are computed, over Gloo (or NCCL, untried). A replica that
     dies costs the others less than a second: they form a group without it and go on from the newest step that one of
     them has made; a replacement gets its weights from them.
 

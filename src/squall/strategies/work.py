@@ -1,6 +1,6 @@
 """The kinds of work that a strategy may compile to: the loop over batches, L-BFGS on whole batches, and all-reduce.
 
-Of both may be asked: `every` (batches, or portions of one, between two pushes of a replica), `blocks` (equal parts of
+Of each may be asked: `every` (batches, or portions of one, between two pushes of a replica), `blocks` (equal parts of
 the vector of which every exchange moves one), `buffers` (of weights, and of gradients, that a replica has in the
 arena), `local`, `converges` (it ends by itself), and `several_steps` (a script's loop may step on a batch several
 times, each time for other groups). `runtime.kinds` has the table of the machines and hosts that carry each out.

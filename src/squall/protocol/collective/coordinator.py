@@ -106,7 +106,7 @@ class CollectiveCoordinator(Coordinator):
         clocks = {node: self.rounds.clock_of(node) for node in self.members.live if self.members.has_seen(node)}
         if self._torn and max(clocks.values(), default=-1) >= self.rounds.counted:
             self._hasty = True
-            for node in self.members.live.keys() - clocks.keys():
+            for node in [node for node in self.members.live if node not in clocks]:
                 self.rounds.forget(node)
             self._settle(effects)
 
