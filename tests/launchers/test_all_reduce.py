@@ -270,7 +270,8 @@ def test_evaluations_patience_and_the_best_weights(run_dir: Path) -> None:
     run = fit(task, run_dir, strategy=wild, settings=settings, epochs=1000, keep_best="loss", patience=4)
     losses = run.history.evaluations["loss"]
     assert run.summary().ended == "patience"
-    assert losses.index(min(losses)) < len(losses) - 4
+    without = [at - losses.index(min(losses[: at + 1])) for at in range(len(losses))]
+    assert 4 in without[-2:]  # one more evaluation may have been asked for before the run knew that it would end
     for model, value in ((run.best, min(losses)), (run.model, losses[-1])):
         assert evaluate(task(), model, torch.device("cpu"))["loss"] == pytest.approx(value, abs=1e-6)
 
