@@ -89,8 +89,8 @@ class Coordinator(Staffing):
                 self._on_stop(event, now, effects)
             case MachineJoined(machine, room):
                 self._on_machine_joined(machine, room, now, effects)
-            case PieceWritten(shard, number, error):
-                effects.append(Send(Node("shard", shard), PieceKept(number, error)))
+            case PieceWritten(part, number, error):
+                effects.extend(Send(node, PieceKept(number, error)) for node in self._snapshots.writer(part))
             case TimePassed():
                 self._on_time(now, effects)
             case Started():
@@ -101,8 +101,8 @@ class Coordinator(Staffing):
 
     def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
-            case Join(pid):
-                self._on_join(sender, pid, now, effects)
+            case Join():
+                self._on_join(sender, message, now, effects)
             case ViewSeen():
                 self._on_seen(sender, message, now, effects)
             case Left():
@@ -126,7 +126,7 @@ class Coordinator(Staffing):
                 self._on_evaluated(message, now, effects)
             case SnapshotPiece():
                 self._snapshots.check(sender, message)
-                effects.append(WritePiece(sender.index, message))
+                effects.append(WritePiece(self._snapshots.part(sender), message))
                 self._on_arriving([sender], now, effects)
             case SnapshotTaken():
                 self._on_snapshot_taken(sender, message, now, effects)
@@ -152,9 +152,9 @@ class Coordinator(Staffing):
 
     # ------------------------------------------------------------ members
 
-    def _on_join(self, node: Node, pid: int, now: float, effects: list[Effect]) -> None:
+    def _on_join(self, node: Node, message: Join, now: float, effects: list[Effect]) -> None:
         self._replacing.joined(node, now)
-        effects.append(notes.MemberJoined(node, pid, self._placing.on.get(node, 0)))
+        effects.append(notes.MemberJoined(node, message.pid, self._placing.on.get(node, 0)))
         if node.role == "evaluator":
             self._evaluations.replaced(node, effects)
         elif self.phase is not Phase.RUNNING:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from squall.protocol.collective.messages import Place
 from squall.protocol.frames import Frame, Message
 from squall.protocol.messages import Factors, SnapshotPiece
 from squall.protocol.nodes import Node
@@ -120,6 +121,7 @@ class JoinGroup(Effect, frozen=True, gc=False):
     """Form a group with these replicas, in this order, under this number; who is behind gets the state of `source`.
 
     The state is weights and the optimizer's, of round `clock`. It travels only where somebody needs it (`transfer`).
+    `places` are the members', where the run has several machines.
     """
 
     number: int
@@ -127,10 +129,15 @@ class JoinGroup(Effect, frozen=True, gc=False):
     source: Node
     transfer: bool
     clock: int
+    places: tuple[Place, ...] = ()
+
+
+class CutGroup(Effect, frozen=True, gc=False):
+    """Have what is under way in the group fail soon, for all its members, unless it is over already."""
 
 
 class LeaveGroup(Effect, frozen=True, gc=False):
-    """Leave the group, and give up the step under way if there is one: nothing comes of it any more."""
+    """Leave the group, in which this replica has nothing under way."""
 
 
 class Step(Effect, frozen=True, gc=False):

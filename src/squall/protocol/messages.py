@@ -15,6 +15,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 OrNone = Annotated[int, msgspec.Meta(ge=-1, le=1 << 31)]  # -1: none
 Few = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]  # in a push, or a report
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Address = Annotated[str, msgspec.Meta(max_length=300)]  # of who is called; what it means the hosts know
 
 
 class Struct(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -70,9 +71,13 @@ class Stats(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Join(Struct, frozen=True, tag="join", array_like=True, gc=False):
-    """A replica or the evaluator is ready. `pid` is for people who read the record."""
+    """A replica or the evaluator is ready. `pid` is for people who read the record.
+
+    `address` is where other replicas call it, if they do.
+    """
 
     pid: OrNone
+    address: Address = ""
 
 
 class Welcome(Struct, frozen=True, tag="welcome", array_like=True, gc=False):

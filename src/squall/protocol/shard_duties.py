@@ -26,7 +26,7 @@ from squall.protocol.nursery_messages import Placed
 
 
 class Travelling:
-    """A shard's file on its way to the coordinator's machine, one piece at a time."""
+    """A file of a snapshot on its way to the coordinator's machine, one piece at a time."""
 
     def __init__(self, taken: SnapshotTaken, size: int) -> None:
         self.taken = taken  # what is said when all of it is there
@@ -44,6 +44,16 @@ class Travelling:
         if error:
             self.taken = msgspec.structs.replace(self.taken, error=error)
             self._size = 0
+
+    def send_next(self, node: Node, part: int, effects: list[Effect]) -> bool:
+        """The next piece of part `part` of the snapshot; behind the last one, that it is taken. False: that was all."""
+        piece = self.next_piece()
+        if piece is None:
+            effects.append(Send(COORDINATOR, self.taken))
+            return False
+        count, number = piece.start // PIECE_BYTES, piece.number
+        effects.append(Send(COORDINATOR, piece, Payload("piece", node, piece.size, count, part, number)))
+        return True
 
 
 class ShardDuties(ABC):
@@ -94,15 +104,9 @@ class ShardDuties(ABC):
 
     def _send_piece(self, effects: list[Effect]) -> None:
         """Send the next piece of the file on its way; behind the last one, that the snapshot is taken."""
-        travelling = self._travelling
-        assert travelling is not None
-        if (piece := travelling.next_piece()) is None:
-            effects.append(Send(COORDINATOR, travelling.taken))
+        assert self._travelling is not None
+        if not self._travelling.send_next(self.node, self.node.index, effects):
             self._travelling = None
-            return
-        count, number = piece.start // PIECE_BYTES, piece.number
-        payload = Payload("piece", self.node, piece.size, count, self.node.index, number)
-        effects.append(Send(COORDINATOR, piece, payload))
 
     def _show(self, evaluator: Node, asked: Exchange, effects: list[Effect]) -> None:
         """Answer an evaluator with the weights. Those before it are dead.

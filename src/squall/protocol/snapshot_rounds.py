@@ -42,6 +42,14 @@ class SnapshotRounds:
         """Shards that have not answered."""
         return [shard for shard in self._shards if shard not in (self._answers or {})]
 
+    def part(self, node: Node) -> int:
+        """Which part of the snapshot it writes."""
+        return self._shards.index(node)
+
+    def writer(self, part: int) -> Sequence[Node]:
+        """Of a part; none, where the snapshot was given up."""
+        return self._shards[part : part + 1]
+
     def take(self, writers: Sequence[Node], ledger: dict[str, object], effects: list[Effect]) -> None:
         assert not self.under_way
         self.newest += 1

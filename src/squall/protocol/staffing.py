@@ -124,7 +124,7 @@ class Staffing(Closing):
         """Whom it will call must know where it is: else it could be any machine's."""
         if self.policy.rooms:
             effects.append(Admit(node, machine))
-            effects.extend(Send(holder, Placed(node, machine)) for holder in self._holders)
+            effects.extend(Send(shard, Placed(node, machine)) for shard in self._shards)
 
     # ------------------------------------------------------------ machines
 

@@ -37,6 +37,8 @@ class Groups(Protocol):
 
     def step(self, node: Node, effect: Step, part: Any) -> None: ...
 
+    def cut(self, node: Node) -> None: ...
+
     def leave(self, node: Node) -> None: ...
 
 
@@ -81,6 +83,11 @@ class Circle:
             parts = {member: group.parts[member][1] for member in group.form.members}
             group.parts = {}
             self._over(group, effect, lambda member, group: group.members[member].reduced(effect, parts))
+
+    def cut(self, node: Node) -> None:
+        """It has what is under way in its group fail, but for those who have it already."""
+        if node in self._of:
+            self._break(self._of[node], f"{node} has cut it")
 
     def leave(self, node: Node) -> None:
         """It is gone, of itself or because it was killed."""

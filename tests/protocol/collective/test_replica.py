@@ -1,15 +1,18 @@
 """All-reduce's replica: it steps in a group, leaves it with every view, and says how far it has come."""
 
-from squall.protocol.collective.messages import Broken, Finished, Form, Shown, ShowWeights, Turn
+from squall.protocol.collective.messages import Broken, Finished, Form, Place, Shown, ShowWeights, Turn
 from squall.protocol.collective.replica import CollectiveReplica
-from squall.protocol.effects import Effect, End, JoinGroup, LeaveGroup, Send, Step, WriteSnapshot
+from squall.protocol.effects import CutGroup, Effect, End, JoinGroup, LeaveGroup, Payload, Send, Step, WriteSnapshot
 from squall.protocol.events import GroupBroken, GroupJoined, MessageArrived, SnapshotWritten, Started, StepTaken
 from squall.protocol.frames import Message
 from squall.protocol.messages import (
+    PIECE_BYTES,
     Join,
     Lease,
     Member,
     NonFinite,
+    PieceKept,
+    SnapshotPiece,
     SnapshotTaken,
     Stop,
     TakeSnapshot,
@@ -62,14 +65,61 @@ def test_it_forms_the_group_that_it_is_told_and_steps_turn_by_turn() -> None:
     assert second == Step(2, 0, 0, 10, 20)
 
 
-def test_a_view_ends_its_group_and_what_comes_of_the_old_one_is_nothing() -> None:
+def test_a_view_cuts_what_is_under_way_and_waits_for_what_comes_of_it() -> None:
+    """The step may be over already, so that the weights have moved; then it counts."""
+    for outcome, clock in ((taken(1), 2), (GroupBroken(1, "cut"), 1)):
+        replica = grouped()
+        heard(replica, turn(1), turn(2), turn(3))
+        replica.on(taken(1), 0.0)
+        assert heard(replica, view(2)) == [CutGroup()]
+        assert replica.on(outcome, 0.0)[-2:] == [LeaveGroup(), Send(COORDINATOR, ViewSeen(2, clock=clock))] or clock == 1
+        assert replica.clock == clock
+        assert heard(replica, Form(2, clock, 0, A)) == [JoinGroup(2, (A, B), A, transfer=False, clock=clock)]
+        assert replica.on(taken(1), 0.0) == replica.on(GroupBroken(1, "late"), 0.0) == []
+
+
+def test_what_needs_the_weights_waits_for_the_end_of_a_step() -> None:
     replica = grouped()
     heard(replica, turn(1), turn(2))
-    replica.on(taken(1), 0.0)
-    effects = heard(replica, view(2))
-    assert effects == [LeaveGroup(), Send(COORDINATOR, ViewSeen(2, clock=1))]
-    assert replica.on(taken(1), 0.0) == replica.on(GroupBroken(1, "late"), 0.0) == []
-    assert replica.clock == 1
+    assert heard(replica, ShowWeights(0)) == []
+    finished, shown, step = replica.on(taken(1), 0.0)
+    assert isinstance(finished, Send)
+    assert isinstance(finished.message, Finished)
+    assert isinstance(shown, Send)
+    assert isinstance(shown.message, Shown)
+    assert shown.message.weights.updates == 1
+    assert step == Step(2, 0, 0, 10, 20)
+
+
+def test_a_view_ends_a_forming_that_waits_for_somebody_who_is_gone() -> None:
+    replica = CollectiveReplica(A, 2)
+    heard(replica, view(1), Form(1, 0, 0, A))
+    assert heard(replica, view(2)) == [CutGroup()]
+    effects = replica.on(GroupBroken(1, "cut"), 0.0)
+    assert effects == [LeaveGroup(), Send(COORDINATOR, Broken(1, "cut")), Send(COORDINATOR, ViewSeen(2))]
+
+
+def test_members_of_one_machine_follow_on_each_other_in_the_group() -> None:
+    nodes = [replica_node(slot, 0) for slot in range(4)]
+    replica = CollectiveReplica(A, 4)
+    heard(replica, View(1, tuple(Member(slot, 0, 0) for slot in range(4))))
+    places = tuple(Place(machine, f"10.0.0.{machine}:{slot}") for slot, machine in enumerate((0, 1, 0, 1)))
+    (join,) = heard(replica, Form(1, 0, 0, A, (), places))
+    assert isinstance(join, JoinGroup)
+    assert join.members == (nodes[0], nodes[2], nodes[1], nodes[3])
+    assert join.places == (places[0], places[2], places[1], places[3])
+
+
+def test_a_snapshot_travels_where_its_file_is_on_another_machine() -> None:
+    replica = grouped()
+    heard(replica, TakeSnapshot(3))
+    (first,) = replica.on(SnapshotWritten(3, checksum=9, size=PIECE_BYTES + 7), 0.0)
+    payload = Payload("piece", A, PIECE_BYTES, 0, 0, 3)
+    assert first == Send(COORDINATOR, SnapshotPiece(3, 0, PIECE_BYTES, PIECE_BYTES + 7), payload)
+    (second,) = heard(replica, PieceKept(3))
+    payload = Payload("piece", A, 7, 1, 0, 3)
+    assert second == Send(COORDINATOR, SnapshotPiece(3, PIECE_BYTES, 7, PIECE_BYTES + 7), payload)
+    assert said(heard(replica, PieceKept(3))) == [SnapshotTaken(3, 0, (), "", 9, 0)]
 
 
 def test_a_broken_group_is_told_and_left() -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from squall.protocol.closing import Phase
-from squall.protocol.collective.messages import Broken, Finished, Form, Shown, Turn
+from squall.protocol.collective.messages import Broken, Finished, Form, Place, Shown, Turn
 from squall.protocol.collective.rounds import AHEAD, Round, Rounds
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import Cause, Effect, Send
@@ -19,8 +19,8 @@ from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
-from squall.protocol.messages import Lease, Left, Progress, SnapshotTaken, Stats, Stop, ViewSeen
-from squall.protocol.nodes import Node
+from squall.protocol.messages import Join, Lease, Left, Progress, SnapshotTaken, Stats, Stop, ViewSeen
+from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.policy import Policy
 from squall.protocol.reports import REPORT_EVERY_S, together
 
@@ -45,6 +45,7 @@ class CollectiveCoordinator(Coordinator):
         self._done: dict[Node, Stats] = {}  # what members have done since the last report
         self._report_at = 0.0
         self._epochs_seen = leases.epochs_done()
+        self._addresses: dict[Node, str] = {}  # where replicas are called by others
 
     # ------------------------------------------------------------ what the base asks
 
@@ -58,8 +59,9 @@ class CollectiveCoordinator(Coordinator):
 
     @property
     def _source(self) -> Node:
-        """The first live member with the newest weights."""
-        return min(node for node in self.members.live if self.rounds.clock_of(node) == self.rounds.newest)
+        """The first live member with the newest weights, on the coordinator's machine if there is one."""
+        having = [node for node in self.members.live if self.rounds.clock_of(node) == self.rounds.newest]
+        return min(having, key=lambda node: (self._placing.on.get(node) != NURSERY.index, node))
 
     @property
     def _quiet(self) -> bool:
@@ -122,8 +124,13 @@ class CollectiveCoordinator(Coordinator):
     def _ledger(self) -> dict[str, object]:
         return self.leases.state()
 
+    def _on_join(self, node: Node, message: Join, now: float, effects: list[Effect]) -> None:
+        self._addresses[node] = message.address
+        super()._on_join(node, message, now, effects)
+
     def _forget(self, node: Node) -> None:
         self.rounds.forget(node)
+        self._addresses.pop(node, None)
         self._released.pop(node, None)
         self._torn |= node in self._group
 
@@ -207,7 +214,10 @@ class CollectiveCoordinator(Coordinator):
         self._formed, self._group, self._torn = number, dict.fromkeys(self.members.live), False
         self._settle(effects)
         behind = tuple(node for node in self.members.live if self.rounds.clock_of(node) < clock)
-        effects.extend(Send(node, Form(number, clock, self.trained, source, behind)) for node in self.members.live)
+        members = sorted(self.members.live)
+        places = tuple(Place(self._placing.on.get(node, 0), self._addresses.get(node, "")) for node in members)
+        form = Form(number, clock, self.trained, source, behind, places if self.policy.rooms else ())
+        effects.extend(Send(node, form) for node in members)
         self._evaluations.ask_of(source, self.members.live, effects)
         if self._snapshots.under_way and set(self._snapshots.awaited) - set(self.members.live):
             self._snapshots.ask([source], effects)

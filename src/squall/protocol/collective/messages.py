@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from squall.protocol.messages import Count, Lease, Stats, Struct, Weights
+from squall.protocol.messages import Address, Count, Lease, Stats, Struct, Weights
 from squall.protocol.nodes import Node
+
+
+class Place(Struct, frozen=True, array_like=True, gc=False):
+    """Where a member is, and how it is called from other machines."""
+
+    machine: Count
+    address: Address = ""
 
 
 class Form(Struct, frozen=True, tag="form", array_like=True, gc=False):
     """All members of the newest view have left their old group: form a new one, and go on from round `clock`.
 
-    `behind`: members whose weights are older. They get those of `source`.
+    `behind`: members whose weights are older. They get those of `source`. `places` are those of the view's members, in
+    their order, where the run has several machines.
     """
 
     number: Count  # of the view
@@ -17,6 +25,7 @@ class Form(Struct, frozen=True, tag="form", array_like=True, gc=False):
     examples: Count  # that are in the weights
     source: Node
     behind: tuple[Node, ...] = ()
+    places: tuple[Place, ...] = ()
 
 
 class Turn(Struct, frozen=True, tag="turn", array_like=True, gc=False):

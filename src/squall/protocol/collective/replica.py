@@ -1,15 +1,18 @@
 """The replica's machine where there are no shards: it takes the group's steps, and keeps the weights that come of them.
 
 A view tells who belongs to the group. Whoever sees a new one leaves the old group, forgets the rounds that it was
-given and says how far it has come; when all have said so they form the next group (`Form`).
+given and says how far it has come; when all have said so they form the next group (`Form`). What comes while a step or
+a forming is under way, and needs to know the weights, waits until that is over: they may move at any moment.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from squall.protocol.collective.messages import Broken, Finished, Form, Shown, ShowWeights, Turn
-from squall.protocol.effects import Effect, End, JoinGroup, LeaveGroup, Payload, Send, Step, WriteSnapshot
+from squall.protocol.effects import CutGroup, Effect, End, JoinGroup, LeaveGroup, Payload, Send, Step, WriteSnapshot
 from squall.protocol.events import (
     Event,
     GroupBroken,
@@ -25,6 +28,7 @@ from squall.protocol.messages import (
     Join,
     Left,
     NonFinite,
+    PieceKept,
     SnapshotTaken,
     Stats,
     Stop,
@@ -34,6 +38,7 @@ from squall.protocol.messages import (
     Weights,
 )
 from squall.protocol.nodes import COORDINATOR, Node, replica_node
+from squall.protocol.shard_duties import Travelling
 
 
 class CollectiveReplica:
@@ -41,11 +46,14 @@ class CollectiveReplica:
 
     wake_at: float | None = None
 
-    def __init__(self, node: Node, replicas: int, clock: int = 0, examples: int = 0, pid: int = 0) -> None:
-        """`clock` and `examples` are those of the weights that it begins with."""
+    def __init__(
+        self, node: Node, replicas: int, clock: int = 0, examples: int = 0, pid: int = 0, address: str = ""
+    ) -> None:  # fmt: skip
+        """`clock` and `examples` are those of the weights that it begins with; at `address` others call it."""
         self.node = node
         self._evaluator = Node("evaluator", replicas)  # whose buffer it is, whatever process reads it
         self.pid = pid
+        self._address = address
         self.clock = clock  # rounds that are in its weights
         self._examples = examples  # that are in them
         self._view = View(0, ())
@@ -54,6 +62,10 @@ class CollectiveReplica:
         self._turns: deque[Turn] = deque()
         self._turn: Turn | None = None  # whose step is under way
         self._retried = False  # the step was not finite once
+        self._failed = False  # nor when it was tried again: there are no further steps in this group
+        self._later: deque[Message] = deque()  # that waits until nothing is under way
+        self._snapshots: dict[int, SnapshotTaken] = {}  # being written
+        self._travelling: Travelling | None = None  # the file of one
         self._ended = False
 
     def on(self, event: Event, now: float) -> list[Effect]:
@@ -70,22 +82,34 @@ class CollectiveReplica:
             case GroupBroken(_, why):
                 self._leave_group(effects)
                 effects.append(Send(COORDINATOR, Broken(self._view.number, why)))
-            case SnapshotWritten(number, error, checksum):
-                taken = SnapshotTaken(number, self.clock, (), error, checksum, self._examples)
-                effects.append(Send(COORDINATOR, taken))
+            case SnapshotWritten(number, error, checksum, size):
+                taken = msgspec.structs.replace(self._snapshots.pop(number), error=error, checksum=checksum)
+                self._travelling = Travelling(taken, size)
+                self._travelling.send_next(self.node, 0, effects)
             case Started():
-                effects.append(Send(COORDINATOR, Join(self.pid)))
+                effects.append(Send(COORDINATOR, Join(self.pid, self._address)))
             case TimePassed():
                 pass
             case _:
                 raise AssertionError(f"{self.node} does not know {event!r}")
+        self._proceed(effects)
         return effects
 
+    @property
+    def _busy(self) -> bool:
+        """A step or a forming is under way."""
+        return self._turn is not None or self._form is not None
+
     def _on_message(self, message: Message, effects: list[Effect]) -> None:
+        if self._busy and isinstance(message, View | ShowWeights | TakeSnapshot | Stop):
+            self._later.append(message)
+            if isinstance(message, View | Stop):
+                effects.append(CutGroup())
+            return
         match message:
             case Turn():
-                self._turns.append(message)
-                self._proceed(effects)
+                if not self._failed:
+                    self._turns.append(message)
             case View(number):
                 self._leave_group(effects)
                 self._view = message
@@ -93,14 +117,18 @@ class CollectiveReplica:
             case Form():
                 self._form = message
                 members = tuple(replica_node(member.slot, member.incarnation) for member in self._view.members)
-                transfer = bool(message.behind)
-                effects.append(JoinGroup(message.number, members, message.source, transfer, message.clock))
+                effects.append(_join(message, members))
             case ShowWeights(number):
                 shown = Shown(number, Weights(self.clock, self._examples, 0.0))
                 payload = Payload("weights", self._evaluator, 0, number, 0, self.clock)
                 effects.append(Send(COORDINATOR, shown, payload))
             case TakeSnapshot(number):
+                self._snapshots[number] = SnapshotTaken(number, self.clock, (), examples=self._examples)
                 effects.append(WriteSnapshot(number, self.clock))
+            case PieceKept(number, error):
+                if self._travelling is not None and number == self._travelling.taken.number:
+                    self._travelling.kept(error)
+                    self._travelling.send_next(self.node, 0, effects)
             case Stop():
                 self._leave_group(effects)
                 self._ended = True
@@ -113,15 +141,17 @@ class CollectiveReplica:
         assert form is not None
         self._form, self._grouped = None, True
         self.clock, self._examples = form.clock, form.examples
-        self._proceed(effects)
 
     def _leave_group(self, effects: list[Effect]) -> None:
         if self._grouped or self._form is not None:
             effects.append(LeaveGroup())
-        self._grouped, self._form, self._turn, self._retried = False, None, None, False
+        self._grouped, self._form, self._turn, self._retried, self._failed = False, None, None, False, False
         self._turns.clear()
 
     def _proceed(self, effects: list[Effect]) -> None:
+        """What has waited, and then the next turn."""
+        while self._later and not self._busy:
+            self._on_message(self._later.popleft(), effects)
         if self._grouped and self._turn is None and self._turns:
             self._turn = self._turns.popleft()
             effects.append(_step(self._turn))
@@ -141,7 +171,6 @@ class CollectiveReplica:
             own, int(own > 0), event.loss * own if own else 0.0, event.compute_s, event.wait_s, 1, 1, 1, {0: 1}, extras
         )  # fmt: skip
         effects.append(Send(COORDINATOR, Finished(turn.clock, stats)))
-        self._proceed(effects)
 
     def _on_non_finite(self, turn: Turn, event: StepTaken, effects: list[Effect]) -> None:
         """All members see the same mean, and try once more together; after that the coordinator ends the run."""
@@ -149,9 +178,22 @@ class CollectiveReplica:
             lease = turn.lease
             notice = NonFinite(lease.epoch, lease.start, lease.stop, lease.id, final=self._retried)
             effects.append(Send(COORDINATOR, notice))
-        if not self._retried:
+        self._turn = None
+        if self._retried:
+            self._failed = True
+            self._turns.clear()
+        else:
             self._retried = True
-            effects.append(_step(turn))
+            self._turns.appendleft(turn)
+
+
+def _join(form: Form, members: tuple[Node, ...]) -> JoinGroup:
+    """Those on one machine follow on each other, so that a ring crosses between machines as rarely as can be."""
+    places = form.places
+    if places:
+        placed = sorted(zip(members, places), key=lambda each: (each[1].machine, each[0]))
+        members, places = tuple(member for member, _ in placed), tuple(place for _, place in placed)
+    return JoinGroup(form.number, members, form.source, bool(form.behind), form.clock, places)
 
 
 def _step(turn: Turn) -> Step:

@@ -42,6 +42,9 @@ class InlineMember:
         self._number = effect.number
         self._groups.join(self._node, effect, self)
 
+    def cut(self) -> None:
+        self._groups.cut(self._node)
+
     def leave(self) -> None:
         self._groups.leave(self._node)
 

@@ -62,6 +62,9 @@ class Ring:
         self.began[node] = self._world.now
         self._circle.step(node, effect, part)
 
+    def cut(self, node: Node) -> None:
+        self._circle.cut(node)
+
     def leave(self, node: Node) -> None:
         self._circle.leave(node)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from squall.protocol.effects import Compute, Effect, End, EvaluateModel, JoinGroup, LeaveGroup, Step, WriteSnapshot
+from squall.protocol.effects import Compute, CutGroup, Effect, End, EvaluateModel, JoinGroup, LeaveGroup, Step, WriteSnapshot
 from squall.protocol.events import Event, GradientComputed, ModelEvaluated, SnapshotWritten, StepTaken
 from squall.protocol.nodes import Node
 from squall.runtime.arena import Arena, Shape
@@ -58,6 +58,8 @@ class MemberWithoutNumbers(Host):
             case JoinGroup(number):
                 self._number = number
                 self._groups.join(self._node, effect, self)
+            case CutGroup():
+                self._groups.cut(self._node)
             case LeaveGroup() | End():
                 self._groups.leave(self._node)
             case WriteSnapshot(number):

@@ -86,6 +86,8 @@ class MemberPhantom(Phantom):
                 self.hosts.circle.join(self.node, effect, self)
             case Step():
                 self._step(effect)
+            case effects.CutGroup():
+                self.hosts.circle.cut(self.node)
             case effects.LeaveGroup() | effects.End():
                 self.hosts.circle.leave(self.node)
             case effects.WriteSnapshot(number):

@@ -1,0 +1,94 @@
+"""A process group between machines: torch's collectives over the connections of a mesh, encrypted as all others are.
+
+Gloo speaks in plain text with whoever calls. Here every connection proves a name, so that `DistributedDataParallel`,
+`ZeroRedundancyOptimizer` and what sends and receives may be used between machines. Sums alone are formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import ReduceOp
+from torch.distributed import distributed_c10d as c10d
+from torch.futures import Future
+
+from squall.runtime.ring import Ring
+from squall.transports.mesh import Mesh, Steps
+
+
+class _Work(dist._Work):
+    def __init__(self, future: Future[list[Tensor]]) -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: object = None) -> bool:
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def get_future(self) -> Future[list[Tensor]]:
+        return self._future
+
+
+class MeshProcessGroup(dist.ProcessGroup):
+    """Of the member `rank` of `size`. An operation that cannot be done raises `MeshBroken`, a `RuntimeError`."""
+
+    def __init__(self, mesh: Mesh, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._mesh = mesh
+        self._ring = Ring(mesh, rank, size)
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "squall"
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> _Work:
+        if opts is not None and opts.reduceOp != ReduceOp.SUM:
+            raise RuntimeError("a group over several machines forms sums alone")
+        return self._do(tensors, lambda: _each(self._ring.sum, tensors))
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> _Work:
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> _Work:
+        return self._do(tensors, lambda: _each(lambda tensor: self._ring.broadcast(tensor, opts.rootRank), tensors))
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> _Work:
+        return self._do(outputs[0], lambda: self._ring.gather(outputs[0], inputs[0]))
+
+    def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> _Work:
+        parts = list(output.view(self.size(), -1))
+        return self._do([output], lambda: self._ring.gather(parts, own.view(-1)))
+
+    def barrier(self, opts: Any = None) -> _Work:
+        nothing = torch.zeros(1)
+        return self._do([nothing], lambda: self._ring.sum(nothing))
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> _Work:
+        return self._do(tensors, lambda: self._ring.send(tensors[0], to), alone=False)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> _Work:
+        return self._do(tensors, lambda: self._ring.receive(tensors[0], source), alone=False)
+
+    def _do(self, result: list[Tensor], steps: Callable[[], Steps], alone: bool = True) -> _Work:
+        done: Future[Exception | None] = Future()
+        work = _Work(done.then(partial(_result, result)))
+        self._mesh.do(steps(), done.set_result, alone=alone)
+        return work
+
+
+def _each(steps: Callable[[Tensor], Steps], tensors: Sequence[Tensor]) -> Steps:
+    for tensor in tensors:
+        yield from steps(tensor)
+
+
+def _result(tensors: list[Tensor], done: Future[Exception | None]) -> list[Tensor]:
+    if (error := done.value()) is not None:
+        raise error
+    return tensors
