@@ -52,8 +52,8 @@ def make_plan(
         raise ValueError(f"{asked}, and {what} is for one machine: leave one of them out")
     if settings.parts > 1:
         _check_parts(strategy, recipe, settings)
-    if settings.several and isinstance(recipe.work, Collective):
-        raise ValueError(f"{asked}, and AllReduce is for one machine for now: use Synchronous")
+    if settings.several and isinstance(recipe.work, Collective) and torch.device(device).type != "cpu":
+        raise ValueError(f"{asked}, and AllReduce computes on CPUs there for now: use device='cpu', or Synchronous")
     if settings.last_snapshots and isinstance(recipe.work, Collective):
         raise ValueError(f"keep_schedule is {settings.keep_schedule!r}: AllReduce has no replay yet, leave it out")
     if settings.last_snapshots and recipe.why_from_the_start:

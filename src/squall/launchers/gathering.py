@@ -258,17 +258,19 @@ class Gathering:
             )  # fmt: skip
             machine.pipe.hand(launched.lock)
             return
-        files = list(snapshot_files(launched)) if self._has_shards(machine.number) else []
+        files = list(snapshot_files(launched)) if self._has_weights(machine.number) else []
         paths = [str(file.relative_to(launched.directory)) for file in files]
         snapshot = launched.snapshot if files else None
         machine.pipe.say(name=launched.directory.name, files=paths, **{**told, "snapshot": snapshot})
         give_files(machine.pipe, files)
 
-    def _has_shards(self, number: int) -> bool:
-        return any(role == "shard" and at == number for (role, _), at in self.seats.items())
+    def _has_weights(self, number: int) -> bool:
+        """It begins with those of a snapshot."""
+        keeper = "shard" if self._recipe.shards else "replica"
+        return any(role == keeper and at == number for (role, _), at in self.seats.items())
 
 
 def snapshot_files(launched: Launched) -> Iterable[Path]:
-    """The files that a shard elsewhere needs to go on."""
+    """The files that who keeps the weights elsewhere needs to go on."""
     if launched.snapshot is not None:
         yield from sorted((launched.directory / "snapshots" / f"{launched.snapshot:06d}").iterdir())

@@ -67,7 +67,8 @@ def _take_part(attendant: ControlPipe, call: Call, own: Path) -> None:
         attendant.say(kind="failed", error=str(error), task=False)
     else:
         take_in(message["modules"], own / MODULES)
-        _serve(head, message, own / "sockets", Member(member.machine, member.identity, call.head[0], attendant, own))
+        place = Member(member.machine, member.identity, call.head[0], attendant, own, member.address)
+        _serve(head, message, own / "sockets", place)
     finally:
         shutil.rmtree(own, ignore_errors=True)
 

@@ -32,6 +32,7 @@ from squall.runtime.run_plan import Plan
 from squall.runtime.site import Site
 from squall.task import Task
 from squall.transports.certificates import Identity
+from squall.transports.opening import listening
 from squall.transports.streams import Address
 from squall.vector import Layout
 
@@ -43,7 +44,6 @@ MOVING = End("failed", f"{GONE} went on")
 LEFT = End("left", "this machine has left the run, which goes on without it")
 HANDED_OVER = End("left", "this machine has left the run, which goes on with its shards on others")
 FILE_PIECE_BYTES = 1 << 20
-BACKLOG = 1024  # processes that may call a listener at once
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -82,6 +82,7 @@ class Member(NamedTuple):
     head: str  # the host that was called; who is there is reached at it
     attendant: ControlPipe  # leads to `squall join`
     own: Path  # a directory for this machine's part of the run, which is removed at its end
+    host: str = ""  # where others reach this machine
 
 
 class Orders:
@@ -184,6 +185,7 @@ class Orders:
         site = Site(
             self._machine, seats, addresses, identity, listeners, dict(said["cores"]),
             Pulse(lost_after_s / BEATS, lost_after_s), found, plaintext=plan.settings.plaintext,
+            host=member.host if member is not None else "",
         )  # fmt: skip
         return Order(directory, said["snapshot"], site)
 
@@ -237,11 +239,9 @@ def close(listeners: Mapping[Node, socket.socket]) -> None:
 
 
 def listeners_of(seats: Seats, machine: int) -> dict[Node, socket.socket]:
-    """The sockets of those that others call, in any version of IP that this machine has."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
+    """The sockets of those that others call, whoever they are."""
     return {
-        Node(role, index): socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=BACKLOG)
+        Node(role, index): listening()
         for (role, index), at in seats.items()
         if at == machine and role in ("coordinator", "shard")
     }

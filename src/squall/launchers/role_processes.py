@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
 
@@ -36,9 +37,11 @@ from squall.runtime.processes import keep_freed_memory, never_interrupt
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.site import Site
 from squall.runtime.traffic import TrafficHost
+from squall.strategies.work import Collective
 from squall.transports.carrier import Carrier
 from squall.transports.host import HostTransport
 from squall.transports.lanes import Lanes
+from squall.transports.opening import listening
 from squall.transports.streams import Streams
 from squall.usercode.blame import note
 
@@ -113,12 +116,15 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
     several = node.role == "replica" and job.plan.settings.parts > 1
     if several:
         job, neighbours = first_part(job, node, sockets)
+    if node.role == "replica" and job.site is not None and isinstance(job.recipe.work, Collective):
+        job = replace(job, listener=listening())
     transport, carriers = connections(job, node, sockets, pipe)
     channel = NurseryChannel(pipe, job.plan.threads) if pipe is not None else None
     try:
         # The coordinator's rows are written while nobody speaks, too.
         poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf
         host, own = make_host(job, node, channel), () if channel is None else (channel,)
+        transport.wake_on(host.wakes)
         if several:
             host = Speaker(host, neighbours, own_weights=job.recipe.work.local is not None)
         Driver(machine(job, node), transport, host, carriers=(*own, *carriers)).run(poll_every_s)
@@ -172,7 +178,7 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
         if job.site is None:
             return coordinator
         counting = TrafficHost(coordinator, job, job.site)
-        return PiecesHost(counting, job.directory, job.recipe.shards, job.site.pieces)
+        return PiecesHost(counting, job.directory, job.recipe.shards or 1, job.site.pieces)
     made, ratio = host(job, node), job.slowness(node)
     if node.role == "shard":
         return prepared(made, job, node.index)

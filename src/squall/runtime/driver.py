@@ -70,6 +70,11 @@ class Host(ABC):
         """An event from outside the protocol (a process lost, a stop asked for), if there is one."""
         return None
 
+    @property
+    def wakes(self) -> Sequence[int]:
+        """Descriptors that are readable when `poll` has something."""
+        return ()
+
     def rest(self) -> None:
         """The node is about to wait for a message: here it does what it has put off."""
         return None
@@ -89,6 +94,10 @@ class HostAround(Host):
 
     def poll(self) -> Event | None:
         return self._host.poll()
+
+    @property
+    def wakes(self) -> Sequence[int]:
+        return self._host.wakes
 
     def rest(self) -> None:
         self._host.rest()

@@ -13,15 +13,37 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch._C._distributed_c10d import Work
 from torch.distributed import ReduceOp
 from torch.distributed import distributed_c10d as c10d
 from torch.futures import Future
 
+from squall.protocol.nodes import Node
 from squall.runtime.ring import Ring
 from squall.transports.mesh import Mesh, Steps
 
 
-class _Work(dist._Work):
+class FarGroup:
+    """Of this process and others, which have met (`transports.meeting`)."""
+
+    def __init__(self, mesh: Mesh, members: Sequence[Node], own: int) -> None:
+        """`own` is this process's place among the members."""
+        self.members, self.own = tuple(members), own
+        self._mesh = mesh
+        self.torch = MeshProcessGroup(mesh, own, len(members))
+        c10d._world.pg_group_ranks[self.torch] = {rank: rank for rank in range(len(members))}
+
+    def cut(self) -> None:
+        """Whoever waits for this process in the group has an error at once, and so has this one."""
+        self._mesh.cut()
+
+    def close(self) -> None:
+        """Leave the group, whose operations are over or have failed."""
+        self._mesh.close()
+        c10d._world.pg_group_ranks.pop(self.torch, None)
+
+
+class _Work(Work):
     def __init__(self, future: Future[list[Tensor]]) -> None:
         super().__init__()
         self._future = future
@@ -41,14 +63,16 @@ class MeshProcessGroup(dist.ProcessGroup):
     """Of the member `rank` of `size`. An operation that cannot be done raises `MeshBroken`, a `RuntimeError`."""
 
     def __init__(self, mesh: Mesh, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # it has no store
         self._mesh = mesh
         self._ring = Ring(mesh, rank, size)
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return "squall"
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> _Work:
+    # torch has overloads of these, which it does not call itself.
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> _Work:  # type: ignore[override]
         if opts is not None and opts.reduceOp != ReduceOp.SUM:
             raise RuntimeError("a group over several machines forms sums alone")
         return self._do(tensors, lambda: _each(self._ring.sum, tensors))
@@ -56,10 +80,10 @@ class MeshProcessGroup(dist.ProcessGroup):
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> _Work:
         return self.allreduce(tensors, opts)
 
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> _Work:
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> _Work:  # type: ignore[override]
         return self._do(tensors, lambda: _each(lambda tensor: self._ring.broadcast(tensor, opts.rootRank), tensors))
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> _Work:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> _Work:  # type: ignore[override]
         return self._do(outputs[0], lambda: self._ring.gather(outputs[0], inputs[0]))
 
     def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> _Work:

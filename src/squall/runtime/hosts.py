@@ -87,7 +87,12 @@ class SlowedHost(HostAround):
         self._ratio = ratio
 
     def perform(self, effect: Effect, now: float) -> Event | None:
-        event = self._host.perform(effect, now)
+        return self._slowed(self._host.perform(effect, now))
+
+    def poll(self) -> Event | None:
+        return self._slowed(self._host.poll())
+
+    def _slowed(self, event: Event | None) -> Event | None:
         if isinstance(event, GradientComputed | StepTaken):
             seconds = event.seconds if isinstance(event, GradientComputed) else event.compute_s
             time.sleep(seconds * (self._ratio - 1))

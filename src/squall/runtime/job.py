@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import mmap
+import socket
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,6 +48,7 @@ class Job:
     starts: tuple[int, ...] = ()  # where the stages of a pipeline begin, in a replica of several parts
     inside: Inside | None = None  # this process's place in such a replica
     own: Tensor | None = None  # float32 [length]: weights that its parts share, where it trains on its own
+    listener: socket.socket | None = None  # where other replicas call this process
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property

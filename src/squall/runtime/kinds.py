@@ -69,7 +69,10 @@ def _no_shard(job: Job, index: int) -> Never:
 
 
 def _collective_replica(job: Job, node: Node) -> CollectiveReplica:
-    return CollectiveReplica(node, job.recipe.replicas, *begun(job), os.getpid())
+    address = ""
+    if job.site is not None and job.listener is not None:
+        address = f"{job.site.host}:{job.listener.getsockname()[1]}"
+    return CollectiveReplica(node, job.recipe.replicas, *begun(job), os.getpid(), address)
 
 
 KINDS: dict[type[Work], Kind] = {
@@ -108,6 +111,9 @@ def host(job: Job, node: Node) -> Host:
     kind = kind_of(job)
     made = kind.shard_host(job, node.index) if node.role == "shard" else kind.replica_host(job, node)
     wrapped = recorded(made, job, node)
-    if node.role == "shard" and job.site is not None and not job.site.has(COORDINATOR):
-        return FarShardHost(wrapped, job.directory, node.index, job.recipe.shards, job.site.pieces)
+    if job.site is not None and not job.site.has(COORDINATOR):
+        if node.role == "shard":
+            return FarShardHost(wrapped, job.directory, node.index, job.recipe.shards, job.site.pieces)
+        if isinstance(job.recipe.work, Collective):
+            return FarShardHost(wrapped, job.directory, 0, 1, job.site.pieces)
     return wrapped

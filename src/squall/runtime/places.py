@@ -25,13 +25,14 @@ class Places:
         self._shape = shape
         self._memory = memory
         self._pieces = pieces
-        self._ranges = [layout.shard_range(shard, shards) for shard in range(shards)]
+        self._shards = shards
+        # Where there are no shards a replica shows, or saves, all of its vector.
+        self._ranges = [layout.shard_range(shard, shards) for shard in range(shards)] or [(0, layout.length)]
         self._views: dict[tuple[str, int, int, int], Views] = {}
 
     def __call__(self, payload: Payload, peer: Node) -> Views:
         """Raises `ValueError` for what this process and the peer do not exchange."""
-        shard = Node("shard", payload.shard)
-        if {self._node, peer} != {shard, COORDINATOR if payload.kind == "piece" else payload.owner}:
+        if not self._exchanged(payload, peer):
             raise ValueError(f"{payload} between {self._node} and {peer}")
         if payload.kind == "piece":
             start, stop = self._ranges[payload.shard]
@@ -43,6 +44,19 @@ class Places:
         if key not in self._views:
             self._views[key] = self._find(payload)
         return self._views[key]
+
+    def _exchanged(self, payload: Payload, peer: Node) -> bool:
+        """Whether the payload goes between this process and the peer."""
+        ends = {self._node, peer}
+        if self._shards:
+            other = COORDINATOR if payload.kind == "piece" else payload.owner
+            return ends == {Node("shard", payload.shard), other}
+        replicas = [node for node in ends if node.role == "replica"]
+        if COORDINATOR not in ends or len(replicas) != 1 or payload.shard:
+            return False
+        if payload.kind == "piece":
+            return payload.owner == replicas[0]
+        return payload.kind == "weights" and payload.owner.role == "evaluator"
 
     def _find(self, payload: Payload) -> Views:
         shape, slot, buffer = self._shape, payload.slot, payload.buffer
@@ -63,6 +77,8 @@ class Places:
 def used_spans(shape: Shape, layout: Layout, shards: int, seats: Seats, machine: int) -> list[Span]:
     """What a machine needs of its arena: the slots of its own processes, and its shards' ranges of the others."""
     own = {index for (role, index), at in seats.items() if at == machine and role in ("replica", "evaluator")}
+    if not shards:
+        own.add(shape.replicas)  # replicas put there what they show to the evaluator
     ranges = [
         layout.shard_range(index, shards) for (role, index), at in seats.items() if (role, at) == ("shard", machine)
     ]

@@ -6,7 +6,9 @@ added the next is on its way, and each goes on as soon as it is added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +29,8 @@ class Ring:
 
     def sum(self, tensor: Tensor) -> Steps:
         """In place, of all members' tensors."""
+        if self.size == 1:
+            return
         parts = list(tensor.view(-1).tensor_split(self.size))
         on_way = [self._mesh.send(self._behind, _bytes(piece)) for piece in _pieces(parts[self.own])]
         for step in range(1, self.size):
@@ -85,4 +89,5 @@ def _pieces(part: Tensor) -> list[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).numpy())
+    array: Any = tensor.view(torch.uint8).numpy()
+    return memoryview(array)

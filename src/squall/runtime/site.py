@@ -30,6 +30,7 @@ class Site:
         inventory: of all machines, for the record; on the coordinator's machine alone.
         pieces: of snapshots, on their way to the coordinator's machine.
         plaintext: the network is encrypted already, so that what goes between machines is not.
+        host: where others reach this machine; empty on the coordinator's, which each reaches in its own way.
     """
 
     machine: int
@@ -42,6 +43,7 @@ class Site:
     inventory: Inventory = field(default_factory=Inventory)
     pieces: Pieces = field(default_factory=Pieces)
     plaintext: bool = False
+    host: str = ""
 
     def close_listeners(self, keep: Node | None = None) -> None:
         """In a process that needs none but that: who calls one that is dead must not be left waiting."""

@@ -31,9 +31,13 @@ class HostTransport:
         self._bell = Doorbell(node, directory) if node != COORDINATOR else None
         self._spin_s = spin_s
         self._watched = select.poll()
-        for descriptor in (self._router.fileno(), self._bell.fileno() if self._bell is not None else None, *wake_on):
-            if descriptor is not None:
-                self._watched.register(descriptor, select.POLLIN)
+        own = [self._router.fileno(), *([self._bell.fileno()] if self._bell is not None else [])]
+        self.wake_on([*own, *wake_on])
+
+    def wake_on(self, descriptors: Iterable[int]) -> None:
+        """`receive` returns when one of these has something, too."""
+        for descriptor in descriptors:
+            self._watched.register(descriptor, select.POLLIN)
 
     def send(self, to: Node, data: bytes) -> None:
         if self._bell is None or to == COORDINATOR or not self._bell.ring(to, data):

@@ -57,7 +57,7 @@ class Meeting:
         self._asked: dict[int, tuple[socket.socket, int]] = {}  # by descriptor: callers that have not said their number
         self._open: dict[int, socket.socket] = {}
 
-    def cancel(self) -> None:
+    def cut(self) -> None:
         """From another thread: end the waiting."""
         os.eventfd_write(self._cancelled, 1)
 

@@ -11,7 +11,7 @@ import select
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from socket import SHUT_RDWR, socket
@@ -55,15 +55,16 @@ class _Task:
 class _Line:
     """The connection to one peer."""
 
-    def __init__(self, connection: socket) -> None:
+    def __init__(self, connection: socket, name: str) -> None:
         self.connection = connection
+        self.name = name
         self.outgoing: deque[Transfer] = deque()
         self.incoming: deque[Transfer] = deque()
         self.readable = self.writable = True  # as far as is known
         self.watched = 0  # what of it wakes the thread
 
     def write(self) -> bool:
-        """Whether there is more that goes at once. Raises `OSError`."""
+        """Whether there is more that goes at once. Raises `MeshBroken`."""
         if not (self.outgoing and self.writable):
             return False
         transfer = self.outgoing[0]
@@ -72,13 +73,15 @@ class _Line:
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             self.writable = False
             return False
+        except OSError as error:
+            raise MeshBroken(f"the connection to {self.name} has ended: {error}") from error
         if not transfer.left.nbytes:
             transfer.done = True
             self.outgoing.popleft()
         return True
 
     def read(self) -> bool:
-        """Whether there may be more at once. Raises `OSError`."""
+        """Whether there may be more at once. Raises `MeshBroken`."""
         budget = PASS_BYTES
         while self.incoming and self.readable and budget > 0:
             transfer = self.incoming[0]
@@ -87,8 +90,10 @@ class _Line:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 self.readable = False
                 return False
+            except OSError as error:
+                raise MeshBroken(f"the connection to {self.name} has ended: {error}") from error
             if not count:
-                raise OSError("the other end has closed it")
+                raise MeshBroken(f"{self.name} has ended its connection")
             budget -= count
             transfer.left = transfer.left[count:]
             if not transfer.left.nbytes:
@@ -106,10 +111,11 @@ class _Line:
 
 
 class Mesh:
-    """The connections of one process, by the numbers of its peers. They are its own, and do not block."""
+    """The connections of one process, by the places of its peers. They are its own, and do not block."""
 
-    def __init__(self, connections: Mapping[int, socket]) -> None:
-        self._lines = {peer: _Line(connection) for peer, connection in connections.items()}
+    def __init__(self, connections: Mapping[int, socket], names: Sequence[str]) -> None:
+        """`names` are those of all places, for people."""
+        self._lines = {peer: _Line(connection, names[peer]) for peer, connection in connections.items()}
         self._peers = {connection.fileno(): peer for peer, connection in connections.items()}
         self._asked: deque[_Task] = deque()
         self._under_way: list[_Task] = []
@@ -175,15 +181,14 @@ class Mesh:
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        peer = -1
         try:
             while not self._why:
                 more = self._go_on()
-                for peer, line in self._lines.items():
+                for line in self._lines.values():
                     more |= line.write() | line.read()
                 self._wait(0.0 if more else None)
-        except OSError as error:
-            self.cut(f"the connection to member {peer} has ended: {error}")
+        except MeshBroken as broken:
+            self.cut(str(broken))
         except Exception as error:  # of a task's steps: nobody must be left waiting
             self.cut(f"{type(error).__name__}: {error}")
         self._end()
@@ -219,7 +224,7 @@ class Mesh:
             line.readable |= bool(found & select.EPOLLIN or ended)
             line.writable |= bool(found & select.EPOLLOUT or ended)
             if ended and not (line.incoming or line.outgoing):  # else what it has sent is read first
-                self.cut(f"member {self._peers[descriptor]} has ended its connection")
+                self.cut(f"{line.name} has ended its connection")
 
     def _end(self) -> None:
         """It has failed: let go of everything, and tell those who wait."""

@@ -22,6 +22,7 @@ UNANSWERED_MS = 10_000  # a connection whose peer's machine does not confirm wha
 PROBE_EVERY_S = 3  # where nobody speaks
 UNSENT_BYTES = 1 << 18  # that the kernel takes; what it has cannot wait for its turn (`transports.lanes`)
 REST_S = 1.0  # that a process without room for another connection does not look who calls
+BACKLOG = 1024  # processes that may call a listener at once
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -35,6 +36,13 @@ def notice_loss(connection: socket.socket) -> None:
         (socket.TCP_KEEPINTVL, PROBE_EVERY_S),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def listening() -> socket.socket:
+    """A socket that others call, in any version of IP that this machine has."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=BACKLOG)
 
 
 class Opening:

@@ -72,7 +72,9 @@ def test_a_view_cuts_what_is_under_way_and_waits_for_what_comes_of_it() -> None:
         heard(replica, turn(1), turn(2), turn(3))
         replica.on(taken(1), 0.0)
         assert heard(replica, view(2)) == [CutGroup()]
-        assert replica.on(outcome, 0.0)[-2:] == [LeaveGroup(), Send(COORDINATOR, ViewSeen(2, clock=clock))] or clock == 1
+        assert (
+            replica.on(outcome, 0.0)[-2:] == [LeaveGroup(), Send(COORDINATOR, ViewSeen(2, clock=clock))] or clock == 1
+        )
         assert replica.clock == clock
         assert heard(replica, Form(2, clock, 0, A)) == [JoinGroup(2, (A, B), A, transfer=False, clock=clock)]
         assert replica.on(taken(1), 0.0) == replica.on(GroupBroken(1, "late"), 0.0) == []

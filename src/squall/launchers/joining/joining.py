@@ -31,6 +31,7 @@ class Membership:
     machine: int  # its number
     identity: Identity  # the authority over its processes
     pipe: TlsPipe  # to the head
+    address: str  # where others reach the machine
 
 
 def join(call: Call, tell: Callable[[str], object]) -> Membership:
@@ -87,7 +88,7 @@ def _call(call: Call, timeout_s: float) -> Membership:
     except BaseException:
         pipe.close()
         raise
-    return Membership(answer.machine, answer.identity, pipe)
+    return Membership(answer.machine, answer.identity, pipe, said.address)
 
 
 def _understood(message: bytes) -> Answer:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from squall.protocol.effects import Effect, End, JoinGroup, LeaveGroup, Payload, Step, WriteSnapshot
+from squall.protocol.effects import CutGroup, Effect, End, JoinGroup, LeaveGroup, Payload, Step, WriteSnapshot
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
+from squall.runtime.collective.apart import Apart
+from squall.runtime.collective.meeting import FarFellows, NearFellows
 from squall.runtime.collective.member import Member
 from squall.runtime.collective.process import GroupedMember
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Snapshots
+from squall.transports.meeting import Way
 
 
 class InGroup(Protocol):
@@ -19,11 +23,20 @@ class InGroup(Protocol):
 
     member: Member
 
+    @property
+    def wakes(self) -> Sequence[int]: ...  # descriptors that are readable when `poll` has an answer
+
     def join(self, effect: JoinGroup) -> Event | None: ...
 
     def step(self, effect: Step) -> Event | None: ...
 
+    def cut(self) -> None: ...
+
     def leave(self) -> None: ...
+
+    def poll(self) -> Event | None: ...
+
+    def rest(self) -> None: ...
 
 
 class CollectiveHost(Host):
@@ -41,6 +54,8 @@ class CollectiveHost(Host):
                 return self._in_group.step(effect)
             case JoinGroup():
                 return self._in_group.join(effect)
+            case CutGroup():
+                self._in_group.cut()
             case LeaveGroup():
                 self._in_group.leave()
             case WriteSnapshot(number):
@@ -52,12 +67,24 @@ class CollectiveHost(Host):
                 raise AssertionError(f"a replica cannot {effect!r}")
         return None
 
+    @property
+    def wakes(self) -> Sequence[int]:
+        return self._in_group.wakes
+
+    def poll(self) -> Event | None:
+        return self._in_group.poll()
+
     def rest(self) -> None:
-        self._in_group.member.batches.prepare()
+        self._in_group.rest()
 
 
 def in_a_process(job: Job, node: Node) -> CollectiveHost:
     """Of a replica whose fellows are in processes of their own."""
     member = Member(job, node.index)
     assert job.scratch is not None
-    return CollectiveHost(job, GroupedMember(member, node, job.scratch))
+    if job.site is None:
+        return CollectiveHost(job, GroupedMember(member, node, NearFellows(node, job.scratch, member.device)))
+    assert job.listener is not None
+    way = Way(job.site.identity.issue(str(node)).contexts(), job.listener, job.site.plaintext)
+    fellows = FarFellows(way, job.site)
+    return CollectiveHost(job, Apart(GroupedMember(member, node, fellows), fellows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -30,7 +30,9 @@ class Part(NamedTuple):
 
 
 class InlineMember:
-    """A member in a world."""
+    """A member in a world, which tells its answers."""
+
+    wakes: Sequence[int] = ()
 
     def __init__(self, member: Member, node: Node, groups: Groups) -> None:
         self.member = member
@@ -44,6 +46,12 @@ class InlineMember:
 
     def cut(self) -> None:
         self._groups.cut(self._node)
+
+    def poll(self) -> None:
+        """Answers come by themselves."""
+
+    def rest(self) -> None:
+        self.member.batches.prepare()
 
     def leave(self) -> None:
         self._groups.leave(self._node)

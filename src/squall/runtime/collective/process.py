@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from squall.protocol.effects import JoinGroup, Step
 from squall.protocol.events import Event, GroupBroken, GroupJoined, StepTaken
 from squall.protocol.nodes import Node
+from squall.runtime.collective.meeting import Fellows, in_a_line, lost
 from squall.runtime.collective.member import Member
+from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
 from squall.runtime.inside import Alone
 from squall.task import Batch, Task
@@ -41,15 +42,15 @@ class _Loss(nn.Module):
 
 
 class GroupedMember:
-    """A member in a process of its own."""
+    """A member in a process of its own. It does what it is told before it hears more."""
 
-    def __init__(self, member: Member, node: Node, directory: Path) -> None:
-        """`directory`: where members find each other, of this start of the run alone."""
+    wakes: Sequence[int] = ()
+
+    def __init__(self, member: Member, node: Node, fellows: Fellows) -> None:
         self.member = member
         self._node = node
-        self._directory = directory
-        self._pid_file(node).write_text(str(os.getpid()))  # before it joins, so that all who know it find that
-        self._group: Group | None = None
+        self._fellows = fellows
+        self._group: Group | FarGroup | None = None
         self._number = 0
         self._wrapped: DistributedDataParallel | None = None
         assert isinstance(member.backward.inside, Alone)
@@ -64,23 +65,18 @@ class GroupedMember:
 
     # ------------------------------------------------------------ the group
 
-    def _pid_file(self, node: Node) -> Path:
-        return self._directory / f"{node}.pid"
-
     def join(self, effect: JoinGroup) -> Event:
         self._number = effect.number
         try:
             self._form(effect)
         except RuntimeError as error:
             self.leave()
-            return GroupBroken(effect.number, _in_a_line(error))
+            return GroupBroken(effect.number, in_a_line(error))
         return GroupJoined(effect.number)
 
     def _form(self, effect: JoinGroup) -> None:
         own, source = effect.members.index(self._node), effect.members.index(effect.source)
-        backend = "nccl" if self.member.device.type == "cuda" else "gloo"
-        pids = [int(self._pid_file(node).read_text()) for node in effect.members]
-        self._group = group = Group(str(effect.number), self._directory, pids, own, backend)
+        self._group = group = self._fellows.form(effect, own)
         if effect.transfer:
             self._transfer(group, own == source, source, effect.clock)
         if len(effect.members) > 1:
@@ -93,7 +89,7 @@ class GroupedMember:
             )  # fmt: skip
             self._inside.wrapped = self._wrapped
 
-    def _transfer(self, group: Group, gives: bool, source: int, clock: int) -> None:
+    def _transfer(self, group: Group | FarGroup, gives: bool, source: int, clock: int) -> None:
         """All take what the source has; who has it already takes it in vain."""
         device, given = self.member.device, bytearray(save(self.member.state())) if gives else bytearray()
         size = torch.tensor([len(given)], device=device)
@@ -112,16 +108,25 @@ class GroupedMember:
             self._group.close()
             self._group = None
 
+    def cut(self) -> None:
+        """Nothing is under way when this is called, or it is over."""
+
+    def poll(self) -> None:
+        """Answers come at once."""
+
+    def rest(self) -> None:
+        self.member.batches.prepare()
+
     # ------------------------------------------------------------ steps
 
     def step(self, effect: Step) -> Event:
         try:
             return self._step(effect)
         except RuntimeError as error:
-            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            if not lost(error):
                 raise
             self.leave()
-            return GroupBroken(self._number, _in_a_line(error))
+            return GroupBroken(self._number, in_a_line(error))
 
     def _step(self, effect: Step) -> Event:
         member, started = self.member, time.perf_counter()
@@ -159,10 +164,6 @@ class GroupedMember:
         mine = bool(guilty.item())
         dist.all_reduce(guilty, group=self._wrapped.process_group)
         return mine or (not guilty.item() and self._group is not None and self._group.own == 0)
-
-
-def _in_a_line(error: RuntimeError) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def import_beforehand() -> None:

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import torch
 
-from squall.protocol.effects import Compute, CutGroup, Effect, End, EvaluateModel, JoinGroup, LeaveGroup, Step, WriteSnapshot
+from squall.protocol.effects import (
+    Compute,
+    CutGroup,
+    Effect,
+    End,
+    EvaluateModel,
+    JoinGroup,
+    LeaveGroup,
+    Step,
+    WriteSnapshot,
+)
 from squall.protocol.events import Event, GradientComputed, ModelEvaluated, SnapshotWritten, StepTaken
 from squall.protocol.nodes import Node
 from squall.runtime.arena import Arena, Shape

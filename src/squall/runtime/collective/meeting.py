@@ -1,0 +1,120 @@
+"""How a replica of all-reduce meets its fellows: on one machine by Gloo, between machines by a mesh."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from squall.protocol.collective.messages import Place
+from squall.protocol.effects import JoinGroup
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.runtime.far_group import FarGroup
+from squall.runtime.groups import Group
+from squall.runtime.site import Site
+from squall.transports.meeting import Guest, Meeting, Way
+from squall.transports.mesh import CUT, Mesh, MeshBroken
+
+MEET_WITHIN_S = 30.0  # whoever does not come, though it lives; who dies has a view cut the waiting
+
+
+class Fellows(Protocol):
+    """Where a process meets those of its group."""
+
+    def form(self, effect: JoinGroup, own: int) -> Group | FarGroup:
+        """`own` is its place among the members. Raises `RuntimeError` where one does not come."""
+
+    def cut(self) -> None:
+        """From another thread: what is under way in the group, or in forming it, fails."""
+
+
+class NearFellows:
+    """On one machine."""
+
+    def __init__(self, node: Node, directory: Path, device: torch.device) -> None:
+        """`directory`: where members find each other, of this start of the run alone."""
+        self._directory = directory
+        self._backend = "nccl" if device.type == "cuda" else "gloo"
+        self._pid_file(node).write_text(str(os.getpid()))  # before it joins, so that all who know it find that
+
+    def form(self, effect: JoinGroup, own: int) -> Group:
+        pids = [int(self._pid_file(node).read_text()) for node in effect.members]
+        return Group(str(effect.number), self._directory, pids, own, self._backend)
+
+    def cut(self) -> None:
+        """Nobody hears of a reason for it while something is under way."""
+
+    def _pid_file(self, node: Node) -> Path:
+        return self._directory / f"{node}.pid"
+
+
+class FarFellows:
+    """On several machines. `opens` and `cut` are for the process's own thread, `form` for the one that waits."""
+
+    def __init__(self, way: Way, site: Site) -> None:
+        self._way = way
+        self._site = site
+        self._lock = threading.Lock()
+        self._cut = False
+        self._under_way: Meeting | Mesh | None = None
+
+    def opens(self) -> None:
+        """`form` comes next: what was cut is over."""
+        with self._lock:
+            self._cut, self._under_way = False, None
+
+    def form(self, effect: JoinGroup, own: int) -> FarGroup:
+        guests = [self._guest(node, place) for node, place in zip(effect.members, effect.places, strict=True)]
+        meeting = Meeting(self._way, effect.number, guests, own)
+        try:
+            self._go_on(meeting)
+            connections = meeting.run(MEET_WITHIN_S)
+        finally:
+            self._go_on(None)
+            meeting.close()
+        mesh = Mesh(connections, [str(node) for node in effect.members])
+        self._go_on(mesh)
+        return FarGroup(mesh, effect.members, own)
+
+    def cut(self) -> None:
+        with self._lock:
+            self._cut = True
+            if self._under_way is not None:
+                self._under_way.cut()
+
+    def _go_on(self, with_what: Meeting | Mesh | None) -> None:
+        """Raises `MeshBroken` where it was cut meanwhile."""
+        with self._lock:
+            self._under_way = with_what
+            if self._cut and with_what is not None:
+                with_what.cut()
+                if isinstance(with_what, Mesh):
+                    with_what.close()
+                raise MeshBroken(CUT)
+
+    def _guest(self, node: Node, place: Place) -> Guest:
+        """Machine 0 is where this one reaches the coordinator. Raises `MeshBroken` for what is no address."""
+        host, _, port = place.address.rpartition(":")
+        if not host:
+            host = self._site.addresses[COORDINATOR][0]
+        try:
+            return Guest(node, place.machine, (host, int(port)))
+        except ValueError as error:
+            raise MeshBroken(f"{node} says that it is called at {place.address!r}") from error
+
+
+def lost(error: RuntimeError) -> bool:
+    """Whether it is about a member, or the connection to it; torch says `RuntimeError` of much else."""
+    return isinstance(error, dist.DistError | MeshBroken) or any(
+        of in str(error) for of in ("gloo", MeshBroken.__name__)
+    )
+
+
+def in_a_line(error: RuntimeError) -> str:
+    """Torch tells of an exception in a thread with all that was around it."""
+    text = str(error).rpartition(f"{MeshBroken.__name__}: ")[2] or str(error)
+    return next(iter(text.splitlines()), type(error).__name__)
