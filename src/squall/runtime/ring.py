@@ -7,7 +7,6 @@ added the next is on its way, and each goes on as soon as it is added.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from typing import Any
 
 import torch

@@ -10,24 +10,30 @@ from squall.protocol.effects import Effect, End, PublishSnapshot
 from squall.protocol.events import Event
 from squall.protocol.messages import Stats
 from squall.protocol.nodes import Node
-from squall.protocol.notes import MemberJoined, WorkReported
+from squall.protocol.notes import MemberDied, MemberJoined, MemberLeft, WorkReported
 from squall.record.inventory import Inventory
 from squall.runtime.driver import HostAround
 from squall.runtime.job import Job
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.site import Site
+from squall.strategies.work import Collective, ring_share
 
 FACT = "traffic"  # of the record
 Bytes = dict[int, list[int]]  # machine -> numbers sent, and received, in bytes
 
 
 class TrafficHost(HostAround):
-    """The coordinator's. It counts what replicas push to shards on other machines and fetch from there."""
+    """The coordinator's. It counts what replicas push to shards on other machines and fetch from there.
+
+    Without shards it is what they send each other in a ring, as it is when they report.
+    """
 
     def __init__(self, host: CoordinatorHost, job: Job, site: Site) -> None:
         super().__init__(host)
         self._recorder = host
         self._machine = {Node(role, index): at for (role, index), at in site.seats.items()}
+        self._ring_bytes = 4 * job.layout.length if isinstance(job.recipe.work, Collective) else 0
+        self._members: dict[Node, None] = {}  # live replicas
         shards = job.recipe.shards
         ranges = [job.layout.shard_range(shard, shards) for shard in range(shards)]
         self._shards = [
@@ -47,11 +53,28 @@ class TrafficHost(HostAround):
         match effect:
             case MemberJoined(node, _, machine):
                 self._machine[node] = machine
+                if node.role == "replica":
+                    self._members[node] = None
+            case MemberDied(node) | MemberLeft(node):
+                self._members.pop(node, None)
             case WorkReported(node, stats):
                 self._add(self._machine[node], stats)
+                self._add_round(node, stats)
             case PublishSnapshot() | End():
                 self._recorder.facts(**{FACT: msgspec.json.encode(dict(sorted(self._bytes.items()))).decode()})
         return super().perform(effect, now)
+
+    def _add_round(self, node: Node, stats: Stats) -> None:
+        """What a member of a ring has sent to the one behind it."""
+        if not self._ring_bytes or node not in self._members:
+            return
+        ring = sorted(self._members, key=lambda member: (self._machine[member], member))
+        behind = ring[(ring.index(node) + 1) % len(ring)]
+        here, there = self._machine[node], self._machine[behind]
+        if here != there:
+            sent = stats.pushes * round(self._ring_bytes * ring_share(len(ring)))
+            self._bytes[here][0] += sent
+            self._bytes[there][1] += sent
 
     def _add(self, here: int, stats: Stats) -> None:
         for there, pushed, fetched in self._shards:

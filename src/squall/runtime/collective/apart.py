@@ -72,8 +72,10 @@ class Apart:
     def _run(self) -> None:
         while True:
             work = self._asked.get()
+            answer: Event | BaseException
             try:
-                self._answers.put(work())
+                answer = work()
             except BaseException as error:
-                self._answers.put(error)
-            os.eventfd_write(self._news, 1)
+                answer = error
+            os.eventfd_write(self._news, 1)  # before the answer is there, which is read together with this
+            self._answers.put(answer)

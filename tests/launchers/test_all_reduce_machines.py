@@ -1,0 +1,119 @@
+"""All-reduce over several machines, each a nursery on loopback: replicas and machines are lost, leave and come."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from squall.record.rows import MemberRow, ProgressRow
+from squall.report import Reader, audit, summarize
+from tests import deep
+from tests.launchers.blobs import EXAMPLES
+from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.test_machines import CORES, Cluster, cluster, titles
+
+FLAGS = ("--strategy", "all_reduce", "--threads", "1")
+ENDLESS = "100000"
+
+
+@contextmanager
+def training(directory: Path, replicas: int, epochs: str, *flags: str) -> Iterator[Cluster]:
+    """On two machines; all have trained."""
+    with cluster(directory, 2, *FLAGS, "--replicas", str(replicas), "--epochs", epochs, *flags) as found:
+        for replica in range(replicas):
+            found.run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)  # type: ignore[misc]
+        yield found
+
+
+def examples(run: Started) -> int:
+    return sum(row.examples for row in run.rows(ProgressRow))  # type: ignore[attr-defined]
+
+
+def goes_on(run: Started) -> float:
+    """Seconds until more is trained."""
+    before = examples(run)
+    return wait_for(lambda: examples(run) > before, START_S, "progress")
+
+
+def check(directory: Path) -> None:
+    """Each example was trained once in each epoch that is over."""
+    with closing(Reader(directory / "run.sqlite")) as reader:
+        found = audit(reader)
+        assert found.complete
+        assert not [span for epoch in found.epochs for span in epoch.spans if span.times > 1]
+
+
+@pytest.mark.parametrize("victim", deep.sweep(["replica 1", "replica 0"], 1))
+def test_a_killed_replica_is_replaced_and_no_example_is_lost(tmp_path: Path, victim: str) -> None:
+    with training(tmp_path, 4, "20") as found:
+        found.run.kill(victim)
+        status, _, err = found.run.finish()
+        assert status == 0, err
+        changes = {(row.node, row.change) for row in found.run.rows(MemberRow)}  # type: ignore[attr-defined]
+        assert (f"{victim.replace(' ', '-')}.1", "joined") in changes
+        assert examples(found.run) == 20 * EXAMPLES
+    check(found.directory)
+    with closing(Reader(found.directory / "run.sqlite")) as reader:
+        traffic = summarize(reader).machines
+        assert traffic[0] == traffic[1][::-1], "what one has sent the other has received"
+        assert min(traffic[0]) > 0
+
+
+@pytest.mark.parametrize("how", deep.sweep(["cut off", "gone"], 1))
+def test_the_others_go_on_without_a_machine_that_is_lost_and_one_that_comes_has_room(tmp_path: Path, how: str) -> None:
+    """Where it is cut off no connection breaks: who waits for its replicas hears from the coordinator."""
+    with training(tmp_path, 2 * CORES, ENDLESS) as found:
+        lost = found.machines[0]
+        lost.signal(signal.SIGSTOP if how == "cut off" else signal.SIGKILL)
+        found.event("lost", "machine 1 was lost: nothing was heard of it")
+        goes_on(found.run)
+        found.event("warning", "waits: no machine has room for it")
+        found.machines[0] = found.join()
+        found.event("replaced", "on machine 2, which had room for")
+        newcomer = next(row for row in reversed(found.run.rows(MemberRow)) if row.change == "joined")  # type: ignore[attr-defined]
+        slot = int(newcomer.node.removeprefix("replica-").partition(".")[0])  # type: ignore[attr-defined]
+        found.run.wait_rows(ProgressRow, lambda row: row.replica == slot and row.time_s > newcomer.time_s)  # type: ignore[attr-defined]
+        if how == "cut off":
+            for pid in lost.pids():
+                os.kill(pid, signal.SIGCONT)
+        assert lost.finish()[0] == 1
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130
+    check(found.directory)
+
+
+def test_a_machine_leaves_in_order(tmp_path: Path) -> None:
+    with training(tmp_path, 2, ENDLESS) as found:
+        (leaver,) = found.machines
+        assert any("replica" in title for title in titles(leaver))
+        leaver.process.send_signal(signal.SIGINT)
+        assert leaver.finish()[0] == 0
+        goes_on(found.run)
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130
+    check(found.directory)
+
+
+def test_an_interrupted_run_is_resumed_on_two_machines(tmp_path: Path) -> None:
+    with training(tmp_path, 2, ENDLESS) as found:
+        found.run.process.send_signal(signal.SIGINT)
+        status, out, err = found.run.finish()
+        assert status == 130, err
+        assert f"squall resume {found.directory}" in out + err
+        epochs = examples(found.run) // EXAMPLES + 2
+    listen = ("--machines", "2", "--listen", "127.0.0.1:0", "--epochs", str(epochs))
+    run = Started(found.directory, "resume", str(found.directory), *listen)
+    while "squall join" not in (line := run.process.stderr.readline()):
+        assert line, "the run has ended"
+    found.address = line.split()[2]
+    machine = found.join()
+    status, _, err = run.finish()
+    assert status == 0, err
+    assert machine.finish()[0] == 0
+    assert examples(run) == epochs * EXAMPLES
+    check(found.directory)
