@@ -16,6 +16,7 @@ from squall.protocol.nodes import Node
 from squall.runtime.world import World
 from squall.runtime.world_nodes import Answer
 
+RESENT_S = 0.05  # what was lost between machines
 Delays = Callable[[Sequence[Node], JoinGroup | Step], Sequence[float]]  # seconds until each of the nodes has it
 
 
@@ -52,22 +53,33 @@ class _Group:
         self.ready_at = 0.0  # when the last of them had done its own
 
 
+class Between(Protocol):
+    """What is between machines."""
+
+    def parted(self, nodes: Sequence[Node]) -> bool:
+        """Some are cut off from others, though no connection has broken: all wait."""
+
+    def silent(self, node: Node) -> bool:
+        """Its whole machine is gone, so that nothing tells of its end."""
+
+
 class Circle:
     """Members call it with what they are told to do, and hear of it by an event."""
 
-    def __init__(self, world: World, delays: Delays | None = None) -> None:
+    def __init__(self, world: World, delays: Delays | None = None, between: Between | None = None) -> None:
         self._world = world
+        self._between = between
         self._delays = delays or (lambda nodes, effect: [0.0] * len(nodes))
         self._groups: dict[int, _Group] = {}
         self._of: dict[Node, int] = {}
-        world.on_kill.append(self.leave)
+        world.on_kill.append(self._lose)
 
     def join(self, node: Node, effect: JoinGroup, member: Circling) -> None:
         group = self._groups.setdefault(effect.number, _Group(effect))
         self._of[node] = effect.number
         group.members[node] = member
         self._wait(node, group)
-        if group.broken or any(other not in self._world.processes for other in effect.members):
+        if group.broken or any(self._refuses(other) for other in effect.members):
             self._break(effect.number, "a member is gone")
         elif len(group.members) == len(effect.members):
             self._over(group, effect, self._joined)
@@ -96,6 +108,17 @@ class Circle:
             self._groups[number].waiting.pop(node, None)
             self._break(number, f"{node} has left")
 
+    def _lose(self, node: Node) -> None:
+        if self._between is None or not self._between.silent(node):
+            self.leave(node)
+        elif (number := self._of.pop(node, None)) is not None:
+            self._groups[number].waiting.pop(node, None)
+
+    def _refuses(self, node: Node) -> bool:
+        """Whoever calls it learns at once that it is gone."""
+        gone = node not in self._world.processes
+        return gone and (self._between is None or not self._between.silent(node))
+
     def _wait(self, node: Node, group: _Group) -> None:
         group.waiting[node] = None
         group.ready_at = max(group.ready_at, self._world.now, self._world.processes[node].busy_until)
@@ -111,6 +134,8 @@ class Circle:
         """Once all have done their own, which others on their machine may have put off since they began."""
         for node in group.waiting:
             group.ready_at = max(group.ready_at, self._world.processes[node].busy_until)
+        if self._between is not None and self._between.parted(group.form.members):
+            group.ready_at = self._world.now + RESENT_S
         if group.ready_at > self._world.now:
             self._world.at(group.ready_at, partial(self._over, group, effect, make))
             return

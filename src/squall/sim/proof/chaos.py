@@ -157,8 +157,8 @@ def chaos(seed: int) -> Chaos:
     if chance.random() < LONG:  # as many leases as a replica does not report at once, and more than shards remember
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
     machines = machines_of(seed)
-    if grouped:  # is for one machine
-        machines, shards = 1, 0
+    if grouped:
+        shards = 0
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
     breaks = random.Random(f"{seed} breaks")  # of its own, as `keeps`: all else of a seed's world stays as it was
     events = 40 + 4 * (examples // batch_size) * epochs * (shards + 2)  # about as many as the run will have

@@ -43,7 +43,8 @@ def rooms(seed: int, machines: int, replicas: int, shards: int) -> tuple[Machine
     on: list[list[Node]] = [[] for _ in range(machines)]
     late = replicas - 1 if chance.random() < LATE else replicas  # this one waits for room
     for node in (*(Node("shard", i) for i in range(shards)), Node("evaluator", replicas)):
-        on[chance.choice((0, 0, *range(machines)))].append(node)
+        chosen = chance.choice((0, 0, *range(machines)))
+        on[chosen if shards else 0].append(node)  # replicas show their weights on the coordinator's machine
     for slot in range(max(1, late)):
         on[chance.randrange(machines)].append(Node("replica", slot))
     held = [sum(node.role == "replica" for node in nodes) for nodes in on]

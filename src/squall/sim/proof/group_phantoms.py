@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 from squall.protocol import effects, events
 from squall.protocol.effects import Effect, JoinGroup, Payload, Step
 from squall.protocol.events import Event
+from squall.protocol.messages import PIECE_BYTES
 from squall.protocol.nodes import Node
 from squall.runtime.circle import Circle
 from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.memory import BatchRange, File, Written, folded_with
-from squall.sim.proof.phantoms import COMPUTE_S, Phantom, PhantomHosts
+from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, Phantom, PhantomHosts
 
 LATE_S = 0.004  # that one member has made a step behind another, at most
 
@@ -50,11 +52,21 @@ class GroupPhantomHosts(PhantomHosts):
         def delays(nodes: Sequence[Node], effect: JoinGroup | Step) -> list[float]:
             return [chance.uniform(0.0, LATE_S) for _ in nodes]
 
-        self.circle = Circle(world, delays)
+        self.circle = Circle(world, delays, self)
         self.members: dict[Node, MemberPhantom] = {}
         self.written: dict[int, Weights] = {}  # snapshot -> what its file holds
+        self.writers: dict[int, Node] = {}
         self.shown: Weights | None = None  # what was put into the evaluator's buffer last
         self.prices[Step] = lambda node, effect, begins: self.compute_s(node)
+
+    def parted(self, nodes: Sequence[Node]) -> bool:
+        return any(self.cut_off(one, other) for one, other in combinations(nodes, 2))
+
+    def silent(self, node: Node) -> bool:
+        return self.gone(self.machine(node))
+
+    def writer(self, number: int, part: int) -> int:
+        return self.writers[number].index
 
     def make(self, node: Node, version: int, file: File | None) -> Phantom:
         if node.role == "replica":
@@ -63,6 +75,8 @@ class GroupPhantomHosts(PhantomHosts):
         return super().make(node, version, file)
 
     def files(self, number: int) -> list[File]:
+        if self.machine(self.writers[number]):
+            return [self.arrived.get((number, 0), NOTHING)]
         return [File(self.written[number].fold)]
 
 
@@ -75,6 +89,10 @@ class MemberPhantom(Phantom):
         self._number = 0  # of the group
 
     def attach(self, payload: Payload) -> None:
+        if payload.kind == "piece":
+            file = File(self.hosts.written[payload.version].fold)
+            self.memory.write(payload, (payload.version, payload.clock, file))
+            return
         self.memory.check_free(payload, self.hosts.now())
         self.memory.weights[payload.slot, payload.buffer] = [Written(self.weights.clock, self.weights.fold)]
         self.hosts.shown = self.weights
@@ -91,8 +109,9 @@ class MemberPhantom(Phantom):
             case effects.LeaveGroup() | effects.End():
                 self.hosts.circle.leave(self.node)
             case effects.WriteSnapshot(number):
-                self.hosts.written[number] = self.weights
-                return events.SnapshotWritten(number, self.hosts.disk(number), File(self.weights.fold).checksum)
+                self.hosts.written[number], self.hosts.writers[number] = self.weights, self.node
+                size = PIECES * PIECE_BYTES if self.hosts.machine(self.node) else 0
+                return events.SnapshotWritten(number, self.hosts.disk(number), File(self.weights.fold).checksum, size)
         return None
 
     def _step(self, effect: Step) -> None:

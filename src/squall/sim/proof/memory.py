@@ -76,7 +76,7 @@ class Memory:
     def __init__(self, recipe: Recipe) -> None:
         slots = [(slot, buffer) for slot in range(recipe.replicas + 1) for buffer in range(2)]
         self.gradients: dict[tuple[int, int], list[Gradient]] = {key: [] for key in slots}
-        self.weights = {key: [Written()] * recipe.shards for key in slots}
+        self.weights = {key: [Written()] * (recipe.shards or 1) for key in slots}
         self.pieces: dict[int, tuple[int, int, File]] = {}  # by shard: snapshot, number of the piece, the whole file
         self.in_use: dict[int, tuple[int, float]] = {}  # slot -> weights buffer that is computed on, until when
         self._newest: dict[Place, tuple[int, int, int]] = {}

@@ -28,7 +28,7 @@ from squall.strategies.base import Recipe
 
 COMPUTE_S = 0.01
 PIECES = 2  # of a file that has to travel
-_NOTHING = File(-1)
+NOTHING = File(-1)
 N = TypeVar("N", bound=Note)
 
 
@@ -41,6 +41,8 @@ class PhantomHosts:
         self.travels = False  # every host has a memory of its own
         self.memories: dict[Node, Memory] = {}
         self.machine: Callable[[Node], int] = lambda node: 0  # on which a node is
+        self.gone: Callable[[int], bool] = lambda machine: False  # a machine, with all that was there
+        self.cut_off: Callable[[Node, Node], bool] = lambda one, other: False
         self._shared: dict[int, Memory] = {}  # by the processes of a machine
         self.shards: list[ShardPhantom] = []
         self.arrived: dict[tuple[int, int], File] = {}  # snapshot, shard -> the file that has come in pieces
@@ -80,9 +82,13 @@ class PhantomHosts:
     def files(self, number: int) -> list[File]:
         """The files of a snapshot, by shard, as they are on the coordinator's machine."""
         return [
-            self.arrived.get((number, shard.node.index), _NOTHING) if self.machine(shard.node) else shard.files[number]
+            self.arrived.get((number, shard.node.index), NOTHING) if self.machine(shard.node) else shard.files[number]
             for shard in self.shards
         ]
+
+    def writer(self, number: int, part: int) -> int:
+        """The index of who has written this part of the snapshot."""
+        return part
 
     def noted(self, kind: type[N]) -> list[N]:
         """The notes of a kind that the coordinator has made."""
@@ -244,8 +250,8 @@ class CoordinatorPhantom(Phantom):
     def _write(self, effect: WritePiece) -> Event:
         number = effect.piece.number
         came = self._came.setdefault((number, effect.shard), [])
-        torn = self.memory.torn("piece", effect.shard, 0, effect.shard)
-        came.append((-1, -1, _NOTHING) if torn else self.memory.pieces[effect.shard])
+        torn = self.memory.torn("piece", self.hosts.writer(number, effect.shard), 0, effect.shard)
+        came.append((-1, -1, NOTHING) if torn else self.memory.pieces[effect.shard])
         if came == [(number, i, came[0][2]) for i in range(PIECES)]:
             self.hosts.arrived[number, effect.shard] = came[0][2]
         return events.PieceWritten(effect.shard, number, self.hosts.disk(number))

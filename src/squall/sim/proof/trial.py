@@ -118,6 +118,8 @@ class Trial:
         hosts.enter(self.world, chaos.seed + self.lives)
         hosts.compute_s = lambda node: chaos.paces[node.index]
         hosts.poison, hosts.disk = self._poison, self._disk
+        hosts.gone = self._machines.gone.__contains__
+        hosts.cut_off = lambda one, other: self._wire.parted(one, other, self.world.now)
         if chaos.scripted:
             hosts.breaks = self._breaks
         self._spoilt = self._full = 0  # computations and files to come that fail
@@ -189,7 +191,7 @@ class Trial:
         late = had["Cut"] + had["Weather"] + had["Pause"] * had["Jam"] > 0
         lost = end.reason.startswith("machine ") and (self._machines.silenced or late)
         tries_again = not isinstance(self.chaos.recipe.work, BatchMethod)
-        died = had["replica"] if end.reason == LOST else had["shard"]
+        died = had["replica"] + self._machines.silenced + late if end.reason == LOST else had["shard"]
         excused = {
             "finished": True,
             "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
@@ -230,7 +232,8 @@ class Trial:
                 self._kill(fault)
             case Lie(_, part):
                 self._machines.silenced = True
-                hears = COORDINATOR if part.role == "nursery" else Node("shard", 0)
+                several = part.role != "nursery" and self.chaos.recipe.shards > 0
+                hears = Node("shard", 0) if several else COORDINATOR
                 for node in self._nodes(part):
                     self.world.post(hears, PeerRefused(node, "it lies"))
             case Spoil():
