@@ -97,7 +97,7 @@ def _coordinator(coordinator: Coordinator) -> Iterator[Claim]:
     over = phase is Phase.ENDED
     yield over or all(number > members.reached for number in awaited), "who waits for a view waits for one not seen yet"
     shown = max(awaited, default=0) <= members.number or coordinator.view_waits
-    yield shown or members.reached < members.number, "a view that is due is shown"
+    yield over or shown or members.reached < members.number, "a view that is due is shown"
     placing = coordinator._placing
     yield not placing.on.keys() & placing.waiting.keys(), "who waits for room has no place"
     yield all(machine in placing.rooms for machine in placing.on.values()), "everybody is on a machine that is there"

@@ -39,8 +39,8 @@ class SnapshotRounds:
 
     @property
     def awaited(self) -> list[Node]:
-        """Shards that have not answered."""
-        return [shard for shard in self._shards if shard not in (self._answers or {})]
+        """Who writes the snapshot under way, and has not answered."""
+        return [] if self._answers is None else [shard for shard in self._shards if shard not in self._answers]
 
     def part(self, node: Node) -> int:
         """Which part of the snapshot it writes."""

@@ -47,6 +47,10 @@ class Staffing(Closing):
         """The replica shall leave, as soon as nobody waits for it."""
         effects.append(Send(node, Stop()))
 
+    def _kept_by(self, nodes: list[Node]) -> str:
+        """What of the weights these alone have, in words; "" where the others can go on without them."""
+        return _shards(nodes)
+
     def _on_stop(self, asked: StopRequested | StopAsked, now: float, effects: list[Effect]) -> None:
         if asked.failed:
             self.error = asked.why
@@ -219,8 +223,8 @@ class Staffing(Closing):
             effects.append(Send(Node("nursery", machine), Stop()))
             return
         nodes = self._placing.there(machine)
-        if shards := _shards(nodes):
-            self._move(f"machine {machine} leaves ({why}) with {shards}", now, effects)
+        if kept := self._kept_by(nodes):
+            self._move(f"machine {machine} leaves ({why}) with {kept}", now, effects)
             return
         self._placing.leaving[machine] = None
         effects.append(Send(Node("nursery", machine), Leaving(why)))

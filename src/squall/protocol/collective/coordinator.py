@@ -81,6 +81,17 @@ class CollectiveCoordinator(Coordinator):
         self._released[node] = None
         self._see_off_released(effects)
 
+    def _kept_by(self, nodes: list[Node]) -> str:
+        leaving = {*nodes, *self._released}
+        trained = self.rounds.newest > self._first
+        return "all replicas" if trained and self.members.live.keys() <= leaving else ""
+
+    @property
+    def _handed_over(self) -> bool:
+        """Somebody who stays has the newest weights."""
+        clocks = [self.rounds.clock_of(node) for node in self.members.live if node not in self._released]
+        return max(clocks, default=-1) >= max(self.rounds.newest, self._first) or self.rounds.newest <= self._first
+
     def _take_snapshot(self, effects: list[Effect]) -> None:
         self._snapshot_due = not self._snapshots.under_way
         if self._snapshot_due and self._quiet:
@@ -197,7 +208,7 @@ class CollectiveCoordinator(Coordinator):
             self._form(now, effects)
         if self._snapshot_due:
             self._take_snapshot(effects)
-        waits = self._snapshot_due or self._snapshots.under_way or self._released
+        waits = self._snapshot_due or self._snapshots.under_way or (self._released and self._handed_over)
         while not waits and self.phase is Phase.RUNNING and len(self.rounds.open) < AHEAD:
             dealt = self.rounds.deal(self.members.live, now)
             if dealt is None:
@@ -262,7 +273,7 @@ class CollectiveCoordinator(Coordinator):
         self._tear(effects)
 
     def _see_off_released(self, effects: list[Effect]) -> None:
-        if self._quiet:
+        if self._quiet and self._handed_over:
             effects.extend(Send(node, Stop()) for node in self._released)
             self._released.clear()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from heapq import heapify
 from itertools import permutations
 
-from squall.protocol.effects import Effect, KillMembers, StartMember, Transmit
+from squall.protocol.effects import Effect, End, KillMembers, StartMember, Transmit
 from squall.protocol.events import (
     Event,
     FrameArrived,
@@ -233,7 +233,7 @@ class MachineBooks:
                 self._rooms.pop(machine, None)
             case FrameArrived(_, frame) if isinstance(frame.message, StopAsked):
                 self._over = True
-            case StopRequested() | TrainingOver() | Remark(kind="nonfinite"):
+            case StopRequested() | TrainingOver() | End() | Remark(kind="nonfinite"):
                 self._over = True
 
     def _on_sent(self, node: Node, sent: Transmit) -> None:

@@ -191,7 +191,8 @@ class Trial:
         late = had["Cut"] + had["Weather"] + had["Pause"] * had["Jam"] > 0
         lost = end.reason.startswith("machine ") and (self._machines.silenced or late)
         tries_again = not isinstance(self.chaos.recipe.work, BatchMethod)
-        died = had["replica"] + self._machines.silenced + late if end.reason == LOST else had["shard"]
+        taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
+        died = had["replica"] + self._machines.silenced + late + taken if end.reason == LOST else had["shard"]
         excused = {
             "finished": True,
             "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
