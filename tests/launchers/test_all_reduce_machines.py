@@ -15,6 +15,7 @@ from squall.report import Reader, audit, summarize
 from tests import deep
 from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.test_all_reduce import last_weights
 from tests.launchers.test_machines import CORES, Cluster, cluster, titles
 
 FLAGS = ("--strategy", "all_reduce", "--threads", "1")
@@ -46,6 +47,18 @@ def check(directory: Path) -> None:
         found = audit(reader)
         assert found.complete
         assert not [span for epoch in found.epochs for span in epoch.spans if span.times > 1]
+
+
+def test_the_weights_are_those_of_a_run_on_one_machine(tmp_path: Path) -> None:
+    size = ("--replicas", "3", "--epochs", "3")
+    with cluster(tmp_path, 2, *FLAGS, *size) as found:
+        status, _, err = found.run.finish()
+        assert status == 0, err
+    alone = Started.train(tmp_path / "alone", *FLAGS, *size)
+    status, _, err = alone.finish()
+    assert status == 0, err
+    mine, others = last_weights(found.directory), last_weights(alone.directory)
+    assert (mine - others).norm() < 1e-5 * others.norm()
 
 
 @pytest.mark.parametrize("victim", deep.sweep(["replica 1", "replica 0"], 1))
