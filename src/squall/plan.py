@@ -52,7 +52,7 @@ def make_plan(
         raise ValueError(f"{asked}, and {what} is for one machine: leave one of them out")
     if settings.parts > 1:
         _check_parts(strategy, recipe, settings)
-    if settings.several and isinstance(recipe.work, Collective) and torch.device(device).type != "cpu":
+    if settings.several and isinstance(recipe.work, Collective) and named_device(device).type != "cpu":
         raise ValueError(f"{asked}, and AllReduce computes on CPUs there for now: use device='cpu', or Synchronous")
     if settings.last_snapshots and isinstance(recipe.work, Collective):
         raise ValueError(f"keep_schedule is {settings.keep_schedule!r}: AllReduce has no replay yet, leave it out")

@@ -119,12 +119,7 @@ def test_who_waits_for_a_member_that_is_gone_has_an_error(two: Members) -> None:
         work.wait()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of torch's own
-@pytest.mark.parametrize("sharded", [False, True])
-def test_data_parallel_training_takes_the_steps_of_one_process(two: Members, sharded: bool) -> None:
-    """Also with an optimizer whose state lies on one member each."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
+def test_data_parallel_training_takes_the_steps_of_one_process(two: Members) -> None:
     inputs, targets = torch.randn(40, 20), torch.randn(40, 3)
     start = nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 3)).state_dict()
 
@@ -134,12 +129,7 @@ def test_data_parallel_training_takes_the_steps_of_one_process(two: Members, sha
         wrapped, mine = model, slice(None)
         if group is not None:
             wrapped, mine = DistributedDataParallel(model, process_group=group, init_sync=False), slice(own, None, 2)
-        optimizer: torch.optim.Optimizer
-        if group is not None and sharded:
-            options: Any = {"lr": 0.1, "momentum": 0.9}
-            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, group, **options)
-        else:
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for _ in range(20):
             optimizer.zero_grad()
             nn.functional.mse_loss(wrapped(inputs[mine]), targets[mine]).backward()

@@ -99,13 +99,13 @@ def test_a_slow_replica_is_one(inline: Fit) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no replicas": ({"strategy": squall.AllReduce(replicas=0)}, "replicas is 0: it must be at least 1"),
-    "machines": (
-        {"settings": dataclasses.replace(LOCAL, machines=2, listen="127.0.0.1:0")},
-        "machines is 2, and AllReduce is for one machine for now: use Synchronous",
+    "GPUs of several machines": (
+        {"settings": dataclasses.replace(LOCAL, machines=2, listen="127.0.0.1:0"), "device": "cuda"},
+        "machines is 2, and AllReduce computes on CPUs there for now: use device='cpu', or Synchronous",
     ),
-    "ray": (
-        {"settings": dataclasses.replace(LOCAL, launcher="ray")},
-        "the launcher is ray, and AllReduce is for one machine for now: use Synchronous",
+    "GPUs on Ray": (
+        {"settings": dataclasses.replace(LOCAL, launcher="ray"), "device": "cuda"},
+        "the launcher is ray, and AllReduce computes on CPUs there for now: use device='cpu', or Synchronous",
     ),
     "shard threads": (
         {"settings": dataclasses.replace(LOCAL, shard_threads=2)},

@@ -112,7 +112,7 @@ def test_whoever_cuts_has_all_others_fail_at_once_and_what_is_asked_for_later(me
 def test_who_ends_is_named(members: Members) -> None:
     one, other = met(members(2))
     other.close()
-    with pytest.raises(MeshBroken, match="replica-1.0"):
+    with pytest.raises(MeshBroken, match=r"replica-1\.0"):
         of(one, 1, bytearray(1)).result(SOON_S)
     one.close()
 

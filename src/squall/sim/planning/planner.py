@@ -34,7 +34,6 @@ from squall.sim.planning.ranking import Ranking, ranked
 from squall.sim.planning.speed import speed_of
 from squall.sim.planning.survival import survival_of
 from squall.strategies import Strategy
-from squall.strategies.work import Collective
 from squall.task import Task, TaskFunction, check_task
 
 EPOCHS = 50  # a trial's limit without `seconds`, until a first one has reached the target
@@ -87,13 +86,13 @@ def plan_cluster(
     if strategies is None:
         strategies = default_strategies(from_file, batches=-(-built.examples // built.batch_size))
         tried = [*alone, *(Candidate(name, strategy) for name, strategy in strategies.items())]
-        unfit = _unfit(tried, built, wanted, cluster, seed)
+        unfit = _unfit(tried, built, wanted, seed)
         strategies = {name: each for name, each in strategies.items() if Candidate(name, each).family not in unfit}
         alone = [candidate for candidate in alone if candidate.family not in unfit]
     candidates = [*alone, *sweep(strategies, sizes, budget)]
     families = {Candidate(name, strategy).family for name, strategy in strategies.items()}
     left_out = sorted(families - {candidate.family for candidate in candidates})
-    target = _check(candidates, built, wanted, cluster, seed)
+    target = _check(candidates, built, wanted, seed)
     if keep is not None:
         wanted = dataclasses.replace(wanted, keep=new_directory(keep))
     simulations = _Simulations(task, built, _timed(cluster, built, candidates[-1], seed), seed, progress)
@@ -118,30 +117,21 @@ class _Trials:
             raise ValueError("keep is for the runs of the trials of until: give until too, or leave keep out")
 
 
-def _unfit(
-    candidates: Sequence[Candidate], task: Task, trials: _Trials, cluster: Cluster, seed: int
-) -> dict[str, str]:  # fmt: skip
+def _unfit(candidates: Sequence[Candidate], task: Task, trials: _Trials, seed: int) -> dict[str, str]:
     """Family -> why it cannot train this task. None, if there is no family that can: then all have the same mistake."""
     found, families = {}, {candidate.family for candidate in candidates}
     for candidate in candidates:
         try:
-            _check([candidate], task, trials, cluster, seed)
+            _check([candidate], task, trials, seed)
         except ValueError as error:
             found[candidate.family] = str(error)
     return found if len(found) < len(families) else {}
 
 
-def _check(
-    candidates: Sequence[Candidate], task: Task, trials: _Trials, cluster: Cluster, seed: int
-) -> tuple[str, float] | None:  # fmt: skip
+def _check(candidates: Sequence[Candidate], task: Task, trials: _Trials, seed: int) -> tuple[str, float] | None:
     """All mistakes before the first simulation; the target."""
-    target, machines = None, sum(kind.count for kind in cluster.machines)
+    target = None
     for candidate in {candidate.name: candidate for candidate in candidates}.values():
-        if isinstance(candidate.recipe.work, Collective) and machines > 1:
-            raise ValueError(
-                f"{candidate.family} is for one machine for now, and the cluster has {machines}: leave it out, or try"
-                " it with `squall simulate`"
-            )
         settings = Settings(launcher="inline", seconds=trials.seconds)
         plan = make_plan(candidate.strategy, settings, Aims(until=trials.until), seed=seed)
         check_optimizers(candidate.recipe)
