@@ -18,9 +18,9 @@ from squall.replaying.nonfinite import NonFiniteBatch, examine
 from squall.replaying.replay import Replay
 from squall.replaying.replayed_nodes import ReplayedHost, ReplayedShard
 from squall.replaying.scripts import ScriptHost
+from squall.runtime.lone import LoneHost
 from squall.runtime.portions import PortionHost
 from squall.runtime.records import SEEN, Computed, Saved
-from squall.runtime.sequential import LoneHost
 from squall.runtime.snapshot import Snapshots
 
 

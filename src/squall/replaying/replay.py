@@ -41,6 +41,7 @@ from squall.runtime.driver import Host
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job, own_model
 from squall.runtime.kinds import kind_of
+from squall.runtime.lone import LoneHost
 from squall.runtime.portions import PortionHost
 from squall.runtime.records import (
     Applied,
@@ -52,7 +53,6 @@ from squall.runtime.records import (
 )
 from squall.runtime.replay_starts import replica_logs
 from squall.runtime.schedule import Damaged
-from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
 
 if TYPE_CHECKING:

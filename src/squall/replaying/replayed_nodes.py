@@ -17,6 +17,7 @@ from squall.replaying.scripts import ScriptHost
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.kinds import kind_of
+from squall.runtime.lone import LoneHost
 from squall.runtime.portions import PortionHost
 from squall.runtime.records import (
     Applied,
@@ -32,7 +33,6 @@ from squall.runtime.records import (
 )
 from squall.runtime.replay_starts import ShardCut, home, kept_push, kept_state, put_back, shard_logs
 from squall.runtime.schedule import Damaged
-from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
 
 PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
