@@ -40,7 +40,7 @@ from squall.runtime.driver import Host
 from squall.runtime.groups import Group
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job, private_job
-from squall.runtime.processes import keep_freed_memory
+from squall.runtime.processes import keep_freed_memory, private_bytes
 from squall.vector import Layout
 
 PARTS = 2
@@ -277,19 +277,7 @@ def _memory(job: Job, starts: tuple[int, ...], neighbours: Neighbours | None, ba
         host.perform(End("finished"), 0.0)
     else:
         follow(own, neighbours)
-    return _own_mib()
-
-
-def _own_mib() -> float:
-    """Private pages of the heap and of unnamed mappings; the arena's are shared memory, whoever has touched them."""
-    kib, counted = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        fields = line.split()
-        if not fields[0].endswith(":"):
-            counted = len(fields) < 6 or fields[5] == "[heap]"
-        elif counted and fields[0].startswith("Private_"):
-            kib += int(fields[1])
-    return kib / 1024
+    return private_bytes() / 2**20
 
 
 if __name__ == "__main__":

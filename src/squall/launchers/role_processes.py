@@ -30,6 +30,7 @@ from squall.runtime.interrupts import LeftToLauncher
 from squall.runtime.job import Job
 from squall.runtime.kinds import host, kind_of, machine
 from squall.runtime.part import Part
+from squall.runtime.parts_told import PartsHost
 from squall.runtime.pieces import PiecesHost
 from squall.runtime.places import Places
 from squall.runtime.processes import keep_freed_memory, never_interrupt
@@ -170,7 +171,7 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
         assert channel is not None
         coordinator = CoordinatorHost(job, channel, time.monotonic)
         if job.site is None:
-            return coordinator
+            return PartsHost(coordinator, job) if job.plan.settings.parts > 1 else coordinator
         counting = TrafficHost(coordinator, job, job.site)
         return PiecesHost(counting, job.directory, job.recipe.shards, job.site.pieces)
     made, ratio = host(job, node), job.slowness(node)

@@ -10,10 +10,12 @@ from contextlib import suppress
 from itertools import count
 
 import msgspec
+from msgspec.structs import replace
 
 from squall.parts.neighbours import NeighbourLost, Neighbours
+from squall.parts.spent import measured
 from squall.protocol.effects import Compute, Effect, End, Expect, Keep, PreparePush, UseWeights
-from squall.protocol.events import Event
+from squall.protocol.events import Event, GradientComputed
 from squall.runtime.driver import Host, HostAround
 
 KINDS: tuple[type[Effect], ...] = (Compute, Keep, PreparePush, UseWeights, Expect, End)
@@ -33,18 +35,29 @@ class Speaker(HostAround):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         with self._neighbours.together():
-            if isinstance(effect, End):
-                with suppress(NeighbourLost):  # who ends need not be told to
-                    self._neighbours.tell(_encoded([End("")]))
-                return super().perform(effect, now)
-            self._put_off.append(effect)
-            if isinstance(effect, self._later) and len(self._put_off) < MOST_PUT_OFF:
-                return super().perform(effect, now)
-            self._neighbours.tell(_encoded(self._put_off))
-            self._put_off = []
-            event = super().perform(effect, now)
-            self._neighbours.done()  # the others have written what they had to
+            with self._neighbours.spent.at_work():
+                event = self._perform(effect, now)
+            if isinstance(event, GradientComputed):
+                event = replace(event, inside=measured(self._neighbours.spent, self._neighbours.others.values()))
             return event
+
+    def rest(self) -> None:
+        self._neighbours.spent.look()
+        super().rest()
+
+    def _perform(self, effect: Effect, now: float) -> Event | None:
+        if isinstance(effect, End):
+            with suppress(NeighbourLost):  # who ends need not be told to
+                self._neighbours.tell(_encoded([End("")]))
+            return super().perform(effect, now)
+        self._put_off.append(effect)
+        if isinstance(effect, self._later) and len(self._put_off) < MOST_PUT_OFF:
+            return super().perform(effect, now)
+        self._neighbours.tell(_encoded(self._put_off))
+        self._put_off = []
+        event = super().perform(effect, now)
+        self._neighbours.done()  # the others have written what they had to
+        return event
 
 
 def follow(host: Host, neighbours: Neighbours, rounds: int | None = None) -> None:
@@ -54,11 +67,14 @@ def follow(host: Host, neighbours: Neighbours, rounds: int | None = None) -> Non
     """
     with neighbours.together():
         for _ in count() if rounds is None else range(rounds):
-            for effect in _decoded(neighbours.hear()):
-                host.perform(effect, 0.0)
-                if isinstance(effect, End):
-                    return
+            effects = _decoded(neighbours.hear())
+            with neighbours.spent.at_work():
+                for effect in effects:
+                    host.perform(effect, 0.0)
+                    if isinstance(effect, End):
+                        return
             neighbours.done()
+            neighbours.spent.look()
             host.rest()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -31,6 +32,7 @@ class Sliced(Inside):
     def __init__(self, task: Task, layout: Layout, neighbours: Neighbours, device: torch.device) -> None:
         assert isinstance(task.split, splits.Tensor)
         self._neighbours, self._device = neighbours, device
+        _time_waits(neighbours)
         mesh = DeviceMesh.from_group(neighbours.torch, device.type)
         chosen = layers_of(task.split, task.model)
         plan: Any = {name: _style(task.model.get_submodule(name), chosen[name]) for name in chosen}
@@ -65,6 +67,17 @@ class Sliced(Inside):
 
     def agreed(self, value: float) -> float:
         return self._neighbours.agreed(value)[0]
+
+
+def _time_waits(neighbours: Neighbours) -> None:
+    """Count what DTensor waits for in this process. It asks torch's group itself, and waits by this function alone."""
+    wait: Callable[[Any], Any] = functional.wait_tensor
+
+    def timed(tensor: Any) -> Any:
+        with neighbours.spent.waiting():
+            return wait(tensor)
+
+    functional.wait_tensor = timed
 
 
 def layers_of(split: splits.Tensor, model: nn.Module) -> dict[str, splits.Slicing]:
