@@ -19,7 +19,7 @@ import torch
 from setproctitle import setproctitle
 
 from squall.launchers.leaving import DONE, RAISED, leave
-from squall.parts.host import follow
+from squall.parts.host import Watch, follow
 from squall.parts.neighbours import SPEAKER, NeighbourLost, Neighbours
 from squall.protocol.nodes import Node
 from squall.runtime.groups import Group
@@ -31,8 +31,8 @@ from squall.usercode.blame import encode, note
 LOST = 72  # exit status of a first part, of whose fellows one was killed
 
 
-def first_part(job: Job, node: Node, sockets: Path) -> tuple[Job, Neighbours]:
-    """Fork the others; the job as this part has it, and the way to them."""
+def first_part(job: Job, node: Node, sockets: Path) -> tuple[Job, Neighbours, Watch]:
+    """Fork the others; the job as this part has it, the way to them, and what tells when one of them ends."""
     _folder(sockets, node).mkdir(mode=0o700)
     if job.recipe.work.local is not None:
         job = replace(job, own=torch.frombuffer(mmap(-1, 4 * job.layout.length), dtype=torch.float32))
@@ -42,7 +42,7 @@ def first_part(job: Job, node: Node, sockets: Path) -> tuple[Job, Neighbours]:
             others.append(pid)
         else:
             _follow(job, node, sockets, part)
-    return _joined(job, node, sockets, SPEAKER, others)
+    return *_joined(job, node, sockets, SPEAKER, others), Watch(others)
 
 
 def traceback_file(sockets: Path, node: Node) -> Path:

@@ -112,16 +112,17 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
     elif node.role == "evaluator":
         os.nice(EVALUATOR_NICE if job.plan.until is None and job.plan.patience is None else JUDGE_NICE)
     several = node.role == "replica" and job.plan.settings.parts > 1
+    watch = None
     if several:
-        job, neighbours = first_part(job, node, sockets)
-    transport, carriers = connections(job, node, sockets, pipe)
+        job, neighbours, watch = first_part(job, node, sockets)
+    transport, carriers = connections(job, node, sockets, pipe, () if watch is None else (watch.fileno(),))
     channel = NurseryChannel(pipe, job.plan.threads) if pipe is not None else None
     try:
         # The coordinator's rows are written while nobody speaks, too.
         poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf
         host, own = make_host(job, node, channel), () if channel is None else (channel,)
         if several:
-            host = Speaker(host, neighbours, own_weights=job.recipe.work.local is not None)
+            host = Speaker(host, neighbours, own_weights=job.recipe.work.local is not None, watch=watch)
         Driver(machine(job, node), transport, host, carriers=(*own, *carriers)).run(poll_every_s)
     except NeighbourLost as lost:
         die_of(lost, node, sockets)
@@ -130,15 +131,20 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
 
 
 def connections(
-    job: Job, node: Node, sockets: Path, pipe: ControlPipe | None
+    job: Job, node: Node, sockets: Path, pipe: ControlPipe | None, wake_on: Sequence[int] = ()
 ) -> tuple[HostTransport, list[Carrier]]:  # fmt: skip
-    """What reaches the node's peers on this machine, and those elsewhere. A message on the `pipe` wakes it as well."""
+    """What reaches the node's peers on this machine, and those elsewhere.
+
+    A message on the `pipe` wakes it as well, and one of the file descriptors in `wake_on`.
+    """
     carriers = [] if job.site is None else [_carrier(job, job.site, node, sockets)]
     peers = _servers(job, node, here=True)
     transport = HostTransport(
         node, sockets, serve=node.role in ("coordinator", "shard"), peers=peers,
         spin_s=_spin_s(job, node) if job.site is None else 0.0,
-        wake_on=[*([pipe.connection.fileno()] if pipe is not None else []), *(c.fileno() for c in carriers)],
+        wake_on=[
+            *wake_on, *([pipe.connection.fileno()] if pipe is not None else []), *(c.fileno() for c in carriers)
+        ],
     )  # fmt: skip
     return transport, carriers
 
