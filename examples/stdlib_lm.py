@@ -47,13 +47,19 @@ def task() -> squall.Task:
         groups=decayed_and_not,
         schedule=warm_up_then_cosine,
         clip_norm=1.0,
-        split=squall.Pipeline(stages=lambda model: [model.start, *model.blocks, model.end], microbatches=4),
+        split=squall.Pipeline(stages=stages, microbatches=4),
     )
 
 
 def in_slices() -> squall.Task:
     """The same, but with --parts each part has some of a feed-forward layer's units (attention's 3 heads stay)."""
     return replace(task(), split=squall.Tensor({"blocks.*.up": "column", "blocks.*.down": "row"}))
+
+
+def stages(model: nn.Module) -> list[nn.Module]:
+    """What a pipeline may be cut between."""
+    start, blocks, end = model.children()
+    return [start, *blocks.children(), end]
 
 
 def source(held_out: bool) -> Tensor:

@@ -26,9 +26,11 @@ class Neighbours:
     The group becomes torch's default one in this process, which DTensor and pipelining ask for.
     """
 
-    def __init__(self, group: Group, part: int, parts: int) -> None:
+    def __init__(self, group: Group, part: int, parts: int, tag: int = 0) -> None:
+        """`tag`: of the messages here, where others use the group as well."""
         self.part = part
         self.parts = parts
+        self._tag = tag
         self.group = group
         self.torch = group.torch
         self.spent = Spent()
@@ -109,7 +111,7 @@ class Neighbours:
     def sending(self, tensor: Tensor, to: int) -> Callable[[], None]:
         """Until what this returns has been called, and has returned, the tensor must stay as it is."""
         with lost_neighbours():
-            work = self.torch.send([tensor], to, 0)
+            work = self.torch.send([tensor], to, self._tag)
 
         def wait() -> None:
             with lost_neighbours(), self.spent.waiting():
@@ -119,7 +121,7 @@ class Neighbours:
 
     def receive(self, tensor: Tensor, source: int) -> Tensor:
         with lost_neighbours(), self.spent.waiting():
-            self.torch.recv([tensor], source, 0).wait()
+            self.torch.recv([tensor], source, self._tag).wait()
         return tensor
 
 
