@@ -71,10 +71,9 @@ class Session:
 
     @property
     def parts(self) -> int:
-        """How many processes a replica has: each builds the whole model, and all get the same batches.
+        """How many processes a replica has: each builds the whole model, and gets the same batches.
 
-        The replica's gradient is the sum of what its parts leave in `grad`; None adds nothing. All of them take, step
-        or skip each batch, and leave the loop, together. docs/porting.md has more.
+        Gradients are the sum of what the parts leave in `grad` (None adds nothing); docs/porting.md has the rest.
         """
         return self._backend.parts
 
