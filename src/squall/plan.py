@@ -81,8 +81,6 @@ def _check_parts(strategy: Strategy, recipe: Recipe, settings: Settings) -> None
         what = "SingleProcess is one process"
     elif isinstance(recipe.work, Collective):
         what = f"{type(strategy).__name__} has the optimizer on replicas, which have one process each yet"
-    elif settings.last_snapshots:
-        what = f"keep_schedule is {settings.keep_schedule!r}, and there is no replay of parts yet"
     if what:
         raise ValueError(f"parts is {settings.parts}, and {what}: leave it out, or use Synchronous or Downpour")
 

@@ -165,7 +165,6 @@ def test_a_run_with_parts_is_interrupted_and_resumed_with_one(tmp_path: Path) ->
     [
         (squall.SingleProcess(), {}, "parts is 2, and SingleProcess is one process"),
         (squall.AllReduce(), {}, "AllReduce has the optimizer on replicas"),
-        (squall.Downpour(), {"keep_schedule": "last:3"}, "there is no replay of parts yet"),
     ],
 )
 def test_what_parts_cannot_do_yet_is_refused_with_the_remedy(

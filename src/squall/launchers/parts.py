@@ -45,7 +45,7 @@ def first_part(job: Job, node: Node, sockets: Path) -> tuple[Job, Neighbours, Wa
 
 def with_own(job: Job) -> Job:
     """The job with weights that parts share which are forked later, where the replica trains on its own."""
-    return job if job.recipe.work.local is None else replace(job, own=shared_vector(job))
+    return job if job.recipe.work.local is None or job.own is not None else replace(job, own=shared_vector(job))
 
 
 def shared_vector(job: Job) -> Tensor:
@@ -96,7 +96,7 @@ def _follow(job: Job, node: Node, sockets: Path, part: int) -> NoReturn:
         torch.set_num_threads(job.plan.threads)
         keep_freed_memory()
         job, neighbours = _joined(job, node, sockets, part)
-        follow(host(job, node), neighbours)
+        follow(host(replace(job, schedule=None), node), neighbours)  # what all perform the first part records
         status = DONE
     except NeighbourLost:
         status = LOST  # that one knows why

@@ -15,9 +15,9 @@ from squall.protocol.effects import Compute
 from squall.protocol.events import BatchSkipped, GradientComputed
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import NonFiniteBatch, examine
+from squall.replaying.processes import ReplicaProcess
 from squall.replaying.replay import Replay
 from squall.replaying.replayed_nodes import ReplayedHost, ReplayedShard
-from squall.replaying.scripts import ScriptHost
 from squall.runtime.lone import LoneHost
 from squall.runtime.portions import PortionHost
 from squall.runtime.records import SEEN, Computed, Saved
@@ -108,7 +108,7 @@ class Observer:
     def computing(self, node: Node, batch: Computed, host: ReplayedHost) -> bool:
         """The batch is about to be computed."""
         if self._around_nan and not (batch.finite or batch.skipped):
-            if isinstance(host, ScriptHost):
+            if isinstance(host, ReplicaProcess):
                 self.nan = host.examine(batch.batch)
             else:
                 if isinstance(host, LoneHost):

@@ -13,7 +13,7 @@ from pathlib import Path
 from squall.protocol.effects import AddPortions, Compute, Expect, Term, UseWeights
 from squall.protocol.nodes import Node
 from squall.replaying.losses import not_there
-from squall.replaying.scripts import ScriptHost
+from squall.replaying.processes import ReplicaProcess
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.kinds import kind_of
@@ -37,7 +37,7 @@ from squall.runtime.store import Store
 
 PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
 
-ReplayedHost = ReplicaHost | PortionHost | LoneHost | ScriptHost
+ReplayedHost = ReplicaHost | PortionHost | LoneHost | ReplicaProcess
 
 
 class ReplayedNode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,12 +14,15 @@ import torch
 from torch import Tensor
 
 from squall.errors import SnapshotMismatch
+from squall.launchers import scratch
 from squall.launchers.environment import is_script
 from squall.protocol.nodes import Node
+from squall.replaying.apart import replay_apart
 from squall.replaying.findings import Observer
+from squall.replaying.processes import Processes, Strayed
 from squall.replaying.replay import Replay
 from squall.replaying.replayed import Replayed
-from squall.replaying.scripts import ScriptReplicas, Strayed, run_to_join
+from squall.replaying.scripts import run_to_join
 from squall.runtime import attempts
 from squall.runtime import replay_starts as cuts
 from squall.runtime.attempts import Start, surroundings
@@ -41,7 +45,7 @@ def replay(
     run_dir: str | Path, *, until: int | None = None, check: bool = False, around_nan: bool = False,
     own_process: bool = False,
 ) -> Replayed:  # fmt: skip
-    """Recompute a run in this process, to the same weights bit for bit.
+    """Recompute a run in this process, or where its processes computed together in some, to the same bits.
 
     It begins where the run did, or at the oldest snapshot that enough is kept for (`keep_schedule="last:3"`).
 
@@ -67,6 +71,8 @@ def replay(
         raise ValueError(f"until is {until}: it must be 0 or more updates")
     if is_script(path) and not own_process:
         raise ValueError(f"{path} is the run of a script: replay it by `squall replay {path}`")
+    if not own_process and any(attempts.forks(each) for each in attempts.paths(path)):
+        return replay_apart(path, until=until, check=check, around_nan=around_nan)
     threads = torch.get_num_threads()
     try:
         rerun = _Rerun(path, until, check, around_nan)
@@ -170,11 +176,17 @@ class _Rerun:
             torch.set_num_threads(1)  # as the nursery had that built it in the run: some initial weights depend on it
         seed_everything(plan.seed)
         task = code["task"]()
+        if attempt.start.forked:
+            from squall.replaying.parted import PartedReplicas  # torch's compiler comes with it, before the forks
+
+            with scratch.directory() as folder:
+                perform(code["strategy"], task, PartedReplicas(folder))
+            return
         torch.set_num_threads(plan.threads)
         perform(code["strategy"], task)
 
     def _perform(
-        self, attempt: _Attempt, plan: Plan, strategy: Strategy, task: Task, scripts: ScriptReplicas | None = None
+        self, attempt: _Attempt, plan: Plan, strategy: Strategy, task: Task, processes: Processes | None = None
     ) -> None:
         path, start, later, snapshot = attempt
         layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
@@ -188,7 +200,7 @@ class _Rerun:
                 )
             restored = restored or self._snapshots.restore(start.snapshot, layout)
         self._bases = {number: base for number, base in self._bases.items() if number <= (start.snapshot or 0)}
-        job = private_job(plan, strategy, task, layout, self._directory, restored)
+        job = replace(private_job(plan, strategy, task, layout, self._directory, restored), starts=start.starts)
         until = self._until
         if until is not None and any(until > after.updates for after in later):
             until = None
@@ -197,7 +209,7 @@ class _Rerun:
         observer = Observer(
             self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep, newest=newest
         )
-        observer.replay = replay = Replay(job, path, observer, scripts, updates=start.updates, snapshot=snapshot)
+        observer.replay = replay = Replay(job, path, observer, processes, updates=start.updates, snapshot=snapshot)
         if snapshot is not None:
             versions = [shard.version for shard in replay.shards]
             self._snapshot, self._since = snapshot, min(versions)
@@ -205,7 +217,7 @@ class _Rerun:
                 kept = f"the schedule is kept from snapshot {snapshot} (update {max(versions)}) on"
                 raise ValueError(f"until is {self._until}: {kept}")
         self._observer = observer
-        if scripts is not None and (numbers := self._snapshots.numbers()):
+        if processes is not None and (numbers := self._snapshots.numbers()):
             self._snapshots.manifest(numbers[-1]).check_examples(replay.job.task.examples)
         try:
             if not observer.begin():
@@ -255,8 +267,7 @@ class _Rerun:
 
 
 def _attempts(directory: Path) -> list[Path]:
-    found = [directory / "schedule" / str(number) for number in attempts.numbers(directory)]
-    if found:
+    if found := attempts.paths(directory):
         return found
     load_code(directory)  # which says what is wrong with a directory of something else
     raise ValueError(
