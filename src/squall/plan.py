@@ -54,8 +54,6 @@ def make_plan(
         _check_parts(strategy, recipe, settings)
     if settings.several and isinstance(recipe.work, Collective):
         raise ValueError(f"{asked}, and AllReduce is for one machine for now: use Synchronous")
-    if settings.last_snapshots and isinstance(recipe.work, Collective):
-        raise ValueError(f"keep_schedule is {settings.keep_schedule!r}: AllReduce has no replay yet, leave it out")
     if settings.last_snapshots and recipe.why_from_the_start:
         raise ValueError(
             f"keep_schedule is {settings.keep_schedule!r} with {type(strategy).__name__}, where"

@@ -24,10 +24,7 @@ def replay_apart(run_dir: Path, **asked: Any) -> Replayed:
     mine, theirs = Pipe()
     with mine:
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _ENTRY, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment(),
-                stdin=subprocess.DEVNULL, stdout=2,
-            )  # fmt: skip
+            process = start_replay(theirs.fileno())
         try:
             mine.send_bytes(cloudpickle.dumps((os.getpid(), sys.path, run_dir.absolute(), asked)))
             added, answer = cloudpickle.loads(mine.recv_bytes())  # from the process started here
@@ -43,6 +40,14 @@ def replay_apart(run_dir: Path, **asked: Any) -> Replayed:
     if isinstance(found, Exception):
         raise found
     return found
+
+
+def start_replay(pipe: int) -> subprocess.Popen[bytes]:
+    """A new process that has this end of the pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _ENTRY, str(pipe)], pass_fds=[pipe], env=environment(), stdin=subprocess.DEVNULL,
+        stdout=2,
+    )  # fmt: skip
 
 
 _ENTRY = """

@@ -28,6 +28,7 @@ from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import NonFiniteBatch, examine
 from squall.replaying.processes import Failed, ReplicaProcess, forked
 from squall.runtime.backward import Backward
+from squall.runtime.driver import Host
 from squall.runtime.job import Job, own_model
 from squall.runtime.kinds import host
 from squall.usercode.blame import decode
@@ -76,12 +77,11 @@ class PartedReplicas:
 
 
 def _serve(job: Job, node: Node, folder: Path, pipe: Connection) -> NoReturn:
-    """Be the first part."""
+    """Be the first part, or the only one."""
     try:
         setproctitle(f"squall replica {node.index} of the replay of {job.directory.name}")
         torch.set_num_threads(job.plan.threads)
-        job, neighbours, watch = first_part(job, node, folder)
-        made = Speaker(host(job, node), neighbours, own_weights=job.recipe.work.local is not None, watch=watch)
+        made = _first(job, node, folder) if job.plan.settings.parts > 1 else host(job, node)
         while True:
             order = pickle.loads(pipe.recv_bytes())  # from the process that forked this one
             pipe.send_bytes(cloudpickle.dumps(made.perform(order, 0.0)))
@@ -92,6 +92,11 @@ def _serve(job: Job, node: Node, folder: Path, pipe: Connection) -> NoReturn:
     except BaseException:  # this process never returns into the replay's own code
         pipe.send_bytes(cloudpickle.dumps(Failed(f"{node} raised\n{traceback.format_exc()}")))
     os._exit(1)
+
+
+def _first(job: Job, node: Node, folder: Path) -> Host:
+    job, neighbours, watch = first_part(job, node, folder)
+    return Speaker(host(job, node), neighbours, own_weights=job.recipe.work.local is not None, watch=watch)
 
 
 def _story(lost: NeighbourLost, node: Node, folder: Path) -> str:

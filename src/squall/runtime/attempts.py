@@ -7,7 +7,6 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -45,7 +44,8 @@ def read_start(path: Path) -> Start:
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
     if not start.kept:
-        raise Damaged(f"{path} holds no schedule: its attempt ran with --keep-schedule none, or AllReduce")
+        why = "--keep-schedule none, or AllReduce in one process or on GPUs"
+        raise Damaged(f"{path} holds no schedule: its attempt ran with {why}")
     return start
 
 
@@ -61,13 +61,6 @@ def readable(paths: list[Path], notes: list[str]) -> list[Start]:
             notes.append(str(damaged))
             break
     return starts
-
-
-def forks(path: Path) -> bool:
-    """Whether the replicas of an attempt can only be replayed in processes of their own."""
-    with suppress(Damaged):
-        return read_start(path).forked
-    return False
 
 
 def kept_upto(later: Sequence[Start]) -> int:
@@ -137,12 +130,15 @@ def begin(job: Job, script: bool = False) -> Job:
 
 
 def _is_replayed(job: Job, script: bool) -> bool:
-    return not isinstance(job.recipe.work, Collective) and not (script and _has_groups(job))
+    """Scripts of parts are not yet; all-reduce where its members are processes, on the CPU."""
+    if isinstance(job.recipe.work, Collective):
+        return job.plan.settings.launcher != "inline" and job.plan.device == "cpu"
+    return not (script and job.plan.settings.parts > 1)
 
 
 def _has_groups(job: Job) -> bool:
     """Whether processes compute together, so that a replay needs as many."""
-    return job.plan.settings.parts > 1
+    return job.plan.settings.parts > 1 or isinstance(job.recipe.work, Collective)
 
 
 def paths(directory: Path) -> list[Path]:

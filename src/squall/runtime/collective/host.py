@@ -30,30 +30,30 @@ class CollectiveHost(Host):
     def __init__(self, job: Job, in_group: InGroup) -> None:
         self._job = job
         self._snapshots = Snapshots(job.directory)
-        self._in_group = in_group
+        self.in_group = in_group
 
     def attach(self, payload: Payload) -> None:
-        self._job.arena.weights(payload.slot, payload.buffer).copy_(self._in_group.member.vector)
+        self._job.arena.weights(payload.slot, payload.buffer).copy_(self.in_group.member.vector)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case Step():
-                return self._in_group.step(effect)
+                return self.in_group.step(effect)
             case JoinGroup():
-                return self._in_group.join(effect)
+                return self.in_group.join(effect)
             case LeaveGroup():
-                self._in_group.leave()
+                self.in_group.leave()
             case WriteSnapshot(number):
-                return self._snapshots.write(number, 0, 1, self._in_group.member.state(), (0, self._job.layout.length))
+                return self._snapshots.write(number, 0, 1, self.in_group.member.state(), (0, self._job.layout.length))
             case End():
-                self._in_group.leave()
-                self._in_group.member.batches.close()
+                self.in_group.leave()
+                self.in_group.member.batches.close()
             case _:
                 raise AssertionError(f"a replica cannot {effect!r}")
         return None
 
     def rest(self) -> None:
-        self._in_group.member.batches.prepare()
+        self.in_group.member.batches.prepare()
 
 
 def in_a_process(job: Job, node: Node) -> CollectiveHost:
