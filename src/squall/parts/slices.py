@@ -33,10 +33,7 @@ class Sliced(Inside):
         assert isinstance(task.split, splits.Tensor)
         self._neighbours, self._device = neighbours, device
         _time_waits(neighbours)
-        mesh = DeviceMesh.from_group(neighbours.torch, device.type)
-        chosen = layers_of(task.split, task.model)
-        plan: Any = {name: _style(task.model.get_submodule(name), chosen[name]) for name in chosen}
-        parallelize_module(task.model, mesh, plan, src_data_rank=None)
+        slice_layers(task.split, task.model, DeviceMesh.from_group(neighbours.torch, device.type))
         self._parameters = dict(task.model.named_parameters())
         distributed: dict[str, Any] = {n: p for n, p in self._parameters.items() if isinstance(p, DTensor)}
         self._distributed = [*distributed.values()]
@@ -95,6 +92,12 @@ def layers_of(split: splits.Tensor, model: nn.Module) -> dict[str, splits.Slicin
             raise ValueError(f"squall.Tensor: {pattern!r} and another pattern name {both[0]}: give it to one of them")
         chosen |= dict.fromkeys(found, slicing)
     return chosen
+
+
+def slice_layers(split: splits.Tensor, model: nn.Module, mesh: DeviceMesh) -> None:
+    """Make the layers' parameters DTensors, each process keeping its slice of what it has."""
+    plan: Any = {name: _style(model.get_submodule(name), slicing) for name, slicing in layers_of(split, model).items()}
+    parallelize_module(model, mesh, plan, src_data_rank=None)
 
 
 def _style(module: nn.Module, slicing: splits.Slicing) -> ColwiseParallel | RowwiseParallel:
