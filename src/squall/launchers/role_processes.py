@@ -187,7 +187,7 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
 
 
 def _spin_s(job: Job, node: Node) -> float:
-    wanted = job.recipe.replicas * job.plan.threads + job.recipe.shards
+    wanted = job.recipe.replicas * job.plan.settings.parts * job.plan.threads + job.recipe.shards
     roomy = wanted <= len(os.sched_getaffinity(0))
     return SPIN_S if node.role == "replica" or (node.role == "shard" and roomy) else 0.0
 
