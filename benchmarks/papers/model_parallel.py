@@ -107,6 +107,8 @@ def measure() -> None:
         for name, network in NETWORKS.items()
         for era in ERAS
     }
+    one_s = _batch_s(NETWORKS["speech, 42 M"], ERAS[1], 1)
+    at_once = {n: one_s / _batch_s(NETWORKS["speech, 42 M"], ERAS[1], n, at_once=True) for n in (8, 64)}
     figure = new_figure()
     for axes, name in zip(figure.subplots(1, 2), NETWORKS):
         for era in ERAS:
@@ -121,15 +123,17 @@ def measure() -> None:
         rows.append([name, era.name, f"{found[at]:.1f} on {at}", f"{found[most]:.1f} on {most}", _all(found)])
     columns = ["network", "machines and links", "speed-up", "the most", "machines: speed-up"]
     title = "Models on several machines"
-    write("model_parallel", title, figure, columns, rows, _text(gains))
+    write("model_parallel", title, figure, columns, rows, _text(gains, at_once))
 
 
 def _all(found: dict[int, float]) -> str:
     return ", ".join(f"{n}: {gain:.1f}" for n, gain in found.items())
 
 
-def _batch_s(network: Network, era: Era, parts: int) -> float:
-    split = ParallelStep(shares=(1 / parts,) * parts, waits=tuple(network.waits(parts)) if parts > 1 else ())
+def _batch_s(network: Network, era: Era, parts: int, at_once: bool = False) -> float:
+    """`at_once`: a machine's messages cost as much time as one."""
+    waits = [(size, 1 if at_once else messages) for size, messages in network.waits(parts)] if parts > 1 else []
+    split = ParallelStep(shares=(1 / parts,) * parts, waits=tuple(waits))
     machine = MachineKind(
         name="machine", count=parts, step_s=FLOPS * network.weights * BATCH / era.flops, jitter=LogNormal(SIGMA),
         exchange=NOTHING, send=((1, era.send_s),), interface=era.interface,
@@ -147,7 +151,7 @@ def _stand_in() -> squall.Task:
     return squall.Task(model=nn.Linear(1, 1), loss=lambda m, b: m(b[0]).mean(), train=data, batch_size=1)
 
 
-def _text(gains: dict[tuple[str, Era], dict[int, float]]) -> str:
+def _text(gains: dict[tuple[str, Era], dict[int, float]], at_once: dict[int, float]) -> str:
     ideal, slower, today, ten = ERAS
     lines, most = [], {key: max(found, key=found.__getitem__) for key, found in gains.items()}
     for name, (at, claimed) in CLAIMED.items():
@@ -165,7 +169,7 @@ equally, and a log-normal time of each machine (sigma {SIGMA}), of which the slo
 cores (the paper's most) of 10 or 5 GFLOP/s, and 1 Gbit/s with {ideal.latency_s * 1e6:.0f} us; those of today compute
 {today.flops / 1e12:g} TFLOP/s and have 100 Gbit/s with {today.latency_s * 1e6:.0f} us, or 10 Gbit/s with
 {ten.latency_s * 1e6:.0f} us. A message costs {ideal.send_s * 1e6:.0f} us of code, today {today.send_s * 1e6:.0f} us,
-and a machine's messages come one after the other.
+and a machine's messages come one after the other, which is assumed as well.
 The speech network is {"-".join(map(str, SPEECH))}, every layer in equal parts on all machines, so each needs the whole
 layer below from the others. The image network's geometry is made up: locally connected stages of
 {", ".join(f"{side} x {side} with {maps} maps" for side, maps in STAGES)} on a square grid of machines, patches of
@@ -174,6 +178,8 @@ layer below from the others. The image network's geometry is made up: locally co
 {". ".join(lines)}.
 The most is gained by the speech network on {", ".join(speech)} machines, in the paper on 8; by the image network on
 {", ".join(images)} of those tried, while the paper's largest figure is of 81.
+That the speech network becomes slower again comes of messages one after the other: if all of a machine's cost as much
+time as one, it gains, at 5 GFLOP/s, {at_once[8]:.1f} times on 8 machines and {at_once[64]:.1f} on 64.
 What decides is how long a machine computes for each byte that it is sent, and how fast a core of 2012 was is not known
 better than by a factor of two: the same factor lies between these figures and the paper's. On faster machines the same
 network gains less, unless the links become faster by as much.
