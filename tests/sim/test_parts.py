@@ -17,6 +17,7 @@ from squall.sim.cluster.own_split import own_split
 from squall.sim.cluster.parts import FailureLaw, Link, MachineKind, Preemption
 from squall.sim.cluster.simulate import simulate
 from squall.sim.cluster.split_step import ParallelStep, PipelineStep
+from squall.sim.planning.planner import plan_cluster
 from squall.strategies import STRATEGIES
 from tests.rehearsal import same
 from tests.sim.test_simulate import NO_SNAPSHOTS, STEP_S, blobs, untested
@@ -221,6 +222,15 @@ def test_a_task_with_a_split_is_simulated_without_a_word_in_the_cluster() -> Non
     found = simulate(task, squall.Downpour(replicas=2), boxes(6), gradients="none", epochs=2, settings=settings)
     assert (found.status, found.parts, found.examples) == ("finished", 2, 1600)
     assert "downpour, 2 replicas of 2 parts, 1 shard" in str(found)
+
+
+def test_a_plan_tries_replicas_of_one_part_whatever_the_cluster_says() -> None:
+    cluster = boxes(1, count=3)
+    both = [
+        plan_cluster(untested, each, strategies={"downpour": squall.Downpour(replicas=1)}).first.useful
+        for each in (cluster, dataclasses.replace(cluster, split=IDEAL))
+    ]
+    assert both[0] == both[1]
 
 
 # ---------------------------------------------------------------- what is refused
