@@ -10,6 +10,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,7 +30,7 @@ from squall.runtime.job import Job
 from squall.runtime.processes import keep_freed_memory
 from squall.sim.cluster.forks import forked
 from squall.sim.cluster.measure_run import endless_job
-from squall.sim.cluster.quiet import Chunks, Enough, calmest, moment, times_of
+from squall.sim.cluster.quiet import Chunks, Enough, calmest, core_s, moment, times_of, waited_s
 from squall.strategies import Downpour
 from squall.task import Task
 from squall.vector import Layout
@@ -95,22 +96,33 @@ def _part(job: Job, part: int, line: ControlPipe) -> None:
     neighbours = Neighbours(Group("send", Path(job.directory), [os.getpid()] * 2, part), part, 2)
     host = ReplicaHost(job, 0, inside(job.task, job.layout, job.starts, neighbours, torch.device("cpu")))
     if part > 0:
+        neighbours.send(torch.tensor([os.getpid()]), 0)
         follow(host, neighbours)
         return
+    pids = os.getpid(), int(neighbours.receive(torch.tensor([0]), 1).item())
     speaker, chunks = Speaker(host, neighbours), Chunks(line)
     times: list[float] = []
     speaker.perform(UseWeights(0), 0.0)
-    _batch_s(speaker, MANY), _batch_s(speaker, 1)  # whose shapes torch has not seen yet
+    _batch_s(speaker, MANY, pids), _batch_s(speaker, 1, pids)  # whose shapes torch has not seen yet
     with suppress(Enough):
         chunks.begin()
         while True:
             if len(times) >= FEWEST and chunks.over():
                 chunks.next(times=times)
                 times = []
-            times.append(max(0.0, _batch_s(speaker, MANY) - _batch_s(speaker, 1)) / (MANY - 1))
+            times.append(max(0.0, _batch_s(speaker, MANY, pids) - _batch_s(speaker, 1, pids)) / (MANY - 1))
 
 
-def _batch_s(speaker: Any, microbatches: int) -> float:
-    began = time.perf_counter()
+def _batch_s(speaker: Any, microbatches: int, pids: Sequence[int]) -> float:
+    """Seconds, without those for which one of the two was ready and had no core: the other waits for it then.
+
+    Where both are ready at once that is too much, but they cannot be faster than their work on two cores.
+    """
+    waited, core, began = _sum(waited_s, pids), _sum(core_s, pids), time.perf_counter()
     speaker.perform(Compute(0, 0, microbatches, 0, accumulate=False, local_step=False), 0.0)
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    return max(seconds - (_sum(waited_s, pids) - waited), (_sum(core_s, pids) - core) / len(pids))
+
+
+def _sum(of_process: Callable[[int], float], pids: Sequence[int]) -> float:
+    return sum(of_process(pid) for pid in pids)
