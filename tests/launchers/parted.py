@@ -23,9 +23,13 @@ inputs = torch.randn(92, 6)
 data = TensorDataset(inputs, inputs[:, :2].sum(1, keepdim=True).sin())
 front = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8) if options.how == "pipeline" else nn.Identity(), nn.Tanh())
 back = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 1))
-back[0].bias = front[0].bias  # tied, so that in a pipeline two parts have a gradient of it
 model = nn.Sequential(front, back)
-session = squall.join(model, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9), clip_norm=0.5)
+if options.how == "two optimizers":
+    own = [torch.optim.SGD(each.parameters(), lr=0.05, momentum=0.9) for each in (front, back)]
+    session = squall.join([front, back], own)
+else:
+    back[0].bias = front[0].bias  # tied, so that in a pipeline two parts have a gradient of it
+    session = squall.join(model, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9), clip_norm=0.5)
 part, parts = session.part, session.parts
 assert (parts == 1) == (session.group is None)
 
@@ -72,7 +76,7 @@ if options.mode == "replaced":
     front[0].weight = nn.Parameter(torch.randn(16, 6))
 if options.mode == "other data" and part == 1:
     data = TensorDataset(inputs[:90], inputs[:90, :1])
-compute = {"pipeline": pipeline, "examples": examples, "whole": whole}[options.how] if parts > 1 else whole
+compute = {"pipeline": pipeline, "whole": whole}.get(options.how, examples) if parts > 1 else whole
 seen = []
 for number, batch in enumerate(session.batches(data, batch_size=16, epochs=options.epochs)):
     if number == 3 and options.mode == "break":
@@ -88,9 +92,15 @@ for number, batch in enumerate(session.batches(data, batch_size=16, epochs=optio
         session.skip()
         continue
     seen.append(round(float(batch[0].sum()), 4))
-    session.step(compute(batch))
+    if options.how == "two optimizers":
+        for optimizer in session.optimizers:
+            optimizer.zero_grad()
+            compute(batch)
+            optimizer.step()
+    else:
+        session.step(compute(batch))
 with torch.no_grad():
-    measured = session.evaluate(data, {"error": lambda model, batch: (model(batch[0]) - batch[1]).abs().mean(1)})
+    measured = session.evaluate(data, {"error": lambda _, batch: (model(batch[0]) - batch[1]).abs().mean(1)})
 print(f"part {part} of {parts} of {session.rank}, leader {session.is_leader}, saw {hash(tuple(seen))}\n", end="")
 if options.save and session.rank == 0:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}

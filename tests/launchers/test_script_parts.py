@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from squall.report import Reader, audit
 from squall.run import Run
 from tests import deep
 from tests.launchers.processes import Started, wait_for
+from tests.launchers.test_parts import at_rest
 from tests.warm import python
 
 SCRIPT = str(Path(__file__).with_name("parted.py"))
@@ -52,6 +54,7 @@ def apart(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> fl
             ("pipeline", "diloco --inner-steps 4"),
             ("pipeline", "elastic_averaging --every 3"),
             ("pipeline", "bounded_delay --overlap"),
+            ("two optimizers", "downpour"),
         ],
         2,
     ),
@@ -137,6 +140,25 @@ def test_a_part_that_dies_is_its_replicas_death(tmp_path: Path, victim: str) -> 
         with closing(Reader(run.directory / "run.sqlite")) as reader:
             assert audit(reader).complete
         assert "replica-1.1" in {row.node for row in run.rows(MemberRow) if row.change == "joined"}
+    finally:
+        run.process.kill()
+        run.finish()
+        wait_for(run.gone, 10, "the processes to end")
+
+
+def test_a_part_that_dies_while_its_replica_waits_is_noticed_at_once(tmp_path: Path) -> None:
+    """Replica 0 waits for a round in which replica 1 does not push, because it is stopped."""
+    run = started(tmp_path, "--how", "pipeline", "--epochs", "1000", flags=("--strategy", "synchronous"))
+    try:
+        for replica in range(2):
+            run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)
+        held, pids = run.kill("replica 1", signal.SIGSTOP), run.processes()
+        looks: deque[list[str]] = deque(maxlen=30)
+        wait_for(lambda: at_rest(looks, pids["replica 0"], pids["replica 0 part 1"]), 30, "replica 0 to wait")
+        os.kill(pids["replica 0 part 1"], signal.SIGKILL)
+        run.wait_rows(MemberRow, lambda row: (row.node, row.change) == ("replica-0.0", "lost"), 10)
+        run.wait_rows(MemberRow, lambda row: (row.node, row.change) == ("replica-0.1", "joined"))
+        os.kill(held, signal.SIGCONT)
     finally:
         run.process.kill()
         run.finish()

@@ -21,6 +21,7 @@ from squall.launchers.leaving import DONE, LOST, RAISED, leave
 from squall.launchers.parts import folder, meet, shared_vector, traceback_file, with_own
 from squall.launchers.script_parts import Following, Speaking
 from squall.launchers.script_replica import ReplicaBackend, ScriptBackend
+from squall.parts.host import Watch
 from squall.parts.meeting import TAG
 from squall.parts.neighbours import SPEAKER, NeighbourLost
 from squall.protocol.nodes import Node
@@ -61,7 +62,8 @@ class Fellows:
             raise NeighbourLost(str(error)) from error
         if self.part != SPEAKER:
             return Following(job, node, neighbours, scratch)
-        return Speaking(ReplicaBackend(job, node, self._sockets, pipe), job, neighbours, scratch)
+        replica = ReplicaBackend(job, node, self._sockets, pipe, Watch(self._others))
+        return Speaking(replica, job, neighbours, scratch)
 
     def leave(self) -> None:
         """The script has come to its end here: part 0 waits for the others'."""

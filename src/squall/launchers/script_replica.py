@@ -17,6 +17,8 @@ from squall.errors import Interrupted, NotFinite, SquallError
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.last_weights import last_weights
 from squall.launchers.role_processes import blame, close, connections, name_process
+from squall.parts.host import Watch
+from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import Compute, Effect, UseWeights
 from squall.protocol.events import BatchOver, BatchSkipped, Event, LoopLeft, ValuesLogged
 from squall.protocol.messages import Factors
@@ -39,9 +41,9 @@ from squall.usercode.blame import note_batch
 class _ScriptHost(ReplicaHost):
     """A replica's host that leaves the computing to the script, and hears how the run ends."""
 
-    def __init__(self, job: Job, slot: int, pipe: ControlPipe) -> None:
+    def __init__(self, job: Job, slot: int, pipe: ControlPipe, watch: Watch | None) -> None:
         super().__init__(job, slot, own=job.own)
-        self._pipe = pipe
+        self._pipe, self._watch = pipe, watch
         self.in_use, self.uses = 0, 0  # the weights buffer, and how often one was taken into use
         self.wanted: Compute | None = None
         self.over: dict[str, Any] | None = None
@@ -58,6 +60,8 @@ class _ScriptHost(ReplicaHost):
     def poll(self) -> Event | None:
         if self.over is None and (not self._pipe.open or self._pipe.connection.poll()):
             self.hear()
+        if self._watch is not None and self._watch.ended():
+            raise NeighbourLost("another part of this replica has ended")
         return None
 
     def hear(self) -> None:
@@ -101,7 +105,10 @@ def take_end(job: Job, status: str, reason: str) -> BaseException | None:
 class ReplicaBackend(ScriptBackend):
     """What stands behind the session of one replica, or of its first part."""
 
-    def __init__(self, job: Job, node: Node, sockets: Path, pipe: ControlPipe) -> None:
+    def __init__(
+        self, job: Job, node: Node, sockets: Path, pipe: ControlPipe, watch: Watch | None = None
+    ) -> None:  # fmt: skip
+        """`watch`: over the replica's other parts."""
         self.rank = node.index
         self.replicas = job.recipe.replicas
         self.several_steps = job.recipe.work.several_steps
@@ -109,7 +116,7 @@ class ReplicaBackend(ScriptBackend):
         self._job = job
         self._node = node
         self._sockets = sockets
-        self._pipe = pipe
+        self._pipe, self._watch = pipe, watch
         self._rated = False  # the loop has set a rate of its own
         self._logged: list[Mapping[str, float]] = []  # values from before there was a coordinator
         settle_in(job)
@@ -127,8 +134,9 @@ class ReplicaBackend(ScriptBackend):
             while not (self._sockets / str(COORDINATOR)).exists():
                 if self._pipe.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
                     break
-        self._host = _ScriptHost(job, self.rank, self._pipe)
-        self._transport, self._carriers = connections(job, self._node, self._sockets, self._pipe)
+        self._host = _ScriptHost(job, self.rank, self._pipe, self._watch)
+        wake_on = () if self._watch is None else (self._watch.fileno(),)
+        self._transport, self._carriers = connections(job, self._node, self._sockets, self._pipe, wake_on)
         self._seen = recorded(self._host, job, self._node)
         self._driver = Driver(machine(job, self._node), self._transport, self._seen, carriers=self._carriers)
         self._driver.start()
@@ -229,6 +237,8 @@ class ReplicaBackend(ScriptBackend):
             raise self.ended_with
 
     def _settle(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         if self._driver.end is not None:
             self._driver.finish()
         close(self._transport, self._carriers)
