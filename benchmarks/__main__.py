@@ -9,6 +9,7 @@ from benchmarks import (
     family,
     forecast,
     forecast_links,
+    forecast_parts,
     links,
     machines,
     overhead,
@@ -31,6 +32,7 @@ BENCHMARKS: dict[str, Any] = {
     "startup": startup, "family": family, "sandblaster": sandblaster, "simulation": simulation, "forecast": forecast,
     "recording": recording, "all-reduce": all_reduce, "parts": parts, "week": week, "links": links,
     "machines": machines, "ray-start": ray_start, "forecast-links": forecast_links,
+    "forecast-parts": forecast_parts,
 }  # fmt: skip
 
 for name in sys.argv[1:] or BENCHMARKS:

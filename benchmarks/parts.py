@@ -2,7 +2,8 @@
 
 Both loops are in the same two processes, one thread each, and alternate; a step is forward and backward passes up to
 gradients that are complete. Ours begins at the host of the replica's first part and ends with gradients in the arena,
-looked at for NaN; bare torch's leaves them where autograd made them. Neither has an optimizer.
+looked at for NaN; bare torch's leaves them where autograd made them. Neither has an optimizer. Then both train, with
+SGD: ours is a run, whose gradients go to two shards in every step, and whose weights come from there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -27,7 +29,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.data import TensorDataset
 
 import squall
-from benchmarks.results import Section
+from benchmarks.results import Section, median_ratio, rounds
+from benchmarks.squall_training import STEADY_AFTER_S, steady
 from squall.parts.host import Speaker, follow
 from squall.parts.inside import inside
 from squall.parts.neighbours import Neighbours
@@ -37,7 +40,7 @@ from squall.runtime.driver import Host
 from squall.runtime.groups import Group
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job, private_job
-from squall.runtime.processes import keep_freed_memory
+from squall.runtime.processes import keep_freed_memory, private_bytes
 from squall.vector import Layout
 
 PARTS = 2
@@ -45,6 +48,9 @@ MICROBATCHES = 8
 ROUNDS = 12
 STEPS = 6  # of each in a round
 BATCHES = 4
+TRAININGS = 5
+TRAINING_S, TRAINING_STEPS = 6.0, 30  # of ours, and of bare torch
+LR = 0.01
 Step = Callable[[int], object]
 
 
@@ -85,15 +91,28 @@ def measure(width: int = 1024, blocks: int = 4, batch: int = 512) -> Section:
         " layers of 256 and 16,384 examples, and of 32 layers of 1,024 and 256 examples (33.6 million parameters).",
     )
     starts = (0, blocks // 2)
-    for name, split in (
-        ("pipeline, 1F1B", squall.Pipeline(microbatches=MICROBATCHES)),
-        ("pipeline, GPipe", squall.Pipeline(microbatches=MICROBATCHES, schedule="gpipe")),
-        ("slices", squall.Tensor({"*.up": "column", "*.down": "row"})),
-    ):
+    splits: dict[str, squall.splits.Split] = {
+        "pipeline, 1F1B": squall.Pipeline(microbatches=MICROBATCHES),
+        "pipeline, GPipe": squall.Pipeline(microbatches=MICROBATCHES, schedule="gpipe"),
+        "slices": squall.Tensor({"*.up": "column", "*.down": "row"}),
+    }
+    for name, split in splits.items():
         own, bare = _run(_race, _job(task(split, width, blocks, batch)), starts)[0]
         ratio = statistics.median(b / o for o, b in zip(own, bare))
         print(f"  {name}: {ratio:.3f}", flush=True)
         section.at_least(name, _rate(own, batch), f"bare {_rate(bare, batch)}", ratio, 0.92)
+    for name in ("pipeline, 1F1B", "slices"):
+        given = partial(task, splits[name], width, blocks, batch)
+        found = rounds(
+            {
+                name: lambda given=given: _trained(given),  # type: ignore[misc]
+                "bare": lambda given=given: min(_run(_train_bare, _job(given()), starts)),  # type: ignore[misc]
+            },
+            TRAININGS,
+        )
+        ours, theirs = (f"{statistics.median(rates):,.0f} examples/s" for rates in found.values())
+        ratio = median_ratio(found[name], found["bare"])
+        section.at_least(f"{name}, an exchange every step", ours, f"bare {theirs}", ratio, 0.85)
     for name, sizes in (("activations", (256, 4, 16384)), ("parameters", (1024, 16, 256))):
         split, starts = squall.Pipeline(microbatches=MICROBATCHES), (0, sizes[1] // 2)
         whole = max(_run(_memory, _job(task(split, *sizes)), starts, parts=1))
@@ -137,7 +156,8 @@ def _enter(
 ) -> None:  # fmt: skip
     torch.set_num_threads(1)
     keep_freed_memory()
-    neighbours = Neighbours(Group("parts", Path(folder), range(parts), part), part, parts) if parts > 1 else None
+    members = [os.getpid()] * parts  # none of them dies
+    neighbours = Neighbours(Group("parts", Path(folder), members, part), part, parts) if parts > 1 else None
     results.put((part, work(job, starts, neighbours, barrier)))
     os._exit(0)
 
@@ -173,8 +193,8 @@ def _compute(given: squall.Task, number: int) -> Compute:
     return Compute(0, start, start + given.batch_size, 0, False, False)
 
 
-def _bare(given: squall.Task, starts: tuple[int, ...], neighbours: Neighbours) -> Step:
-    """Forward and backward passes of this part by torch alone."""
+def _bare(given: squall.Task, starts: tuple[int, ...], neighbours: Neighbours, optimizer: bool = False) -> Step:
+    """Forward and backward passes of this part by torch alone, and an `optimizer`'s step where one is wanted."""
     model = copy.deepcopy(given.model)
     assert isinstance(model, nn.Sequential)
     inputs, targets = given.train.tensors  # type: ignore[attr-defined]
@@ -185,6 +205,7 @@ def _bare(given: squall.Task, starts: tuple[int, ...], neighbours: Neighbours) -
         own = model[: starts[1]] if neighbours.part == 0 else model[starts[1] :]
         stage = PipelineStage(own, neighbours.part, PARTS, torch.device("cpu"), group=neighbours.torch)
         schedule: Any = get_schedule_class(name)(stage, MICROBATCHES, _error)
+        move = torch.optim.SGD(own.parameters(), lr=LR).step if optimizer else _stay
 
         def step(number: int) -> None:
             own.zero_grad(set_to_none=True)
@@ -195,11 +216,13 @@ def _bare(given: squall.Task, starts: tuple[int, ...], neighbours: Neighbours) -
                 losses: list[Tensor] = []
                 schedule.step(target=targets[chosen], losses=losses, return_outputs=False)
                 torch.stack(losses).mean().item()
+            move()
 
         return step
     mesh = DeviceMesh.from_group(neighbours.torch, "cpu")
     for block in model:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    move = torch.optim.SGD(model.parameters(), lr=LR).step if optimizer else _stay
 
     def sliced(number: int) -> None:
         model.zero_grad(set_to_none=True)
@@ -207,8 +230,36 @@ def _bare(given: squall.Task, starts: tuple[int, ...], neighbours: Neighbours) -
         loss = _error(model(inputs[chosen]), targets[chosen])
         loss.backward()
         loss.item()
+        move()
 
     return sliced
+
+
+def _stay() -> None:
+    """There is no optimizer."""
+
+
+def _trained(given: Callable[[], squall.Task]) -> float:
+    """Examples a second of a run."""
+    strategy = squall.Synchronous(replicas=1, shards=PARTS, optimizer=partial(torch.optim.SGD, lr=LR))
+    settings = squall.Settings(
+        threads=1, seconds=TRAINING_S + STEADY_AFTER_S, snapshot_every_s=None, progress=False, parts=PARTS
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
+        return steady(squall.fit(given, strategy, run_dir=Path(folder) / "run", settings=settings))
+
+
+def _train_bare(job: Job, starts: tuple[int, ...], neighbours: Neighbours, barrier: Barrier) -> float:
+    """Examples a second of torch alone."""
+    step = _bare(job.task, starts, neighbours, optimizer=True)
+    for number in range(STEPS):
+        step(number)
+    barrier.wait()
+    started = time.perf_counter()
+    for number in range(TRAINING_STEPS):
+        step(number)
+    barrier.wait()
+    return TRAINING_STEPS * job.task.batch_size / (time.perf_counter() - started)
 
 
 def _memory(job: Job, starts: tuple[int, ...], neighbours: Neighbours | None, barrier: Barrier) -> float:
@@ -226,19 +277,7 @@ def _memory(job: Job, starts: tuple[int, ...], neighbours: Neighbours | None, ba
         host.perform(End("finished"), 0.0)
     else:
         follow(own, neighbours)
-    return _own_mib()
-
-
-def _own_mib() -> float:
-    """Private pages of the heap and of unnamed mappings; the arena's are shared memory, whoever has touched them."""
-    kib, counted = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        fields = line.split()
-        if not fields[0].endswith(":"):
-            counted = len(fields) < 6 or fields[5] == "[heap]"
-        elif counted and fields[0].startswith("Private_"):
-            kib += int(fields[1])
-    return kib / 1024
+    return private_bytes() / 2**20
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """A language model of Python, trained on the source of its standard library: text that every machine has.
 
     python examples/stdlib_lm.py      (or, without the sample at its end: squall train examples/stdlib_lm.py)
+    squall train examples/stdlib_lm.py --parts 2              each replica is a pipeline of two processes
+    squall train examples/stdlib_lm.py:in_slices --parts 2    its two processes share each feed-forward layer
 
 The model is a small transformer over bytes, so there is no tokenizer. It is judged by the bits it needs for a
 byte of files it never saw. For scale: 8 knows nothing, 4.8 knows how often each byte occurs.
@@ -11,6 +13,7 @@ from __future__ import annotations
 import math
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -44,7 +47,19 @@ def task() -> squall.Task:
         groups=decayed_and_not,
         schedule=warm_up_then_cosine,
         clip_norm=1.0,
+        split=squall.Pipeline(stages=stages, microbatches=4),
     )
+
+
+def in_slices() -> squall.Task:
+    """The same, but with --parts each part has some of a feed-forward layer's units (attention's 3 heads stay)."""
+    return replace(task(), split=squall.Tensor({"blocks.*.up": "column", "blocks.*.down": "row"}))
+
+
+def stages(model: nn.Module) -> list[nn.Module]:
+    """What a pipeline may be cut between."""
+    start, blocks, end = model.children()
+    return [start, *blocks.children(), end]
 
 
 def source(held_out: bool) -> Tensor:
@@ -86,20 +101,43 @@ class Block(nn.Module):
         return x + dropout(self.down(gelu(self.up(self.norm2(x)))), DROPOUT, self.training)
 
 
-class Transformer(nn.Module):
-    """Decoder only, pre-norm, with learned positions; bytes go in and out through one embedding."""
+class Start(nn.Module):
+    """Bytes at learned positions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+
+    def forward(self, text: Tensor) -> Tensor:  # integers [batch, time] -> [batch, time, WIDTH]
+        found: Tensor = self.bytes(text) + self.positions.weight[: text.shape[1]]
+        return found
+
+
+class End(nn.Module):
+    """Out through the embedding that they came in by."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.norm, self.bytes = nn.LayerNorm(WIDTH), embedding
+
+    def forward(self, x: Tensor) -> Tensor:  # [batch, time, WIDTH] -> logits [batch, time, 256]
+        return linear(self.norm(x), self.bytes.weight)
+
+
+class Transformer(nn.Module):
+    """Decoder only, pre-norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = Start()
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
-        for embedding in (self.bytes, self.positions):
+        self.end = End(self.start.bytes)
+        for embedding in (self.start.bytes, self.start.positions):
             nn.init.normal_(embedding.weight, std=0.1)  # torch's 1.0 would start from logits of +-10
 
     def forward(self, text: Tensor) -> Tensor:  # integers [batch, time] -> logits [batch, time, 256]
-        x = self.bytes(text) + self.positions.weight[: text.shape[1]]
-        return linear(self.norm(self.blocks(x)), self.bytes.weight)
+        logits: Tensor = self.end(self.blocks(self.start(text)))
+        return logits
 
 
 def nats(model: nn.Module, batch: list[Tensor]) -> Tensor:

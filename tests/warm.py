@@ -33,11 +33,12 @@ from squall.cli import main
 from squall.launchers import nursery_main as serve
 from squall.launchers import nursery_process
 from squall.launchers.environment import environment
+from squall.replaying import apart
 
 IMPORTED = [
     "pytest", "torch", "torch._dynamo", "sklearn.datasets", "matplotlib.backends.backend_svg", "rich.live",
     "squall.cli", "squall.cli.strategies", "squall.train", "squall.script", "squall.report.html",
-    "squall.launchers.nursery_main", "tests.tasks", "tests.warm",
+    "squall.launchers.nursery_main", "squall.replaying.run", "tests.tasks", "tests.warm",
 ]  # fmt: skip
 
 
@@ -53,13 +54,14 @@ def python(script: object, *arguments: object, **options: Any) -> subprocess.Com
 
 @contextmanager
 def nurseries() -> Iterator[None]:
-    """In here the nurseries of this process's runs are forked by the warm one."""
+    """In here the nurseries of this process's runs, and replays that fork, are forked by the warm one."""
     before, nursery_process.start_nursery = nursery_process.start_nursery, _start_nursery  # type: ignore[assignment]
+    cold, apart.start_replay = apart.start_replay, _start_replay  # type: ignore[assignment]
     _warm_process()  # no child that a test would find to be left
     try:
         yield
     finally:
-        nursery_process.start_nursery = before
+        nursery_process.start_nursery, apart.start_replay = before, cold
 
 
 class _Forked:
@@ -199,6 +201,18 @@ def _start_nursery(line: int, life: int) -> _Forked:
         nursery = _Forked(_be_nursery, given, None, environment())
     _until_it_leads(nursery.pid)
     return nursery
+
+
+def _be_replay(line: Connection, out: Connection, err: Connection) -> None:
+    _say_to(out, err)
+    apart.die_with_parent = lambda launcher: None  # its parent is the warm process
+    apart.main(os.dup(line.fileno()))
+
+
+def _start_replay(line: int) -> _Forked:
+    with ExitStack() as ends:
+        given = tuple(ends.enter_context(Connection(os.dup(handle))) for handle in (line, 2, 2))
+        return _Forked(_be_replay, given, None, environment())
 
 
 def _until_it_leads(pid: int) -> None:

@@ -20,7 +20,9 @@ on 360 held-out digits, unless a section says otherwise. Replicas run in virtual
 protocol that ships, so the machine's cores do not matter. Figures are means over seeds, with the spread from the lowest
 to the highest.
 """
-NAMES = ("distbelief", "figure4", "staleness", "compensation", "delay", "local_steps", "backup")  # the page's order
+NAMES = (  # the page's order
+    "distbelief", "figure4", "model_parallel", "staleness", "compensation", "delay", "local_steps", "backup",
+)  # fmt: skip
 
 
 def new_figure() -> Figure:

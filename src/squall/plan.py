@@ -54,8 +54,6 @@ def make_plan(
         _check_parts(strategy, recipe, settings)
     if settings.several and isinstance(recipe.work, Collective) and named_device(device).type != "cpu":
         raise ValueError(f"{asked}, and AllReduce computes on CPUs there for now: use device='cpu', or Synchronous")
-    if settings.last_snapshots and isinstance(recipe.work, Collective):
-        raise ValueError(f"keep_schedule is {settings.keep_schedule!r}: AllReduce has no replay yet, leave it out")
     if settings.last_snapshots and recipe.why_from_the_start:
         raise ValueError(
             f"keep_schedule is {settings.keep_schedule!r} with {type(strategy).__name__}, where"
@@ -81,8 +79,6 @@ def _check_parts(strategy: Strategy, recipe: Recipe, settings: Settings) -> None
         what = "SingleProcess is one process"
     elif isinstance(recipe.work, Collective):
         what = f"{type(strategy).__name__} has the optimizer on replicas, which have one process each yet"
-    elif settings.last_snapshots:
-        what = f"keep_schedule is {settings.keep_schedule!r}, and there is no replay of parts yet"
     if what:
         raise ValueError(f"parts is {settings.parts}, and {what}: leave it out, or use Synchronous or Downpour")
 

@@ -38,8 +38,8 @@ class Settings:
         keep_schedule: gigabytes that the schedule, which a replay needs, may take; None: no limit, 0: there is none.
             It is kept from the beginning, because a replay begins there, and ends where it has that size. "last:3"
             keeps its end: what a replay needs that begins at one of the last three snapshots. Not for
-            SingleProcess, Sandblaster, AllReduce (which keeps none at all), replicas with an optimizer of their own,
-            and more than four pushes a fetch.
+            SingleProcess, Sandblaster, AllReduce, replicas with an optimizer of their own, and more than four pushes a
+            fetch.
         progress: show progress while the run goes on.
         slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
     """

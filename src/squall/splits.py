@@ -68,6 +68,12 @@ class Pipeline:
         """Stages of one part."""
         return 1 if self.schedule in ("1f1b", "gpipe") else 2
 
+    def bubble(self, parts: int) -> float | None:
+        """The share of its time that a part has no microbatch, with equal stages; None: the schedule has no such."""
+        if self.schedule == "zero-bubble":
+            return None
+        return (parts - 1) / (self.stages_each * self.microbatches + parts - 1)
+
 
 @dataclass(frozen=True)
 class Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from squall.attending import attend, finish, mended, raise_for
 from squall.evaluation_callback import EvaluationCallback, OnEvaluation
+from squall.launchers.alone import LoneRun
 from squall.launchers.head import head_of
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
@@ -24,7 +25,6 @@ from squall.runtime.lock import hold
 from squall.runtime.optimizers import state_name
 from squall.runtime.run_plan import Aims
 from squall.runtime.seeds import chance_kept
-from squall.runtime.sequential import Sequential
 from squall.runtime.snapshot import Snapshots
 from squall.settings import Settings, with_given
 from squall.strategies import Strategy
@@ -205,9 +205,7 @@ class Launch:
         torch.set_num_threads(self.plan.threads)
         try:
             if job.recipe.alone:
-                channel = LoneChannel(self._watch)
-                Sequential(job, channel).run()
-                end = channel.ended
+                end = LoneRun(job, LoneChannel(self._watch)).run()
             else:
                 end = InlineRun(job, watch=self._watch).run()
         except Exception as error:

@@ -45,6 +45,20 @@ def test_a_run_goes_on_with_other_machines_where_it_is_said_how_they_reach_it(ru
     assert "machines is 2: say where others reach this one: listen='10.0.0.1:7700'" in capsys.readouterr().err
 
 
+def test_a_run_goes_on_with_other_parts_where_its_model_can_be_split(run: str, capsys: Any) -> None:
+    assert main(["resume", run, "--parts", "0"]) == 1
+    assert "parts is 0: it must be at least 1" in capsys.readouterr().err
+    assert main(["resume", run, "--parts", "2"]) == 1
+    assert "parts is 2, with the launcher inline" in capsys.readouterr().err
+    assert main(["train", "job.py", "--steps", "2", "--run-dir", "whole", "--quiet"]) == 0
+    assert main(["resume", "whole", "--parts", "2", "--steps", "4"]) == 1
+    assert "give Task(split=...)" in capsys.readouterr().err
+    Path("job.py").write_text(FILE.replace("Downpour()", "SingleProcess()"))
+    assert main(["train", "job.py", "--steps", "2", "--run-dir", "single", "--quiet"]) == 0
+    assert main(["resume", "single", "--parts", "2", "--steps", "4"]) == 1
+    assert "parts is 2, and SingleProcess is one process" in capsys.readouterr().err
+
+
 def test_a_record_that_is_none_is_named_before_anything_starts(
     run: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
+from collections import deque
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -66,6 +68,9 @@ def test_a_run_with_parts_is_the_run_without(tmp_path: Path, strategy: str, spli
     )
     assert difference(split_run.model, whole.model) < 1e-5
     assert split_run.summary().updates == whole.summary().updates
+    parts = {(each.replica, each.part) for each in split_run.summary().parts}
+    assert parts == {(replica, part) for replica in range(STRATEGIES[strategy].recipe().replicas) for part in range(2)}
+    assert whole.summary().parts == []
 
 
 def started(directory: Path, *flags: str, **environment: str) -> Started:
@@ -94,6 +99,34 @@ def test_a_part_that_dies_is_its_replicas_death(tmp_path: Path, victim: str) -> 
         wait_for(run.gone, 10, "the processes to end")
 
 
+def test_a_part_that_dies_while_its_replica_waits_is_noticed_at_once(tmp_path: Path) -> None:
+    """Replica 0 waits for a round in which replica 1 does not push, because it is stopped."""
+    run = started(tmp_path / "idle", "--epochs", "1000", "--strategy", "synchronous")
+    try:
+        for replica in range(2):
+            run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)
+        held, pids = run.kill("replica 1", signal.SIGSTOP), run.processes()
+        looks: deque[list[str]] = deque(maxlen=30)
+        wait_for(lambda: at_rest(looks, pids["replica 0"], pids["replica 0 part 1"]), 30, "replica 0 to wait")
+        os.kill(pids["replica 0 part 1"], signal.SIGKILL)
+        run.wait_rows(MemberRow, lambda row: (row.node, row.change) == ("replica-0.0", "lost"), 10)
+        run.wait_rows(MemberRow, lambda row: (row.node, row.change) == ("replica-0.1", "joined"))
+        os.kill(held, signal.SIGCONT)
+        run.process.send_signal(signal.SIGINT)
+        status, _, err = run.finish()
+        assert status == 130, err
+    finally:
+        run.process.kill()
+        run.finish()
+        wait_for(run.gone, 10, "the processes to end")
+
+
+def at_rest(looks: deque[list[str]], *pids: int) -> bool:
+    """Whether processes have used no processor since the first of many looks."""
+    looks.append([" ".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]) for pid in pids])
+    return len(looks) == looks.maxlen and all(look == looks[0] for look in looks)
+
+
 @pytest.mark.parametrize("raises", ["replica 0 part 1", "replica 0 of"])
 def test_what_a_part_raises_is_told_as_the_users_mistake(tmp_path: Path, raises: str) -> None:
     run = started(tmp_path / "raising", RAISES=raises)
@@ -108,7 +141,7 @@ def test_what_a_part_raises_is_told_as_the_users_mistake(tmp_path: Path, raises:
         run.finish()
 
 
-def test_a_run_with_parts_is_interrupted_and_resumed_without(tmp_path: Path) -> None:
+def test_a_run_with_parts_is_interrupted_and_resumed_with_one(tmp_path: Path) -> None:
     run = started(tmp_path / "stopped", "--epochs", "1000")
     try:
         run.wait_rows(ProgressRow, lambda row: True)
@@ -121,9 +154,10 @@ def test_a_run_with_parts_is_interrupted_and_resumed_without(tmp_path: Path) -> 
         run.process.kill()
         run.finish()
     epochs = sum(row.examples for row in run.rows(ProgressRow)) // EXAMPLES + 1
-    again = Started(run.directory, "resume", str(run.directory), "--epochs", str(epochs))
+    again = Started(run.directory, "resume", str(run.directory), "--epochs", str(epochs), "--parts", "1")
     status, _, err = again.finish()
     assert status == 0, err
+    assert json.loads((run.directory / "run.json").read_text())["plan"]["settings"]["parts"] == 1
 
 
 @pytest.mark.parametrize(
@@ -131,7 +165,6 @@ def test_a_run_with_parts_is_interrupted_and_resumed_without(tmp_path: Path) -> 
     [
         (squall.SingleProcess(), {}, "parts is 2, and SingleProcess is one process"),
         (squall.AllReduce(), {}, "AllReduce has the optimizer on replicas"),
-        (squall.Downpour(), {"keep_schedule": "last:3"}, "there is no replay of parts yet"),
     ],
 )
 def test_what_parts_cannot_do_yet_is_refused_with_the_remedy(

@@ -62,6 +62,16 @@ class _Work:
         dist.all_reduce(values, group=self._group.torch)
         return float(values[-1])
 
+    def send(self, to: int) -> float:
+        assert self._group is not None
+        self._group.torch.send([torch.ones(1)], to, 0).wait()
+        return 1.0
+
+    def receive(self, source: int) -> float:
+        assert self._group is not None
+        self._group.torch.recv([received := torch.zeros(1)], source, 0).wait()
+        return float(received)
+
     def close(self) -> int:
         """The descriptors that are open afterwards."""
         if self._group is not None:
@@ -153,12 +163,25 @@ def test_a_member_that_dies_before_all_are_there_is_not_waited_for(members: Call
 
 
 def test_a_member_may_take_longer_for_its_part_than_for_coming(members: Callable[[int], list[Member]]) -> None:
-    two = members(2)
-    formed(two, "first")
-    two[0].tell("sum", 10)
-    assert not two[0].ready(FORM_WITHIN_S + 0.5)
-    two[1].tell("sum", 10)
-    assert [member.answer() for member in two] == [1.0, 1.0]
+    six = members(6)
+    pairs = six[:2], six[2:4], six[4:]
+    for number, pair in enumerate(pairs):
+        formed(pair, f"pair {number}")
+    waits = ("sum", 10), ("send", 1), ("receive", 1)
+    for (one, _), what in zip(pairs, waits):
+        one.tell(*what)
+    assert not pairs[0][0].ready(FORM_WITHIN_S + 0.5)
+    for (_, other), what in zip(pairs, (("sum", 10), ("receive", 0), ("send", 0))):
+        other.tell(*what)
+    assert [[member.answer() for member in pair] for pair in pairs] == [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_member_that_lives_and_does_not_come_is_waited_for_so_long(members: Callable[[int], list[Member]]) -> None:
+    one, other = members(2)
+    one.tell("form", "first", [one.pid, other.pid])
+    assert not one.ready(FORM_WITHIN_S / 2)
+    assert "a member has not come to the group" in one.answer()
+    formed([one, other], "second")
 
 
 def test_a_group_leaves_no_descriptor(members: Callable[[int], list[Member]]) -> None:

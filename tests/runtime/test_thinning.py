@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from squall.record.rows import ExtraRow, ProgressRow, StalenessRow
+from squall.record.rows import ExtraRow, PartRow, ProgressRow, StalenessRow
 from squall.record.writer import Record
 from squall.report import Reader
 from squall.runtime import thinning
@@ -23,11 +23,12 @@ REPORTS = round(HOUR_S / EVERY_S)
 MOMENTS = 256  # fewer than there are, so that an hour shows what a week does
 
 
-def reports(number: int) -> list[ProgressRow | ExtraRow | StalenessRow]:
+def reports(number: int) -> list[ProgressRow | PartRow | ExtraRow | StalenessRow]:
     time_s, replica = number * EVERY_S, number % 2
     loss = math.nan if number % 50 == 0 else math.exp(-time_s / HOUR_S)
     return [
         ProgressRow(time_s, replica, 64, 2, loss, 0.25, 0.125, 400, 800),
+        PartRow(time_s, replica, number // 2 % 2, 0.25, 0.125, 0.5, number),
         ExtraRow(time_s, replica, 64, "accuracy", 1 - math.exp(-time_s / HOUR_S)),
         StalenessRow(time_s, replica, number % 3, 2),
     ]
@@ -73,8 +74,12 @@ def test_an_hour_of_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             dict.fromkeys(range(3), 2 * REPORTS // 6)
         )
         assert sum(row.examples for row in reader.rows(ExtraRow)) == 64 * REPORTS
+        assert len(reader.rows(PartRow)) < REPORTS / 2
+        assert sum(part.bubble_s for part in reader.parts()) == 0.5 * REPORTS
+        assert max(part.memory for part in reader.parts()) == REPORTS - 1
         for back_s in reversed(asked[-2:]):
             record.rewind(back_s, 0, 0, [])
+            assert sum(part.wait_s for part in reader.parts()) == 0.125 * (back_s / EVERY_S + 1)
             assert examples_by(reader.rows(ProgressRow), math.inf) == 64 * (back_s / EVERY_S + 1)
             assert sum(row.count for row in reader.rows(StalenessRow)) == 2 * (back_s / EVERY_S + 1)
 

@@ -67,6 +67,18 @@ def test_flags_are_those_of_train(files: list[str], capsys: pytest.CaptureFixtur
     assert metrics["loss"] < 3.0
 
 
+def test_parts_are_the_clusters_or_the_tasks(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    roomy = CLUSTER.replace("count = 4", "count = 4\ncores = 2")
+    Path("cluster.toml").write_text(f"{roomy}\n[parts]\nshares = [0.5, 0.5]\nmicrobatches = 4\npassed = [0]\n")
+    whole, parts = (
+        told(files, "--gradients", "none", "--parts", n, "--steps", "200", capsys=capsys) for n in ("1", "2")
+    )
+    assert (whole["parts"], parts["parts"]) == (1, 2)
+    assert isinstance(whole["training_s"], float)
+    assert isinstance(parts["training_s"], float)
+    assert parts["training_s"] < whole["training_s"]
+
+
 def test_people_get_a_table_and_the_report(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *files]) == 0
     out = capsys.readouterr().out
@@ -83,6 +95,8 @@ def test_people_get_a_table_and_the_report(files: list[str], capsys: pytest.Capt
         (["mine.py", "--cluster", "none.toml"], "none.toml"),
         (["mine.py", "--cluster", "wrong.toml"], "wrong.toml, line 3: "),
         (["mine.py", "--cluster", "cluster.toml", "--max-delay", "3"], "Synchronous has no --max-delay"),
+        (["mine.py", "--cluster", "cluster.toml", "--parts", "2"], "give Task(split=...)"),
+        (["mine.py", "--cluster", "cluster.toml", "--parts", "0"], "parts is 0"),
         (["mine.py", "--cluster", "cluster.toml", "--gradients", "none", "--until", "loss=0.1"], "gradients='real'"),
     ],
 )  # fmt: skip

@@ -17,6 +17,7 @@ from squall.errors import ClusterError
 from squall.sim.cluster.jitter import Constant, Jitter, LogNormal, Pareto, Trace
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import ROLES, FailureLaw, Link, MachineKind, Overhead, Preemption
+from squall.sim.cluster.split_step import ParallelStep, PipelineStep
 from squall.sim.cluster.tables import Document
 from squall.sim.cluster.units import BANDWIDTH, TIME, parse, write_bandwidth, write_time
 
@@ -251,6 +252,42 @@ def test_what_is_wrong_is_refused_with_its_line_and_a_remedy(
     assert complaint in str(caught.value)
 
 
+PARTS = """
+[parts]
+shares = [0.5, 0.6]
+microbatches = 8
+passed = [1000]
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "line", "complaint"),
+    [
+        ("shares = [0.5, 0.6]", "", 40, "parts has no 'shares': add shares"),
+        ("[0.5, 0.6]", "[0.5, 0]", 41, "0 is impossible in shares: write for example shares = [0.55"),
+        ("[0.5, 0.6]", "[0.5]", 41, "1 shares are no parts of a replica: give 1 for each of at least two parts"),
+        ("[1000]", "[1000]\nschedule = \"zero-bubble\"", 41, "2 shares are no stages of a replica: give 2 for each"),
+        ("[1000]", "[1000]\nschedule = \"zb\"", 44, "unknown: use one of 1f1b"),
+        ("microbatches = 8", "microbatches = 1", 42, '1 are fewer than there are parts: make more, or use "gpipe"'),
+        ("microbatches = 8\n", "", 42, "passed is of a pipeline, and there are no microbatches: add microbatches"),
+        ("passed = [1000]", "", 40, "parts has no 'passed': add passed = [...], elements from"),
+        ("[1000]", "[1000, 2]", 43, "2 sizes between 2 stages: give 1"),
+        ("[1000]", "[-1]", 43, "-1 is impossible in passed: write for example"),
+        ("passed = [1000]", "waits = [[1, 2]]", 43, "the stages of a pipeline have microbatches and no waits: leave"),
+        ("microbatches = 8\npassed = [1000]", "waits = [[1, 0]]", 42, "[1, 0] is no pair of elements and messages: w"),
+        ("microbatches", "microbatch", 42, "unknown key 'microbatch': did you mean 'microbatches'?"),
+    ],
+)  # fmt: skip
+def test_parts_that_cannot_be_are_refused_alike(
+    tmp_path: Path, there: str, instead: str, line: int, complaint: str
+) -> None:
+    assert load(EXAMPLE + PARTS, tmp_path).parts == 2
+    with pytest.raises(ClusterError) as caught:
+        load(EXAMPLE + PARTS.replace(there, instead), tmp_path)
+    assert str(caught.value).startswith(f"cluster.toml, line {line}: ")
+    assert complaint in str(caught.value)
+
+
 def test_step_times_need_one_of_the_first_machine(tmp_path: Path) -> None:
     text = EXAMPLE.replace('step = "12 ms"', "speed = 1").replace("speed = 0.5", 'step = "6 ms"')
     with pytest.raises(ClusterError, match=r"line 18: 'server' has a step time and the first machine, 'worker', has n"):
@@ -291,6 +328,16 @@ links = st.builds(
 )  # fmt: skip
 
 
+shares = st.lists(parts, min_size=2, max_size=4).map(tuple)
+pairs = st.tuples(st.integers(0, 10**9) | st.floats(0, 1e9), st.integers(1, 99))
+splits = st.builds(ParallelStep, shares=shares, waits=st.lists(pairs, max_size=3).map(tuple)) | shares.flatmap(
+    lambda own: st.builds(
+        PipelineStep, shares=st.just(own), passed=st.just(tuple(range(len(own) - 1))), microbatches=st.integers(4, 99),
+        schedule=st.sampled_from(["1f1b", "gpipe"]),
+    )
+)  # fmt: skip
+
+
 @st.composite
 def machines(draw: st.DrawFn, name: str, first: bool) -> MachineKind:
     cores = draw(st.integers(1, 5))
@@ -301,7 +348,7 @@ def machines(draw: st.DrawFn, name: str, first: bool) -> MachineKind:
         name=name, count=draw(st.integers(1, 500)), cores=cores, step_s=draw(seconds) if first and timed else None,
         speed=1.0 if first and timed else draw(parts), jitter=draw(laws),
         slowdown=draw(st.sampled_from([(), (1.0, *factors)])), exchange=tuple((n, draw(seconds)) for n in sizes),
-        reduce=tuple((n, draw(seconds)) for n in sizes[:2]),
+        reduce=tuple((n, draw(seconds)) for n in sizes[:2]), send=tuple((n, draw(seconds)) for n in sizes[:3]),
         single_s=draw(st.none() | seconds), overhead=draw(st.builds(Overhead, batch_s=seconds, lease_s=seconds)),
         memory=draw(rates), interface=draw(rates),
         roles=ROLES if first else draw(st.permutations(ROLES).map(lambda roles: tuple(roles[:2]))),
@@ -319,7 +366,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return Cluster(
         machines=kinds, between=draw(links), within=draw(links),
         failures=draw(st.dictionaries(st.sampled_from(ROLES), failure)),
-        preemptions=tuple(draw(st.lists(preemption, max_size=2))),
+        preemptions=tuple(draw(st.lists(preemption, max_size=2))), split=draw(st.none() | splits),
     )  # fmt: skip
 
 

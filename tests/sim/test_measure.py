@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ from squall.sim.cluster.measure_steps import MOST_TIMES, quantiles, running_coun
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import Overhead
 from squall.sim.cluster.quiet import FEWEST_TURNS, Moment, Stopwatch, calmest, quickest
+from squall.sim.cluster.split_step import PipelineStep
 from tests import deep
 from tests.tasks import mean_square, regression
 from tests.warm import Warm, be_squall
@@ -115,6 +117,20 @@ def test_a_machine_is_measured_and_written(tmp_path: Path) -> None:
     assert Cluster.load(tmp_path / "mine.toml") == measured.cluster
     assert isinstance(machine.jitter, Trace)
     assert statistics.fmean(machine.jitter.times) == pytest.approx(machine.step_s, rel=1e-3)
+
+
+@pytest.mark.usefixtures("small")
+def test_parts_are_measured_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "SENT", (1, 2000))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    task = dataclasses.replace(regression()(), model=model, split=squall.Pipeline(microbatches=4))
+    measured = measure(lambda: task, seconds=0.4, parts=2, busy=True)
+    assert [elements for elements, _ in measured.machine.send] == [1, 2000]
+    assert 0 < measured.machine.send[0][1] <= measured.machine.send[1][1]
+    assert isinstance(measured.split, PipelineStep)
+    assert (measured.split.microbatches, measured.split.passed) == (4, (16 * 8,))
+    write(measured.cluster, tmp_path / "parts.toml", "")
+    assert Cluster.load(tmp_path / "parts.toml") == measured.cluster
 
 
 @pytest.mark.usefixtures("small")

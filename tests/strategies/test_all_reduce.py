@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "the last snapshots": (
         {"settings": dataclasses.replace(LOCAL, keep_schedule="last:3")},
-        "keep_schedule is 'last:3': AllReduce has no replay yet, leave it out",
+        "keep_schedule is 'last:3' with AllReduce, .*: its replay begins where the run did: give gigabytes",
     ),
     "closure": (
         {"strategy": squall.AllReduce(optimizer=torch.optim.LBFGS)},
@@ -149,7 +149,5 @@ def test_scripts_are_refused() -> None:
 
 def test_a_replay_says_why_there_is_none(inline: Fit) -> None:
     run = inline(regression(), squall.AllReduce())
-    with pytest.raises(
-        ValueError, match="holds no schedule: its attempt ran with --keep-schedule none, AllReduce, or parts"
-    ):
+    with pytest.raises(ValueError, match=r"holds no schedule: .* or AllReduce in one process"):
         squall.replay(run.directory)

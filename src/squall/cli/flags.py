@@ -31,8 +31,7 @@ def add_seconds(group: Any, time: str = "training time") -> None:
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """The flags of a run that the command carries out."""
     group = parser.add_argument_group("where and how")
-    add_common(group)
-    group.add_argument("--parts", type=int, default=1, metavar="N", help="processes of a replica (see Task.split)")
+    add_common(group, "processes of a replica (see Task.split)")
     add_launcher(group, "local", "inline", "ray", text="local (processes), inline (one), ray (default: local)")
     group.add_argument(
         "--evaluate-every-s", type=float, metavar="S", help="seconds between evaluations, beside each epoch's"
@@ -45,8 +44,9 @@ def add_launcher(group: Any, *names: str, text: str) -> None:
     group.add_argument("--launcher", choices=names, default="local", metavar="KIND", help=text)
 
 
-def add_common(group: Any) -> None:
-    """The flags of every run, also of a script's."""
+def add_common(group: Any, parts: str) -> None:
+    """The flags of every run, also of a script's. `parts` says what --parts does."""
+    group.add_argument("--parts", type=int, default=1, metavar="N", help=parts)
     group.add_argument("--seed", type=int, default=0, help="of weights, data order, dropout (default: 0)")
     group.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")
     group.add_argument("--threads", type=int, help="torch threads of a replica (default: cores / replicas)")

@@ -25,6 +25,10 @@ def add_cluster_flags(parser: argparse.ArgumentParser, arguments: Sequence[str])
     add_strategy_flags(parser, arguments)
     add_limits(parser, time="virtual training time")
     parser.add_argument("--seed", type=int, default=0, help="of the run, and of all chance (default: 0)")
+    parser.add_argument(
+        "--parts", type=int, default=1, metavar="N",
+        help="processes of a replica: the cluster's [parts], or the task's split is measured here (default: 1)",
+    )  # fmt: skip
     parser.add_argument("--slow", type=float, metavar="0.1", help="let the last replica run at a fraction of its speed")
     parser.add_argument("--evaluate-every-s", type=float, help="virtual seconds between evaluations")
     add_snapshots(parser, "virtual seconds")

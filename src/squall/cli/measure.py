@@ -43,6 +43,10 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="for all measurements together (default: 20)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of a replica (default: 1)")
     parser.add_argument(
+        "--parts", type=int, default=1, metavar="N",
+        help="measure also what a batch is to N parts of a replica (see Task.split), and what they send (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
         "--busy", action="store_true", help="measure even if other programs leave little of the machine"
     )
     parser.add_argument("--force", action="store_true", help="write over an older output")
@@ -65,12 +69,14 @@ def _measure(options: argparse.Namespace, local: LocalRun | None, commanded_at: 
 
     loaded = load_task(options.file)
     strategy = loaded.strategies[0] if loaded.strategies else None
+    if options.cluster and options.parts > 1:
+        raise ValueError("--parts is measured on one machine: leave it or --cluster out")
     if options.cluster:
         return _of_all(options, local, path, loaded, strategy)
     sys.stderr.write(f"squall: measuring for about {options.seconds:g} s\n")
     measured = measure(
-        loaded.function, strategy, seconds=options.seconds, threads=options.threads, trace_file=trace_file,
-        busy=options.busy,
+        loaded.function, strategy, seconds=options.seconds, threads=options.threads, parts=options.parts,
+        trace_file=trace_file, busy=options.busy,
     )  # fmt: skip
     comment = (
         f"{_heading(options)} Other programs had {measured.others:.0%} of the cores.\n"
@@ -103,12 +109,27 @@ def _summary(measured: Measured, path: Path, trace: Path, file: str) -> str:
          f" of a shard {_time(code.serve_s)} an exchange and {_time(code.wake_s)} to wake it, of the coordinator"
          f" and a replica {_time(code.lease_s)} a lease; {_time(code.cold_s)} more after a long sleep"),
         ("single process", f"{_time(machine.single_s)} for a batch" if machine.single_s else "not measured"),
+        *_of_parts(measured),
         ("memory", f"{size(round(machine.memory))}/s copied by one core"),
         ("written", f"{path}, and {trace} with the step times"),
         ("not measured", f"count, interface, links and failures: put your own into {path} (docs/cluster.md)"),
-        ("next", f"squall simulate {file} --cluster {path} --replicas {machine.cores}"),
+        ("next", f"squall simulate {file} --cluster {path} {_next(measured)}"),
     ]  # fmt: skip
     return "".join(f" {name:<14} {text}\n" for name, text in rows)
+
+
+def _of_parts(measured: Measured) -> list[tuple[str, str]]:
+    if measured.split is None:
+        return []
+    sends = ", ".join(f"{elements:,} elements {_time(seconds)}" for elements, seconds in measured.machine.send)
+    shares = ", ".join(f"{share:.0%}" for share in measured.split.shares)
+    return [("parts", f"take {shares} of a step, and to send {sends}")]
+
+
+def _next(measured: Measured) -> str:
+    if measured.split is None:
+        return f"--replicas {measured.machine.cores}"
+    return f"--replicas {max(1, measured.machine.cores // measured.split.parts)} --parts {measured.split.parts}"
 
 
 def _document(measured: Measured, path: Path, trace: Path) -> dict[str, Any]:
@@ -116,15 +137,15 @@ def _document(measured: Measured, path: Path, trace: Path) -> dict[str, Any]:
     return {
         "cluster": str(path), "steps": str(trace), "steps_measured": len(measured.steps),
         "batch_size": measured.batch_size, "elements": measured.elements, **_figures(measured.machine),
-        "others": measured.others,
+        "others": measured.others, "parts": measured.split and dataclasses.asdict(measured.split),
     }  # fmt: skip
 
 
 def _figures(machine: MachineKind) -> dict[str, Any]:
     return {
         "step_s": machine.step_s, "cores": machine.cores, "single_s": machine.single_s, "slowdown": machine.slowdown,
-        "exchange": machine.exchange, "reduce": machine.reduce, "overhead": dataclasses.asdict(machine.overhead),
-        "memory": machine.memory,
+        "exchange": machine.exchange, "reduce": machine.reduce, "send": machine.send,
+        "overhead": dataclasses.asdict(machine.overhead), "memory": machine.memory,
     }  # fmt: skip
 
 

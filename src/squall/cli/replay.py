@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squall.cli.output import check_output
-from squall.launchers.environment import environment, is_script
+from squall.launchers.environment import environment, replayed_apart
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 def begin_anew(arguments: Sequence[str]) -> None:
-    """For a script's run start this process anew, with nothing imported, in the environment that the script had."""
-    if dict(os.environ) != environment() and any(is_script(Path(argument)) for argument in arguments):
+    """For a replay that forks start this process anew, with nothing imported, in the environment that the run had."""
+    if dict(os.environ) != environment() and any(replayed_apart(Path(argument)) for argument in arguments):
         sys.stdout.flush()
         sys.stderr.flush()
         os.execve(sys.executable, [sys.executable, "-m", "squall", *arguments], environment())
@@ -55,11 +55,11 @@ def _replay(options: argparse.Namespace, local: object, commanded_at: float) -> 
     output = None if options.output is None else Path(options.output)
     if output is not None:
         check_output(output, options.force)
-    script = is_script(Path(options.run_dir))
+    apart = replayed_apart(Path(options.run_dir))
     from squall.replaying.run import replay
 
     done = replay(
-        options.run_dir, until=options.until, check=options.check, around_nan=options.around_nan, own_process=script
+        options.run_dir, until=options.until, check=options.check, around_nan=options.around_nan, own_process=apart
     )
     if output is not None:
         _save(done.model, output)

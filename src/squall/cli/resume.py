@@ -31,6 +31,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     )
     again.add_argument("--replicas", type=int, help="another number of replicas")
     again.add_argument("--shards", type=int, help="another number of shards")
+    again.add_argument("--parts", type=int, metavar="N", help="another number of processes of each replica")
     again.add_argument("--machines", type=int, metavar="N", help="so many machines, in place of those that it had")
     again.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine now")
     lost = "a machine is lost after S silent seconds"
@@ -57,9 +58,12 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
     if scripted:
         if {"epochs", "steps"} & set(limits):
             raise ValueError("how much a script trains it says itself, to session.batches: leave --epochs, --steps out")
+        if options.parts is not None:
+            raise ValueError("a script's replicas keep the parts that it was started with: leave --parts out")
         if options.keep_best is not None:
             raise ValueError(f"leave --keep-best out: {SAVES_ITSELF}")
-    code = resumed_code(old, strategy, None, **limits)
+    settings = None if options.parts is None else dataclasses.replace(old["settings"], parts=options.parts)
+    code = resumed_code(old, strategy, settings, **limits)
     code["plan"] = _moved(code["plan"], options)
     run = Launch(code, local, commanded_at).go(path, again=True)
     if not scripted:

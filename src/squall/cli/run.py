@@ -30,7 +30,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     add_patience(ends, "in --until's metric, else in the loss, as the script logs them")
     add_seconds(ends)
     how = script.add_argument_group("where and how")
-    add_common(how)
+    add_common(how, "processes of a replica, each of which runs the script (see Session.group)")
     add_launcher(how, "local", "ray", text="local (processes here), or ray (default: local)")
     kept = add_kept(script)
     kept.add_argument("--keep-best", metavar="METRIC", help=f"refused: {SAVES_ITSELF}")

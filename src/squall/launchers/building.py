@@ -55,7 +55,7 @@ def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
     directory, snapshot, site = order
     restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None
     recipe = strategy.recipe()
-    starts = _cut(task, message["plan"].settings)
+    starts = _cut(task, message["plan"].settings) if "script" not in message else ()
     shape = arena_shape(layout, recipe)
     used = shape.spans(evaluated=task.validate is not None)
     if site is not None:

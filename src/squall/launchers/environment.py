@@ -1,8 +1,9 @@
-"""The environment of a process whose forks train: a run's nursery, and the replay of a script."""
+"""The environment of a process whose forks train: a run's nursery, and a replay in several processes."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ def environment() -> dict[str, str]:
     forking = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     inherited = {name: value for name, value in os.environ.items() if name != "SQUALL_TOKEN"}  # it is told to nobody
     return {"PYTHONHASHSEED": "0", **inherited, **forking}
+
+
+def replayed_apart(path: Path) -> bool:
+    """Whether the replay of a run forks its replicas, so that it needs such an environment. This imports no torch."""
+    for start in (path / "schedule").glob("*/start.json"):
+        with suppress(OSError, msgspec.DecodeError):
+            if msgspec.json.decode(start.read_bytes(), type=dict[str, Any]).get("forked"):
+                return True
+    return is_script(path)
 
 
 def is_script(path: Path) -> bool:

@@ -74,16 +74,7 @@ class InlineRun:
             self.world.add(node, *self._member(node))
 
     def run(self) -> End:
-        try:
-            with collected_interrupts() as self.channel.interrupts:
-                self.world.run()
-        except Exception as error:
-            coordinator = self.world.processes[COORDINATOR].host
-            coordinator.perform(End("failed", f"{type(error).__name__}: {error}"), self.world.now)
-            raise
-        finally:
-            self.world.close()
-        return self.channel.ended
+        return run_to_end(self.world, self.channel, self.world.run)
 
     def _member(self, node: Node) -> tuple[Linked, Host]:
         if node == COORDINATOR:
@@ -94,6 +85,19 @@ class InlineRun:
     def _step(self, node: Node, effect: Compute | Step, begins: float) -> float:
         step_s = self._step_s(node) if self._step_s is not None else STEP_S
         return step_s * self._job.slowness(node)
+
+
+def run_to_end(world: World, channel: LoneChannel, go: Callable[[], None]) -> End:
+    """Let the world `go` on in this process. What a host raises is the run's end, and raised again."""
+    try:
+        with collected_interrupts() as channel.interrupts:
+            go()
+    except Exception as error:
+        world.processes[COORDINATOR].host.perform(End("failed", f"{type(error).__name__}: {error}"), world.now)
+        raise
+    finally:
+        world.close()
+    return channel.ended
 
 
 def own_host(job: Job, node: Node, groups: Groups | None = None) -> Host:

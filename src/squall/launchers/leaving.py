@@ -9,6 +9,7 @@ from typing import NoReturn
 from squall.runtime.processes import ending
 
 RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
+LOST = 72  # of a first part, of whose fellows one was killed
 DONE = 71  # exit status of a process whose machine has ended; 0 may come from a task that calls os._exit
 
 
@@ -22,4 +23,4 @@ def leave(status: int) -> NoReturn:
 
 
 def explain(code: int) -> str:
-    return "raised an exception" if code == RAISED else ending(code)
+    return {RAISED: "raised an exception", LOST: "another of its parts was lost"}.get(code) or ending(code)

@@ -17,9 +17,10 @@ from typing import NoReturn
 
 import torch
 from setproctitle import setproctitle
+from torch import Tensor
 
-from squall.launchers.leaving import DONE, RAISED, leave
-from squall.parts.host import follow
+from squall.launchers.leaving import DONE, LOST, RAISED, leave
+from squall.parts.host import Watch, follow
 from squall.parts.neighbours import SPEAKER, NeighbourLost, Neighbours
 from squall.protocol.nodes import Node
 from squall.runtime.groups import Group
@@ -28,21 +29,28 @@ from squall.runtime.kinds import host
 from squall.runtime.processes import fork, keep_freed_memory
 from squall.usercode.blame import encode, note
 
-LOST = 72  # exit status of a first part, of whose fellows one was killed
 
-
-def first_part(job: Job, node: Node, sockets: Path) -> tuple[Job, Neighbours]:
-    """Fork the others; the job as this part has it, and the way to them."""
-    _folder(sockets, node).mkdir(mode=0o700)
-    if job.recipe.work.local is not None:
-        job = replace(job, own=torch.frombuffer(mmap(-1, 4 * job.layout.length), dtype=torch.float32))
+def first_part(job: Job, node: Node, sockets: Path) -> tuple[Job, Neighbours, Watch]:
+    """Fork the others; the job as this part has it, the way to them, and what tells when one of them ends."""
+    folder(sockets, node).mkdir(mode=0o700)
+    job = with_own(job)
     others = []
     for part in range(1, job.plan.settings.parts):
         if pid := fork():
             others.append(pid)
         else:
             _follow(job, node, sockets, part)
-    return _joined(job, node, sockets, SPEAKER, others)
+    return *_joined(job, node, sockets, SPEAKER, others), Watch(others)
+
+
+def with_own(job: Job) -> Job:
+    """The job with weights that parts share which are forked later, where the replica trains on its own."""
+    return job if job.recipe.work.local is None or job.own is not None else replace(job, own=shared_vector(job))
+
+
+def shared_vector(job: Job) -> Tensor:
+    """float32 [length] of zeros, for processes that are forked later."""
+    return torch.frombuffer(mmap(-1, 4 * job.layout.length), dtype=torch.float32)
 
 
 def traceback_file(sockets: Path, node: Node) -> Path:
@@ -58,17 +66,24 @@ def die_of(lost: NeighbourLost, node: Node, sockets: Path) -> NoReturn:
     leave(RAISED if traceback_file(sockets, node).exists() else LOST)
 
 
-def _folder(sockets: Path, node: Node) -> Path:
+def folder(sockets: Path, node: Node) -> Path:
+    """Of what the parts of a replica need to find each other."""
     return sockets / f"parts-{node}"
 
 
-def _joined(job: Job, node: Node, sockets: Path, part: int, others: Sequence[int] = ()) -> tuple[Job, Neighbours]:
-    """`others`: pids that part 0 has to watch; the kernel ends them with it."""
-    from squall.parts.inside import inside  # which imports torch's compiler
-
+def meet(
+    job: Job, node: Node, sockets: Path, part: int, others: Sequence[int] = (), tag: int = 0
+) -> Neighbours:  # fmt: skip
+    """The way to the other parts, which all make theirs. Part 0 has to watch the pids of `others`."""
     parts = job.plan.settings.parts
     pids = [os.getpid(), *(others or [os.getpid()] * (parts - 1))]
-    neighbours = Neighbours(Group(str(node), _folder(sockets, node), pids, part), part, parts)
+    return Neighbours(Group(str(node), folder(sockets, node), pids, part), part, parts, tag)
+
+
+def _joined(job: Job, node: Node, sockets: Path, part: int, others: Sequence[int] = ()) -> tuple[Job, Neighbours]:
+    from squall.parts.inside import inside  # which imports torch's compiler
+
+    neighbours = meet(job, node, sockets, part, others)
     place = inside(job.task, job.layout, job.starts, neighbours, job.device(node.index))
     return replace(job, inside=place), neighbours
 
@@ -81,7 +96,7 @@ def _follow(job: Job, node: Node, sockets: Path, part: int) -> NoReturn:
         torch.set_num_threads(job.plan.threads)
         keep_freed_memory()
         job, neighbours = _joined(job, node, sockets, part)
-        follow(host(job, node), neighbours)
+        follow(host(replace(job, schedule=None), node), neighbours)  # what all perform the first part records
         status = DONE
     except NeighbourLost:
         status = LOST  # that one knows why

@@ -31,6 +31,7 @@ from squall.runtime.interrupts import LeftToLauncher
 from squall.runtime.job import Job
 from squall.runtime.kinds import host, kind_of, machine
 from squall.runtime.part import Part
+from squall.runtime.parts_told import PartsHost
 from squall.runtime.pieces import PiecesHost
 from squall.runtime.places import Places
 from squall.runtime.processes import keep_freed_memory, never_interrupt
@@ -114,11 +115,12 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
     elif node.role == "evaluator":
         os.nice(EVALUATOR_NICE if job.plan.until is None and job.plan.patience is None else JUDGE_NICE)
     several = node.role == "replica" and job.plan.settings.parts > 1
+    watch = None
     if several:
-        job, neighbours = first_part(job, node, sockets)
+        job, neighbours, watch = first_part(job, node, sockets)
     if node.role == "replica" and job.site is not None and isinstance(job.recipe.work, Collective):
         job = replace(job, listener=listening())
-    transport, carriers = connections(job, node, sockets, pipe)
+    transport, carriers = connections(job, node, sockets, pipe, () if watch is None else (watch.fileno(),))
     channel = NurseryChannel(pipe, job.plan.threads) if pipe is not None else None
     try:
         # The coordinator's rows are written while nobody speaks, too.
@@ -126,7 +128,7 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         host, own = make_host(job, node, channel), () if channel is None else (channel,)
         transport.wake_on(host.wakes)
         if several:
-            host = Speaker(host, neighbours, own_weights=job.recipe.work.local is not None)
+            host = Speaker(host, neighbours, own_weights=job.recipe.work.local is not None, watch=watch)
         Driver(machine(job, node), transport, host, carriers=(*own, *carriers)).run(poll_every_s)
     except NeighbourLost as lost:
         die_of(lost, node, sockets)
@@ -135,15 +137,20 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
 
 
 def connections(
-    job: Job, node: Node, sockets: Path, pipe: ControlPipe | None
+    job: Job, node: Node, sockets: Path, pipe: ControlPipe | None, wake_on: Sequence[int] = ()
 ) -> tuple[HostTransport, list[Carrier]]:  # fmt: skip
-    """What reaches the node's peers on this machine, and those elsewhere. A message on the `pipe` wakes it as well."""
+    """What reaches the node's peers on this machine, and those elsewhere.
+
+    A message on the `pipe` wakes it as well, and one of the file descriptors in `wake_on`.
+    """
     carriers = [] if job.site is None else [_carrier(job, job.site, node, sockets)]
     peers = _servers(job, node, here=True)
     transport = HostTransport(
         node, sockets, serve=node.role in ("coordinator", "shard"), peers=peers,
         spin_s=_spin_s(job, node) if job.site is None else 0.0,
-        wake_on=[*([pipe.connection.fileno()] if pipe is not None else []), *(c.fileno() for c in carriers)],
+        wake_on=[
+            *wake_on, *([pipe.connection.fileno()] if pipe is not None else []), *(c.fileno() for c in carriers)
+        ],
     )  # fmt: skip
     return transport, carriers
 
@@ -176,7 +183,7 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
         assert channel is not None
         coordinator = CoordinatorHost(job, channel, time.monotonic)
         if job.site is None:
-            return coordinator
+            return PartsHost(coordinator, job) if job.plan.settings.parts > 1 else coordinator
         counting = TrafficHost(coordinator, job, job.site)
         return PiecesHost(counting, job.directory, job.recipe.shards or 1, job.site.pieces)
     made, ratio = host(job, node), job.slowness(node)
@@ -186,7 +193,7 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
 
 
 def _spin_s(job: Job, node: Node) -> float:
-    wanted = job.recipe.replicas * job.plan.threads + job.recipe.shards
+    wanted = job.recipe.replicas * job.plan.settings.parts * job.plan.threads + job.recipe.shards
     roomy = wanted <= len(os.sched_getaffinity(0))
     return SPIN_S if node.role == "replica" or (node.role == "shard" and roomy) else 0.0
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from squall.errors import Interrupted, NotFinite, SquallError
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.last_weights import last_weights
 from squall.launchers.role_processes import blame, close, connections, name_process
+from squall.parts.host import Watch
+from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import Compute, Effect, UseWeights
 from squall.protocol.events import BatchOver, BatchSkipped, Event, LoopLeft, ValuesLogged
 from squall.protocol.messages import Factors
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.record.rows import RecordError
 from squall.runtime.batches import Steps
+from squall.runtime.compute import Gradients
 from squall.runtime.driver import Driver
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.interrupts import LeftToLauncher
@@ -37,9 +41,10 @@ from squall.usercode.blame import note_batch
 class _ScriptHost(ReplicaHost):
     """A replica's host that leaves the computing to the script, and hears how the run ends."""
 
-    def __init__(self, job: Job, slot: int, pipe: ControlPipe) -> None:
-        super().__init__(job, slot)
-        self._pipe = pipe
+    def __init__(self, job: Job, slot: int, pipe: ControlPipe, watch: Watch | None) -> None:
+        super().__init__(job, slot, own=job.own)
+        self._pipe, self._watch = pipe, watch
+        self.in_use, self.uses = 0, 0  # the weights buffer, and how often one was taken into use
         self.wanted: Compute | None = None
         self.over: dict[str, Any] | None = None
         self.fetched = False  # newer weights, since this was last set
@@ -48,41 +53,74 @@ class _ScriptHost(ReplicaHost):
         if isinstance(effect, Compute):
             self.wanted = effect
             return None
-        self.fetched |= isinstance(effect, UseWeights)
+        if isinstance(effect, UseWeights):
+            self.fetched, self.in_use, self.uses = True, effect.buffer, self.uses + 1
         return super().perform(effect, now)
 
     def poll(self) -> Event | None:
         if self.over is None and (not self._pipe.open or self._pipe.connection.poll()):
             self.hear()
+        if self._watch is not None and self._watch.ended():
+            raise NeighbourLost("another part of this replica has ended")
         return None
 
     def hear(self) -> None:
         self.over = self._pipe.hear() or {"status": "failed", "reason": "the nursery is gone"}
 
 
-class ReplicaBackend(SessionBackend):
-    """What stands behind the session of one replica."""
+class ScriptBackend(SessionBackend):
+    """What stands behind the session of a process that a nursery has started.
 
-    def __init__(self, job: Job, node: Node, sockets: Path, pipe: ControlPipe) -> None:
+    Attributes:
+        began: the script has come to its batches.
+        ended_with: what the training's end has raised in the loop.
+    """
+
+    began: bool = False
+    ended_with: BaseException | None = None
+
+    def note(self, error: BaseException) -> None:
+        """Add to an exception of the script where it was raised, and on which batch."""
+        return None
+
+
+def settle_in(job: Job) -> None:
+    """Be a process of a replica, and no more what it was forked from."""
+    torch.set_num_threads(job.plan.threads)
+    keep_freed_memory()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the nursery; else the script's own
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if isinstance(signal.getsignal(signal.SIGTERM), LeftToLauncher):
+        signal.signal(signal.SIGTERM, LeftToLauncher())
+
+
+def take_end(job: Job, status: str, reason: str) -> BaseException | None:
+    """Take the last weights of a training that has ended so; what it raises if that was not well."""
+    if status in ("finished", "interrupted") and (weights := last_weights(job)) is not None:
+        job.layout.read_model(weights, job.task.model)
+    kind = {"interrupted": Interrupted, "nonfinite": NotFinite}.get(status, SquallError)
+    return kind(reason) if status != "finished" else None
+
+
+class ReplicaBackend(ScriptBackend):
+    """What stands behind the session of one replica, or of its first part."""
+
+    def __init__(
+        self, job: Job, node: Node, sockets: Path, pipe: ControlPipe, watch: Watch | None = None
+    ) -> None:  # fmt: skip
+        """`watch`: over the replica's other parts."""
         self.rank = node.index
         self.replicas = job.recipe.replicas
         self.several_steps = job.recipe.work.several_steps
-        self.began = False
-        self.ended_with: BaseException | None = None  # what the training's end has raised in the loop
         self._left = False
         self._job = job
         self._node = node
         self._sockets = sockets
-        self._pipe = pipe
+        self._pipe, self._watch = pipe, watch
         self._rated = False  # the loop has set a rate of its own
         self._logged: list[Mapping[str, float]] = []  # values from before there was a coordinator
-        torch.set_num_threads(job.plan.threads)
-        keep_freed_memory()
+        settle_in(job)
         name_process(node, job)
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the nursery; else the script's own
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if isinstance(signal.getsignal(signal.SIGTERM), LeftToLauncher):
-            signal.signal(signal.SIGTERM, LeftToLauncher())
 
     def begin(self, task: Task, epochs: int) -> None:
         self.began = True
@@ -96,8 +134,9 @@ class ReplicaBackend(SessionBackend):
             while not (self._sockets / str(COORDINATOR)).exists():
                 if self._pipe.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
                     break
-        self._host = _ScriptHost(job, self.rank, self._pipe)
-        self._transport, self._carriers = connections(job, self._node, self._sockets, self._pipe)
+        self._host = _ScriptHost(job, self.rank, self._pipe, self._watch)
+        wake_on = () if self._watch is None else (self._watch.fileno(),)
+        self._transport, self._carriers = connections(job, self._node, self._sockets, self._pipe, wake_on)
         self._seen = recorded(self._host, job, self._node)
         self._driver = Driver(machine(job, self._node), self._transport, self._seen, carriers=self._carriers)
         self._driver.start()
@@ -113,7 +152,6 @@ class ReplicaBackend(SessionBackend):
         return None
 
     def note(self, error: BaseException) -> None:
-        """Add to an exception of the script in which replica it was raised, and on which batch."""
         blame(error, self._node, self._job)
         batch = self._host.wanted if self.began else None
         if batch is not None:
@@ -121,6 +159,16 @@ class ReplicaBackend(SessionBackend):
 
     def load(self, effect: Compute) -> Batch:
         return self._host.training.backward.load(effect)
+
+    @property
+    def in_use(self) -> tuple[int, int]:
+        """The weights buffer that is computed on, and how often one was taken into use."""
+        return self._host.in_use, self._host.uses
+
+    def places(self, effect: Compute) -> Sequence[Tensor] | None:
+        """Where gradients of that batch may lie at once, a view for each; None where that is not their buffer."""
+        training = self._host.training
+        return training.places(effect) if isinstance(training, Gradients) else None
 
     def accept(
         self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
@@ -189,15 +237,13 @@ class ReplicaBackend(SessionBackend):
             raise self.ended_with
 
     def _settle(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         if self._driver.end is not None:
             self._driver.finish()
         close(self._transport, self._carriers)
         while self._host.over is None:
             self._host.hear()
-        self.status = self._host.over["status"]
-        if self.status != "finished":
-            kind = {"interrupted": Interrupted, "nonfinite": NotFinite}.get(self.status, SquallError)
-            self.ended_with = kind(self._host.over["reason"])
-        if self.status in ("finished", "interrupted") and (weights := last_weights(self._job)) is not None:
-            self._job.layout.read_model(weights, self._job.task.model)
+        self.status, reason = self._host.over["status"], self._host.over["reason"]
+        self.ended_with = take_end(self._job, self.status, reason)
         signal.signal(signal.SIGINT, self._on_interrupt)  # last: nobody is to go on with half of the weights

@@ -10,9 +10,10 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -20,12 +21,14 @@ from squall.errors import SnapshotMismatch, SquallError, TaskError
 from squall.launchers.building import warn_of_threads
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.launching import Launching
-from squall.launchers.leaving import DONE, RAISED, leave
+from squall.launchers.leaving import DONE, leave
 from squall.launchers.orders import MODULES, Facts, Member
+from squall.launchers.script_fellows import Fellows
 from squall.launchers.script_forks import Forked
-from squall.launchers.script_replica import ReplicaBackend
+from squall.launchers.script_replica import ScriptBackend
 from squall.launchers.script_start import Over, chosen, run_file
-from squall.protocol.nodes import Node
+from squall.parts.meeting import PartsDiffer
+from squall.parts.neighbours import NeighbourLost
 from squall.runtime.interrupts import leave_signals
 from squall.runtime.optimizers import check_optimizers
 from squall.session.backend import SessionBackend
@@ -45,8 +48,8 @@ def serve_script(
     order = launching.orders.next(message["plan"]) if not message["machines"] else None
     if order is None and not message["machines"]:
         return
-    joined: list[ReplicaBackend] = []
-    forked_as: list[Node] = []
+    joined: list[ScriptBackend] = []
+    fellows: list[Fellows] = []  # of the process, once it is forked
     failed: list[Exception] = []  # what has gone wrong in `join`, and is not the script's
 
     def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> SessionBackend:
@@ -65,9 +68,9 @@ def serve_script(
         except Forked as forked:
             for number, handler in own.items():  # the script's, which its replicas are and the nursery is not
                 signal.signal(number, handler)
-            forked_as.append(forked.node)
-            joined.append(replica := ReplicaBackend(forked.job, forked.node, sockets, forked.pipe))
-            sys.unraisablehook = partial(_unraisable, replica)
+            fellows.append(Fellows(forked.node, sockets))
+            joined.append(replica := fellows[0].backend(forked.job, forked.pipe))
+            sys.unraisablehook = partial(_unraisable, replica, fellows[0])
             return replica
         except (OSError, SquallError) as error:
             failed.append(error)
@@ -79,22 +82,20 @@ def serve_script(
         main = run_file(path, message["text"], message["arguments"], message["plan"].seed, join, ahead)
         _end_training(joined, path)
         del main
+        for others in fellows:
+            others.leave()
     except Over:
         if failed:
             raise failed[0] from None
     except BaseException as error:
-        if not forked_as:  # still the nursery
+        if not fellows:  # still the nursery
             raise TaskError(_story(error)) from None
-        for replica in joined:
-            _leave_quietly(replica, error)
-            replica.note(error)
-        (sockets / f"{forked_as[0]}.traceback").write_text(_story(error))
-        leave(RAISED)
+        _fail(joined, fellows[0], error)
     else:
         leave(DONE)
 
 
-def _end_training(joined: list[ReplicaBackend], path: Path) -> None:
+def _end_training(joined: list[ScriptBackend], path: Path) -> None:
     """End the training at the end of the script, which may still hold its batches, as cycles of frameworks do."""
     if not joined:
         raise _Unfinished(f"{path} ended without calling squall.join(model): call it before the training loop")
@@ -102,7 +103,7 @@ def _end_training(joined: list[ReplicaBackend], path: Path) -> None:
     if not replica.began:
         remedy = "iterate over session.batches, and call session.step(loss)"
         raise _Unfinished(f"{path} ended without training: {remedy}")
-    if replica.status == "running" and replica.rank == 0:
+    if replica.status == "running" and replica.rank == replica.part == 0:
         sys.stderr.write(
             f"squall: warning: the training went on to the end of {path}: what the script measured or saved behind its"
             " loop was not of the final weights. Call close() on what session.batches has returned, behind the loop\n"
@@ -110,7 +111,15 @@ def _end_training(joined: list[ReplicaBackend], path: Path) -> None:
     replica.leave()
 
 
-def _leave_quietly(replica: ReplicaBackend, error: BaseException) -> None:
+def _fail(joined: Sequence[ScriptBackend], fellows: Fellows, error: BaseException) -> NoReturn:
+    """End the process of a script that has raised; the nursery is told what, if it was the script."""
+    for replica in joined:
+        _leave_quietly(replica, error)
+        replica.note(error)
+    fellows.fail(error, _story(error))
+
+
+def _leave_quietly(replica: ScriptBackend, error: BaseException) -> None:
     """Leave, if it is not the script that has failed: the launching process says what happened to the run."""
     over = replica.status not in ("running", "finished")
     if over and error is not replica.ended_with and not isinstance(error, SystemExit | KeyboardInterrupt):
@@ -123,13 +132,15 @@ def _story(error: BaseException) -> str:
     return str(error) if isinstance(error, _Unfinished | SnapshotMismatch) else encode(error)
 
 
-def _unraisable(replica: ReplicaBackend, found: sys.UnraisableHookArgs) -> None:
+def _unraisable(replica: ScriptBackend, fellows: Fellows, found: sys.UnraisableHookArgs) -> None:
     """Keep code behind the loop from running when the training ended badly, or an interrupt came, at a `break`.
 
     A `break` deletes the batches, and Python only reports an exception that is raised where something is deleted.
     """
     if isinstance(found.exc_value, KeyboardInterrupt) or (found.exc_value and found.exc_value is replica.ended_with):
         leave(DONE)
+    if isinstance(found.exc_value, NeighbourLost | PartsDiffer):
+        _fail([replica], fellows, found.exc_value)
     sys.__unraisablehook__(found)
 
 

@@ -6,14 +6,19 @@ same effects in the same order, and what an effect has led to is complete when t
 
 from __future__ import annotations
 
+import os
+import select
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 
 import msgspec
+from msgspec.structs import replace
 
 from squall.parts.neighbours import NeighbourLost, Neighbours
+from squall.parts.spent import measured
 from squall.protocol.effects import Compute, Effect, End, Expect, Keep, PreparePush, UseWeights
-from squall.protocol.events import Event
+from squall.protocol.events import Event, GradientComputed
 from squall.runtime.driver import Host, HostAround
 
 KINDS: tuple[type[Effect], ...] = (Compute, Keep, PreparePush, UseWeights, Expect, End)
@@ -21,30 +26,76 @@ PUT_OFF = (UseWeights, Expect)  # nothing comes of these before another effect d
 MOST_PUT_OFF = 16
 
 
+class Watch:
+    """Of part 0 over the processes of the others. Its descriptor is readable when one of them has ended."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._epoll = select.epoll()
+        self._handles = [os.pidfd_open(pid) for pid in pids]
+        for handle in self._handles:
+            self._epoll.register(handle, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def ended(self) -> bool:
+        return bool(self._epoll.poll(0))
+
+    def close(self) -> None:
+        """They may end. Who waits for the descriptor goes on to, in vain."""
+        for handle in self._handles:
+            self._epoll.unregister(handle)  # processes that were forked meanwhile hold it open
+            os.close(handle)
+        self._handles = []
+
+
 class Speaker(HostAround):
     """Of part 0, where the replica's machine is."""
 
-    def __init__(self, host: Host, neighbours: Neighbours, own_weights: bool = False) -> None:
+    def __init__(
+        self, host: Host, neighbours: Neighbours, own_weights: bool = False, watch: Watch | None = None
+    ) -> None:  # fmt: skip
         """`own_weights`: fetched weights are copied into the replica's own, which all parts compute on."""
         super().__init__(host)
+        self._watch = watch
         self._neighbours = neighbours
         self._later = (Expect,) if own_weights else PUT_OFF
         self._put_off: list[Effect] = []
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         with self._neighbours.together():
-            if isinstance(effect, End):
-                with suppress(NeighbourLost):  # who ends need not be told to
-                    self._neighbours.tell(_encoded([End("")]))
-                return super().perform(effect, now)
-            self._put_off.append(effect)
-            if isinstance(effect, self._later) and len(self._put_off) < MOST_PUT_OFF:
-                return super().perform(effect, now)
-            self._neighbours.tell(_encoded(self._put_off))
-            self._put_off = []
-            event = super().perform(effect, now)
-            self._neighbours.done()  # the others have written what they had to
+            with self._neighbours.spent.at_work():
+                event = self._perform(effect, now)
+            if isinstance(event, GradientComputed):
+                event = replace(event, inside=measured(self._neighbours.spent, self._neighbours.others.values()))
             return event
+
+    def poll(self) -> Event | None:
+        """Raises `NeighbourLost` where another part has ended, though it was told nothing."""
+        if self._watch is not None and self._watch.ended():
+            with self._neighbours.together():
+                raise NeighbourLost("another part of this replica has ended")
+        return super().poll()
+
+    def rest(self) -> None:
+        self._neighbours.spent.look()
+        super().rest()
+
+    def _perform(self, effect: Effect, now: float) -> Event | None:
+        if isinstance(effect, End):
+            if self._watch is not None:
+                self._watch.close()
+            with suppress(NeighbourLost):  # who ends need not be told to
+                self._neighbours.tell(_encoded([End("")]))
+            return super().perform(effect, now)
+        self._put_off.append(effect)
+        if isinstance(effect, self._later) and len(self._put_off) < MOST_PUT_OFF:
+            return super().perform(effect, now)
+        self._neighbours.tell(_encoded(self._put_off))
+        self._put_off = []
+        event = super().perform(effect, now)
+        self._neighbours.done()  # the others have written what they had to
+        return event
 
 
 def follow(host: Host, neighbours: Neighbours, rounds: int | None = None) -> None:
@@ -54,11 +105,14 @@ def follow(host: Host, neighbours: Neighbours, rounds: int | None = None) -> Non
     """
     with neighbours.together():
         for _ in count() if rounds is None else range(rounds):
-            for effect in _decoded(neighbours.hear()):
-                host.perform(effect, 0.0)
-                if isinstance(effect, End):
-                    return
+            effects = _decoded(neighbours.hear())
+            with neighbours.spent.at_work():
+                for effect in effects:
+                    host.perform(effect, 0.0)
+                    if isinstance(effect, End):
+                        return
             neighbours.done()
+            neighbours.spent.look()
             host.rest()
 
 

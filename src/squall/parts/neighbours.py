@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
+from squall.parts.spent import NUMBERS, Spent
 from squall.runtime.groups import Group
 
 SPEAKER = 0  # a pipeline's backward passes end at the first stage, so part 0 is the last to be done with a batch
@@ -25,15 +26,19 @@ class Neighbours:
     The group becomes torch's default one in this process, which DTensor and pipelining ask for.
     """
 
-    def __init__(self, group: Group, part: int, parts: int) -> None:
+    def __init__(self, group: Group, part: int, parts: int, tag: int = 0) -> None:
+        """`tag`: of the messages here, where others use the group as well."""
         self.part = part
         self.parts = parts
+        self._tag = tag
         self.group = group
         self.torch = group.torch
+        self.spent = Spent()
         c10d._update_default_pg(group.torch)
         self._others = [other for other in range(parts) if other != part]
         self._heard = False  # part 0: the others are done
         self.put_off(0.0, 0.0, 0.0)
+        self.others = {other: [0.0] * NUMBERS for other in self._others}  # part 0: what they have told of themselves
         self._told = torch.empty(TOLD_BYTES, dtype=torch.uint8)
 
     @contextmanager
@@ -62,27 +67,28 @@ class Neighbours:
 
     def put_off(self, *values: float, text: bytes = b"") -> None:
         """What this part says to the first when it is done, instead of agreeing now."""
-        self._values, self._text = torch.tensor(values, dtype=torch.float64), text
+        self._values, self._text = values, text
 
     def done(self) -> None:
-        """Part 0 waits here for all others; they go on."""
+        """Part 0 waits here for all others; they tell how they have spent their time, and go on."""
         if self.part == SPEAKER:
             if not self._heard:
                 self.all_done()
             self._heard = False
             return
-        self.send(self._values, SPEAKER)
+        self.send(torch.tensor([*self._values, *self.spent.told()], dtype=torch.float64), SPEAKER)
         if self._text:
             self.send(torch.frombuffer(bytearray(self._text), dtype=torch.uint8), SPEAKER)
         self.put_off(0.0, 0.0, 0.0)
 
     def all_done(self) -> list[float]:
         """Part 0: the sums of what the others say when they are done."""
-        sums = torch.zeros(3, dtype=torch.float64)
+        total = [0.0] * len(self._values)
         for other in self._others:
-            sums += self.receive(torch.empty_like(sums), other)
+            said = self.receive(torch.empty(len(total) + NUMBERS, dtype=torch.float64), other).tolist()
+            total = [ours + theirs for ours, theirs in zip(total, said)]
+            self.others[other] = said[len(total) :]
         self._heard = True
-        total: list[float] = sums.tolist()
         return total
 
     def tell(self, text: bytes) -> None:
@@ -105,17 +111,17 @@ class Neighbours:
     def sending(self, tensor: Tensor, to: int) -> Callable[[], None]:
         """Until what this returns has been called, and has returned, the tensor must stay as it is."""
         with lost_neighbours():
-            work = self.torch.send([tensor], to, 0)
+            work = self.torch.send([tensor], to, self._tag)
 
         def wait() -> None:
-            with lost_neighbours():
+            with lost_neighbours(), self.spent.waiting():
                 work.wait()
 
         return wait
 
     def receive(self, tensor: Tensor, source: int) -> Tensor:
-        with lost_neighbours():
-            self.torch.recv([tensor], source, 0).wait()
+        with lost_neighbours(), self.spent.waiting():
+            self.torch.recv([tensor], source, self._tag).wait()
         return tensor
 
 

@@ -178,7 +178,8 @@ class _Run:
     """A schedule of torch's for so many microbatches of one shape."""
 
     def __init__(self, name: str, turns: Sequence[_Turns], count: int, neighbours: Neighbours) -> None:
-        stages = [PipelineStage(turn, turn.number, turn.stages, turn.device, group=neighbours.torch) for turn in turns]
+        stages = [_TimedStage(turn, neighbours) for turn in turns]
+        self._spent, self._used = neighbours.spent, False
         own: Any = stages[0] if len(stages) == 1 else stages
         self._turns = turns
         self._schedule: Any = get_schedule_class(name)(own, count, lambda loss, _: loss, scale_grads=False)
@@ -191,13 +192,34 @@ class _Run:
         for turn in self._turns:
             turn.begin(at)
         try:
-            with lost_neighbours():
+            with lost_neighbours(), self._spent.in_schedule(counts=self._used):
                 self._schedule.step(*self._arguments, target=self._target, return_outputs=False)
         except RuntimeError:
             if at.failed is not None:
                 raise at.failed from None
             raise
+        self._used = True
         return [at.results[number] for number in sorted(at.results)]
+
+
+class _TimedStage(PipelineStage):
+    """A stage of torch's; its passes are computing, and all else of a schedule is waiting."""
+
+    def __init__(self, turns: _Turns, neighbours: Neighbours) -> None:
+        super().__init__(turns, turns.number, turns.stages, turns.device, group=neighbours.torch)
+        self._spent = neighbours.spent
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._spent.in_stage():
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._spent.in_stage():
+            return super().backward_one_chunk(*args, **kwargs)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._spent.in_stage():
+            return super().backward_weight_one_chunk(*args, **kwargs)
 
 
 class _Turns(nn.Module):

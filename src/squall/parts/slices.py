@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -31,10 +32,8 @@ class Sliced(Inside):
     def __init__(self, task: Task, layout: Layout, neighbours: Neighbours, device: torch.device) -> None:
         assert isinstance(task.split, splits.Tensor)
         self._neighbours, self._device = neighbours, device
-        mesh = DeviceMesh.from_group(neighbours.torch, device.type)
-        chosen = layers_of(task.split, task.model)
-        plan: Any = {name: _style(task.model.get_submodule(name), chosen[name]) for name in chosen}
-        parallelize_module(task.model, mesh, plan, src_data_rank=None)
+        _time_waits(neighbours)
+        slice_layers(task.split, task.model, DeviceMesh.from_group(neighbours.torch, device.type))
         self._parameters = dict(task.model.named_parameters())
         distributed: dict[str, Any] = {n: p for n, p in self._parameters.items() if isinstance(p, DTensor)}
         self._distributed = [*distributed.values()]
@@ -67,6 +66,17 @@ class Sliced(Inside):
         return self._neighbours.agreed(value)[0]
 
 
+def _time_waits(neighbours: Neighbours) -> None:
+    """Count what DTensor waits for in this process. It asks torch's group itself, and waits by this function alone."""
+    wait: Callable[[Any], Any] = functional.wait_tensor
+
+    def timed(tensor: Any) -> Any:
+        with neighbours.spent.waiting():
+            return wait(tensor)
+
+    functional.wait_tensor = timed
+
+
 def layers_of(split: splits.Tensor, model: nn.Module) -> dict[str, splits.Slicing]:
     """Module names -> how each is sliced. Raises `ValueError` where a pattern names nothing that can be."""
     chosen: dict[str, splits.Slicing] = {}
@@ -82,6 +92,12 @@ def layers_of(split: splits.Tensor, model: nn.Module) -> dict[str, splits.Slicin
             raise ValueError(f"squall.Tensor: {pattern!r} and another pattern name {both[0]}: give it to one of them")
         chosen |= dict.fromkeys(found, slicing)
     return chosen
+
+
+def slice_layers(split: splits.Tensor, model: nn.Module, mesh: DeviceMesh) -> None:
+    """Make the layers' parameters DTensors, each process keeping its slice of what it has."""
+    plan: Any = {name: _style(model.get_submodule(name), slicing) for name, slicing in layers_of(split, model).items()}
+    parallelize_module(model, mesh, plan, src_data_rank=None)
 
 
 def _style(module: nn.Module, slicing: splits.Slicing) -> ColwiseParallel | RowwiseParallel:

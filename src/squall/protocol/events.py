@@ -63,6 +63,7 @@ class GradientComputed(Event, frozen=True, gc=False):
     factors: Factors = ()  # that a script's loop sets for this step
     extras: dict[str, float] | None = None  # what the loss returned beside itself
     over: bool = True  # False: the loop may step on the batch again, until `BatchOver`
+    inside: tuple[float, ...] = ()  # what the host has measured since it began, which goes into the record as it is
 
 
 class GroupJoined(Event, frozen=True, gc=False):

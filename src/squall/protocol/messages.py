@@ -51,6 +51,8 @@ class Lease(Struct, frozen=True, array_like=True, gc=False):
 # Beside the loss: name -> sum over batches of value x examples, and examples.
 Extras = dict[str, tuple[float, Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]]]
 
+Inside = Annotated[tuple[Annotated[float, msgspec.Meta(ge=0, le=1e15)], ...], msgspec.Meta(max_length=1 << 12)]
+
 
 class Stats(Struct, frozen=True, array_like=True, gc=False):
     """What a replica did since its last report."""
@@ -65,6 +67,7 @@ class Stats(Struct, frozen=True, array_like=True, gc=False):
     fetches: Few = 0
     staleness: dict[Count, Few] = {}  # staleness -> pushes applied with it, over all shards
     extras: Extras = {}
+    inside: Inside = ()  # what the replica's host has measured since it began: for the record, in the host's order
 
 
 # ---------------------------------------------------------------- replica <-> coordinator

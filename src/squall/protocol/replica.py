@@ -179,7 +179,7 @@ class Replica:
     def _on_gradient(self, event: GradientComputed, now: float, effects: list[Effect]) -> None:
         batch, exchanges = self._batch, self._exchanges
         assert batch is not None
-        self._reports.tally.compute_s += event.seconds
+        self._reports.tally.computed(event)
         self._waiting_since = now
         if not event.finite:
             self._on_non_finite(batch, now, effects)

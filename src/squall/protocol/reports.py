@@ -9,6 +9,7 @@ from collections import Counter
 import msgspec
 from msgspec.structs import astuple
 
+from squall.protocol.events import GradientComputed
 from squall.protocol.messages import Cover, Extras, Left, Progress, Stats, covered
 from squall.protocol.pushed_work import PushedWork, added
 
@@ -20,8 +21,8 @@ class ReportSums:
     """Sums for the next report. Thousands are simulated at once, so they are kept small."""
 
     __slots__ = (
-        "batches", "compute_s", "examples", "exchanges", "extras", "fetches", "loss_sum", "pushes", "staleness",
-        "wait_s",
+        "batches", "compute_s", "examples", "exchanges", "extras", "fetches", "inside", "loss_sum", "pushes",
+        "staleness", "wait_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -32,6 +33,11 @@ class ReportSums:
         self.loss_sum = self.compute_s = self.wait_s = 0.0
         self.staleness = array("i")  # of each push at each shard
         self.extras: Extras | None = None
+        self.inside: tuple[float, ...] = ()
+
+    def computed(self, event: GradientComputed) -> None:
+        self.compute_s += event.seconds
+        self.inside = event.inside
 
     def add(self, work: PushedWork) -> None:
         self.examples += work.examples
@@ -44,7 +50,7 @@ class ReportSums:
         stats = Stats(
             self.examples, self.batches, self.loss_sum, self.compute_s, self.wait_s,
             self.exchanges, self.pushes, self.fetches, dict(Counter(self.staleness)),
-            self.extras or {},
+            self.extras or {}, self.inside,
         )  # fmt: skip
         self._clear()
         return stats
@@ -52,9 +58,10 @@ class ReportSums:
 
 def together(first: Stats, second: Stats) -> Stats:
     """What both tell, as one report."""
-    sums = [a + b for a, b in zip(astuple(first)[:-2], astuple(second)[:-2])]
+    sums = [a + b for a, b in zip(astuple(first)[:-3], astuple(second)[:-3])]
     staleness = dict(Counter(first.staleness) + Counter(second.staleness))
-    return msgspec.convert([*sums, staleness, added(first.extras, second.extras)], Stats)
+    inside = second.inside or first.inside
+    return msgspec.convert([*sums, staleness, added(first.extras, second.extras), inside], Stats)
 
 
 class Reports:

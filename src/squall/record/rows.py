@@ -75,6 +75,26 @@ class ProgressRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PartRow:
+    """What one process of a replica of several did since its last report. The times add up to the replica's work."""
+
+    time_s: float
+    replica: int
+    part: int
+    compute_s: float
+    wait_s: float  # for other parts, and for what came from them
+    bubble_s: float  # the rest of the time in which a pipeline's schedule ran: it had no microbatch
+    memory: int  # bytes of its own, the most that was seen; 0: nobody has looked yet
+
+    def alike(self) -> tuple[int, int]:
+        return self.replica, self.part
+
+    def merged(self, later: "PartRow") -> "PartRow":
+        times = {name: getattr(self, name) + getattr(later, name) for name in ("compute_s", "wait_s", "bubble_s")}
+        return replace(later, memory=max(self.memory, later.memory), **times)
+
+
+@dataclass(frozen=True, slots=True)
 class ExtraRow:
     """What `Task.loss` returned beside the loss: its mean over the examples of a replica since its last report."""
 
@@ -174,13 +194,14 @@ class StateRow:
     # snapshot: the newest whose rows are all here; older ones' are, too
     # keep_best: the metric whose best weights are kept
     # batch: examples of each evaluation, where the method looks at batches as a whole and deals no leases
+    # bubble: the share of its time that a part of a pipeline has no microbatch, at the least: of equal stages
     # first_step_s: seconds from the command to the first training step
     # moved_at: seconds since 1970, of a run's end after which it goes on elsewhere; pauses: see `runtime.pauses`
     key: str
     value: str
 
 
-Row = MetricRow | ProgressRow | ExtraRow | StalenessRow | LeaseRow | SkipRow | MemberRow | EventRow | StateRow
+Row = MetricRow | ProgressRow | PartRow | ExtraRow | StalenessRow | LeaseRow | SkipRow | MemberRow | EventRow | StateRow
 
 _REMEDY = {
     sqlite3.SQLITE_BUSY: "another process holds it: is this run already being trained, or open in another program?",

@@ -16,6 +16,7 @@ from squall.record.rows import (
     ExtraRow,
     LeaseRow,
     MetricRow,
+    PartRow,
     ProgressRow,
     RecordError,
     Row,
@@ -26,7 +27,7 @@ from squall.record.rows import (
     table_name,
 )
 
-Report = ProgressRow | ExtraRow | StalenessRow
+Report = ProgressRow | PartRow | ExtraRow | StalenessRow
 
 COMMIT_EVERY_S = 0.2
 PAUSE_AT_MOST_S = 5.0  # between tries to write into a file that is locked, or onto a disk that is full

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,14 +15,16 @@ from torch import Tensor
 from squall.protocol.effects import Compute
 from squall.protocol.events import BatchSkipped, GradientComputed
 from squall.protocol.nodes import Node
+from squall.replaying.group_replay import GroupReplay
 from squall.replaying.nonfinite import NonFiniteBatch, examine
+from squall.replaying.processes import ReplicaProcess
 from squall.replaying.replay import Replay
-from squall.replaying.replayed_nodes import ReplayedHost, ReplayedShard
-from squall.replaying.scripts import ScriptHost
+from squall.replaying.replayed_nodes import ReplayedHost
+from squall.runtime.lone import LoneHost
 from squall.runtime.portions import PortionHost
 from squall.runtime.records import SEEN, Computed, Saved
-from squall.runtime.sequential import LoneHost
-from squall.runtime.snapshot import Snapshots
+from squall.runtime.snapshot import Manifest, Restored, Snapshots
+from squall.runtime.states import put_together
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,23 @@ class Difference:
         return f"{where}{made}: {self.what}"
 
 
+class Holder(Protocol):
+    """Who holds elements [start, stop) of the weights and the optimizer's state: a shard, or replicas without any."""
+
+    node: Node
+    version: int
+    start: int
+    stop: int
+
+    @property
+    def weights(self) -> Tensor: ...
+
+    def state(self) -> Mapping[str, Tensor]: ...
+
+    def fingerprint(self) -> int:
+        """Of the weights behind the last update. To be asked for once."""
+
+
 class Observer:
     """Watches the replay of one attempt. The replay tells it each step, and ends when it returns True.
 
@@ -82,7 +102,7 @@ class Observer:
         self.fingerprints = 0  # compared
         self.difference: Difference | None = None
         self.nan: NonFiniteBatch | None = None
-        self.replay: Replay  # set before that begins
+        self.replay: Replay | GroupReplay  # set before that begins
 
     @property
     def found(self) -> bool:
@@ -108,7 +128,7 @@ class Observer:
     def computing(self, node: Node, batch: Computed, host: ReplayedHost) -> bool:
         """The batch is about to be computed."""
         if self._around_nan and not (batch.finite or batch.skipped):
-            if isinstance(host, ScriptHost):
+            if isinstance(host, ReplicaProcess):
                 self.nan = host.examine(batch.batch)
             else:
                 if isinstance(host, LoneHost):
@@ -127,7 +147,7 @@ class Observer:
             self.difference = Difference(update, None, (_push(node, [batch.batch]),), what)
         return self.over
 
-    def updated(self, shard: ReplayedShard, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
+    def updated(self, shard: Holder, pushes: list[tuple[Node, int]], fingerprint: int) -> bool:
         """An update was made of these pushes (who, clock); `fingerprint` is of the weights behind it in the run."""
         self._last[shard.node] = pushes
         if self._check:
@@ -137,25 +157,38 @@ class Observer:
         self._look(shard)
         return self.over
 
-    def saved(self, shard: ReplayedShard, snapshot: Saved) -> bool:
+    def saved(self, shard: Holder, snapshot: Saved) -> bool:
         if snapshot.number in self.kept:
             self.saved_at[snapshot.number][shard.node] = snapshot.version
-            state = {name: value.clone() for name, value in shard.host.store.state().items()}
+            state = {name: value.clone() for name, value in shard.state().items()}
             self.kept[snapshot.number][shard.node] = state
         path = self._snapshots / f"{snapshot.number:06d}"
         path /= f"shard-{shard.node.index}-of-{len(self.replay.shards)}.safetensors"
         if self._check and snapshot.number <= self._newest and path.exists():
             if snapshot.number not in self.compared:
                 self.compared.append(snapshot.number)
-            if what := different(path, shard.host.store.state()):
+            if what := different(path, shard.state()):
                 self._differs(shard, f"snapshot {snapshot.number} holds something else: {what}")
         return self.over
 
-    def _look(self, shard: ReplayedShard) -> None:
-        if shard.version == self.until:
-            self.weights[shard.node] = shard.host.store.weights.clone()
+    def restored(self, number: int) -> Restored:
+        """A snapshot of `keep` as the replay has computed it, for the next attempt; the file may have been removed."""
+        job, kept = self.replay.job, self.kept[number]
+        tensors: dict[str, Tensor] = {}
+        for shard in self.replay.shards:
+            put_together(kept[shard.node], shard.start, shard.stop, job.layout.length, tensors)
+        versions = tuple(self.saved_at[number][shard.node] for shard in self.replay.shards)
+        manifest = Manifest(
+            number=number, layout=job.layout, versions=versions, ledger={}, progress={}, asked_s=0.0, trained_s=0.0,
+            optimizer="",
+        )  # fmt: skip
+        return Restored(manifest, tensors)
 
-    def _differs(self, shard: ReplayedShard, what: str) -> None:
+    def _look(self, shard: Holder) -> None:
+        if shard.version == self.until:
+            self.weights[shard.node] = shard.weights.clone()
+
+    def _differs(self, shard: Holder, what: str) -> None:
         last, replicas = self._last.get(shard.node, []), self.replay.replicas
         pushes = [_push(node, replicas[node].behind.get(clock, [])) for node, clock in last]
         self.difference = Difference(shard.version, shard.node.index, tuple(pushes), what)

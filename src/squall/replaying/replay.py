@@ -35,12 +35,14 @@ from squall.protocol.events import BatchSkipped, Event, GradientComputed
 from squall.protocol.nodes import Node
 from squall.replaying.beginning import begun_at
 from squall.replaying.losses import not_there
+from squall.replaying.processes import Processes
 from squall.replaying.replayed_nodes import ReplayedHost, ReplayedNode, ReplayedReplica, ReplayedShard
-from squall.replaying.scripts import ScriptHost, ScriptReplicas
+from squall.replaying.scripts import ScriptHost
 from squall.runtime.driver import Host
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job, own_model
 from squall.runtime.kinds import kind_of
+from squall.runtime.lone import LoneHost
 from squall.runtime.portions import PortionHost
 from squall.runtime.records import (
     Applied,
@@ -52,7 +54,6 @@ from squall.runtime.records import (
 )
 from squall.runtime.replay_starts import replica_logs
 from squall.runtime.schedule import Damaged
-from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
 
 if TYPE_CHECKING:
@@ -62,22 +63,22 @@ if TYPE_CHECKING:
 class Replay:
     """One attempt. `run` goes as far as the schedule leads, or the observer lets it.
 
-    With `scripts` the replicas are processes of their own, forked from this one, which therefore has one thread.
+    With `processes` the replicas are forked from this one, which therefore has one thread.
     """
 
     def __init__(
-        self, job: Job, schedule: Path, observer: Observer, scripts: ScriptReplicas | None = None, *, updates: int = 0,
+        self, job: Job, schedule: Path, observer: Observer, processes: Processes | None = None, *, updates: int = 0,
         snapshot: int | None = None,
     ) -> None:  # fmt: skip
         self._schedule = schedule
         self._observer = observer
-        self._scripts = scripts
+        self._processes = processes
         self._lone = job.recipe.alone
         self._fetched = kind_of(job).fetched
         self._stopped = False
         self._threads = 0
         logs = replica_logs(schedule)
-        self.job = job = scripts.completed(job, min(logs)) if scripts is not None and logs else job
+        self.job = job = processes.completed(job, min(logs)) if processes is not None and logs else job
         self.replicas = {node: ReplayedReplica(node, paths, job) for node, paths in logs.items()}
         if snapshot is None:
             self.shards = [ReplayedShard(schedule, job, i, updates) for i in range(job.recipe.shards)]
@@ -178,8 +179,8 @@ class Replay:
                 self._perform(replica, batch)
 
     def _host(self, node: Node) -> ReplayedHost:
-        if self._scripts is not None:
-            return self._scripts.host(self.job, node)
+        if self._processes is not None:
+            return self._processes.host(self.job, node)
         job = own_model(self.job)
         if not self._lone:
             made = kind_of(job).replica_host(job, node)
@@ -208,7 +209,7 @@ class Replay:
     def _perform(self, replica: ReplayedReplica, effect: Effect) -> Event | None:
         host: Host | None = replica.host
         assert host is not None
-        if self._scripts is None:
+        if self._processes is None:
             self._use_threads(self.job.plan.threads)
         return host.perform(effect, 0.0)
 

@@ -10,13 +10,16 @@ from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path
 
+from torch import Tensor
+
 from squall.protocol.effects import AddPortions, Compute, Expect, Term, UseWeights
 from squall.protocol.nodes import Node
 from squall.replaying.losses import not_there
-from squall.replaying.scripts import ScriptHost
+from squall.replaying.processes import ReplicaProcess
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.kinds import kind_of
+from squall.runtime.lone import LoneHost
 from squall.runtime.portions import PortionHost
 from squall.runtime.records import (
     Applied,
@@ -32,12 +35,11 @@ from squall.runtime.records import (
 )
 from squall.runtime.replay_starts import ShardCut, home, kept_push, kept_state, put_back, shard_logs
 from squall.runtime.schedule import Damaged
-from squall.runtime.sequential import LoneHost
 from squall.runtime.store import Store
 
 PUSHES_KEPT = 2  # of each replica: with overlap the one before the last may not be applied yet
 
-ReplayedHost = ReplicaHost | PortionHost | LoneHost | ScriptHost
+ReplayedHost = ReplicaHost | PortionHost | LoneHost | ReplicaProcess
 
 
 class ReplayedNode:
@@ -177,6 +179,7 @@ class ReplayedShard(ReplayedNode):
         super().__init__(node, shard_logs(attempt, node, snapshot), job)
         self.host = host = kind_of(job).shard_host(job, index)
         self.version = updates
+        self.start, self.stop = host.store.start, host.store.stop
         self.fingerprint = Fingerprint(host.store.weights)
         self.clocks: dict[Node, array[int]] = {}  # of the pushes of each replica that it applies
         self.deliveries = Counter[Node]()  # to each replica, in all
@@ -207,6 +210,13 @@ class ReplayedShard(ReplayedNode):
             node = Node.parse(name)
             self.delivered[node] = count
             self.deliveries[node] += count
+
+    @property
+    def weights(self) -> Tensor:
+        return self.host.store.weights
+
+    def state(self) -> dict[str, Tensor]:
+        return self.host.store.state()
 
     def kept(self, owner: Node, clock: int) -> Path:
         """The file of a push from before the owner's cut."""

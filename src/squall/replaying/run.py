@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import torch
-from torch import Tensor
 
 from squall.errors import SnapshotMismatch
-from squall.launchers.environment import is_script
+from squall.launchers import scratch
+from squall.launchers.environment import is_script, replayed_apart
 from squall.protocol.nodes import Node
+from squall.replaying.apart import replay_apart
 from squall.replaying.findings import Observer
+from squall.replaying.group_replay import GroupReplay
+from squall.replaying.grouped import GroupedReplicas
+from squall.replaying.processes import Processes, Strayed
 from squall.replaying.replay import Replay
 from squall.replaying.replayed import Replayed
-from squall.replaying.scripts import ScriptReplicas, Strayed, run_to_join
+from squall.replaying.scripts import run_to_join
 from squall.runtime import attempts
 from squall.runtime import replay_starts as cuts
 from squall.runtime.attempts import Start, surroundings
@@ -27,9 +32,9 @@ from squall.runtime.job import private_job
 from squall.runtime.run_plan import Plan
 from squall.runtime.schedule import Damaged
 from squall.runtime.seeds import chance_kept, seed_everything
-from squall.runtime.snapshot import Manifest, Restored, Snapshots
-from squall.runtime.states import put_together
+from squall.runtime.snapshot import Restored, Snapshots
 from squall.strategies import Strategy
+from squall.strategies.work import Collective
 from squall.task import Task
 from squall.usercode.kept import Code, ScriptCode, load_code, load_sources
 from squall.usercode.sources import changes
@@ -41,7 +46,7 @@ def replay(
     run_dir: str | Path, *, until: int | None = None, check: bool = False, around_nan: bool = False,
     own_process: bool = False,
 ) -> Replayed:  # fmt: skip
-    """Recompute a run in this process, to the same weights bit for bit.
+    """Recompute a run in this process, or where its processes computed together in some, to the same bits.
 
     It begins where the run did, or at the oldest snapshot that enough is kept for (`keep_schedule="last:3"`).
 
@@ -67,9 +72,11 @@ def replay(
         raise ValueError(f"until is {until}: it must be 0 or more updates")
     if is_script(path) and not own_process:
         raise ValueError(f"{path} is the run of a script: replay it by `squall replay {path}`")
+    if not own_process and replayed_apart(path):
+        return replay_apart(path, until=until, check=check, around_nan=around_nan)
     threads = torch.get_num_threads()
     try:
-        rerun = _Rerun(path, until, check, around_nan)
+        rerun = _Rerun(path, until, check, around_nan, own_process)
         rerun.run()
     finally:
         torch.set_num_threads(threads)
@@ -88,9 +95,11 @@ class _Attempt(NamedTuple):
 class _Rerun:
     """All attempts of a run in turn, each from the snapshot that it went on from."""
 
-    def __init__(self, directory: Path, until: int | None, check: bool, around_nan: bool) -> None:
+    def __init__(self, directory: Path, until: int | None, check: bool, around_nan: bool, forks: bool) -> None:
+        """`forks`: replicas are forked, so this process has one thread."""
         self._directory = directory
         self._until, self._check, self._around_nan = until, check, around_nan
+        self._forks = forks
         self._attempts = _attempts(directory)
         self._bases: dict[int, Restored] = {}  # snapshots that later attempts go on from, as this replay has computed
         self._notes: list[str] = []  # why the replay is not of the whole run
@@ -170,11 +179,15 @@ class _Rerun:
             torch.set_num_threads(1)  # as the nursery had that built it in the run: some initial weights depend on it
         seed_everything(plan.seed)
         task = code["task"]()
+        if self._forks and plan.settings.launcher != "inline" and not code["strategy"].recipe().alone:
+            with scratch.directory() as folder:
+                perform(code["strategy"], task, _in_groups(code["strategy"], folder))
+            return
         torch.set_num_threads(plan.threads)
         perform(code["strategy"], task)
 
     def _perform(
-        self, attempt: _Attempt, plan: Plan, strategy: Strategy, task: Task, scripts: ScriptReplicas | None = None
+        self, attempt: _Attempt, plan: Plan, strategy: Strategy, task: Task, processes: Processes | None = None
     ) -> None:
         path, start, later, snapshot = attempt
         layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
@@ -188,7 +201,7 @@ class _Rerun:
                 )
             restored = restored or self._snapshots.restore(start.snapshot, layout)
         self._bases = {number: base for number, base in self._bases.items() if number <= (start.snapshot or 0)}
-        job = private_job(plan, strategy, task, layout, self._directory, restored)
+        job = replace(private_job(plan, strategy, task, layout, self._directory, restored), starts=start.starts)
         until = self._until
         if until is not None and any(until > after.updates for after in later):
             until = None
@@ -197,7 +210,11 @@ class _Rerun:
         observer = Observer(
             self._directory, until=until, check=self._check, around_nan=self._around_nan, keep=keep, newest=newest
         )
-        observer.replay = replay = Replay(job, path, observer, scripts, updates=start.updates, snapshot=snapshot)
+        observer.replay = replay = (
+            GroupReplay(job, path, observer, processes, updates=start.updates)
+            if isinstance(processes, GroupedReplicas)
+            else Replay(job, path, observer, processes, updates=start.updates, snapshot=snapshot)
+        )
         if snapshot is not None:
             versions = [shard.version for shard in replay.shards]
             self._snapshot, self._since = snapshot, min(versions)
@@ -205,7 +222,7 @@ class _Rerun:
                 kept = f"the schedule is kept from snapshot {snapshot} (update {max(versions)}) on"
                 raise ValueError(f"until is {self._until}: {kept}")
         self._observer = observer
-        if scripts is not None and (numbers := self._snapshots.numbers()):
+        if processes is not None and (numbers := self._snapshots.numbers()):
             self._snapshots.manifest(numbers[-1]).check_examples(replay.job.task.examples)
         try:
             if not observer.begin():
@@ -214,7 +231,7 @@ class _Rerun:
             self._fingerprints += observer.fingerprints
             self._compared |= dict.fromkeys(observer.compared)
         whole = [number for number in keep if len(observer.kept[number]) == len(replay.shards)]
-        self._bases |= {number: _restored(number, observer) for number in whole}
+        self._bases |= {number: observer.restored(number) for number in whole}
         if replay.why and (len(whole) < len(keep) or not dropped):
             self._notes.append(replay.why)
 
@@ -238,8 +255,8 @@ class _Rerun:
         job, shards = observer.replay.job, observer.replay.shards
         model, vector = job.task.model, torch.zeros(job.layout.length)
         for shard in shards:
-            store = shard.host.store
-            vector[store.start : store.stop] = observer.weights.get(shard.node, store.weights)
+            known = observer.weights.get(shard.node)
+            vector[shard.start : shard.stop] = shard.weights if known is None else known
         job.layout.read_model(vector, model)
         versions = tuple(
             shard.version if observer.until is None or not observer.reached else observer.until for shard in shards
@@ -254,26 +271,19 @@ class _Rerun:
         )  # fmt: skip
 
 
+def _in_groups(strategy: Strategy, folder: Path) -> Processes:
+    """Replicas in processes of their own, as many each as they had."""
+    if isinstance(strategy.recipe().work, Collective):
+        return GroupedReplicas(folder)
+    from squall.replaying.parted import PartedReplicas  # torch's compiler comes with it, before the forks
+
+    return PartedReplicas(folder)
+
+
 def _attempts(directory: Path) -> list[Path]:
-    found = [directory / "schedule" / str(number) for number in attempts.numbers(directory)]
-    if found:
+    if found := attempts.paths(directory):
         return found
     load_code(directory)  # which says what is wrong with a directory of something else
     raise ValueError(
         f"{directory} has no schedule: nothing was trained, its disk was full, or an older version has recorded it"
     )
-
-
-def _restored(number: int, observer: Observer) -> Restored:
-    """A snapshot as the replay has computed it, for the next attempt; the file may have been removed since."""
-    job, shards = observer.replay.job, observer.replay.shards
-    tensors: dict[str, Tensor] = {}
-    for shard in shards:
-        store = shard.host.store
-        put_together(observer.kept[number][shard.node], store.start, store.stop, job.layout.length, tensors)
-    versions = tuple(observer.saved_at[number][shard.node] for shard in shards)
-    manifest = Manifest(
-        number=number, layout=job.layout, versions=versions, ledger={}, progress={}, asked_s=0.0, trained_s=0.0,
-        optimizer="",
-    )  # fmt: skip
-    return Restored(manifest, tensors)

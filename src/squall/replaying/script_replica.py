@@ -17,6 +17,7 @@ from squall.protocol.events import BatchSkipped, GradientComputed
 from squall.protocol.messages import Factors
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import Examination, NonFiniteBatch
+from squall.replaying.processes import Failed
 from squall.runtime.compute import Gradients
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
@@ -31,12 +32,6 @@ class Began(NamedTuple):
     examples: int
     batch_size: int
     workers: int
-
-
-class LoopEnded(NamedTuple):
-    """A script wants no more batches."""
-
-    how: str
 
 
 class Examine(NamedTuple):
@@ -145,7 +140,7 @@ class ReplayBackend(SessionBackend):
 
     def end(self, how: str) -> NoReturn:
         with contextlib.suppress(OSError):  # the replay wants no more either
-            self._say(LoopEnded(how))
+            self._say(Failed(f"the script does not do what it did in {self._node}: {how}"))
         os._exit(0)
 
     def _say(self, answer: object) -> None:

@@ -13,33 +13,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import pickle
 import random
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 from setproctitle import setproctitle
 from torch import nn
 
 from squall.launchers.script_start import Over, chosen, run_file
-from squall.protocol.effects import Compute, Effect, End
-from squall.protocol.events import Event
+from squall.protocol.effects import Compute
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import NonFiniteBatch
-from squall.replaying.script_replica import Began, Examine, LoopEnded, ReplayBackend
+from squall.replaying.processes import ReplicaProcess, forked
+from squall.replaying.script_replica import Began, Examine, ReplayBackend
 from squall.runtime.batches import Counted
-from squall.runtime.driver import Host
 from squall.runtime.job import Job
-from squall.runtime.processes import fork
 from squall.session.backend import SessionBackend
 from squall.session.script_task import joined_task
 from squall.strategies import Strategy
@@ -47,73 +41,22 @@ from squall.task import OptimizerFactory, Task
 from squall.usercode.kept import ScriptCode
 
 
-class Strayed(Exception):
-    """A script does not do again what it did in its run. The message names the replica, and says what it did."""
-
-
 class _ReplayForked(BaseException):
     """In a process that was just forked: unwinds the replay's frames, back into the script's `join`."""
 
 
-class ScriptHost(Host):
-    """A replica's host in the replay: what it is to perform, its process performs."""
-
-    def __init__(self, node: Node, pid: int, pipe: Connection) -> None:
-        self._node = node
-        self._pid = pid
-        self._handle = os.pidfd_open(pid)  # readable when the process has ended, whoever else holds its pipe
-        self._pipe = pipe
+class ScriptHost(ReplicaProcess):
+    """A replica's host in the replay of a script."""
 
     @cached_property
     def began(self) -> Began:
         """Waits until the script has called `session.batches`. Raises `Strayed`."""
-        found: Began = self._answer()
+        found: Began = self.answer()
         return found
-
-    def perform(self, effect: Effect, now: float) -> Event | None:
-        if isinstance(effect, End):
-            self.close()
-            return None
-        event: Event | None = self._ask(effect)
-        return event
 
     def examine(self, effect: Compute) -> NonFiniteBatch:
-        found: NonFiniteBatch = self._ask(Examine(effect))
+        found: NonFiniteBatch = self.ask(Examine(effect))
         return found
-
-    def abandon(self) -> None:
-        """In a process that was forked later: it is not the one to close this."""
-        if not self._pipe.closed:
-            self._pipe.close()
-            os.close(self._handle)
-
-    def close(self) -> None:
-        """The process does no more, nor does any that it has started. May be called again."""
-        if self._pipe.closed:
-            return
-        self.abandon()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-
-    def _ask(self, order: Effect | Examine) -> Any:
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and said how
-            self._pipe.send_bytes(pickle.dumps(order))
-        return self._answer()
-
-    def _answer(self) -> Any:
-        wait([self._pipe, self._handle])
-        try:
-            if not self._pipe.poll():
-                raise EOFError
-            answer = cloudpickle.loads(self._pipe.recv_bytes())  # from a process that this one has forked
-        except (EOFError, ConnectionResetError):
-            self.close()
-            raise Strayed(f"the process of {self._node} was lost") from None
-        if isinstance(answer, LoopEnded):
-            self.close()
-            raise Strayed(f"the script does not do what it did in {self._node}: {answer.how}")
-        return answer
 
 
 class ScriptReplicas:
@@ -141,24 +84,16 @@ class ScriptReplicas:
             host.close()
 
     def _fork(self, job: Job, node: Node) -> ScriptHost:
-        mine, theirs = Pipe()
-        pid = fork()
+        pid, pipe = forked(self._hosts.values())
         if pid:
-            theirs.close()
-            with contextlib.suppress(OSError):  # it has done so itself
-                os.setpgid(pid, pid)
-            return ScriptHost(node, pid, mine)
+            return ScriptHost(node, pid, pipe)
         try:
-            os.setpgid(0, 0)
-            mine.close()
-            for host in self._hosts.values():
-                host.abandon()
             setproctitle(f"squall replica {node.index} of the replay of {job.directory.name}")
             torch.set_num_threads(job.plan.threads)
             random.setstate(self._chance[0])
             np.random.set_state(self._chance[1])
             torch.set_rng_state(self._chance[2])
-            self.replica = ReplayBackend(job, node, theirs)
+            self.replica = ReplayBackend(job, node, pipe)
         except BaseException:  # this process never returns into the replay's own code
             traceback.print_exc()
             os._exit(1)

@@ -11,6 +11,7 @@ from typing import Any
 from squall.record.rows import EventRow, MemberRow, RecordError
 from squall.report.coverage import audit
 from squall.report.figures import Chart, charts, traffic_charts
+from squall.report.parts import parts_charts
 from squall.report.reader import Reader
 from squall.report.summary import Summary, summarize
 from squall.report.words import LOSSES, clock, number, rate_text, size
@@ -80,7 +81,13 @@ def write_report(run_dir: str | Path) -> Path:
             body = (
                 _cards(summary)
                 + _machines(summary)
-                + _charts([*charts(reader), *traffic_charts(summary.machines)])
+                + _charts(
+                    [
+                        *charts(reader),
+                        *parts_charts(summary.parts, summary.least_bubble),
+                        *traffic_charts(summary.machines),
+                    ]
+                )
                 + _timeline(reader)
             )
             body += f"<h2>Which examples were trained</h2><pre>{proof}</pre>"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from squall.record.rows import MetricRow, ProgressRow, RecordError, Row, StalenessRow, record_error, table_name
+from squall.record.rows import MetricRow, PartRow, ProgressRow, RecordError, Row, StalenessRow, record_error, table_name
 
 R = TypeVar("R", bound=Row)
 
@@ -107,6 +107,14 @@ class Reader:
             bin_s,
         )
         return [_row(ProgressRow, values) for values in found]
+
+    def parts(self) -> list[PartRow]:
+        """What each part of each replica did, over the whole run."""
+        found = self._query(
+            """SELECT MAX(time_s), replica, part, TOTAL(compute_s), TOTAL(wait_s), TOTAL(bubble_s), MAX(memory)
+               FROM part GROUP BY replica, part ORDER BY replica, part"""
+        )
+        return [_row(PartRow, values) for values in found]
 
     def extras(self, bin_s: float = math.inf) -> dict[str, list[tuple[float, float]]]:
         """What losses returned beside themselves: name -> (time_s, mean of all replicas), by bins."""

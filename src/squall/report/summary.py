@@ -11,6 +11,7 @@ import msgspec
 from squall.protocol.best import better
 from squall.record.inventory import Inventory
 from squall.record.rows import MetricRow
+from squall.report.parts import PartShare, bubble_text, parts_of, parts_table
 from squall.report.reader import Reader
 from squall.report.words import clock, number, percent, size, two_columns
 
@@ -40,6 +41,8 @@ class Summary:
     inventory: Inventory = field(default_factory=Inventory)  # what ran where at the last beginning
     pauses: list[tuple[float, str]] = field(default_factory=list)  # seconds without training as it moved, and why
     best: dict[str, float] = field(default_factory=dict)  # of the metric whose best weights are kept
+    parts: list[PartShare] = field(default_factory=list)  # of replicas of several processes
+    least_bubble: float | None = None  # of a pipeline with equal stages and no transfers, 0 to 1
 
     def to_json_dict(self) -> dict[str, Any]:
         """The same in JSON's types; a number that JSON cannot hold (NaN, infinity) becomes None."""
@@ -70,18 +73,21 @@ class Summary:
             found.append((f"machine {machine}", f"sent {size(sent)}, received {size(received)}"))
         if self.inventory.plaintext:
             found.append(("between machines", "plain text, readable on its way (--plaintext)"))
+        if bubble := bubble_text(self.parts, self.least_bubble):
+            found.append(("bubble", bubble))
         if self.staleness_mean is not None:
             found.append(("staleness", f"{self.staleness_mean:.2f} mean, {self.staleness_max} max"))
         shares = ", ".join(f"{replica}: {percent(share, 1)}" for replica, share in self.shares.items())
         return [*found, ("share of replica", shares)] if shares else found
 
     def __str__(self) -> str:
-        return two_columns(self.lines())
+        return "\n".join([two_columns(self.lines()), *([parts_table(self.parts)] if self.parts else [])])
 
     def _repr_html_(self) -> str:
         """The table of a notebook."""
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self.lines())
-        return f"<table>{rows}</table>"
+        parts = f"<pre>{escape(parts_table(self.parts))}</pre>" if self.parts else ""
+        return f"<table>{rows}</table>{parts}"
 
 
 def summarize(reader: Reader) -> Summary:
@@ -124,6 +130,8 @@ def summarize(reader: Reader) -> Summary:
         inventory=msgspec.json.decode(state.get("inventory", "{}"), type=Inventory),
         pauses=msgspec.json.decode(state.get("pauses", "[]"), type=list[tuple[float, str]]),
         best=_best(reader, state.get("keep_best", "")),
+        parts=parts_of(reader),
+        least_bubble=float(state["bubble"]) if state.get("bubble") else None,
     )
 
 

@@ -29,6 +29,8 @@ class Start(msgspec.Struct, frozen=True):
     where: dict[str, str]  # what the bits of a result depend on, beside the code
     kept: bool = True  # there is a schedule
     end_alone: bool = False  # only its end is kept: newer snapshots remove what went before
+    starts: tuple[int, ...] = ()  # where the stages of a pipeline begin, which was measured
+    forked: bool = False  # its replicas can only be replayed in processes of their own
 
 
 def read_start(path: Path) -> Start:
@@ -42,7 +44,8 @@ def read_start(path: Path) -> Start:
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
     if not start.kept:
-        raise Damaged(f"{path} holds no schedule: its attempt ran with --keep-schedule none, AllReduce, or parts")
+        why = "--keep-schedule none, or AllReduce in one process, on GPUs or on several machines"
+        raise Damaged(f"{path} holds no schedule: its attempt ran with {why}")
     return start
 
 
@@ -110,8 +113,8 @@ def begin(job: Job, script: bool = False) -> Job:
     start = Start(
         FORMAT, restored.manifest.number if restored is not None else None,
         restored.updates if restored is not None else 0, surroundings(job.plan.threads, script),
-        kept=job.plan.settings.keep_schedule != 0 and _is_replayed(job),
-        end_alone=job.plan.settings.last_snapshots > 0,
+        kept=job.plan.settings.keep_schedule != 0 and _is_replayed(job, script),
+        end_alone=job.plan.settings.last_snapshots > 0, starts=job.starts, forked=_has_groups(job),
     )  # fmt: skip
     try:
         path = home / str(max(numbers(job.directory), default=-1) + 1)
@@ -126,8 +129,21 @@ def begin(job: Job, script: bool = False) -> Job:
     return dataclasses.replace(job, schedule=path) if start.kept else job
 
 
-def _is_replayed(job: Job) -> bool:
-    return job.plan.settings.parts == 1 and not isinstance(job.recipe.work, Collective)
+def _is_replayed(job: Job, script: bool) -> bool:
+    """Scripts of parts are not yet; all-reduce where its members are processes of one machine, on the CPU."""
+    if isinstance(job.recipe.work, Collective):
+        return job.site is None and job.plan.settings.launcher != "inline" and job.plan.device == "cpu"
+    return not (script and job.plan.settings.parts > 1)
+
+
+def _has_groups(job: Job) -> bool:
+    """Whether processes compute together, so that a replay needs as many."""
+    return job.plan.settings.parts > 1 or isinstance(job.recipe.work, Collective)
+
+
+def paths(directory: Path) -> list[Path]:
+    """Of the attempts that a run has a schedule of, oldest first."""
+    return [directory / "schedule" / str(number) for number in numbers(directory)]
 
 
 def numbers(directory: Path) -> list[int]:

@@ -51,9 +51,12 @@ class Gradients:
     def compute(self, effect: Compute) -> GradientComputed:
         """Gradient of the batch that the effect names, into the buffer that it names."""
         started = time.perf_counter()
-        into = None if effect.accumulate or effect.local_step else self._views[effect.buffer]
-        loss = self.backward.differentiate(self.backward.load(effect), into)
+        loss = self.backward.differentiate(self.backward.load(effect), self.places(effect))
         return self.accept(effect, loss, started)
+
+    def places(self, effect: Compute) -> Sequence[Tensor] | None:
+        """Where gradients may be made at once, a view for each; None where that is not their buffer."""
+        return None if effect.accumulate or effect.local_step else self._views[effect.buffer]
 
     def accept(
         self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True

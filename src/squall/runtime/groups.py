@@ -2,7 +2,7 @@
 
 Gloo tells of a death only those who wait for the dead process itself; others wait for each other until a timeout. So
 whoever has the error shuts all of the group's connections (`Group.cut`), and whoever waits for him has it next. While
-a group forms, Gloo waits for a dead process until a timeout, too: it does so in a thread, which is left alone then.
+a group forms, Gloo waits for a dead process, too: it does so in a thread, which is left alone then.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Group:
             group: ProcessGroup
             group, _ = c10d._new_process_group_helper(
                 len(members), own, [], dist.Backend(backend), store, group_name=c10d.GroupName(name),
-                timeout=timedelta(seconds=FORM_WITHIN_S),
+                timeout=FOR_EVER,  # sends and receipts keep this one, whatever is set later
             )  # fmt: skip
             return group
 
@@ -84,7 +84,7 @@ def _handles(pids: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _while_all_live(form: Callable[[], ProcessGroup], handles: Sequence[int]) -> ProcessGroup:
-    """What `form` comes to. Raises `RuntimeError` as soon as one of the processes has ended."""
+    """What `form` comes to. Raises `RuntimeError` as soon as one of the processes has ended, or where none comes."""
     over, ends = os.pipe()
     formed: list[ProcessGroup | Exception] = []
     left = False
@@ -102,11 +102,11 @@ def _while_all_live(form: Callable[[], ProcessGroup], handles: Sequence[int]) ->
     poll = select.poll()
     for handle in (over, *handles):
         poll.register(handle)
-    ready = {handle for handle, _ in poll.poll()}
+    ready = {handle for handle, _ in poll.poll(FORM_WITHIN_S * 1000)}
     left = over not in ready
     os.close(over)
     if left:
-        raise RuntimeError("a member died while the group formed")
+        raise RuntimeError("a member died while the group formed" if ready else "a member has not come to the group")
     if isinstance(formed[0], Exception):
         raise formed[0]
     return formed[0]

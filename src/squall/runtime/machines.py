@@ -29,7 +29,8 @@ def nodes(job: Job) -> list[Node]:
 
 def collective_coordinator(job: Job) -> CollectiveCoordinator:
     number = job.restored.manifest.number if job.restored is not None else 0
-    return CollectiveCoordinator(_policy(job), _leases(job), begun(job)[0], number)
+    policy = msgspec.structs.replace(_policy(job), shards=0)  # also where a single process has one of its own
+    return CollectiveCoordinator(policy, _leases(job), begun(job)[0], number)
 
 
 def lease_coordinator(job: Job) -> LoopCoordinator:

@@ -21,6 +21,8 @@ from squall.protocol.effects import (
 from squall.protocol.events import Event, GradientComputed, SnapshotWritten
 from squall.protocol.nodes import Node
 from squall.runtime import schedule
+from squall.runtime.collective.host import CollectiveHost
+from squall.runtime.collective.recording import RecordedMember
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job
@@ -39,6 +41,8 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     if job.schedule is None:
         return host
     log, last = ScheduleWriter(job.schedule / str(node), _may_take(job, node)), job.plan.settings.last_snapshots
+    if isinstance(host, CollectiveHost):
+        return RecordedMember(host, log)
     if node.role == "replica":
         return RecordedReplica(host, log, ReplicaParts(job, node) if last else None)
     assert isinstance(host, ShardHost | VectorHost)
@@ -51,7 +55,8 @@ def _may_take(job: Job, node: Node) -> float:
     gigabytes = job.plan.settings.keep_schedule
     if gigabytes is None or isinstance(gigabytes, str):
         return math.inf
-    share = 0.9 / job.recipe.shards if node.role == "shard" else 0.1 / job.recipe.replicas
+    shards, replicas = job.recipe.shards, job.recipe.replicas
+    share = 0.9 / shards if node.role == "shard" else (0.1 if shards else 1.0) / replicas
     return 1e9 * gigabytes * share
 
 

@@ -17,6 +17,9 @@ A record is a flat list of entries, each a tag and what belongs to it:
     ADDED      who, buffer, steps: portions pushed, into the sum
     PART       clock, fetches taken into use before this part
     KEPT       buffer, weight, whether it is added to what the buffer holds: the gradient computed last
+    FORMED     the effect, whether some batch is known not to use all parameters
+    STEPPED    steps, epoch, start, stop, examples of all members
+    MOVED      what came of that: a fingerprint, or UNMOVED; GUILTY more where the member's batch is to blame
 
 `who` is slot + replicas x incarnation, `steps` is by how much its clock is beyond its last one in this file (mostly 1,
 because what repeats is compressed to little). Of a fingerprint `SEEN` is kept. A float that is 1/n for an integer n (a
@@ -36,7 +39,7 @@ from zlib import crc32
 import msgspec
 from torch import Tensor
 
-from squall.protocol.effects import AddPortions, Apply, Compute, Keep, Term, UseWeights
+from squall.protocol.effects import AddPortions, Apply, Compute, JoinGroup, Keep, Step, Term, UseWeights
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.messages import Calculation
 from squall.runtime import schedule
@@ -44,6 +47,7 @@ from squall.runtime.schedule import Damaged, read
 
 WHOLE, RUN = 1024, 16  # elements of a fingerprint
 SMALLEST = 2.0**-53  # float that may be written as an integer: what is tiny has an inverse that no record holds
+UNMOVED, GUILTY = 128, 1
 SEEN = 127  # bits of a fingerprint that are kept: one difference in 128 is not seen, but the next one is
 
 
@@ -100,9 +104,23 @@ class ProcessEnded(msgspec.Struct, frozen=True):
     """The process ended in good order."""
 
 
+class Formed(msgspec.Struct, frozen=True):
+    """A member of all-reduce has joined a group."""
+
+    group: JoinGroup
+    unused: bool  # some batch does not use all parameters, of which torch was told
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """A member has come to the end of the step before."""
+
+    fingerprint: int | None  # of its weights; None: the mean was not finite, and nobody has moved
+    guilty: bool = False  # it was the member's own batch
+
+
 ScheduleRecord = (
     Applied | Delivered | Saved | Computed | Pushed | UseWeights | ProcessEnded | Calculated | AddPortions | Keep
-    | NextFile
+    | NextFile | Formed | Step | Moved
 )  # fmt: skip
 
 
@@ -140,6 +158,11 @@ def short(value: float) -> float:
         return 1
     whole = round(1 / value) if value >= SMALLEST else 0
     return whole if whole and 1 / whole == value else value
+
+
+def moved(fingerprint: int, finite: bool, guilty: bool) -> int:
+    """What came of a step, as it is written."""
+    return fingerprint if finite else UNMOVED + GUILTY * guilty
 
 
 def _long(value: float) -> float:
@@ -194,6 +217,13 @@ def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: ClockSteps)
         return AddPortions(_node(who, replicas), buffer, clocks.clock(who, steps))
     if tag == schedule.KEPT:
         return Keep(next(entries), _long(next(entries)), next(entries))
+    if tag == schedule.FORMED:
+        return Formed(msgspec.convert(next(entries), JoinGroup), next(entries))
+    if tag == schedule.STEPPED:
+        return Step(clocks.clock(0, next(entries)), *islice(entries, 4))
+    if tag == schedule.MOVED:
+        found = next(entries)
+        return Moved(found) if found < UNMOVED else Moved(None, found == UNMOVED + GUILTY)
     raise ValueError(f"unknown tag {tag}")
 
 

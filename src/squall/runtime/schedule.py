@@ -3,7 +3,7 @@
     schedule/0/start.json     what the attempt began from; 0 is a fresh run, and every resume adds the next number
                shard-0.0      updates applied, with the pushes in each; weights sent to replicas; snapshots
                replica-1.0    batches computed, pushes, and fetched weights taken into use
-               replica-1.1    of the process that replaced it
+               replica-1.1    of the process that replaced it; of all-reduce: groups joined, and steps taken in them
                packed-...     what a long file has had before, compressed
 
 (`runtime.replay_starts` has what is there beside where a run keeps the end of its schedule alone.)
@@ -45,6 +45,7 @@ FIRST_BYTES, PIECE = 1 << 12, 1 << 20  # a file doubles from the first to the se
 APPLIED, DELIVERED, SAVED, COMPUTED, SKIPPED, CONTINUED, PUSHED, PREPARED, USED, ENDED = range(10)
 CALCULATED, ADDED, KEPT = range(10, 13)  # Sandblaster's
 PART = 13
+FORMED, STEPPED, MOVED = range(14, 17)  # all-reduce's
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder()

@@ -10,7 +10,7 @@ import math
 from contextlib import suppress
 
 from squall.errors import SnapshotMismatch
-from squall.record.rows import KEEP, ExtraRow, ProgressRow, StalenessRow
+from squall.record.rows import KEEP, ExtraRow, PartRow, ProgressRow, StalenessRow
 from squall.record.writer import Record
 from squall.runtime.snapshot import Snapshots
 
@@ -45,7 +45,7 @@ class Thinning:
             return
         asked = [*self._kept, *([self._asked_s] if self._asked_s is not None else [])]
         for stop in [*(time_s for time_s in asked if time_s < upto), upto]:
-            for table in (ProgressRow, ExtraRow, StalenessRow):
+            for table in (ProgressRow, PartRow, ExtraRow, StalenessRow):
                 self._record.thin(table, stop, stop / MOMENTS)
         self._record.thin(StalenessRow, min(asked, default=upto), math.inf, again=True)  # nobody asks when
         self._thinned_s = upto

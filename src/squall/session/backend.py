@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from squall.protocol.effects import Compute
 from squall.protocol.messages import Factors
 from squall.task import Batch, Task
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class SessionBackend(Protocol):
@@ -15,6 +18,9 @@ class SessionBackend(Protocol):
 
     rank: int
     replicas: int
+    part: int = 0  # of the replica
+    parts: int = 1
+    group: ProcessGroup | None = None  # of the replica's parts, where there are several
     replayed: bool = False  # whether this repeats a recorded run
     several_steps: bool = True  # whether a batch may be stepped several times
     status: str = "running"  # or how the training has ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
@@ -19,6 +19,9 @@ from squall.session.batches import Batches
 from squall.session.optimizer import Groups, SessionOptimizer
 from squall.session.script_task import no_loss
 from squall.task import Batch, Task, check_data
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Session:
@@ -62,9 +65,27 @@ class Session:
         return self._backend.replicas
 
     @property
+    def part(self) -> int:
+        """Number of this process in its replica, from 0; `squall run --parts` starts several."""
+        return self._backend.part
+
+    @property
+    def parts(self) -> int:
+        """How many processes a replica has: each builds the whole model, and gets the same batches.
+
+        Gradients are the sum of what the parts leave in `grad` (None adds nothing); docs/porting.md has the rest.
+        """
+        return self._backend.parts
+
+    @property
+    def group(self) -> ProcessGroup | None:
+        """What this replica's parts talk through, torch's default group here (Gloo); None where there is one part."""
+        return self._backend.group
+
+    @property
     def is_leader(self) -> bool:
-        """True in one replica: the one to print, draw and save."""
-        return self.rank == 0
+        """True in one process: the one to print, draw and save."""
+        return self.rank == 0 and self.part == 0
 
     @property
     def status(self) -> str:
@@ -179,7 +200,7 @@ class Session:
     @property
     def _speaks(self) -> bool:
         """Whether what this replica measures goes into the record."""
-        return self.is_leader or self._numbered
+        return self.rank == 0 or self._numbered
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """Push the gradients of the last batch, and fetch newer weights, as the strategy wants it.
@@ -226,8 +247,8 @@ class Session:
     ) -> dict[str, float]:
         """Means of metrics over a dataset, on this replica's weights; they go into the record.
 
-        The leader does it; in a loop over `steps` whoever has the step. In a loop they are of the weights of that
-        moment, behind it of the final ones.
+        The leader does it, in all parts of its replica; in a loop over `steps` whoever has the step. In a loop they are
+        of the weights of that moment, behind it of the final ones.
 
         Args:
             dataset: a map-style dataset.
@@ -252,7 +273,7 @@ class Session:
 
         Only the leader's are kept; in a loop over `steps` everybody's.
         """
-        if self._speaks:
+        if self._speaks and self.part == 0:
             self._backend.log({name: float(value) for name, value in values.items()})
 
     @property

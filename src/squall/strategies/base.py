@@ -44,7 +44,7 @@ class Recipe:
 
     @property
     def alone(self) -> bool:
-        """It runs in the calling process, without shards and protocol."""
+        """It runs in the calling process."""
         return isinstance(self.work, Loop) and self.work.alone
 
     @property

@@ -1,4 +1,4 @@
-"""The baseline: one process, no protocol."""
+"""The baseline: one process."""
 
 from __future__ import annotations
 

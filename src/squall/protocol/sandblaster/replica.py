@@ -126,7 +126,7 @@ class BatchReplica:
         portion = self._portion
         assert portion is not None
         self._computing = False
-        self._tally.compute_s += event.seconds
+        self._tally.computed(event)
         done = PortionRequest(portion.evaluation, portion.number, event.loss, event.finite)
         effects.append(Send(COORDINATOR, done))
         if now >= self._report_at:

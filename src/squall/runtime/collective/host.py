@@ -43,39 +43,39 @@ class CollectiveHost(Host):
     def __init__(self, job: Job, in_group: InGroup) -> None:
         self._job = job
         self._snapshots = Snapshots(job.directory)
-        self._in_group = in_group
+        self.in_group = in_group
 
     def attach(self, payload: Payload) -> None:
-        self._job.arena.weights(payload.slot, payload.buffer).copy_(self._in_group.member.vector)
+        self._job.arena.weights(payload.slot, payload.buffer).copy_(self.in_group.member.vector)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case Step():
-                return self._in_group.step(effect)
+                return self.in_group.step(effect)
             case JoinGroup():
-                return self._in_group.join(effect)
+                return self.in_group.join(effect)
             case CutGroup():
-                self._in_group.cut()
+                self.in_group.cut()
             case LeaveGroup():
-                self._in_group.leave()
+                self.in_group.leave()
             case WriteSnapshot(number):
-                return self._snapshots.write(number, 0, 1, self._in_group.member.state(), (0, self._job.layout.length))
+                return self._snapshots.write(number, 0, 1, self.in_group.member.state(), (0, self._job.layout.length))
             case End():
-                self._in_group.leave()
-                self._in_group.member.batches.close()
+                self.in_group.leave()
+                self.in_group.member.batches.close()
             case _:
                 raise AssertionError(f"a replica cannot {effect!r}")
         return None
 
     @property
     def wakes(self) -> Sequence[int]:
-        return self._in_group.wakes
+        return self.in_group.wakes
 
     def poll(self) -> Event | None:
-        return self._in_group.poll()
+        return self.in_group.poll()
 
     def rest(self) -> None:
-        self._in_group.rest()
+        self.in_group.rest()
 
 
 def in_a_process(job: Job, node: Node) -> CollectiveHost:

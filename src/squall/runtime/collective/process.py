@@ -55,7 +55,7 @@ class GroupedMember:
         self._wrapped: DistributedDataParallel | None = None
         assert isinstance(member.backward.inside, Alone)
         self._inside = member.backward.inside
-        self._unused = False  # some batch does not use all parameters, of which torch has to be told
+        self.unused = False  # some batch does not use all parameters, of which torch has to be told
         self._computed_at = 0.0  # when the last gradient of its own was there
         first = member.backward.on_vector.model.parameters()
         next(p for p in first if p.requires_grad).register_post_accumulate_grad_hook(self._note_computed)
@@ -77,33 +77,34 @@ class GroupedMember:
     def _form(self, effect: JoinGroup) -> None:
         own, source = effect.members.index(self._node), effect.members.index(effect.source)
         self._group = group = self._fellows.form(effect, own)
-        if effect.transfer:
-            self._transfer(group, own == source, source, effect.clock)
+        taken = self._transfer(group, own == source, source) if effect.transfer else None
         if len(effect.members) > 1:
-            unused = torch.tensor([int(self._unused)], device=self.member.device)
+            unused = torch.tensor([int(self.unused)], device=self.member.device)
             dist.all_reduce(unused, group=group.torch)
-            self._unused = bool(unused.item())
+            self.unused = bool(unused.item())
             self._wrapped = DistributedDataParallel(
                 _Loss(self.member.task), process_group=group.torch, forward_sync_buffers=False, init_sync=False,
-                gradient_as_bucket_view=True, find_unused_parameters=self._unused,
+                gradient_as_bucket_view=True, find_unused_parameters=self.unused,
             )  # fmt: skip
             self._inside.wrapped = self._wrapped
+        if taken is not None:  # not before the group is whole: who fails to join says that it has come no further
+            self.member.take_up(load(taken), effect.clock)
 
-    def _transfer(self, group: Group | FarGroup, gives: bool, source: int, clock: int) -> None:
-        """All take what the source has; who has it already takes it in vain."""
+    def _transfer(self, group: Group | FarGroup, gives: bool, source: int) -> bytes | None:
+        """All get what the source has; who has it already gets it in vain."""
         device, given = self.member.device, bytearray(save(self.member.state())) if gives else bytearray()
         size = torch.tensor([len(given)], device=device)
         dist.broadcast(size, group=group.torch, group_src=source)
         data = torch.frombuffer(given, dtype=torch.uint8) if gives else torch.empty(int(size.item()), dtype=torch.uint8)
         data = data.to(device)
         dist.broadcast(data, group=group.torch, group_src=source)
-        if not gives:
-            self.member.take_up(load(data.cpu().numpy().tobytes()), clock)
+        return None if gives else data.cpu().numpy().tobytes()
 
     def leave(self) -> None:
         self._wrapped = self._inside.wrapped = None
         for parameter in self.member.parameters:
             parameter.grad = None
+        self.member.look_again()  # a step that was given up has moved the model's buffers
         if self._group is not None:
             self._group.close()
             self._group = None
@@ -135,8 +136,8 @@ class GroupedMember:
         self._inside.scale = share * members  # torch divides by their number
         loss = member.backward.differentiate(member.load(effect))
         reduced = time.perf_counter()
-        if not self._unused and any(parameter.grad is None for parameter in member.parameters):
-            self._unused = True  # what others have of this step is not the sum of all
+        if not self.unused and any(parameter.grad is None for parameter in member.parameters):
+            self.unused = True  # what others have of this step is not the sum of all
             self.leave()
             return GroupBroken(self._number, "a batch does not use all parameters")
         changes = member.buffer_changes(share)

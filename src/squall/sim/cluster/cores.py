@@ -20,6 +20,7 @@ class _Computation:
     left: float  # seconds that it would take alone
     stretch: float  # the process sleeps afterwards, until all has taken so many times as long
     spin_s: float  # it looks out afterwards: it keeps its core for so long, unless it begins the next
+    load: float  # cores that it keeps busy, mean: a replica's parts may wait for each other
     until: float  # as foreseen
 
 
@@ -37,8 +38,9 @@ class Cores:
         self._at = 0.0  # the time from which every `left` counts
 
     def take(
-        self, node: Node, begins: float, seconds: float, prolong: Prolong, stretch: float = 1.0, spin_s: float = 0.0
-    ) -> float:
+        self, node: Node, begins: float, seconds: float, prolong: Prolong, stretch: float = 1.0, spin_s: float = 0.0,
+        load: float = 1.0,
+    ) -> float:  # fmt: skip
         """Begin a computation of so many seconds alone, or add it to the node's own; returns the seconds to its end.
 
         A node that neither works nor looks out sleeps, and takes longer for it (`Overhead`).
@@ -52,7 +54,7 @@ class Cores:
             self._advance(begins)
             if self._spinning.pop(node, None) is None:
                 seconds += self._waking_s(node, begins)
-            job = self._running[node] = _Computation(begins, seconds, stretch, spin_s, until=begins)
+            job = self._running[node] = _Computation(begins, seconds, stretch, spin_s, load, until=begins)
         self._foresee(node, prolong)
         return job.began + (job.until - job.began) * job.stretch - begins
 
@@ -75,7 +77,7 @@ class Cores:
 
     def _advance(self, now: float) -> None:
         while self._running and self._at < now:
-            slowdown = self._kind.slowdown_of(len(self._running), len(self._spinning))
+            slowdown = self._kind.slowdown_of(self._load(), len(self._spinning))
             shortest = min(job.left for job in self._running.values())
             until = min(now, self._at + shortest * slowdown, *self._spinning.values())
             for node, job in list(self._running.items()):
@@ -91,6 +93,9 @@ class Cores:
         self._at = max(self._at, now)
         self._rest()
 
+    def _load(self) -> float:
+        return sum(job.load for job in self._running.values())
+
     def _rest(self) -> None:
         """Processes that have looked out for long enough go to sleep."""
         for node in [node for node, until in self._spinning.items() if until <= self._at]:
@@ -102,15 +107,17 @@ class Cores:
         spinning = list(self._spinning.values())
         heapify(spinning)
         by_length = sorted(self._running.items(), key=lambda item: item[1].left)
-        for number, (node, job) in enumerate(by_length):
+        load = self._load()
+        for node, job in by_length:
             left, done = job.left - done, job.left
             while spinning:
-                slowdown = self._kind.slowdown_of(len(by_length) - number, len(spinning))
+                slowdown = self._kind.slowdown_of(load, len(spinning))
                 if at + left * slowdown <= spinning[0]:
                     break
                 left -= (spinning[0] - at) / slowdown
                 at = heappop(spinning)
-            at += left * self._kind.slowdown_of(len(by_length) - number, len(spinning))
+            at += left * self._kind.slowdown_of(load, len(spinning))
+            load -= job.load
             if job.spin_s:
                 heappush(spinning, at + job.spin_s)
             if at > job.until + HAIR_S:

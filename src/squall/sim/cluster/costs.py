@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +43,7 @@ from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded
 from squall.runtime.wire import Passage, Price
 from squall.sim.cluster.cores import Prolong
+from squall.sim.cluster.gradients import GradientTimes
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement, UsedMachine
 from squall.sim.cluster.sharing import Lane, Transfer, Way
@@ -86,17 +87,18 @@ class Costs:
         self._chance = chance
         self._slowest = 1 / slow if slow is not None else 1.0  # of the last replica, which sleeps after each step
         self._between, self._within = cluster.between, cluster.within
+        self._gradients = GradientTimes(cluster, placement, workload.step_s, chance)
         self._fetched = [4 * count for count in workload.elements]  # bytes of an exchange with each shard
         self._pushed = [count // recipe.work.blocks for count in self._fetched]
         self._whole = sum(workload.elements)
-        self._steps = {id(kind): cluster.step_s(kind, workload.step_s) for kind in cluster.machines}
+        self._own = self._whole / self._gradients.parts  # that each part passes over
         self._shards = [placement.of(Node("shard", index)) for index in range(recipe.shards)]
         work = [place.kind.work_s(count // recipe.work.blocks) for place, count in zip(self._shards, workload.elements)]
         code = [place.kind.overhead.serve_s / 2 for place in self._shards]  # half of it around each
         self._updates = [UPDATE_SHARE * seconds + half for seconds, half in zip(work, code)]
         self._copies = [(1 - UPDATE_SHARE) * seconds + half for seconds, half in zip(work, code)]
         # A shard looks out for the next push where replicas leave it a core of its own.
-        on = [sum(role in ("replica", "shard") for role, _ in placement.on(place)) for place in self._shards]
+        on = [placement.computing[place] for place in self._shards]
         self._spin_s = 0.0 if placement.several else SPIN_S  # nobody looks out where messages come from elsewhere
         self._spins = [self._spin_s if there <= place.kind.cores else 0.0 for place, there in zip(self._shards, on)]
         self.prices: dict[type[Effect], Price] = {
@@ -110,7 +112,7 @@ class Costs:
             del self.prices[LeaseEnded]  # it is in the time of a round
         if recipe.work.local is not None:
             for own_weights in (UseWeights, PreparePush):
-                self.prices[own_weights] = lambda node, effect, begins: self._passes(node, 3, self._whole)
+                self.prices[own_weights] = lambda node, effect, begins: self._passes(node, 3, self._own)
         self._last: dict[tuple[Node, Node], float] = {}  # link -> last arrival, where a message could overtake another
         fastest = max(kind.interface for kind in cluster.machines)
         jitter_s = cluster.between.jitter_s + cluster.within.jitter_s
@@ -132,25 +134,35 @@ class Costs:
     def _compute(self, node: Node, effect: Compute, begins: float) -> float:
         self.computed += effect.stop - effect.start
         place = self.placement.of(node)
-        part = (effect.stop - effect.start) / self._workload.batch_size
-        seconds = part * self._steps[id(place.kind)] * place.kind.jitter.draw(self._chance)
+        seconds, load = self._gradients.lasts(node, (effect.stop - effect.start) / self._workload.batch_size)
         code = place.kind.overhead
         seconds += code.batch_s + code.exchange_s * self._recipe.shards / self._recipe.work.every
         if effect.accumulate:  # what the buffer holds is read once more
-            seconds += self._passes(node, 1, self._whole)
+            seconds += self._passes(node, 1, self._own)
         if self._recipe.work.local is not None:  # an optimizer step on the whole vector
-            seconds += UPDATE_SHARE * place.kind.work_s(self._whole)
+            seconds += UPDATE_SHARE * place.kind.work_s(self._own)
         stretch = self._slowest if node.index == self._recipe.replicas - 1 else 1.0
-        self.last_s = seconds = place.cores.take(node, begins, seconds, self.prolong, stretch, self._spin_s)
+        self.last_s = seconds = self._at_replica(node, begins, seconds, stretch, self._spin_s, load)
         return seconds
 
     def _step(self, node: Node, effect: Step, begins: float) -> float:
         self.computed += effect.stop - effect.start
-        place = self.placement.of(node)
-        part = (effect.stop - effect.start) / self._workload.batch_size
-        seconds = part * self._steps[id(place.kind)] * place.kind.jitter.draw(self._chance)
+        seconds, load = self._gradients.lasts(node, (effect.stop - effect.start) / self._workload.batch_size)
         stretch = self._slowest if node.index == self._recipe.replicas - 1 else 1.0
-        return place.cores.take(node, begins, seconds, self.prolong, stretch)
+        return self._at_replica(node, begins, seconds, stretch, 0.0, load)
+
+    def _at_replica(
+        self, node: Node, begins: float, seconds: float, stretch: float, spin_s: float, load: float
+    ) -> float:  # fmt: skip
+        """Parts on other machines than the first keep cores there."""
+        held = self.placement.parts_of(node)
+        if len(held) == 1:
+            return held[0].cores.take(node, begins, seconds, self.prolong, stretch, spin_s, load)
+        took = []
+        for place, parts in Counter(held).items():
+            own = load * parts / len(held)
+            took.append(place.cores.take(node, begins, seconds, self.prolong, stretch, spin_s, own))
+        return max(took)
 
     def _message(self, node: Node, effect: Send | Transmit, begins: float) -> float:
         if node.role != "shard":  # a replica that shows its weights
@@ -173,7 +185,8 @@ class Costs:
 
     def _evaluate(self, node: Node, effect: EvaluateModel, begins: float) -> float:
         place = self.placement.of(node)
-        seconds = FORWARD_SHARE * self._steps[id(place.kind)] * self._workload.validation / self._workload.batch_size
+        step_s = self._gradients.steps[id(place.kind)]
+        seconds = FORWARD_SHARE * step_s * self._workload.validation / self._workload.batch_size
         return place.cores.take(node, begins, seconds, self.prolong)
 
     def _lease(self, node: Node, effect: LeaseEnded, begins: float) -> float:
@@ -192,7 +205,7 @@ class Costs:
         """Elements of the vector that are the node's own."""
         return self._workload.elements[node.index] if node.role == "shard" else self._whole
 
-    def _passes(self, node: Node, passes: int, elements: int) -> float:
+    def _passes(self, node: Node, passes: int, elements: float) -> float:
         return 4 * passes * elements / self.placement.of(node).kind.memory
 
     # ------------------------------------------------------------ messages

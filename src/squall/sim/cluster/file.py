@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from squall.sim.cluster.file_parts import read_split, split_lines
 from squall.sim.cluster.jitter import Constant, Jitter, LogNormal, Pareto, Trace, read_trace
 from squall.sim.cluster.parts import BETWEEN, ROLES, WITHIN, FailureLaw, MachineKind, Overhead, Preemption
 from squall.sim.cluster.tables import Document, Table
@@ -184,6 +185,7 @@ _MACHINE: Values = {
     "slowdown": Value(_slowdown, lambda factors: f"[{', '.join(map(repr, factors))}]"),
     "exchange": Value(_points, _points_text),
     "reduce": Value(_points, _points_text),
+    "send": Value(_points, _points_text),
     "single": _TIME,
     "overhead": Value(_overhead, lambda overhead: _inline(_written(overhead, _OVERHEADS))),
     "memory": _rate(bits=False),
@@ -208,7 +210,7 @@ def read_parts(path: Path) -> dict[str, Any]:
     """The fields of a `Cluster`. Raises `ClusterError`."""
     document = Document.load(path)
     root = document.root
-    root.expect(("machines", "links", "failures", "preemptions", "heartbeats"))
+    root.expect(("machines", "links", "failures", "preemptions", "heartbeats", "parts"))
     if not root.values.get("machines"):
         document.refuse((), "there are no machines", "begin with [[machines]] and a name")
     tables = root.tables("machines")
@@ -223,6 +225,7 @@ def read_parts(path: Path) -> dict[str, Any]:
         "within": dataclasses.replace(WITHIN, **_fields(links.table("within"), _LINK)),
         "failures": {role: FailureLaw(**_fields(failures.table(role), _FAILURE, _FAILURE)) for role in failures.values},
         **_fields(root.table("heartbeats"), _HEARTBEATS),
+        "split": read_split(root.table("parts")),
         "preemptions": tuple(_preemption(table, machines) for table in root.tables("preemptions")),
     }
 
@@ -271,6 +274,7 @@ def cluster_text(cluster: Cluster) -> str:
     tables += [_text("[links.between]", _written(cluster.between, _LINK))]
     tables += [_text("[links.within]", _written(cluster.within, _LINK))]
     tables += [_text("[heartbeats]", _written(cluster, _HEARTBEATS))]
+    tables += [_text("[parts]", split_lines(cluster.split))] if cluster.split is not None else []
     tables += [_text(f"[failures.{role}]", _written(failure, _FAILURE)) for role, failure in cluster.failures.items()]
     tables += [_text("[[preemptions]]", _written(preemption, _PREEMPTION)) for preemption in cluster.preemptions]
     return "\n".join(tables)

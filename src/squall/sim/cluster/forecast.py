@@ -20,6 +20,7 @@ class Forecast:
 
     strategy: str
     replicas: int
+    parts: int = 1  # of each replica
     shards: int
     status: str
     reason: str
@@ -52,7 +53,8 @@ class Forecast:
     def lines(self) -> list[tuple[str, str]]:
         """What each number is called, and the number, as people read it."""
         shards = f", {_count(self.shards, 'shard')}" if self.shards else ""
-        found = [("strategy", f"{self.strategy}, {_count(self.replicas, 'replica')}{shards}")]
+        parts = f" of {self.parts} parts" if self.parts > 1 else ""
+        found = [("strategy", f"{self.strategy}, {_count(self.replicas, 'replica')}{parts}{shards}")]
         found += [("ended", f"{self.status}: {self.reason}")]
         found += [(name, number(value)) for name, value in self.metrics.items()]
         found += [

@@ -30,8 +30,10 @@ from squall.sim.cluster.measure_reduce import ROUND_BYTES, able, empty_round_s, 
 from squall.sim.cluster.measure_run import RUNS, overhead_of, running, single
 from squall.sim.cluster.measure_steps import quantiles, rounded, running_counts, slowdowns, stepping
 from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.own_step import split_of
 from squall.sim.cluster.parts import MachineKind
 from squall.sim.cluster.quiet import BUSY, Turn, calmest, in_turns, others_in, quickest, times_of
+from squall.sim.cluster.split_step import SplitStep
 from squall.strategies import Downpour, Recipe, Strategy
 from squall.strategies.work import Collective, Loop
 from squall.task import OptimizerFactory, TaskFunction, check_task
@@ -40,6 +42,7 @@ from squall.vector import Layout
 SIZES = (1_000, 100_000, 1_000_000, 10_000_000)  # elements of an exchange; and the model's own
 MEMORY_SHARE = 0.25  # of what is free, for one measurement
 EXCHANGES, ROUNDS = 1 / 6, 1 / 12  # of the time, for exchanges and for rounds without a task, of several sizes
+SENT, SENDS = (1, 1_000, 100_000, 1_000_000), 1 / 4  # elements that a part sends; of the time, where there are parts
 COPIED_BYTES = 1 << 28
 LEAST_S = 1e-6  # of a round, beyond its steps
 
@@ -54,6 +57,7 @@ class Measured:
         batch_size: examples of a step.
         elements: of the task's vector.
         others: share of the cores that other programs had in the moments that count, mean.
+        split: what a batch is to the parts of a replica, if that was asked for.
     """
 
     machine: MachineKind
@@ -61,15 +65,16 @@ class Measured:
     batch_size: int
     elements: int
     others: float
+    split: SplitStep | None = None
 
     @property
     def cluster(self) -> Cluster:
-        return Cluster(machines=(self.machine,))
+        return Cluster(machines=(self.machine,), split=self.split)
 
 
 @chance_kept()
 def measure(
-    task: TaskFunction, strategy: Strategy | None = None, *, seconds: float = 20.0, threads: int = 1,
+    task: TaskFunction, strategy: Strategy | None = None, *, seconds: float = 20.0, threads: int = 1, parts: int = 1,
     trace_file: str = "cluster.steps.txt", busy: bool = False,
 ) -> Measured:  # fmt: skip
     """Measure a task on this machine for about so many seconds.
@@ -79,6 +84,7 @@ def measure(
         strategy: whose optimizer the measured shards have; None: SGD.
         seconds: for all measurements together, but at least three turns of a tenth of a second each.
         threads: torch threads of a replica.
+        parts: of a replica, where what they send and what the task's split is to them is measured as well.
         trace_file: what the machine's jitter calls the file of step times, which is not written here.
         busy: measure also where other programs leave too little of the machine to tell what it does.
 
@@ -88,6 +94,7 @@ def measure(
     """
     require("seconds", seconds, 0 < seconds < math.inf, "positive")
     require("threads", threads, threads >= 1, "at least 1")
+    require("parts", parts, parts >= 1, "at least 1")
     recipe = _on_shards((strategy or Downpour()).recipe())
     check_optimizers(recipe)
     optimizer = recipe.loop.update.optimizer
@@ -105,7 +112,7 @@ def measure(
             measured.append(stack.enter_context(rounds(built, layout, _of_members(strategy, optimizer), threads)))
         if roomy:  # else the vector is so large that what a run's own code takes is next to nothing
             measured += stack.enter_context(running(built, layout, optimizer, threads))
-        calm = calmest(in_turns(measured, (1 - EXCHANGES - ROUNDS) * seconds))
+        calm = calmest(in_turns(measured, (1 - EXCHANGES - ROUNDS - (SENDS if parts > 1 else 0)) * seconds))
     others, turns = _calm_enough(calm, busy), quickest(calm)
     times = times_of(turn[0] for turn in turns)
     step_s = statistics.fmean(times)
@@ -127,7 +134,19 @@ def measure(
         points = {size: min(own_s, time) if size < layout.elements else time for size, time in points.items()}
         points[layout.elements] = own_s
     machine = dataclasses.replace(machine, reduce=tuple(sorted(points.items())))
-    return Measured(machine, tuple(times), built.batch_size, layout.elements, others)
+    if parts == 1:
+        return Measured(machine, tuple(times), built.batch_size, layout.elements, others)
+    from squall.sim.cluster.measure_send import SEND_BYTES, send_seconds  # which imports torch's compiler
+
+    sends = _by_size(lambda size, _, given_s: send_seconds(size, given_s), SENT, SEND_BYTES, optimizer, SENDS * seconds)
+    machine = dataclasses.replace(machine, send=_rising(sends))
+    split = split_of(Cluster(machines=(machine,)), built, parts, threads)
+    return Measured(machine, tuple(times), built.batch_size, layout.elements, others, split)
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Less is never taken to be slower: where that was measured, another process disturbed."""
+    return tuple((size, min(seconds for other, seconds in points if other >= size)) for size, _ in points)
 
 
 def _on_shards(recipe: Recipe) -> Recipe:

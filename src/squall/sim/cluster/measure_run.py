@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from squall.launchers.alone import LoneRun
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.inline import LoneChannel
 from squall.launchers.role_processes import SPIN_S, NurseryChannel, make_host
@@ -36,7 +37,6 @@ from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.kinds import machine
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.run_plan import Aims
-from squall.runtime.sequential import Sequential
 from squall.settings import Settings
 from squall.sim.cluster.forks import ForkedWork, answer, forked
 from squall.sim.cluster.measure_steps import rounded
@@ -268,4 +268,4 @@ def _alone(job: Job, line: ControlPipe) -> None:
     job = dataclasses.replace(job, task=dataclasses.replace(job.task, loss=metered))
     with suppress(Enough):
         chunks.begin()
-        Sequential(attempts.begin(job), LoneChannel()).run()
+        LoneRun(attempts.begin(job), LoneChannel()).run()

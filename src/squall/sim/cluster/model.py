@@ -8,6 +8,7 @@ from pathlib import Path
 
 from squall.sim.cluster.file import cluster_text, read_parts
 from squall.sim.cluster.parts import BETWEEN, WITHIN, FailureLaw, Link, MachineKind, Preemption
+from squall.sim.cluster.split_step import SplitStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class Cluster:
     failures: Mapping[str, FailureLaw] = field(default_factory=dict)
     preemptions: tuple[Preemption, ...] = ()
     lost_after_s: float = 2.0
+    split: SplitStep | None = None  # of a replica of several parts; else what the task's split comes to is measured
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
@@ -37,6 +39,11 @@ class Cluster:
     def measured(self) -> bool:
         """Whether the file says how long a step takes; else it is measured where the simulation runs."""
         return self.machines[0].step_s is not None
+
+    @property
+    def parts(self) -> int:
+        """Of a replica."""
+        return self.split.parts if self.split is not None else 1
 
     def step_s(self, machine: MachineKind, own_s: float | None = None) -> float:
         """Mean seconds of a step alone on the machine. `own_s` is a step's here, for a cluster without step times."""

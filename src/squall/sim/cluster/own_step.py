@@ -1,4 +1,4 @@
-"""How long a step of a task takes here and now, for a cluster that does not say it."""
+"""How long a step of a task takes here and now, and what its parts take of it, for a cluster that does not say it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from squall.protocol.events import GradientComputed
 from squall.protocol.nodes import Node
 from squall.runtime.job import private_job
 from squall.runtime.run_plan import Plan
+from squall.sim.cluster.model import Cluster
+from squall.sim.cluster.split_step import SplitStep
 from squall.strategies import SingleProcess
 from squall.task import Task
 from squall.vector import Layout
@@ -37,6 +39,23 @@ def own_step_s(plan: Plan, task: Task, layout: Layout) -> float:
             times.append(event.seconds)
         host.perform(End("finished"), 0.0)
     return statistics.median(times[1:])
+
+
+def split_of(cluster: Cluster, task: Task, parts: int, torch_threads: int) -> SplitStep | None:
+    """What a batch is to the parts of a replica; None of one part. Raises `ValueError` where none fits."""
+    if parts == 1:
+        return None
+    if cluster.split is None:
+        from squall.sim.cluster.own_split import own_split  # which imports torch's compiler
+
+        with threads(torch_threads):
+            return own_split(task, parts)
+    if cluster.split.parts != parts:
+        raise ValueError(
+            f"parts is {parts}, and the cluster's [parts] has {cluster.split.parts}: give as many, or leave the table"
+            " out, and the task's split is measured here"
+        )
+    return cluster.split
 
 
 @contextmanager

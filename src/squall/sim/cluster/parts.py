@@ -14,6 +14,7 @@ from squall.sim.cluster.jitter import Constant, Jitter
 ROLES = ("replica", "shard", "coordinator", "evaluator")
 MEMORY, INTERFACE = 10e9, 1.25e9  # bytes/s, where a file says nothing: one core's copying, and 10 Gbit/s
 ROUND_S, ROUND_PASSES = 500e-6, 14  # of all-reduce between two replicas of a machine, where a file says nothing
+SEND_S, SEND_PASSES = 200e-6, 6  # of a part's numbers to another of its machine, where a file says nothing
 DOORBELL_S = 50e-6  # an exchange of next to nothing, where a file says nothing
 PASSES = 3  # over a shard's float32 elements in an exchange: the push is read, the weights are updated, and fetched
 
@@ -55,6 +56,8 @@ class MachineKind:
         exchange: (elements, seconds) of a push + apply + fetch of a shard within the machine, rising in elements.
         reduce: (elements, seconds) that a round of all-reduce between two replicas of the machine takes beyond their
             steps: the sum of their gradients, the update, and a run's own code; rising in elements.
+        send: (elements, seconds) until what a part of a replica sends is with another part on the machine, rising in
+            elements.
         memory: bytes a second that one core reads and writes.
         interface: bytes a second, each way, that all processes of the machine share.
         carry: bytes a second that one core encrypts and sends to other machines, or receives.
@@ -72,20 +75,29 @@ class MachineKind:
     slowdown: tuple[float, ...] = ()
     exchange: tuple[tuple[int, float], ...] = ()
     reduce: tuple[tuple[int, float], ...] = ()
+    send: tuple[tuple[int, float], ...] = ()
     memory: float = MEMORY
     interface: float = INTERFACE
     carry: float = math.inf
     roles: tuple[str, ...] = ROLES
 
-    def slowdown_of(self, running: int, looking_out: int = 0) -> float:
+    def slowdown_of(self, running: float, looking_out: int = 0) -> float:
         """Factor on the step time while so many computations run. Beyond the cores, they share them.
 
-        A process that looks out for a message takes a core as well, but none of the memory's bandwidth.
+        The parts of a replica that wait for each other are fewer computations than parts: between two numbers the
+        factor is linear. A process that looks out for a message takes a core as well, but none of the memory's
+        bandwidth.
         """
-        factor = self.slowdown[min(running, self.cores) - 1] if self.slowdown else 1.0
-        return factor * max(1.0, (running + looking_out) / self.cores)
+        return self._slowed(running) * max(1.0, (running + looking_out) / self.cores)
 
-    def exchange_s(self, elements: int) -> float:
+    def _slowed(self, running: float) -> float:
+        if not self.slowdown:
+            return 1.0
+        low = int(max(1.0, min(running, self.cores)))
+        low_s, high_s = self.slowdown[low - 1], self.slowdown[min(low, self.cores - 1)]
+        return low_s + max(0.0, min(running - low, 1.0)) * (high_s - low_s)
+
+    def exchange_s(self, elements: float) -> float:
         """Seconds of an exchange of so many elements: linear between the measured sizes, proportional beyond them."""
         if not self.exchange:
             return DOORBELL_S + PASSES * 4 * elements / self.memory
@@ -97,7 +109,13 @@ class MachineKind:
             return ROUND_S + ROUND_PASSES * 4 * elements / self.memory
         return _between(self.reduce, elements, self.reduce[0][1])
 
-    def work_s(self, elements: int) -> float:
+    def send_s(self, elements: float) -> float:
+        """Seconds until so many elements of a part are with another part on the machine, alike."""
+        if not self.send:
+            return SEND_S + SEND_PASSES * 4 * elements / self.memory
+        return _between(self.send, elements, self.send[0][1])
+
+    def work_s(self, elements: float) -> float:
         """Seconds of an exchange in which the shard passes over so many elements."""
         return self.exchange_s(elements) - self.doorbell_s
 
@@ -112,7 +130,7 @@ class MachineKind:
         return self.exchange_s(1)
 
 
-def _between(points: Sequence[tuple[int, float]], elements: int, least_s: float) -> float:
+def _between(points: Sequence[tuple[int, float]], elements: float, least_s: float) -> float:
     """Seconds, from `least_s` of nothing, unless the first point has less."""
     before = (0, min(least_s, points[0][1]))
     for point in points:

@@ -44,19 +44,40 @@ class Placement:
     def __init__(self, cluster: Cluster, recipe: Recipe) -> None:
         self.places = [UsedMachine(kind, number) for kind in cluster.machines for number in range(kind.count)]
         seats = place(recipe, [used.kind for used in self.places])
-        self.several = len(set(seats.values())) > 1  # machines that have processes
-        self._of = {key: self.places[i] for key, i in seats.items()}
+        self._held = {key: [self.places[i]] for key, i in seats.items()}  # (role, index) -> where each part is
+        if cluster.parts > 1:
+            self._lay(recipe.replicas, cluster.parts)
+        self.several = len({used for held in self._held.values() for used in held}) > 1  # machines that have processes
         self.seats: dict[Node, UsedMachine] = {}  # what `of` has found so far: nodes are asked for again and again
-        computing = Counter(i for (role, _), i in seats.items() if role in ("replica", "shard"))
-        for i, count in computing.items():
-            self.places[i].cores.alone = count == 1 and not (self.several and self.places[i].kind.carry < math.inf)
+        self.computing = Counter(  # replicas, or their parts, and shards that are there
+            used for (role, _), held in self._held.items() if role in ("replica", "shard") for used in held
+        )
+        for used, count in self.computing.items():
+            used.cores.alone = count == 1 and not (self.several and used.kind.carry < math.inf)
+
+    def _lay(self, replicas: int, parts: int) -> None:
+        """Parts are where their replica is; where it has fewer cores than those, each takes the next free core."""
+        able = [used for used in self.places if "replica" in used.kind.roles]
+        if all(used.kind.cores >= parts for used in able):
+            for index in range(replicas):
+                self._held["replica", index] *= parts
+            return
+        cores = [used for used in able for _ in range(used.kind.cores)]
+        for index in range(replicas):
+            own = range(index * parts, (index + 1) * parts)
+            self._held["replica", index] = [cores[number % len(cores)] for number in own]
 
     def of(self, node: Node) -> UsedMachine:
+        """The machine of a process; of a replica's first part."""
         used = self.seats.get(node)
         if used is None:
-            used = self.seats[node] = self._of[node.role, node.index]
+            used = self.seats[node] = self.parts_of(node)[0]
         return used
 
+    def parts_of(self, node: Node) -> list[UsedMachine]:
+        """The machine of each part of a replica; one of any other process."""
+        return self._held[node.role, node.index]
+
     def on(self, used: UsedMachine) -> list[tuple[str, int]]:
-        """(role, index) of what is there."""
-        return [key for key, where in self._of.items() if where is used]
+        """(role, index) of what is there, or has a part there."""
+        return [key for key, held in self._held.items() if used in held]

@@ -99,10 +99,19 @@ def _children() -> list[int]:
 
 def core_s(pid: int) -> float:
     """Seconds of cores that a process has had, all its threads together; 0 where it is gone."""
+    return _scheduled_s(pid, 0)
+
+
+def waited_s(pid: int) -> float:
+    """Seconds for which a process's threads were ready and had no core, all together."""
+    return _scheduled_s(pid, 1)
+
+
+def _scheduled_s(pid: int, column: int) -> float:
     total = 0  # nanoseconds: schedstat's first number is on a core, the second ready and without one
     with suppress(OSError):  # it has ended, or the kernel does not count
         for task in Path(f"/proc/{pid}/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[0])
+            total += int((task / "schedstat").read_text().split()[column])
     return total / 1e9
 
 

@@ -133,7 +133,8 @@ class Rehearsal:
             self._world.kill(node, why, notice_s)
             self.lost += 1
             self._back_s[role, index] = back_s
-            self._costs.placement.of(node).cores.forget(node)
+            for place in self._costs.placement.parts_of(node):
+                place.cores.forget(node)
             if role in NEEDED:
                 self._crashed = self._world.ended = True
 

@@ -41,7 +41,7 @@ from squall.settings import Settings
 from squall.sim.cluster.costs import Costs, Workload
 from squall.sim.cluster.forecast import Forecast, NotesWatch, Sums
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.own_step import own_step_s, threads
+from squall.sim.cluster.own_step import own_step_s, split_of, threads
 from squall.sim.cluster.placement import Placement
 from squall.sim.cluster.rehearsal import MakeMember, Rehearsal
 from squall.sim.cluster.ring import Ring
@@ -92,7 +92,8 @@ def simulate(
             "none": nothing is computed, so thousands of replicas are simulated in seconds; there are no metrics.
         epochs, steps, until, keep_best, patience, seed: as of `fit`.
         run_dir: where to keep the run of real gradients; a new directory under runs/ by default.
-        settings: `seconds` (virtual), `evaluate_every_s`, `snapshot_every_s`, `slow`; the rest does not count here.
+        settings: `seconds` (virtual), `evaluate_every_s`, `snapshot_every_s`, `slow`, and `parts`, which take time as
+            the cluster says, or as is measured here; gradients are those of one part. The rest does not count here.
         watch: told the virtual time now and then.
 
     Returns:
@@ -102,10 +103,12 @@ def simulate(
         ValueError: a setting, the task or the cluster is wrong; nothing was simulated.
     """
     real = _with_numbers(gradients, strategy, {"until": until, "keep_best": keep_best, "patience": patience})
-    settings = dataclasses.replace(settings or Settings(), launcher="inline", progress=False)
+    settings = settings or Settings()
     aims = Aims(epochs=epochs, steps=steps, until=until, keep_best=keep_best, patience=patience)
-    plan = make_plan(strategy, settings, aims, seed=seed)
-    built, layout = build_checked(task, plan, strategy)
+    parts, plan = settings.parts, make_plan(strategy, dataclasses.replace(settings, launcher="local"), aims, seed=seed)
+    settings = dataclasses.replace(settings, launcher="inline", progress=False, parts=1)
+    built, layout = build_checked(task, plan := msgspec.structs.replace(plan, settings=settings), strategy)
+    cluster = dataclasses.replace(cluster, split=split_of(cluster, built, parts, plan.threads))
     if not real:
         return _Simulation(job_without_numbers(plan, strategy, built, layout), cluster, real=False).run(watch)
     plan = msgspec.structs.replace(plan, simulated=True)
@@ -262,8 +265,8 @@ class _Simulation:
         stale = sum(updates * count for updates, count in sums.staleness.items())
         end = sums.end or End("failed", "the coordinator was lost")
         return Forecast(
-            strategy=strategy_name(job.strategy), replicas=recipe.replicas, shards=recipe.shards, status=end.status,
-            reason=end.reason, training_s=training_s, examples=trained,
+            strategy=strategy_name(job.strategy), replicas=recipe.replicas, parts=self._cluster.parts,
+            shards=recipe.shards, status=end.status, reason=end.reason, training_s=training_s, examples=trained,
             examples_per_second=trained / training_s if training_s > 0 else 0.0,
             epochs=trained / job.task.examples, updates=max(sums.published.versions) if sums.published else 0,
             idle=sums.wait_s / spent_s if spent_s else 0.0,

@@ -59,7 +59,7 @@ def plan_cluster(
 
     Args:
         task: as of `fit`.
-        cluster: as of `simulate`.
+        cluster: as of `simulate`; replicas have one part each.
         budget: processes that may run at once, replicas and shards; None for the cluster's cores.
         strategies: name in the ranking -> strategy, whose replicas and shards are swept; None for `default_strategies`.
         from_file: for those, the file's own strategies.
@@ -77,6 +77,7 @@ def plan_cluster(
         ValueError: a setting, the task or the cluster is wrong.
     """
     wanted = _Trials(until, seconds, trials, keep)
+    cluster = dataclasses.replace(cluster, split=None)
     budget = cores(cluster) if budget is None else budget
     sizes = counts(cluster, budget)  # before the task is built: it refuses a cluster without room
     seed_everything(seed)

@@ -1,0 +1,45 @@
+"""The schedule of a replica of all-reduce: groups that it has joined, steps that it began, and what came of them.
+
+A step is written before it is taken: what a member brings to it others may finish, though it does not live to do so.
+"""
+
+from __future__ import annotations
+
+from squall.protocol.effects import Effect, End, JoinGroup, Step, WriteSnapshot
+from squall.protocol.events import Event, GroupJoined, StepTaken
+from squall.runtime import schedule
+from squall.runtime.collective.host import CollectiveHost
+from squall.runtime.collective.process import GroupedMember
+from squall.runtime.driver import HostAround
+from squall.runtime.records import SEEN, ClockSteps, Fingerprint, moved
+from squall.runtime.schedule import ScheduleWriter
+
+
+class RecordedMember(HostAround):
+    """Records a member in a process of its own."""
+
+    def __init__(self, host: CollectiveHost, log: ScheduleWriter) -> None:
+        super().__init__(host)
+        assert isinstance(host.in_group, GroupedMember)
+        self._in_group = host.in_group
+        self._log = log
+        self._clocks = ClockSteps()
+        self._fingerprint = Fingerprint(host.in_group.member.vector)
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if isinstance(effect, Step):
+            clock, *batch = effect.clock, effect.epoch, effect.start, effect.stop, effect.examples
+            self._log.add([schedule.STEPPED, self._clocks.steps(0, clock), *batch])
+        event = super().perform(effect, now)
+        match effect, event:
+            case Step(), StepTaken():
+                check = self._fingerprint() & SEEN if event.finite else 0
+                self._log.add([schedule.MOVED, moved(check, event.finite, event.guilty)])
+            case JoinGroup(), GroupJoined():
+                self._fingerprint = Fingerprint(self._in_group.member.vector, effect.clock)
+                self._log.add([schedule.FORMED, effect, self._in_group.unused])
+            case WriteSnapshot(number, clock), _:
+                self._log.add([schedule.SAVED, number, clock])
+            case End(), _:
+                self._log.close()
+        return event
