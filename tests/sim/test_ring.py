@@ -209,12 +209,11 @@ def test_replicas_that_wait_for_their_sum_are_named_in_the_reason() -> None:
     assert "of their time for the slowest, and for the sum of their gradients" in reason(ranking)
 
 
-def test_a_plan_for_several_machines_leaves_it_out_with_the_reason() -> None:
+def test_a_plan_for_several_machines_ranks_it() -> None:
     cluster = Cluster(machines=(dataclasses.replace(BOX, count=2),))
-    ranking = plan_cluster(untested, cluster, from_file=[squall.Downpour(optimizer=SGD)])
-    assert "Not ranked: all_reduce. all_reduce is for one machine for now, and the cluster has 2" in reason(ranking)
-    with pytest.raises(ValueError, match="is for one machine for now, and the cluster has 2: leave it out, or try it"):
-        plan_cluster(untested, cluster, strategies={"all_reduce": squall.AllReduce(optimizer=SGD)})
+    ranking = plan_cluster(untested, cluster, strategies={"all_reduce": squall.AllReduce(optimizer=SGD)})
+    assert ranking.first.candidate.family == "all_reduce"
+    assert not ranking.unfit
 
 
 def test_charged_failures_agree_with_simulated_ones() -> None:
