@@ -44,8 +44,8 @@ def read_start(path: Path) -> Start:
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
     if not start.kept:
-        why = "--keep-schedule none, or AllReduce in one process or on GPUs"
-        raise Damaged(f"{path} holds no schedule: its attempt ran with {why}")
+        why = "with --keep-schedule none, as a script in parts, or with AllReduce in one process or on GPUs"
+        raise Damaged(f"{path} holds no schedule: its attempt ran {why}")
     return start
 
 
