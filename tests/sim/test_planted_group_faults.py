@@ -13,6 +13,7 @@ from squall.protocol.collective.replica import CollectiveReplica
 from squall.protocol.collective.rounds import Round, Rounds
 from squall.protocol.effects import Effect
 from squall.protocol.evaluations import Evaluations
+from squall.protocol.events import Event, GroupJoined
 from squall.protocol.messages import Lease
 from squall.protocol.nodes import Node
 from squall.sim.proof.chaos import ALL_REDUCE
@@ -55,11 +56,12 @@ def to_members_too(original: Any, coordinator: CollectiveCoordinator, effects: l
     coordinator._see_off_released(effects)
 
 
-def of_before(original: Any, replica: CollectiveReplica, effects: list[Effect]) -> None:
+def of_before(original: Any, replica: CollectiveReplica, event: Event) -> None:
     """A newcomer that has got weights goes on counting from its own."""
-    clock, examples = replica.clock, replica._examples
-    original(replica, effects)
-    replica.clock, replica._examples = max(clock, replica.clock), examples
+    examples = replica._examples
+    original(replica, event)
+    if isinstance(event, GroupJoined):
+        replica._examples = examples
 
 
 def told_all_the_same(original: Any, coordinator: CollectiveCoordinator, effects: list[Effect]) -> None:
@@ -86,7 +88,7 @@ PLANTED: dict[str, Planted] = {
     "members leave before the last snapshot": Planted(
         wrapped(CollectiveCoordinator, "_dismiss", to_members_too), 50, "I5"),
     "a newcomer labels the weights that it has got with its own examples": Planted(
-        wrapped(CollectiveReplica, "_on_joined", of_before), 200, "I7"),
+        wrapped(CollectiveReplica, "_move", of_before), 200, "I7"),
     "what was done in a round that comes to nothing is told": Planted(
         wrapped(CollectiveCoordinator, "_settle", told_all_the_same), 200, "I4"),
     "an evaluation waits for a replica that is gone": Planted(wrapped(Evaluations, "ask_of", asked_in_vain), 50, "I5"),

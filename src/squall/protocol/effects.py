@@ -129,6 +129,15 @@ class JoinGroup(Effect, frozen=True, gc=False):
     clock: int
 
 
+class Gather(Effect, frozen=True, gc=False):
+    """Get from the group's members the weights of round `clock` that they have moved, where each has moved a share.
+
+    In a group that has just formed also the optimizer's state of the shares that are the replica's now.
+    """
+
+    clock: int
+
+
 class LeaveGroup(Effect, frozen=True, gc=False):
     """Leave the group, and give up the step under way if there is one: nothing comes of it any more."""
 

@@ -69,7 +69,7 @@ def _no_shard(job: Job, index: int) -> Never:
 
 
 def _collective_replica(job: Job, node: Node) -> CollectiveReplica:
-    return CollectiveReplica(node, job.recipe.replicas, *begun(job), os.getpid())
+    return CollectiveReplica(node, job.recipe.replicas, *begun(job), os.getpid(), job.recipe.divided)
 
 
 KINDS: dict[type[Work], Kind] = {

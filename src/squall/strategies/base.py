@@ -48,6 +48,11 @@ class Recipe:
         return isinstance(self.work, Loop) and self.work.alone
 
     @property
+    def divided(self) -> bool:
+        """Replicas divide the optimizer's state among themselves."""
+        return isinstance(self.work, Collective) and self.work.shard_optimizer
+
+    @property
     def carried(self) -> float:
         """Of the vector, what a replica sends for a push, and receives for a fetch."""
         if isinstance(self.work, Collective):

@@ -2,8 +2,16 @@
 
 from squall.protocol.collective.messages import Broken, Finished, Form, Shown, ShowWeights, Turn
 from squall.protocol.collective.replica import CollectiveReplica
-from squall.protocol.effects import Effect, End, JoinGroup, LeaveGroup, Send, Step, WriteSnapshot
-from squall.protocol.events import GroupBroken, GroupJoined, MessageArrived, SnapshotWritten, Started, StepTaken
+from squall.protocol.effects import Effect, End, Gather, JoinGroup, LeaveGroup, Send, Step, WriteSnapshot
+from squall.protocol.events import (
+    Gathered,
+    GroupBroken,
+    GroupJoined,
+    MessageArrived,
+    SnapshotWritten,
+    Started,
+    StepTaken,
+)
 from squall.protocol.frames import Message
 from squall.protocol.messages import (
     Join,
@@ -62,14 +70,64 @@ def test_it_forms_the_group_that_it_is_told_and_steps_turn_by_turn() -> None:
     assert second == Step(2, 0, 0, 10, 20)
 
 
-def test_a_view_ends_its_group_and_what_comes_of_the_old_one_is_nothing() -> None:
+def test_a_view_ends_its_group_and_is_answered_when_it_is_known_what_came_of_the_step_under_way() -> None:
+    for event, clock in ((GroupBroken(1, "it has left"), 1), (taken(1), 2), (taken(1, finite=False), 1)):
+        replica = grouped()
+        heard(replica, turn(1), turn(2), turn(3))
+        replica.on(taken(1), 0.0)
+        assert heard(replica, view(2)) == [LeaveGroup()]
+        assert replica.on(event, 0.0) == [Send(COORDINATOR, ViewSeen(2, clock=clock))]
+        assert replica.clock == clock
+
+
+def test_a_view_between_two_steps_is_answered_at_once() -> None:
     replica = grouped()
-    heard(replica, turn(1), turn(2))
+    assert heard(replica, view(2)) == [LeaveGroup(), Send(COORDINATOR, ViewSeen(2))]
+
+
+def divided() -> CollectiveReplica:
+    """In a group whose members have a share of the optimizer's state each."""
+    replica = CollectiveReplica(A, 2, divided=True)
+    heard(replica, view(1), Form(1, 0, 0, A))
+    assert replica.on(GroupJoined(1, 0), 0.0) == [Gather(0)]
+    assert replica.on(Gathered(1), 0.0) == []
+    return replica
+
+
+def test_who_has_moved_a_share_has_finished_when_it_has_the_others_weights() -> None:
+    replica = divided()
+    heard(replica, turn(1))
+    assert replica.on(taken(1), 0.0) == [Gather(1)]
+    assert heard(replica, ShowWeights(4)) == []  # they are of two rounds
+    finished, shown = said(replica.on(Gathered(1), 0.0))
+    assert isinstance(finished, Finished)
+    assert isinstance(shown, Shown)
+    assert (finished.clock, shown.weights.updates) == (1, 1)
+
+
+def test_who_has_moved_a_share_tells_so_though_the_group_breaks_before_it_has_the_others_weights() -> None:
+    replica = divided()
+    heard(replica, turn(1))
     replica.on(taken(1), 0.0)
-    effects = heard(replica, view(2))
-    assert effects == [LeaveGroup(), Send(COORDINATOR, ViewSeen(2, clock=1))]
-    assert replica.on(taken(1), 0.0) == replica.on(GroupBroken(1, "late"), 0.0) == []
-    assert replica.clock == 1
+    assert said(replica.on(GroupBroken(1, "reset"), 0.0)) == [Broken(1, "reset")]
+    assert said(heard(replica, view(2))) == [ViewSeen(2, clock=1)]
+    heard(replica, Form(2, 1, 20, B, (A,)))
+    assert replica.on(GroupJoined(2, 1), 0.0) == [Gather(1)]
+
+
+def test_who_makes_a_step_that_others_have_made_tells_so_though_the_group_breaks_then() -> None:
+    replica = divided()
+    heard(replica, view(2), Form(2, 1, 20, B, (A,)))
+    replica.on(GroupJoined(2, 1), 0.0)
+    replica.on(GroupBroken(2, "reset"), 0.0)
+    assert said(heard(replica, view(3))) == [ViewSeen(3, clock=1)]
+
+
+def test_a_share_is_saved_when_it_is_known_which_it_is() -> None:
+    replica = divided()
+    heard(replica, view(2), Form(2, 1, 20, B, (A,)), TakeSnapshot(3))
+    assert replica.on(GroupJoined(2, 1), 0.0) == [Gather(1)]
+    assert replica.on(Gathered(2), 0.0) == [WriteSnapshot(3, 1)]
 
 
 def test_a_broken_group_is_told_and_left() -> None:

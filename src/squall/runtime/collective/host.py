@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from squall.protocol.effects import Effect, End, JoinGroup, LeaveGroup, Payload, Step, WriteSnapshot
+from squall.protocol.effects import Effect, End, Gather, JoinGroup, LeaveGroup, Payload, Step, WriteSnapshot
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
+from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.member import Member
 from squall.runtime.collective.process import GroupedMember
 from squall.runtime.driver import Host
@@ -18,10 +19,13 @@ class InGroup(Protocol):
     """A member, and how it reaches the others. An answer is None where it comes by itself later."""
 
     member: Member
+    holding: Holding | None  # its share, where members divide the optimizer's state
 
     def join(self, effect: JoinGroup) -> Event | None: ...
 
     def step(self, effect: Step) -> Event | None: ...
+
+    def gather(self, effect: Gather) -> Event | None: ...
 
     def leave(self) -> None: ...
 
@@ -41,16 +45,24 @@ class CollectiveHost(Host):
                 return self.in_group.step(effect)
             case JoinGroup():
                 return self.in_group.join(effect)
+            case Gather():
+                return self.in_group.gather(effect)
             case LeaveGroup():
                 self.in_group.leave()
             case WriteSnapshot(number):
-                return self._snapshots.write(number, 0, 1, self.in_group.member.state(), (0, self._job.layout.length))
+                return self._write(number)
             case End():
                 self.in_group.leave()
                 self.in_group.member.batches.close()
             case _:
                 raise AssertionError(f"a replica cannot {effect!r}")
         return None
+
+    def _write(self, number: int) -> Event:
+        holding = self.in_group.holding
+        if holding is None:
+            return self._snapshots.write(number, 0, 1, self.in_group.member.state(), (0, self._job.layout.length))
+        return self._snapshots.write(number, holding.place, len(holding.bounds) - 1, *holding.part())
 
     def rest(self) -> None:
         self.in_group.member.batches.prepare()
@@ -59,5 +71,6 @@ class CollectiveHost(Host):
 def in_a_process(job: Job, node: Node) -> CollectiveHost:
     """Of a replica whose fellows are in processes of their own."""
     member = Member(job, node.index)
+    holding = Holding(member) if job.recipe.divided else None
     assert job.scratch is not None
-    return CollectiveHost(job, GroupedMember(member, node, job.scratch))
+    return CollectiveHost(job, GroupedMember(member, holding, node, job.scratch))

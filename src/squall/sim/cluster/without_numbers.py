@@ -8,8 +8,26 @@ from pathlib import Path
 
 import torch
 
-from squall.protocol.effects import Compute, Effect, End, EvaluateModel, JoinGroup, LeaveGroup, Step, WriteSnapshot
-from squall.protocol.events import Event, GradientComputed, ModelEvaluated, SnapshotWritten, StepTaken
+from squall.protocol.effects import (
+    Compute,
+    Effect,
+    End,
+    EvaluateModel,
+    Gather,
+    JoinGroup,
+    LeaveGroup,
+    Step,
+    WriteSnapshot,
+)
+from squall.protocol.events import (
+    Event,
+    Gathered,
+    GradientComputed,
+    GroupJoined,
+    ModelEvaluated,
+    SnapshotWritten,
+    StepTaken,
+)
 from squall.protocol.nodes import Node
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.circle import Groups
@@ -58,6 +76,8 @@ class MemberWithoutNumbers(Host):
             case JoinGroup(number):
                 self._number = number
                 self._groups.join(self._node, effect, self)
+            case Gather():
+                self._groups.gather(self._node, effect)
             case LeaveGroup() | End():
                 self._groups.leave(self._node)
             case WriteSnapshot(number):
@@ -69,6 +89,12 @@ class MemberWithoutNumbers(Host):
 
     def take_up(self, state: None, clock: int) -> None:
         return None
+
+    def joined(self, form: JoinGroup, members: Mapping[Node, object]) -> Event:
+        return GroupJoined(form.number, form.clock)
+
+    def gathered(self, form: JoinGroup, members: Mapping[Node, object]) -> Event:
+        return Gathered(form.number)
 
     def reduced(self, effect: Step, parts: Mapping[Node, None]) -> Event:
         return StepTaken(self._number, math.nan, True, 0.0, 0.0)

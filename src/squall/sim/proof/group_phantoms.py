@@ -10,7 +10,7 @@ from squall.protocol import effects, events
 from squall.protocol.effects import Effect, JoinGroup, Payload, Step
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
-from squall.runtime.circle import Circle
+from squall.runtime.circle import Circle, Work, joined_whole
 from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.memory import BatchRange, File, Written, folded_with
@@ -47,7 +47,7 @@ class GroupPhantomHosts(PhantomHosts):
     def enter(self, world: World, seed: int) -> None:
         chance = random.Random(seed)
 
-        def delays(nodes: Sequence[Node], effect: JoinGroup | Step) -> list[float]:
+        def delays(nodes: Sequence[Node], effect: Work) -> list[float]:
             return [chance.uniform(0.0, LATE_S) for _ in nodes]
 
         self.circle = Circle(world, delays)
@@ -110,6 +110,12 @@ class MemberPhantom(Phantom):
             fold = folded_with(self.weights.fold, tuple(value for batch in batches for value in batch))
             self.weights = Weights(effect.clock, fold, self.weights.batches + batches)
         return events.StepTaken(self._number, 1.0, finite, COMPUTE_S, 0.0, guilty=not own.finite)
+
+    def joined(self, form: JoinGroup, members: Mapping[Node, MemberPhantom]) -> Event:
+        return joined_whole(self, self.node, form, members)
+
+    def gathered(self, form: JoinGroup, members: Mapping[Node, MemberPhantom]) -> Event:
+        raise AssertionError("all have the whole state")
 
     def state(self) -> Weights:
         return self.weights
