@@ -39,6 +39,20 @@ class Lars(Optimizer):
                 parameter.sub_(moved.mul_(group["momentum"]).add_(gradient * rate))
 
 
+class OneNorm(Optimizer):
+    """SGD at a rate by the norm of all gradients."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        norm = torch.stack([parameter.grad.norm() for parameter in parameters]).norm()
+        for parameter in parameters:
+            parameter.sub_(parameter.grad * self.param_groups[0]["lr"] / norm)
+
+
 class Matrices(nn.Module):
     """No vectors: Muon takes none."""
 
@@ -98,6 +112,18 @@ def test_a_slow_replica_is_one(inline: Fit) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a share for one": (
+        {"strategy": squall.AllReduce(replicas=1, shard_optimizer=True)},
+        "shard_optimizer with one replica: there is nobody to share with, leave it out",
+    ),
+    "fewer tensors than replicas": (
+        {"strategy": squall.AllReduce(replicas=5, shard_optimizer=True)},
+        "shard_optimizer divides 4 tensors among 5 replicas: use at most 4 replicas, or leave it out",
+    ),
+    "an optimizer of all parameters": (
+        {"strategy": squall.AllReduce(optimizer=OneNorm, shard_optimizer=True)},
+        "OneNorm looks at all parameters together, .*: leave shard_optimizer out",
+    ),
     "no replicas": ({"strategy": squall.AllReduce(replicas=0)}, "replicas is 0: it must be at least 1"),
     "machines": (
         {"settings": dataclasses.replace(LOCAL, machines=2, listen="127.0.0.1:0")},

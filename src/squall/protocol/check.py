@@ -127,7 +127,10 @@ def _collective_coordinator(coordinator: CollectiveCoordinator) -> Iterator[Clai
 
 
 def _collective_replica(replica: CollectiveReplica) -> Iterator[Claim]:
-    yield replica._grouped or not replica._turn, "it steps in a group alone"
+    leaves = replica._waits and replica._told < replica._view.number
+    yield replica._grouped or not replica._turn or leaves, "it steps in a group alone"
+    yield not leaves or not replica._grouped, "who has not told of a view yet has left the group"
+    yield replica._whole or replica._divided, "without shares its weights are of one round"
     yield not (replica._grouped and replica._form is not None), "it forms one group at a time"
     clocks = [turn.clock for turn in replica._turns]
     yield clocks == sorted(set(clocks)), "turns come in their order"

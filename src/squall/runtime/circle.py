@@ -113,9 +113,10 @@ class Circle:
             return {member: parts[member] for member in group.form.members}
         return None
 
-    def tear(self, number: int) -> None:
-        """The connections of a group break, and nobody has died."""
-        self._break(number, "a connection has broken")
+    def tear(self) -> None:
+        """The connections of the newest group break, and nobody has died."""
+        if self._groups:
+            self._break(max(self._groups), "a connection has broken")
 
     def leave(self, node: Node) -> None:
         """It is gone, of itself or because it was killed."""

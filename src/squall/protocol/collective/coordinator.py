@@ -44,7 +44,7 @@ class CollectiveCoordinator(Coordinator):
         self._formed = 0  # number of the view whose members were told to form a group
         self._group: dict[Node, None] = {}  # those members
         self._torn = False  # a member was lost, or the group has broken: what was dealt is not waited for
-        self._broken = 0  # groups in a row that have finished no round
+        self._broken = 0  # groups in a row that have finished no round, though nobody was lost
         self._snapshot_due = False
         self._hasty = False  # members that do not answer are not waited for any more
         self._released: dict[Node, None] = {}  # members that shall leave between two rounds
@@ -136,7 +136,8 @@ class CollectiveCoordinator(Coordinator):
     def _forget(self, node: Node) -> None:
         self.rounds.forget(node)
         self._released.pop(node, None)
-        self._torn |= node in self._group
+        if node in self._group:
+            self._torn, self._broken = True, 0  # who was lost has broken it
 
     def _depart(self, node: Node, now: float, effects: list[Effect]) -> bool:
         departs = super()._depart(node, now, effects)
@@ -183,7 +184,7 @@ class CollectiveCoordinator(Coordinator):
                 self._look_for_end(now, effects)
             case Shown():
                 self._evaluations.shown(sender, message, effects)
-            case Broken(number, lost=True) if number == self._formed == self.members.number:
+            case Broken(lost=True):  # of whatever group: those who are live now were all in it
                 self._fail(SHARE_LOST, effects)
             case Broken(number, why):
                 self._on_broken(sender, number, why, now, effects)

@@ -39,10 +39,15 @@ class Weights(NamedTuple):
         return sum(stop - start for _, start, stop in self.batches)
 
 
+Share = Mapping[int, tuple[Weights, Weights | None]]  # parameter -> the rounds of its weights, and of its state
+
+
 class GroupPhantomHosts(PhantomHosts):
     """Of a run of all-reduce."""
 
     circle: Circle
+    kind: type[MemberPhantom]
+    begun: Weights  # that all begin with
 
     def enter(self, world: World, seed: int) -> None:
         chance = random.Random(seed)
@@ -53,12 +58,14 @@ class GroupPhantomHosts(PhantomHosts):
         self.circle = Circle(world, delays)
         self.members: dict[Node, MemberPhantom] = {}
         self.written: dict[int, Weights] = {}  # snapshot -> what its file holds
+        self.parts: dict[int, dict[int, Share]] = {}  # alike, by place, where each writes its share
         self.shown: Weights | None = None  # what was put into the evaluator's buffer last
         self.prices[Step] = lambda node, effect, begins: self.compute_s(node)
 
     def make(self, node: Node, version: int, file: File | None) -> Phantom:
         if node.role == "replica":
-            made = self.members[node] = MemberPhantom(self, node)
+            made = self.members[node] = self.kind(self, node)
+            made.begin(self.begun)
             return made
         return super().make(node, version, file)
 
@@ -71,8 +78,10 @@ class MemberPhantom(Phantom):
 
     def __init__(self, hosts: GroupPhantomHosts, node: Node) -> None:
         super().__init__(hosts, node)
-        self.weights = Weights()
         self._number = 0  # of the group
+
+    def begin(self, weights: Weights) -> None:
+        self.weights = weights
 
     def attach(self, payload: Payload) -> None:
         self.memory.check_free(payload, self.hosts.now())
@@ -86,12 +95,17 @@ class MemberPhantom(Phantom):
                 self.hosts.circle.join(self.node, effect, self)
             case Step():
                 self._step(effect)
+            case effects.Gather():
+                self.hosts.circle.gather(self.node, effect)
             case effects.LeaveGroup() | effects.End():
                 self.hosts.circle.leave(self.node)
             case effects.WriteSnapshot(number):
-                self.hosts.written[number] = self.weights
+                self.save(number)
                 return events.SnapshotWritten(number, self.hosts.disk(number), File(self.weights.fold).checksum)
         return None
+
+    def save(self, number: int) -> None:
+        self.hosts.written[number] = self.weights
 
     def _step(self, effect: Step) -> None:
         hosts = self.hosts
