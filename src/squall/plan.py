@@ -91,8 +91,8 @@ def check_together(plan: Plan, strategy: Strategy, task: Task) -> Layout:
         raise ValueError(f"{plan.shards} shards for {layout.elements} parameters: use at most {layout.elements} shards")
     if strategy.recipe().divided and len(layout.parameters) < plan.replicas:
         raise ValueError(
-            f"shard_optimizer divides {len(layout.parameters)} tensors among {plan.replicas} replicas: use at most"
-            f" {len(layout.parameters)} replicas, or leave it out"
+            f"shard_optimizer gives each of {plan.replicas} replicas a tensor at least, and the model trains"
+            f" {len(layout.parameters)}: use fewer replicas, or leave it out"
         )
     known = ["loss", *task.metrics] if task.validate is not None else []
     named = {"until": plan.until[0] if plan.until is not None else None, "keep_best": plan.keep_best}
