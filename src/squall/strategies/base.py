@@ -56,7 +56,7 @@ class Recipe:
     def carried(self) -> float:
         """Of the vector, what a replica sends for a push, and receives for a fetch."""
         if isinstance(self.work, Collective):
-            return ring_share(self.replicas)
+            return ring_share(self.replicas) * (1.5 if self.divided else 1.0)  # weights go half as far as gradients
         return 0.0 if self.alone else 1.0
 
     @property

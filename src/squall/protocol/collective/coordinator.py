@@ -50,7 +50,6 @@ class CollectiveCoordinator(Coordinator):
         self._released: dict[Node, None] = {}  # members that shall leave between two rounds
         self._done: dict[Node, Stats] = {}  # what members have done since the last report
         self._report_at = 0.0
-        self._epochs_seen = leases.epochs_done()
 
     # ------------------------------------------------------------ what the base asks
 
@@ -247,9 +246,7 @@ class CollectiveCoordinator(Coordinator):
                     ended = self.leases.done(lease.id, lease.stop, node)
                     assert ended is not None
                     effects.append(ended)
-        epochs = self.leases.epochs_done()
-        if epochs > self._epochs_seen:
-            self._epochs_seen = epochs
+        if self.leases.epoch_ended():
             self._report_at = -math.inf
             if self.policy.evaluate and self._over() is None:
                 self._evaluations.ask(effects)
