@@ -25,6 +25,7 @@ from squall.runtime.collective.member import Member
 from squall.runtime.collective.process import GroupedMember, import_beforehand
 from squall.runtime.collective.shares import ShareLost, bounds_of, givers, held_by, runs
 from squall.runtime.job import private_job
+from squall.vector import Layout
 from tests.tasks import LOCAL, regression
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
@@ -200,6 +201,19 @@ def test_a_step_that_one_member_alone_has_made_is_made_by_all(
         whole.round(3)
         for mine, theirs in zip(torn.all("state"), whole.all("state")):
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)  # a new group adds in another order at first
+
+
+def test_each_has_the_state_of_its_share_and_of_the_one_before(started: Callable[[], Members]) -> None:
+    members = started()
+    members.begin()
+    members.round(1)
+    model = deep()
+    spans = Layout.of(model, [list(model.parameters())]).parameters
+    bounds = bounds_of([span.numel for span in spans], 3)
+    for place, state in enumerate(members.all("state")):
+        found = {name: value.numel() for name, value in state.items() if name.endswith(":exp_avg")}
+        held = [spans[number] for number in held_by(place, bounds)]
+        assert found == {f"state:{span.name}:exp_avg": span.numel for span in held}
 
 
 def test_who_has_the_state_no_more_is_told_to_all(started: Callable[[], Members]) -> None:
