@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import squall
 from squall.run import Run
 from squall.task import TaskFunction
 from tests.runtime.test_models import Counted, Switch, Tied
-from tests.tasks import LOCAL, difference, mean_square, regression
+from tests.tasks import LOCAL, assert_same, difference, mean_square, regression
 from tests.test_equality import two_rates, warm_up_then_cosine
 
 Fit = Callable[..., Run]
@@ -70,6 +71,29 @@ TASKS: dict[str, TaskFunction] = {
 }
 
 
+class TiedAround(Tied):
+    """With layers between the embedding and the head, so that three replicas have a tensor each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.between = nn.Sequential(nn.Linear(5, 5), nn.Tanh())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.between(self.embedding(inputs)))
+
+
+def frozen_first() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 1))
+    model[0].requires_grad_(False)
+    return model
+
+
+ENOUGH_TENSORS = TASKS | {
+    "tied weights": several(TiedAround, train=WORDS, loss=next_word),
+    "frozen parameters": several(frozen_first),
+}
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", TASKS)
 def test_all_reduce_is_synchronous_on_any_task(inline: Fit, name: str, optimizer: str) -> None:
@@ -79,6 +103,17 @@ def test_all_reduce_is_synchronous_on_any_task(inline: Fit, name: str, optimizer
     assert reduced.summary().updates == sharded.summary().updates == STEPS
     assert reduced.summary().examples == sharded.summary().examples == 110 * EPOCHS
     assert difference(reduced.model, sharded.model) < 1e-6
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ENOUGH_TENSORS)
+def test_members_with_shares_of_the_optimizer_make_the_same_updates(inline: Fit, name: str, optimizer: str) -> None:
+    reduced = squall.AllReduce(replicas=3, optimizer=OPTIMIZERS[optimizer])
+    runs = [
+        inline(ENOUGH_TENSORS[name], dataclasses.replace(reduced, shard_optimizer=shares), epochs=EPOCHS)
+        for shares in (False, True)
+    ]
+    assert_same(*runs, ENOUGH_TENSORS[name])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -116,6 +151,19 @@ def test_all_reduce_in_processes_is_synchronous(run_dir: Path, inline: Fit, name
     sharded = inline(task, squall.Synchronous(replicas=3, shards=2, optimizer=chosen), epochs=EPOCHS)
     assert run.summary().updates == STEPS
     assert difference(run.model, sharded.model) < 1e-6
+
+
+@pytest.mark.usefixtures("warm_nursery", "without_report")
+def test_shares_of_the_optimizer_in_processes_make_the_same_updates(run_dir: Path, tmp_path: Path) -> None:
+    task = several(Convolutions, schedule=warm_up_then_cosine)
+    whole = squall.AllReduce(replicas=3, optimizer=OPTIMIZERS["AdamW"])
+    runs = [
+        squall.fit(task, strategy, epochs=2, settings=LOCAL, run_dir=directory)
+        for strategy, directory in (
+            (whole, run_dir), (dataclasses.replace(whole, shard_optimizer=True), tmp_path / "shares"),
+        )
+    ]  # fmt: skip
+    assert_same(*runs, task)
 
 
 @pytest.mark.usefixtures("warm_nursery", "without_report")

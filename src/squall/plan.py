@@ -54,6 +54,8 @@ def make_plan(
         _check_parts(strategy, recipe, settings)
     if settings.several and isinstance(recipe.work, Collective) and named_device(device).type != "cpu":
         raise ValueError(f"{asked}, and AllReduce computes on CPUs there for now: use device='cpu', or Synchronous")
+    if settings.several and recipe.divided:
+        raise ValueError(f"{asked}, and AllReduce divides the optimizer on one machine: leave shard_optimizer out")
     if settings.last_snapshots and recipe.why_from_the_start:
         raise ValueError(
             f"keep_schedule is {settings.keep_schedule!r} with {type(strategy).__name__}, where"
@@ -89,6 +91,11 @@ def check_together(plan: Plan, strategy: Strategy, task: Task) -> Layout:
     layout = Layout.of(task.model, [group["params"] for group in groups])
     if plan.shards > layout.elements:
         raise ValueError(f"{plan.shards} shards for {layout.elements} parameters: use at most {layout.elements} shards")
+    if strategy.recipe().divided and len(layout.parameters) < plan.replicas:
+        raise ValueError(
+            f"shard_optimizer gives each of {plan.replicas} replicas a tensor at least, and the model trains"
+            f" {len(layout.parameters)}: use fewer replicas, or leave it out"
+        )
     known = ["loss", *task.metrics] if task.validate is not None else []
     named = {"until": plan.until[0] if plan.until is not None else None, "keep_best": plan.keep_best}
     if plan.patience is not None:

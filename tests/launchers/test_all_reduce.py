@@ -106,6 +106,35 @@ def test_kills_at_any_moment_lose_no_example(tmp_path: Path, seed: int) -> None:
         check_end(run, 10)
 
 
+SHARES = ("--shard-optimizer", "--optimizer", "adamw", "--lr", "0.001")
+
+
+@pytest.mark.parametrize(("replicas", "victim"), deep.sweep([(3, "replica 0"), (2, "replica 1"), (4, "replica 2")], 1))
+def test_a_killed_replica_takes_no_share_of_the_optimizers_state_with_it(
+    tmp_path: Path, replicas: int, victim: str
+) -> None:
+    with training(tmp_path, replicas, 8, *SHARES, *SNAPSHOTS) as run:
+        run.kill(victim)
+        check_end(run, 8)
+        lost = next(row for row in run.rows(MemberRow) if row.change == "lost")
+        assert any(row for row in run.rows(MemberRow) if row.change == "joined" and row.time_s > lost.time_s)
+
+
+def test_neighbours_that_die_at_once_end_the_run_with_the_remedy(tmp_path: Path) -> None:
+    with training(tmp_path, 3, ENDLESS, *SHARES, *SNAPSHOTS) as run:
+        snapshots = Snapshots(run.directory)
+        wait_for(snapshots.numbers, START_S, "a snapshot")
+        processes = run.processes()
+        for victim in ("replica 0", "replica 1"):
+            os.kill(processes[victim], signal.SIGKILL)
+        status, _, err = run.finish()
+    assert status == 1
+    assert "both replicas that had a share of the optimizer's state were lost" in err
+    epochs = int(str(snapshots.manifest(snapshots.numbers()[-1]).ledger["epoch"])) + 2
+    resumed = Started(run.directory, "resume", str(run.directory), "--epochs", str(epochs))
+    check_end(resumed, epochs)
+
+
 SNAPSHOTS = ("--snapshot-every-s", "0.5")
 
 

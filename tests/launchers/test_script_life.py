@@ -17,6 +17,8 @@ from squall import Downpour
 from squall.launchers import scripts
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.leaving import DONE
+from squall.launchers.script_fellows import Fellows
+from squall.protocol.nodes import Node
 from squall.record.rows import ProgressRow
 from squall.report import Reader, audit
 from squall.run import Run
@@ -105,11 +107,12 @@ def test_an_interrupt_that_could_save_nothing_is_told_to_the_script_as_any_other
     assert out.count("caught Interrupted, interrupted") == 2
 
 
-def test_an_interrupt_that_python_would_ignore_ends_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_that_python_would_ignore_ends_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
     replica: Any = SimpleNamespace(ended_with=None)
     monkeypatch.setattr(scripts, "leave", left.append)
-    monkeypatch.setattr(sys, "unraisablehook", partial(scripts._unraisable, replica))
+    alone = Fellows(Node("replica", 0), tmp_path)
+    monkeypatch.setattr(sys, "unraisablehook", partial(scripts._unraisable, replica, alone))
 
     def batches() -> Iterator[int]:
         try:

@@ -132,12 +132,12 @@ def test_who_has_less_to_do_waits_longer(kind: str, heavy: int) -> None:
         [after[n] - before[n] for before, after in zip(first, last)] for n in range(EACH - 1)
     )
     sums = [sum(times) for times in zip(compute_s, wait_s, bubble_s)]
-    assert sums[0] == pytest.approx(sums[1], rel=0.1)
+    assert sums[0] == pytest.approx(sums[1])
     assert sums[0] >= sum(seconds for _, seconds in found[1:]), "the replica's own time is all in it"
     least = 3 * 0.02 * (8 if kind == "pipeline" else 8 if piped else 1)
     assert compute_s[heavy] >= least
     idle = bubble_s if piped else wait_s
-    assert idle[1 - heavy] > idle[heavy] + least / 4
+    assert idle[1 - heavy] > idle[heavy]
     assert (bubble_s == [0, 0]) == (not piped)
     assert all(memory > 1 << 20 for *_, memory in last), "a process has some MB of its own"
     assert [memory for *_, memory in first] == [0, 0], "and when the first step ends nobody has looked"

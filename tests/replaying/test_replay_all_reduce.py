@@ -113,9 +113,9 @@ def test_deaths_newcomers_an_interrupt_and_a_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", deep.seeds(1, 8))
 def test_kills_at_any_moment(tmp_path: Path, seed: int) -> None:
     chance, directory = random.Random(seed), tmp_path / f"run-{uuid4().hex[:8]}"
-    run = Started.train(directory, "--strategy", "all_reduce", "--replicas", "4", "--epochs", "12")
+    run = Started.train(directory, "--strategy", "all_reduce", "--replicas", "4", "--epochs", "6")
     try:
-        for moment in sorted(chance.randrange(9 * EXAMPLES) for _ in range(4)):
+        for moment in sorted(chance.randrange(4 * EXAMPLES) for _ in range(3)):
             wait_for(lambda moment=moment: trained(run) >= moment, START_S, f"{moment} examples")
             victims = sorted(role for role in run.processes() if role.startswith("replica"))
             with suppress(KeyError, ProcessLookupError):  # it is gone itself, from an earlier kill

@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 
 from squall.protocol.collective.coordinator import CollectiveCoordinator
+from squall.protocol.collective.messages import ShowWeights
 from squall.protocol.collective.replica import CollectiveReplica
 from squall.protocol.collective.rounds import Round, Rounds
 from squall.protocol.effects import Effect
 from squall.protocol.evaluations import Evaluations
+from squall.protocol.events import Event, GroupJoined, StepTaken
+from squall.protocol.frames import Message
 from squall.protocol.messages import Lease
 from squall.protocol.nodes import Node
-from squall.sim.proof.chaos import ALL_REDUCE
+from squall.protocol.snapshot_rounds import SnapshotRounds
+from squall.sim.proof import share_phantoms
+from squall.sim.proof.chaos import ALL_REDUCE, DIVIDED
 from squall.sim.proof.soak import verdict
 from tests.sim.test_planted_faults import Planted, worlds, wrapped
 
@@ -55,11 +60,12 @@ def to_members_too(original: Any, coordinator: CollectiveCoordinator, effects: l
     coordinator._see_off_released(effects)
 
 
-def of_before(original: Any, replica: CollectiveReplica, effects: list[Effect]) -> None:
+def of_before(original: Any, replica: CollectiveReplica, event: Event, effects: list[Effect]) -> None:
     """A newcomer that has got weights goes on counting from its own."""
-    clock, examples = replica.clock, replica._examples
-    original(replica, effects)
-    replica.clock, replica._examples = max(clock, replica.clock), examples
+    examples = replica._examples
+    original(replica, event, effects)
+    if isinstance(event, GroupJoined):
+        replica._examples = examples
 
 
 def told_all_the_same(original: Any, coordinator: CollectiveCoordinator, effects: list[Effect]) -> None:
@@ -75,29 +81,84 @@ def asked_in_vain(original: Any, evaluations: Evaluations, source: Node, *given:
     evaluations._source = source
 
 
+def torn_weights_too(original: Any, replica: CollectiveReplica, message: Message) -> bool:
+    return bool(original(replica, message)) or (isinstance(message, ShowWeights) and not replica._waits)
+
+
+def of_the_step_before(original: Any, replica: CollectiveReplica, event: Event, effects: list[Effect]) -> None:
+    """Who has moved a share and not gathered the others' weights yet says that it has not moved."""
+    clock = replica.clock
+    original(replica, event, effects)
+    if isinstance(event, StepTaken) and replica._divided:
+        replica.clock = clock
+
+
+def by_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CollectiveCoordinator, "_writers", property(lambda coordinator: [coordinator._source]))
+
+
+def once(original: Any, snapshots: SnapshotRounds, writers: Sequence[Node], effects: list[Effect]) -> None:
+    """Members that divide the state anew are not asked for their new shares of the snapshot that is under way."""
+    if snapshots.under_way:
+        snapshots._shards = writers
+    else:
+        original(snapshots, writers, effects)
+
+
+def own_share_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(share_phantoms, "held_by", lambda member, bounds: set(range(*bounds[member : member + 2])))
+
+
+def also_a_newcomers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(share_phantoms, "has", lambda held, clock, wanted, formed: held if clock >= wanted - 1 else set())
+
+
+def of_who_is_up_to_date(patch: pytest.MonkeyPatch) -> None:
+    """Who is one step behind is not given the gradients of it."""
+    patch.setattr(share_phantoms, "has", lambda held, clock, wanted, formed: held if clock == wanted else set())
+
+
+def nobody_tries_again(original: Any, coordinator: CollectiveCoordinator, *given: Any) -> None:
+    """A group that breaks is left to the nursery's word of a death."""
+
+
+DIVIDED_ONES: dict[str, Planted] = {
+    "weights are shown that are of two rounds": Planted(
+        wrapped(CollectiveReplica, "_can", torn_weights_too), 400, "I6"),
+    "a share that has moved is told of as one that has not": Planted(
+        wrapped(CollectiveReplica, "_on_answer", of_the_step_before), 50, "I7"),
+    "one member writes a snapshot for all": Planted(by_one, 50, "I15"),
+    "shares of a snapshot are not asked for again": Planted(wrapped(SnapshotRounds, "ask_again", once), 400, "I5"),
+    "nobody has a second copy": Planted(own_share_alone, 50, "I15"),
+    "a newcomer's state is taken for that of a member who is one round behind": Planted(also_a_newcomers, 400, "I15"),
+    "who is one round behind is taken for a newcomer": Planted(of_who_is_up_to_date, 400, "I5"),
+}  # fmt: skip
 PLANTED: dict[str, Planted] = {
+    "a group that breaks without a death is waited for": Planted(
+        wrapped(CollectiveCoordinator, "_on_broken", nobody_tries_again), 50, "I5"),
     "a round counts when the first member has finished it": Planted(wrapped(Rounds, "count", by_the_first), 400, "I1"),
     "what some survivors have finished is dealt again": Planted(wrapped(Rounds, "settle", by_all), 100, "I7"),
-    "what no survivor has finished is not dealt again": Planted(wrapped(Rounds, "give_back", nothing), 50, "I5"),
+    "what no survivor has finished is not dealt again": Planted(wrapped(Rounds, "give_back", nothing), 50, "I1"),
     "a newcomer is taken for one that has the weights": Planted(
         wrapped(CollectiveCoordinator, "_form", at_once_theirs), 400, "I7"),
-    "the first member's weights go on, whatever they are": Planted(the_first_member, 50, "I6"),
-    "a snapshot is taken while a round is under way": Planted(whatever_is_under_way, 50, "I7"),
+    "the first member's weights go on, whatever they are": Planted(the_first_member, 50, "I7"),
+    "a snapshot is taken while a round is under way": Planted(whatever_is_under_way, 50, "I1"),
     "members leave before the last snapshot": Planted(
         wrapped(CollectiveCoordinator, "_dismiss", to_members_too), 50, "I5"),
     "a newcomer labels the weights that it has got with its own examples": Planted(
-        wrapped(CollectiveReplica, "_on_joined", of_before), 200, "I7"),
+        wrapped(CollectiveReplica, "_on_answer", of_before), 200, "I7"),
     "what was done in a round that comes to nothing is told": Planted(
         wrapped(CollectiveCoordinator, "_settle", told_all_the_same), 200, "I4"),
     "an evaluation waits for a replica that is gone": Planted(wrapped(Evaluations, "ask_of", asked_in_vain), 50, "I5"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", [*PLANTED, *DIVIDED_ONES])
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted = PLANTED[name]
+    planted = (PLANTED | DIVIDED_ONES)[name]
     planted.plant(monkeypatch)
-    for world in itertools.islice(worlds(ALL_REDUCE), planted.within):
+    of = DIVIDED if name in DIVIDED_ONES else ALL_REDUCE
+    for world in itertools.islice(worlds(of), planted.within):
         found = verdict(world, self_checks=False)
         if found.error:
             assert found.invariant == planted.caught_by, found.error

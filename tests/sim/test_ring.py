@@ -114,16 +114,19 @@ def test_a_slow_replica_holds_all_and_they_say_so() -> None:
 # ---------------------------------------------------------------- numbers
 
 
-def simulated(cluster: Cluster, directory: Path, replicas: int = 3, **settings: object) -> Forecast:
-    strategy = squall.AllReduce(replicas=replicas, optimizer=SGD)
+def simulated(
+    cluster: Cluster, directory: Path, replicas: int = 3, shares: bool = False, **settings: object
+) -> Forecast:
+    strategy = squall.AllReduce(replicas=replicas, optimizer=SGD, shard_optimizer=shares)
     given = Settings(**{"snapshot_every_s": None, **settings})  # type: ignore[arg-type]
     return simulate(blobs, strategy, cluster, epochs=2, seed=5, run_dir=directory, settings=given)
 
 
-def test_the_numbers_are_those_of_an_inline_run(tmp_path: Path) -> None:
-    found = simulated(Cluster(machines=(BOX,)), tmp_path / "simulated")
+@pytest.mark.parametrize(("replicas", "shares"), [(3, False), (2, True)])
+def test_the_numbers_are_those_of_an_inline_run(tmp_path: Path, replicas: int, shares: bool) -> None:
+    found = simulated(Cluster(machines=(BOX,)), tmp_path / "simulated", replicas, shares)
     settings = Settings(launcher="inline", threads=1, progress=False)
-    strategy = squall.AllReduce(replicas=3, optimizer=SGD)
+    strategy = squall.AllReduce(replicas=replicas, optimizer=SGD, shard_optimizer=shares)
     run = squall.fit(blobs, strategy, epochs=2, seed=5, run_dir=tmp_path / "inline", settings=settings)
     ours = squall.Run(tmp_path / "simulated", blobs).model.state_dict()
     assert all(torch.equal(tensor, ours[name]) for name, tensor in run.model.state_dict().items())
@@ -140,6 +143,17 @@ def test_the_forecast_and_the_record_count_the_bytes_of_a_ring(tmp_path: Path) -
     assert sum(row.pushed_bytes for row in rows) == sum(row.fetched_bytes for row in rows) == each_way
     shown = found.bytes - 2 * each_way
     assert shown % (4 * LENGTH) == 0, "else the weights that the evaluator is shown"
+
+
+def test_members_with_shares_send_the_weights_as_well() -> None:
+    """Half as much again as the gradients, in every round."""
+    whole = squall.AllReduce(replicas=2, optimizer=SGD)
+    found = [
+        simulate(untested, strategy, workers(2), gradients="none", epochs=2, settings=NO_SNAPSHOTS)
+        for strategy in (whole, dataclasses.replace(whole, shard_optimizer=True))
+    ]
+    assert found[1].training_s > found[0].training_s
+    assert found[1].bytes >= 1.5 * found[0].bytes
 
 
 # ---------------------------------------------------------------- deaths

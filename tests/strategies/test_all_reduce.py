@@ -39,6 +39,20 @@ class Lars(Optimizer):
                 parameter.sub_(moved.mul_(group["momentum"]).add_(gradient * rate))
 
 
+class OneNorm(Optimizer):
+    """SGD at a rate by the norm of all gradients."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        norm = torch.stack([parameter.grad.norm() for parameter in parameters]).norm()
+        for parameter in parameters:
+            parameter.sub_(parameter.grad * self.param_groups[0]["lr"] / norm)
+
+
 class Matrices(nn.Module):
     """No vectors: Muon takes none."""
 
@@ -91,6 +105,43 @@ def test_momentum_goes_from_shards_to_all_reduce_and_back(inline: Fit, before: s
     assert difference(resumed.model, inline(task, strategies[after], epochs=6).model) < 1e-6
 
 
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Linear(6, 9, bias=False), nn.Tanh(), nn.Linear(9, 9, bias=False), nn.Tanh()]
+        self.layers = nn.Sequential(*layers, nn.Linear(9, 9, bias=False), nn.Tanh(), nn.Linear(9, 1, bias=False))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs)
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "AdamW"])
+@pytest.mark.parametrize(
+    ("before", "after"), [((3, True), (4, True)), ((4, True), (2, False)), ((2, False), (3, True))]
+)
+def test_shares_of_the_optimizers_state_go_on_in_other_shares_or_whole(
+    inline: Fit, name: str, before: tuple[int, bool], after: tuple[int, bool]
+) -> None:
+    task = regression(Deep, schedule=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95))
+    optimizer = WHOLE.get(name, partial(torch.optim.AdamW, lr=0.01))
+
+    def strategy(replicas: int, shares: bool) -> squall.AllReduce:
+        return squall.AllReduce(replicas=replicas, optimizer=optimizer, shard_optimizer=shares)
+
+    runs = [inline(task, strategy(before[0], shares), epochs=3) for shares in (False, before[1])]
+    resumed = [squall.resume(run.directory, epochs=6, strategy=strategy(*after)) for run in runs]
+    assert difference(resumed[0].model, resumed[1].model) == 0.0
+
+
+def test_shares_of_the_optimizers_state_go_on_on_shards(inline: Fit) -> None:
+    optimizer = partial(torch.optim.AdamW, lr=0.01)
+    task, three = regression(), squall.Synchronous(replicas=3, shards=2, optimizer=optimizer)
+    reduced = squall.AllReduce(replicas=3, optimizer=optimizer, shard_optimizer=True)
+    for first, then in ((reduced, three), (three, reduced)):
+        resumed = squall.resume(inline(task, first, epochs=3).directory, epochs=6, strategy=then)
+        assert difference(resumed.model, inline(task, three, epochs=6).model) < 1e-6
+
+
 def test_a_slow_replica_is_one(inline: Fit) -> None:
     """The inline world's time is real time; virtual where a speed is asked for."""
     run = inline(regression(), squall.AllReduce(replicas=2), settings=dataclasses.replace(INLINE, slow=0.1))
@@ -98,6 +149,18 @@ def test_a_slow_replica_is_one(inline: Fit) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a share for one": (
+        {"strategy": squall.AllReduce(replicas=1, shard_optimizer=True)},
+        "shard_optimizer with one replica: there is nobody to share with, leave it out",
+    ),
+    "fewer tensors than replicas": (
+        {"strategy": squall.AllReduce(replicas=5, shard_optimizer=True)},
+        "shard_optimizer gives each of 5 replicas a tensor at least, and the model trains 4: use fewer replicas",
+    ),
+    "an optimizer of all parameters": (
+        {"strategy": squall.AllReduce(optimizer=OneNorm, shard_optimizer=True)},
+        "OneNorm looks at all parameters together, .*: leave shard_optimizer out",
+    ),
     "no replicas": ({"strategy": squall.AllReduce(replicas=0)}, "replicas is 0: it must be at least 1"),
     "GPUs of several machines": (
         {"settings": dataclasses.replace(LOCAL, machines=2, listen="127.0.0.1:0"), "device": "cuda"},
@@ -149,5 +212,5 @@ def test_scripts_are_refused() -> None:
 
 def test_a_replay_says_why_there_is_none(inline: Fit) -> None:
     run = inline(regression(), squall.AllReduce())
-    with pytest.raises(ValueError, match=r"holds no schedule: .* or AllReduce in one process"):
+    with pytest.raises(ValueError, match=r"holds no schedule: .* or with AllReduce in one process"):
         squall.replay(run.directory)

@@ -11,6 +11,7 @@ from squall.protocol.events import Event, StopRequested
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.runtime.circle import Circle, Groups
+from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.host import CollectiveHost
 from squall.runtime.collective.inline import InlineMember
 from squall.runtime.collective.member import Member
@@ -105,5 +106,7 @@ def own_host(job: Job, node: Node, groups: Groups | None = None) -> Host:
     if node.role == "replica" and isinstance(job.recipe.work, Collective):
         assert groups is not None
         own = own_model(job)
-        return CollectiveHost(own, InlineMember(Member(own, node.index), node, groups))
+        member = Member(own, node.index)
+        holding = Holding(member) if job.recipe.divided else None
+        return CollectiveHost(own, InlineMember(member, holding, node, groups))
     return host(job if node.role == "shard" else own_model(job), node)

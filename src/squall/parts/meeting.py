@@ -32,6 +32,8 @@ class Meeting:
         self._neighbours, self._layout = neighbours, layout
         self._own_bit = 1 << neighbours.part
         self._spans = (*layout.buffers, *layout.counters)
+        # What is said has one length, whatever a part says: Gloo ends a process that is sent more than it waits for.
+        self._room = neighbours.parts + 1 + len(layout.parameters) + len(self._spans)
         self._before: list[Tensor] = []  # the model's buffers, before the batch
         self._compared = False  # gradients of several parts, for being the same
 
@@ -41,14 +43,15 @@ class Meeting:
         Raises `PartsDiffer` on all parts where one does something else.
         """
         with self._neighbours.together():
-            heard = self._neighbours.agreed(*(self._own_bit * (each == word) for each in WORDS))
+            doing_now = (self._own_bit * (each == word) for each in WORDS)
+            heard = self._neighbours.agreed(*doing_now, *values, *[0.0] * (self._room - len(values)))
             if (doing := {each: int(bits) for each, bits in zip(WORDS, heard) if bits}).keys() != {word}:
                 told = "; ".join(f"part {', '.join(map(str, _parts(bits)))} at {each}" for each, bits in doing.items())
                 raise PartsDiffer(
                     f"the parts of a replica do not do the same: {told}. Every part takes all batches, and steps, skips"
                     " and leaves them where the others do"
                 )
-            return self._neighbours.agreed(*values) if values else []
+            return heard[len(WORDS) : len(WORDS) + len(values)]
 
     def begin(self, model: nn.Module, examples: int, batch_size: int, epochs: int) -> None:
         """Raises `PartsDiffer` where parts train on other data, `ValueError` where the model lost its parameters."""

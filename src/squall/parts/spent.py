@@ -87,6 +87,8 @@ def measured(own: Spent, others: Iterable[Sequence[float]]) -> tuple[float, ...]
     """
     found: list[float] = []
     for busy_s, stages_s, memory in (own.told(), *others):
-        bubble_s = max(0.0, own.schedule_s - stages_s)
-        found += [busy_s, max(0.0, own.total_s - busy_s - bubble_s), bubble_s, memory]
+        idle_s = max(0.0, own.total_s - busy_s)
+        # A part that begins late with a batch is busy while the first part's schedule runs already.
+        bubble_s = min(idle_s, max(0.0, own.schedule_s - stages_s))
+        found += [busy_s, idle_s - bubble_s, bubble_s, memory]
     return tuple(found)

@@ -16,6 +16,7 @@ from squall.protocol.leases import Leases
 from squall.protocol.link import Linked
 from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.machine import Machine
+from squall.protocol.messages import Stop, View
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.portions import Portions
@@ -128,6 +129,10 @@ def _collective_coordinator(coordinator: CollectiveCoordinator) -> Iterator[Clai
 
 def _collective_replica(replica: CollectiveReplica) -> Iterator[Claim]:
     yield replica._grouped or not replica._turn, "it steps in a group alone"
+    busy = replica._turn is not None or replica._form is not None
+    yield replica._waits == busy, "it waits for the answer to what it does in a group"
+    yield busy or not any(isinstance(message, View | Stop) for message in replica._later), "views wait for that alone"
+    yield replica._whole or replica._divided, "without shares its weights are of one round"
     yield not (replica._grouped and replica._form is not None), "it forms one group at a time"
     clocks = [turn.clock for turn in replica._turns]
     yield clocks == sorted(set(clocks)), "turns come in their order"

@@ -136,6 +136,15 @@ class CutGroup(Effect, frozen=True, gc=False):
     """Have what is under way in the group fail soon, for all its members, unless it is over already."""
 
 
+class Gather(Effect, frozen=True, gc=False):
+    """Get from the group's members the weights of round `clock` that they have moved, where each has moved a share.
+
+    In a group that has just formed also the optimizer's state of the shares that are the replica's now.
+    """
+
+    clock: int
+
+
 class LeaveGroup(Effect, frozen=True, gc=False):
     """Leave the group, in which this replica has nothing under way."""
 

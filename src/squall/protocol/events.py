@@ -67,16 +67,27 @@ class GradientComputed(Event, frozen=True, gc=False):
 
 
 class GroupJoined(Event, frozen=True, gc=False):
-    """The answer to `JoinGroup`: all members are there, and have the same weights."""
+    """The answer to `JoinGroup`: all members are there, and have the same weights.
+
+    Where each has a share of the optimizer's state, all who had one have moved it as far, and weights are to `Gather`.
+    """
+
+    number: int  # of the group
+    clock: int = 0  # round that the replica's share has moved by; counts where it has one
+
+
+class Gathered(Event, frozen=True, gc=False):
+    """The answer to `Gather`: the weights are those of all others."""
 
     number: int  # of the group
 
 
 class GroupBroken(Event, frozen=True, gc=False):
-    """The answer to `JoinGroup` or `Step` where a member was lost, or the connection to it."""
+    """The answer to `JoinGroup`, `Step` or `Gather` where a member was lost, or the connection to it."""
 
     number: int
     why: str
+    lost: bool = False  # nobody is left who has the optimizer's state of some parameters
 
 
 class StepTaken(Event, frozen=True, gc=False):

@@ -54,6 +54,7 @@ class Leases:
         self._next_id = 0
         self._since: dict[int, _Held] | None = None  # leases granted since `state`, until `extended` or the next one
         self._steps_dealt = 0  # fresh batches; what comes back is not counted twice
+        self._epochs_told = 0  # that are done, by the last `epoch_ended`
 
     # ------------------------------------------------------------ dealing
 
@@ -184,6 +185,11 @@ class Leases:
         dealt = self.epoch + (self.cursor >= self.examples)
         return min([dealt, *self._held_of, *(r.epoch for r in self.returned[:1])])
 
+    def epoch_ended(self) -> bool:
+        """Whether more epochs are done than when this was asked last, or than at the beginning."""
+        before, self._epochs_told = self._epochs_told, max(self._epochs_told, self.epochs_done())
+        return self._epochs_told > before
+
     # ------------------------------------------------------------ snapshots
 
     def state(self) -> dict[str, object]:
@@ -238,6 +244,7 @@ class Leases:
         if kept.since:
             leases._add_since(kept, dict(progress), remaining)
         leases.returned = sorted(remaining)
+        leases._epochs_told = leases.epochs_done()
         return leases
 
     def _add_since(self, kept: Ledger, progress: dict[int, int], remaining: list[Range]) -> None:

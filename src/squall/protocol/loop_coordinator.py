@@ -27,7 +27,6 @@ class LoopCoordinator(Coordinator):
         self._requests: dict[Node, None] = {}  # replicas that wait for a grant
         self._skips: dict[int, list[tuple[int, int]]] = {}  # lease -> examples left out of it
         self._starved: dict[Node, None] = {}  # waiting replicas that were told that there is nothing for now
-        self._epochs_seen = leases.epochs_done()
 
     # ------------------------------------------------------------ what the base asks
 
@@ -128,11 +127,8 @@ class LoopCoordinator(Coordinator):
             self._close(self.leases.done(cover.lease, cover.upto, node), effects)
         if warming and not self.dealer.warming_up:
             self._proceed(now, effects)
-        epochs = self.leases.epochs_done()
-        if epochs > self._epochs_seen:
-            self._epochs_seen = epochs
-            if self.policy.evaluate and self._over() is None:
-                self._evaluations.ask(effects)
+        if self.leases.epoch_ended() and self.policy.evaluate and self._over() is None:
+            self._evaluations.ask(effects)
         self._look_for_end(now, effects)
 
     def _on_skip(self, node: Node, skip: Skip, effects: list[Effect]) -> None:

@@ -52,13 +52,16 @@ class SnapshotRounds:
 
     def take(self, writers: Sequence[Node], ledger: dict[str, object], effects: list[Effect]) -> None:
         assert not self.under_way
+        self._ledger = ledger
+        self.ask_again(writers, effects)
+
+    def ask_again(self, writers: Sequence[Node], effects: list[Effect]) -> None:
+        """Have a snapshot of the same ledger written by these; others were lost over the one that is under way.
+
+        It has another number, so that what the others have written is none of it.
+        """
         self.newest += 1
         effects.append(SnapshotAsked(self.newest))
-        self._ledger = ledger
-        self.ask(writers, effects)
-
-    def ask(self, writers: Sequence[Node], effects: list[Effect]) -> None:
-        """Have the snapshot under way written by these: others were lost over it."""
         self._shards = writers
         self._answers, self._received, self._heard = {}, {}, {}
         effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in writers)

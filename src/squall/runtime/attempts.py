@@ -44,8 +44,9 @@ def read_start(path: Path) -> Start:
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
     if not start.kept:
-        why = "--keep-schedule none, or AllReduce in one process, on GPUs or on several machines"
-        raise Damaged(f"{path} holds no schedule: its attempt ran with {why}")
+        why = "with --keep-schedule none, as a script in parts, or with AllReduce"
+        how = "in one process, on GPUs or several machines, or with a divided optimizer"
+        raise Damaged(f"{path} holds no schedule: its attempt ran {why} {how}")
     return start
 
 
@@ -132,7 +133,8 @@ def begin(job: Job, script: bool = False) -> Job:
 def _is_replayed(job: Job, script: bool) -> bool:
     """Scripts of parts are not yet; all-reduce where its members are processes of one machine, on the CPU."""
     if isinstance(job.recipe.work, Collective):
-        return job.site is None and job.plan.settings.launcher != "inline" and job.plan.device == "cpu"
+        here = job.site is None and job.plan.settings.launcher != "inline"
+        return here and job.plan.device == "cpu" and not job.recipe.divided
     return not (script and job.plan.settings.parts > 1)
 
 

@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from squall.protocol.effects import JoinGroup, Step
+from squall.protocol.effects import Gather, JoinGroup, Step
 from squall.protocol.events import Event, GroupBroken, GroupJoined
 from squall.protocol.nodes import Node
 from squall.runtime.world import World
 from squall.runtime.world_nodes import Answer
 
 RESENT_S = 0.05  # what was lost between machines
-Delays = Callable[[Sequence[Node], JoinGroup | Step], Sequence[float]]  # seconds until each of the nodes has it
+Work = JoinGroup | Step | Gather
+Delays = Callable[[Sequence[Node], Work], Sequence[float]]  # seconds until each of the nodes has it
+Told = Callable[[Node, Event], Event]  # what a member hears of what it has come to
 
 
 class Circling(Protocol):
@@ -27,8 +29,14 @@ class Circling(Protocol):
 
     def take_up(self, state: Any, clock: int) -> None: ...
 
+    def joined(self, form: JoinGroup, members: Mapping[Node, Any]) -> Event:
+        """All are there, in their order."""
+
     def reduced(self, effect: Step, parts: Mapping[Node, Any]) -> Event:
         """Make the step with what all members have brought, in their order."""
+
+    def gathered(self, form: JoinGroup, members: Mapping[Node, Any]) -> Event:
+        """Take from the others what is theirs to give."""
 
 
 class Groups(Protocol):
@@ -37,6 +45,8 @@ class Groups(Protocol):
     def join(self, node: Node, effect: JoinGroup, member: Circling) -> None: ...
 
     def step(self, node: Node, effect: Step, part: Any) -> None: ...
+
+    def gather(self, node: Node, effect: Gather) -> None: ...
 
     def cut(self, node: Node) -> None: ...
 
@@ -52,6 +62,10 @@ class _Group:
         self.waiting: dict[Node, None] = {}  # members that are to hear of what they wait for
         self.ready_at = 0.0  # when the last of them had done its own
 
+    @property
+    def ordered(self) -> dict[Node, Circling]:
+        return {node: self.members[node] for node in self.form.members}
+
 
 class Between(Protocol):
     """What is between machines."""
@@ -66,10 +80,13 @@ class Between(Protocol):
 class Circle:
     """Members call it with what they are told to do, and hear of it by an event."""
 
-    def __init__(self, world: World, delays: Delays | None = None, between: Between | None = None) -> None:
+    def __init__(
+        self, world: World, delays: Delays | None = None, told: Told | None = None, between: Between | None = None
+    ) -> None:  # fmt: skip
         self._world = world
         self._between = between
         self._delays = delays or (lambda nodes, effect: [0.0] * len(nodes))
+        self._told = told or (lambda node, event: event)
         self._groups: dict[int, _Group] = {}
         self._of: dict[Node, int] = {}
         world.on_kill.append(self._lose)
@@ -82,19 +99,40 @@ class Circle:
         if group.broken or any(self._refuses(other) for other in effect.members):
             self._break(effect.number, "a member is gone")
         elif len(group.members) == len(effect.members):
-            self._over(group, effect, self._joined)
+            self._over(group, effect, lambda member, group: group.members[member].joined(group.form, group.ordered))
 
     def step(self, node: Node, effect: Step, part: Any) -> None:
+        parts = self._meet(node, part)
+        if parts is not None:
+            self._over(
+                self._groups[self._of[node]], effect,
+                lambda member, group: group.members[member].reduced(effect, parts),
+            )  # fmt: skip
+
+    def gather(self, node: Node, effect: Gather) -> None:
+        if self._meet(node, None) is not None:
+            self._over(
+                self._groups[self._of[node]], effect,
+                lambda member, group: group.members[member].gathered(group.form, group.ordered),
+            )  # fmt: skip
+
+    def _meet(self, node: Node, part: Any) -> dict[Node, Any] | None:
+        """What all have brought, in their order, when the last of them has."""
         number = self._of[node]
         group = self._groups[number]
-        group.parts[node] = (effect, part)
+        group.parts[node] = part
         self._wait(node, group)
         if group.broken:
             self._break(number, "a member is gone")
         elif len(group.parts) == len(group.form.members):
-            parts = {member: group.parts[member][1] for member in group.form.members}
-            group.parts = {}
-            self._over(group, effect, lambda member, group: group.members[member].reduced(effect, parts))
+            parts, group.parts = group.parts, {}
+            return {member: parts[member] for member in group.form.members}
+        return None
+
+    def tear(self) -> None:
+        """The connections of the newest group break, and nobody has died."""
+        if self._groups:
+            self._break(max(self._groups), "a connection has broken")
 
     def cut(self, node: Node) -> None:
         """It has what is under way in its group fail, but for those who have it already."""
@@ -105,7 +143,8 @@ class Circle:
         """It is gone, of itself or because it was killed."""
         number = self._of.pop(node, None)
         if number is not None:
-            self._groups[number].waiting.pop(node, None)
+            if node not in self._world.processes:
+                self._groups[number].waiting.pop(node, None)
             self._break(number, f"{node} has left")
 
     def _lose(self, node: Node) -> None:
@@ -130,7 +169,7 @@ class Circle:
             self._world.post(node, GroupBroken(number, why))
         group.waiting = {}
 
-    def _over(self, group: _Group, effect: JoinGroup | Step, make: Callable[[Node, _Group], Event]) -> None:
+    def _over(self, group: _Group, effect: Work, make: Callable[[Node, _Group], Event]) -> None:
         """Once all have done their own, which others on their machine may have put off since they began."""
         for node in group.waiting:
             group.ready_at = max(group.ready_at, self._world.processes[node].busy_until)
@@ -152,10 +191,13 @@ class Circle:
     def _made(self, node: Node, group: _Group, make: Callable[[Node, _Group], Event]) -> Event:
         """As the node hears of it; by then it may have left."""
         number = group.form.number
-        return make(node, group) if self._of.get(node) == number else GroupBroken(number, "it has left")
+        if self._of.get(node) != number:
+            return GroupBroken(number, "it has left")
+        return self._told(node, make(node, group))
 
-    def _joined(self, node: Node, group: _Group) -> Event:
-        form = group.form
-        if form.transfer and node != form.source:
-            group.members[node].take_up(group.members[form.source].state(), form.clock)
-        return GroupJoined(form.number)
+
+def joined_whole(member: Circling, node: Node, form: JoinGroup, members: Mapping[Node, Circling]) -> Event:
+    """The answer to `JoinGroup` of a member that takes up the state of the source where that has to travel."""
+    if form.transfer and node != form.source:
+        member.take_up(members[form.source].state(), form.clock)
+    return GroupJoined(form.number)

@@ -72,7 +72,7 @@ def _collective_replica(job: Job, node: Node) -> CollectiveReplica:
     address = ""
     if job.site is not None and job.listener is not None:
         address = f"{job.site.host}:{job.listener.getsockname()[1]}"
-    return CollectiveReplica(node, job.recipe.replicas, *begun(job), os.getpid(), address)
+    return CollectiveReplica(node, job.recipe.replicas, *begun(job), os.getpid(), address, job.recipe.divided)
 
 
 KINDS: dict[type[Work], Kind] = {

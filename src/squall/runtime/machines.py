@@ -30,7 +30,7 @@ def nodes(job: Job) -> list[Node]:
 def collective_coordinator(job: Job) -> CollectiveCoordinator:
     number = job.restored.manifest.number if job.restored is not None else 0
     policy = msgspec.structs.replace(_policy(job), shards=0)  # also where a single process has one of its own
-    return CollectiveCoordinator(policy, _leases(job), begun(job)[0], number)
+    return CollectiveCoordinator(policy, _leases(job), begun(job)[0], number, job.recipe.divided)
 
 
 def lease_coordinator(job: Job) -> LoopCoordinator:

@@ -17,6 +17,7 @@ from squall.strategies.base import Recipe
 from squall.strategies.work import BatchMethod, Collective
 from squall.task import OptimizerFactory
 
+_WHOLE = "looks at all parameters together, so that its state cannot be divided: leave shard_optimizer out"
 _STEP_FAILURES = (TypeError, RuntimeError, NotImplementedError, ValueError, IndexError)
 
 
@@ -80,6 +81,8 @@ def check_optimizers(recipe: Recipe) -> None:
         return
     if isinstance(recipe.work, Collective):
         _check_step(recipe.work.optimizer, torch.ones(2, 4))
+        if recipe.divided:
+            _check_apart(recipe.work.optimizer)
         return
     update, local = recipe.loop.update, recipe.loop.local
     if local is not None:
@@ -96,6 +99,25 @@ def _check_step(factory: OptimizerFactory, weights: Tensor) -> None:
         _optimized(factory, [weights], [torch.ones_like(weights)])
     except _STEP_FAILURES as error:
         raise ValueError(f"{_name(factory)} cannot step on a gradient alone: use SGD or AdamW ({error})") from error
+
+
+def _check_apart(factory: OptimizerFactory) -> None:
+    """Raise `ValueError` unless a tensor moves as it does beside another when the optimizer steps on it alone."""
+    found = []
+    for others in (True, False):
+        first, second = (nn.Parameter(torch.full((2, 4), value)) for value in (1.0, 3.0))
+        optimizer = build_optimizer(factory, [{"params": [first]}, {"params": [second]}])
+        if not others:
+            optimizer.param_groups[0]["params"] = []
+        for gradient in (1.0, -0.5, 0.25):
+            first.grad, second.grad = torch.full((2, 4), 10 * gradient), torch.full((2, 4), gradient)
+            try:
+                bare_step(optimizer, tracked=True)()
+            except _STEP_FAILURES as error:
+                raise ValueError(f"{_name(factory)} {_WHOLE} ({error})") from error
+        found.append(second.detach())
+    if not torch.equal(*found):
+        raise ValueError(f"{_name(factory)} {_WHOLE}")
 
 
 def check_elementwise(factory: OptimizerFactory) -> None:

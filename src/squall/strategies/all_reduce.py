@@ -21,6 +21,10 @@ class AllReduce(Strategy):
     Args:
         replicas: processes that compute gradients, each with the whole model and its optimizer.
         optimizer: factory of any `torch.optim` optimizer, also of those that look at whole tensors.
+        shard_optimizer: each replica has the optimizer's state of a share of the parameters, and of its neighbour's
+            share, and gets the other weights from those who step on them. So the state takes 2/replicas of its memory
+            in each, and a replica's death loses none of it. Two neighbours that die at once take a share with them:
+            the run ends, and `squall resume` goes on from a snapshot.
 
     Example:
         >>> from functools import partial
@@ -36,6 +40,10 @@ class AllReduce(Strategy):
 
     replicas: int = 2
     optimizer: OptimizerFactory = default_optimizer
+    shard_optimizer: bool = False
 
     def recipe(self) -> Recipe:
-        return Recipe(replicas=self.replicas, shards=0, work=Collective(optimizer=self.optimizer))
+        if self.shard_optimizer and self.replicas == 1:
+            raise ValueError("shard_optimizer with one replica: there is nobody to share with, leave it out")
+        work = Collective(optimizer=self.optimizer, shard_optimizer=self.shard_optimizer)
+        return Recipe(replicas=self.replicas, shards=0, work=work)

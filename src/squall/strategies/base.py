@@ -48,10 +48,15 @@ class Recipe:
         return isinstance(self.work, Loop) and self.work.alone
 
     @property
+    def divided(self) -> bool:
+        """Replicas divide the optimizer's state among themselves."""
+        return isinstance(self.work, Collective) and self.work.shard_optimizer
+
+    @property
     def carried(self) -> float:
         """Of the vector, what a replica sends for a push, and receives for a fetch."""
         if isinstance(self.work, Collective):
-            return ring_share(self.replicas)
+            return ring_share(self.replicas) * (1.5 if self.divided else 1.0)  # weights go half as far as gradients
         return 0.0 if self.alone else 1.0
 
     @property

@@ -192,6 +192,7 @@ class Collective:
 
     Attributes:
         optimizer: factory of the optimizer that every replica has, of its whole model.
+        shard_optimizer: each steps on its share of the parameters, and on the share before, and has the state of these.
     """
 
     blocks: ClassVar[int] = 1
@@ -202,6 +203,7 @@ class Collective:
     several_steps: ClassVar[bool] = False
 
     optimizer: OptimizerFactory
+    shard_optimizer: bool = False
 
     def __post_init__(self) -> None:
         _check_factory(self.optimizer)

@@ -2,8 +2,27 @@
 
 from squall.protocol.collective.messages import Broken, Finished, Form, Place, Shown, ShowWeights, Turn
 from squall.protocol.collective.replica import CollectiveReplica
-from squall.protocol.effects import CutGroup, Effect, End, JoinGroup, LeaveGroup, Payload, Send, Step, WriteSnapshot
-from squall.protocol.events import GroupBroken, GroupJoined, MessageArrived, SnapshotWritten, Started, StepTaken
+from squall.protocol.effects import (
+    CutGroup,
+    Effect,
+    End,
+    Gather,
+    JoinGroup,
+    LeaveGroup,
+    Payload,
+    Send,
+    Step,
+    WriteSnapshot,
+)
+from squall.protocol.events import (
+    Gathered,
+    GroupBroken,
+    GroupJoined,
+    MessageArrived,
+    SnapshotWritten,
+    Started,
+    StepTaken,
+)
 from squall.protocol.frames import Message
 from squall.protocol.messages import (
     PIECE_BYTES,
@@ -122,6 +141,56 @@ def test_a_snapshot_travels_where_its_file_is_on_another_machine() -> None:
     payload = Payload("piece", A, 7, 1, 0, 3)
     assert second == Send(COORDINATOR, SnapshotPiece(3, PIECE_BYTES, 7, PIECE_BYTES + 7), payload)
     assert said(heard(replica, PieceKept(3))) == [SnapshotTaken(3, 0, (), "", 9, 0)]
+
+
+def test_a_view_between_two_steps_is_answered_at_once() -> None:
+    replica = grouped()
+    assert heard(replica, view(2)) == [LeaveGroup(), Send(COORDINATOR, ViewSeen(2))]
+
+
+def divided() -> CollectiveReplica:
+    """In a group whose members have a share of the optimizer's state each."""
+    replica = CollectiveReplica(A, 2, divided=True)
+    heard(replica, view(1), Form(1, 0, 0, A))
+    assert replica.on(GroupJoined(1, 0), 0.0) == [Gather(0)]
+    assert replica.on(Gathered(1), 0.0) == []
+    return replica
+
+
+def test_who_has_moved_a_share_has_finished_when_it_has_the_others_weights() -> None:
+    replica = divided()
+    heard(replica, turn(1))
+    assert replica.on(taken(1), 0.0) == [Gather(1)]
+    assert heard(replica, ShowWeights(4)) == []  # they are of two rounds
+    finished, shown = said(replica.on(Gathered(1), 0.0))
+    assert isinstance(finished, Finished)
+    assert isinstance(shown, Shown)
+    assert (finished.clock, shown.weights.updates) == (1, 1)
+
+
+def test_who_has_moved_a_share_tells_so_though_the_group_breaks_before_it_has_the_others_weights() -> None:
+    replica = divided()
+    heard(replica, turn(1))
+    replica.on(taken(1), 0.0)
+    assert said(replica.on(GroupBroken(1, "reset"), 0.0)) == [Broken(1, "reset")]
+    assert said(heard(replica, view(2))) == [ViewSeen(2, clock=1)]
+    heard(replica, Form(2, 1, 20, B, (A,)))
+    assert replica.on(GroupJoined(2, 1), 0.0) == [Gather(1)]
+
+
+def test_who_makes_a_step_that_others_have_made_tells_so_though_the_group_breaks_then() -> None:
+    replica = divided()
+    heard(replica, view(2), Form(2, 1, 20, B, (A,)))
+    replica.on(GroupJoined(2, 1), 0.0)
+    replica.on(GroupBroken(2, "reset"), 0.0)
+    assert said(heard(replica, view(3))) == [ViewSeen(3, clock=1)]
+
+
+def test_a_share_is_saved_when_it_is_known_which_it_is() -> None:
+    replica = divided()
+    heard(replica, view(2), Form(2, 1, 20, B, (A,)), TakeSnapshot(3))
+    assert replica.on(GroupJoined(2, 1), 0.0) == [Gather(1)]
+    assert replica.on(Gathered(2), 0.0) == [WriteSnapshot(3, 1)]
 
 
 def test_a_broken_group_is_told_and_left() -> None:

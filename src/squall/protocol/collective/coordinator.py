@@ -25,26 +25,31 @@ from squall.protocol.policy import Policy
 from squall.protocol.reports import REPORT_EVERY_S, together
 
 LOST = "all replicas that had the newest weights were lost; `squall resume` goes on from the last snapshot"
+SHARE_LOST = (
+    "both replicas that had a share of the optimizer's state were lost; `squall resume` goes on from the last snapshot"
+)
 BROKEN_IN_A_ROW = 5  # groups that finish no round: something is wrong that another try does not remove
 
 
 class CollectiveCoordinator(Coordinator):
-    def __init__(self, policy: Policy, leases: Leases, clock: int = 0, snapshots: int = 0) -> None:
-        """`clock` is that of the weights that all begin with."""
+    def __init__(
+        self, policy: Policy, leases: Leases, clock: int = 0, snapshots: int = 0, divided: bool = False
+    ) -> None:  # fmt: skip
+        """`clock` is that of the weights that all begin with; `divided`: each has a share of the optimizer's state."""
         super().__init__(policy, snapshots)
+        self._divided = divided
         self.leases = leases
         self.rounds = Rounds(leases, clock)
         self._first = clock
         self._formed = 0  # number of the view whose members were told to form a group
         self._group: dict[Node, None] = {}  # those members
         self._torn = False  # a member was lost, or the group has broken: what was dealt is not waited for
-        self._broken = 0  # groups in a row that have finished no round
+        self._broken = 0  # groups in a row that have finished no round, though nobody was lost
         self._snapshot_due = False
         self._hasty = False  # members that do not answer are not waited for any more
         self._released: dict[Node, None] = {}  # members that shall leave between two rounds
         self._done: dict[Node, Stats] = {}  # what members have done since the last report
         self._report_at = 0.0
-        self._epochs_seen = leases.epochs_done()
         self._addresses: dict[Node, str] = {}  # where replicas are called by others
 
     # ------------------------------------------------------------ what the base asks
@@ -94,10 +99,15 @@ class CollectiveCoordinator(Coordinator):
 
     def _take_snapshot(self, effects: list[Effect]) -> None:
         self._snapshot_due = not self._snapshots.under_way
-        if self._snapshot_due and self._quiet:
+        if self._snapshot_due and self._quiet and (self._formed == self.members.number or not self._divided):
             self._snapshot_due = False
             self._report(effects)
-            self._snapshots.take([self._source], self._ledger(), effects)
+            self._snapshots.take(self._writers, self._ledger(), effects)
+
+    @property
+    def _writers(self) -> list[Node]:
+        """Who writes a snapshot: in their order those who each have a share, or one for all."""
+        return sorted(self._group) if self._divided else [self._source]
 
     def _on_snapshot_taken(self, shard: Node, message: SnapshotTaken, now: float, effects: list[Effect]) -> None:
         super()._on_snapshot_taken(shard, message, now, effects)
@@ -117,7 +127,7 @@ class CollectiveCoordinator(Coordinator):
     def _do_without_silent(self, effects: list[Effect]) -> None:
         """Time is over: what those have who have left the group is saved, and others are not waited for."""
         clocks = {node: self.rounds.clock_of(node) for node in self.members.live if self.members.has_seen(node)}
-        if self._torn and max(clocks.values(), default=-1) >= self.rounds.counted:
+        if self._torn and max(clocks.values(), default=-1) >= self.rounds.counted and not self._divided:
             self._hasty = True
             for node in [node for node in self.members.live if node not in clocks]:
                 self.rounds.forget(node)
@@ -143,7 +153,8 @@ class CollectiveCoordinator(Coordinator):
         self.rounds.forget(node)
         self._addresses.pop(node, None)
         self._released.pop(node, None)
-        self._torn |= node in self._group
+        if node in self._group:
+            self._torn, self._broken = True, 0  # who was lost has broken it
 
     def _depart(self, node: Node, now: float, effects: list[Effect]) -> bool:
         departs = super()._depart(node, now, effects)
@@ -190,6 +201,8 @@ class CollectiveCoordinator(Coordinator):
                 self._look_for_end(now, effects)
             case Shown():
                 self._evaluations.shown(sender, message, effects)
+            case Broken(lost=True):  # of whatever group: those who are live now were all in it
+                self._fail(SHARE_LOST, effects)
             case Broken(number, why):
                 self._on_broken(sender, number, why, now, effects)
             case _:
@@ -230,8 +243,8 @@ class CollectiveCoordinator(Coordinator):
         form = Form(number, clock, self.trained, source, behind, places if self.policy.rooms else ())
         effects.extend(Send(node, form) for node in members)
         self._evaluations.ask_of(source, self.members.live, effects)
-        if self._snapshots.under_way and set(self._snapshots.awaited) - set(self.members.live):
-            self._snapshots.ask([source], effects)
+        if self._snapshots.under_way and (self._divided or set(self._snapshots.awaited) - set(self.members.live)):
+            self._snapshots.ask_again(self._writers, effects)
         self._look_for_end(now, effects)
 
     def _settle(self, effects: list[Effect]) -> None:
@@ -254,9 +267,7 @@ class CollectiveCoordinator(Coordinator):
                     ended = self.leases.done(lease.id, lease.stop, node)
                     assert ended is not None
                     effects.append(ended)
-        epochs = self.leases.epochs_done()
-        if epochs > self._epochs_seen:
-            self._epochs_seen = epochs
+        if self.leases.epoch_ended():
             self._report_at = -math.inf
             if self.policy.evaluate and self._over() is None:
                 self._evaluations.ask(effects)

@@ -57,10 +57,11 @@ class Shown(Struct, frozen=True, tag="show!", array_like=True, gc=False):
 
 
 class Broken(Struct, frozen=True, tag="broken", array_like=True, gc=False):
-    """The group of this view cannot go on."""
+    """The group of this view cannot go on; nor can the run, where a share of the optimizer's state is `lost`."""
 
     number: Count
     why: str
+    lost: bool = False
 
 
 Message = Form | Turn | Finished | ShowWeights | Shown | Broken

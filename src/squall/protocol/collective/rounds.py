@@ -75,6 +75,9 @@ class Rounds:
 
     def count(self) -> list[Round]:
         """The rounds that every live member has finished by now."""
+        first = self.open.get(self.counted + 1)
+        if first is None or len(first.told) < len(self._finished):
+            return []  # soon said, of many members
         return self._count_upto(min(self._finished.values(), default=self.counted))
 
     def settle(self) -> list[Round]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from squall.protocol.effects import JoinGroup, Step
+from squall.protocol.effects import Gather, JoinGroup, Step
 from squall.protocol.events import Event
 from squall.runtime.collective.meeting import FarFellows
 from squall.runtime.collective.process import GroupedMember
@@ -22,11 +22,11 @@ class Apart:
     """All methods are for the process's own thread."""
 
     def __init__(self, grouped: GroupedMember, fellows: FarFellows) -> None:
-        self.member = grouped.member
+        self.member, self.holding = grouped.member, grouped.holding
         self._grouped = grouped
         self._fellows = fellows
-        self._asked: SimpleQueue[Callable[[], Event]] = SimpleQueue()
-        self._answers: SimpleQueue[Event | BaseException] = SimpleQueue()
+        self._asked: SimpleQueue[Callable[[], Event | None]] = SimpleQueue()
+        self._answers: SimpleQueue[Event | BaseException | None] = SimpleQueue()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # there is an answer
         self._busy = False
         threading.Thread(target=self._run, name="squall member", daemon=True).start()
@@ -41,6 +41,9 @@ class Apart:
 
     def step(self, effect: Step) -> None:
         self._do(partial(self._grouped.step, effect))
+
+    def gather(self, effect: Gather) -> None:
+        self._do(partial(self._grouped.gather, effect))
 
     def cut(self) -> None:
         self._fellows.cut()
@@ -65,14 +68,14 @@ class Apart:
         if not self._busy:
             self._grouped.rest()
 
-    def _do(self, work: Callable[[], Event]) -> None:
+    def _do(self, work: Callable[[], Event | None]) -> None:
         self._busy = True
         self._asked.put(work)
 
     def _run(self) -> None:
         while True:
             work = self._asked.get()
-            answer: Event | BaseException
+            answer: Event | BaseException | None
             try:
                 answer = work()
             except BaseException as error:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from squall.protocol.effects import CutGroup, Effect, End, JoinGroup, LeaveGroup, Payload, Step, WriteSnapshot
+from squall.protocol.effects import CutGroup, Effect, End, Gather, JoinGroup, LeaveGroup, Payload, Step, WriteSnapshot
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.runtime.collective.apart import Apart
+from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.meeting import FarFellows, NearFellows
 from squall.runtime.collective.member import Member
 from squall.runtime.collective.process import GroupedMember
@@ -22,6 +23,7 @@ class InGroup(Protocol):
     """A member, and how it reaches the others. An answer is None where it comes by itself later."""
 
     member: Member
+    holding: Holding | None  # its share, where members divide the optimizer's state
 
     @property
     def wakes(self) -> Sequence[int]: ...  # descriptors that are readable when `poll` has an answer
@@ -29,6 +31,8 @@ class InGroup(Protocol):
     def join(self, effect: JoinGroup) -> Event | None: ...
 
     def step(self, effect: Step) -> Event | None: ...
+
+    def gather(self, effect: Gather) -> Event | None: ...
 
     def cut(self) -> None: ...
 
@@ -54,18 +58,26 @@ class CollectiveHost(Host):
                 return self.in_group.step(effect)
             case JoinGroup():
                 return self.in_group.join(effect)
+            case Gather():
+                return self.in_group.gather(effect)
             case CutGroup():
                 self.in_group.cut()
             case LeaveGroup():
                 self.in_group.leave()
             case WriteSnapshot(number):
-                return self._snapshots.write(number, 0, 1, self.in_group.member.state(), (0, self._job.layout.length))
+                return self._write(number)
             case End():
                 self.in_group.leave()
                 self.in_group.member.batches.close()
             case _:
                 raise AssertionError(f"a replica cannot {effect!r}")
         return None
+
+    def _write(self, number: int) -> Event:
+        holding = self.in_group.holding
+        if holding is None:
+            return self._snapshots.write(number, 0, 1, self.in_group.member.state(), (0, self._job.layout.length))
+        return self._snapshots.write(number, holding.place, len(holding.bounds) - 1, *holding.part())
 
     @property
     def wakes(self) -> Sequence[int]:
@@ -81,10 +93,12 @@ class CollectiveHost(Host):
 def in_a_process(job: Job, node: Node) -> CollectiveHost:
     """Of a replica whose fellows are in processes of their own."""
     member = Member(job, node.index)
+    holding = Holding(member) if job.recipe.divided else None
     assert job.scratch is not None
     if job.site is None:
-        return CollectiveHost(job, GroupedMember(member, node, NearFellows(node, job.scratch, member.device)))
+        fellows = NearFellows(node, job.scratch, member.device)
+        return CollectiveHost(job, GroupedMember(member, holding, node, fellows))
     assert job.listener is not None
     way = Way(job.site.identity.issue(str(node)).contexts(), job.listener, job.site.plaintext)
-    fellows = FarFellows(way, job.site)
-    return CollectiveHost(job, Apart(GroupedMember(member, node, fellows), fellows))
+    far = FarFellows(way, job.site)
+    return CollectiveHost(job, Apart(GroupedMember(member, holding, node, far), far))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class Member:
         job.keep(self.schedule)
         self._begun = self._numbers()
         self._step = bare_step(self.optimizer, tracked=True)
+        self.clock = 0  # rounds that have moved it
         if job.restored is not None:
             self.take_up(job.restored.tensors, job.restored.updates)
 
@@ -59,18 +60,20 @@ class Member:
         """Of the member's examples in all of the step."""
         return (effect.stop - effect.start) / effect.examples
 
-    def move(self) -> bool:
-        """One step on the gradients that are there; False, and nothing is changed, if they are not finite."""
+    def look(self) -> bool:
+        """Whether the gradients that are there are finite; they are clipped then."""
         finite = self.backward.finish()
         for parameter in self.parameters:
             if parameter.grad is None:  # no member's batch has used it
                 parameter.grad = torch.zeros_like(parameter)
-        finite = finite and all_finite([p.grad for p in self.parameters if p.grad is not None])
-        if finite:
-            self._step()
-            if self.schedule is not None:
-                self.schedule.step()
-        return finite
+        return finite and all_finite([p.grad for p in self.parameters if p.grad is not None])
+
+    def move(self) -> None:
+        """One step on the gradients that `look` has found finite."""
+        self._step()
+        if self.schedule is not None:
+            self.schedule.step()
+        self.clock += 1
 
     def buffer_changes(self, share: float) -> Tensor | None:
         """What the batch has done to the model's buffers, times `share`: float64, floating ones and then counts.
@@ -107,29 +110,36 @@ class Member:
 
     def state(self) -> dict[str, Tensor]:
         """Weights, and the optimizer's state, on the CPU; names are those of a snapshot (`runtime/states.py`)."""
-        tensors = {"weights": self.vector}
-        for span, parameter in zip(self.layout.parameters, self.parameters):
-            for key, value in self.optimizer.state[parameter].items():
+        weights = self.vector.detach().cpu().contiguous()
+        return {"weights": weights, **self.states(range(len(self.parameters))), **self.settings()}
+
+    def states(self, numbers: Iterable[int]) -> dict[str, Tensor]:
+        """The optimizer's state of these parameters, counted as in the layout."""
+        tensors: dict[str, Tensor] = {}
+        for number in numbers:
+            for key, value in self.optimizer.state[self.parameters[number]].items():
                 if value is not None:
-                    tensors[f"{STATE}:{span.name}:{key}"] = torch.as_tensor(value)
+                    tensors[f"{STATE}:{self.layout.parameters[number].name}:{key}"] = torch.as_tensor(value)
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    def settings(self) -> dict[str, Tensor]:
+        """What the optimizer has changed in its param groups."""
+        tensors: dict[str, Tensor] = {}
         for group, (now, begun) in enumerate(zip(self._numbers(), self._begun)):
             changed = {key: value for key, value in now.items() if value != begun.get(key)}
             tensors |= {f"{SETTINGS}:{group}:{key}": torch.tensor(value) for key, value in changed.items()}
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        return tensors
 
     def take_up(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Go on from what `state` gave, of so many updates, or from what shards have saved."""
         self.vector.copy_(state["weights"])
         self.optimizer.state.clear()
+        self.clock = updates
+        self.put(state, {span.name for span in self.layout.parameters})
         own = {span.name: self.optimizer.state[p] for span, p in zip(self.layout.parameters, self.parameters)}
         for name, value in state.items():
             kind, _, rest = name.partition(":")
-            owner, _, key = rest.rpartition(":")
-            if kind == STATE:
-                own[owner][key] = self._taken(value)
-            elif kind == SETTINGS:
-                self.optimizer.param_groups[int(owner)][key] = value.item()
-            elif rest:
+            if rest and kind not in (STATE, SETTINGS):
                 for span in self.layout.parameters:
                     if group_of(span, self.layout) == int(kind):
                         part = value[span.start : span.start + span.numel].view(span.shape) if value.ndim else value
@@ -137,6 +147,17 @@ class Member:
         if self.schedule is not None:
             self.schedule.advance(updates)
         self.look_again()
+
+    def put(self, state: Mapping[str, Tensor], names: Collection[str]) -> None:
+        """Take up what `states` gave of the parameters with these names, and what `settings` gave."""
+        own = {span.name: self.optimizer.state[p] for span, p in zip(self.layout.parameters, self.parameters)}
+        for name, value in state.items():
+            kind, _, rest = name.partition(":")
+            owner, _, key = rest.rpartition(":")
+            if kind == STATE and owner in names:
+                own[owner][key] = self._taken(value)
+            elif kind == SETTINGS:
+                self.optimizer.param_groups[int(owner)][key] = value.item()
 
     def _taken(self, value: Tensor, scalar: bool | None = None) -> Tensor:
         """A copy where the optimizer wants it: scalars, such as its count of steps, stay on the CPU."""

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from squall.protocol.effects import JoinGroup, Step
-from squall.protocol.events import Event, GroupBroken, GroupJoined, StepTaken
+from squall.protocol.effects import Gather, JoinGroup, Step
+from squall.protocol.events import Event, Gathered, GroupBroken, GroupJoined, StepTaken
 from squall.protocol.nodes import Node
+from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.meeting import Fellows, in_a_line, lost
 from squall.runtime.collective.member import Member
+from squall.runtime.collective.shares import ShareLost
+from squall.runtime.collective.sharing import Sharing, broadcast_tensors
 from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
 from squall.runtime.inside import Alone
@@ -46,8 +48,9 @@ class GroupedMember:
 
     wakes: Sequence[int] = ()
 
-    def __init__(self, member: Member, node: Node, fellows: Fellows) -> None:
-        self.member = member
+    def __init__(self, member: Member, holding: Holding | None, node: Node, fellows: Fellows) -> None:
+        self.member, self.holding = member, holding
+        self._sharing: Sharing | None = None  # of the group's state, where it is divided
         self._node = node
         self._fellows = fellows
         self._group: Group | FarGroup | None = None
@@ -71,13 +74,16 @@ class GroupedMember:
             self._form(effect)
         except RuntimeError as error:
             self.leave()
-            return GroupBroken(effect.number, in_a_line(error))
-        return GroupJoined(effect.number)
+            return GroupBroken(effect.number, in_a_line(error), lost=isinstance(error, ShareLost))
+        return GroupJoined(effect.number, self.member.clock)
 
     def _form(self, effect: JoinGroup) -> None:
         own, source = effect.members.index(self._node), effect.members.index(effect.source)
         self._group = group = self._fellows.form(effect, own)
-        taken = self._transfer(group, own == source, source) if effect.transfer else None
+        given = None
+        if effect.transfer and self.holding is None:
+            state = self.member.state() if own == source else None
+            given = broadcast_tensors(group.torch, source, state, self.member.device)
         if len(effect.members) > 1:
             unused = torch.tensor([int(self.unused)], device=self.member.device)
             dist.all_reduce(unused, group=group.torch)
@@ -87,23 +93,16 @@ class GroupedMember:
                 gradient_as_bucket_view=True, find_unused_parameters=self.unused,
             )  # fmt: skip
             self._inside.wrapped = self._wrapped
-        if taken is not None:  # not before the group is whole: who fails to join says that it has come no further
-            self.member.take_up(load(taken), effect.clock)
-
-    def _transfer(self, group: Group | FarGroup, gives: bool, source: int) -> bytes | None:
-        """All get what the source has; who has it already gets it in vain."""
-        device, given = self.member.device, bytearray(save(self.member.state())) if gives else bytearray()
-        size = torch.tensor([len(given)], device=device)
-        dist.broadcast(size, group=group.torch, group_src=source)
-        data = torch.frombuffer(given, dtype=torch.uint8) if gives else torch.empty(int(size.item()), dtype=torch.uint8)
-        data = data.to(device)
-        dist.broadcast(data, group=group.torch, group_src=source)
-        return None if gives else data.cpu().numpy().tobytes()
+        if self.holding is not None:
+            self._sharing = Sharing(self.holding, group, source, effect.clock)  # nothing may fail behind it
+        elif given is not None and own != source:  # only now: who fails to join has come no further
+            self.member.take_up(given, effect.clock)
 
     def leave(self) -> None:
-        self._wrapped = self._inside.wrapped = None
-        for parameter in self.member.parameters:
-            parameter.grad = None
+        self._wrapped = self._inside.wrapped = self._sharing = None
+        if self.holding is None:  # else those who have not made the step may need its gradients
+            for parameter in self.member.parameters:
+                parameter.grad = None
         self.member.look_again()  # a step that was given up has moved the model's buffers
         if self._group is not None:
             self._group.close()
@@ -120,9 +119,16 @@ class GroupedMember:
 
     # ------------------------------------------------------------ steps
 
-    def step(self, effect: Step) -> Event:
+    def step(self, effect: Step) -> Event | None:
+        return self._unless_broken(lambda: self._step(effect))
+
+    def gather(self, effect: Gather) -> Event:
+        assert self._sharing is not None
+        return self._unless_broken(self._sharing.gather) or Gathered(self._number)
+
+    def _unless_broken(self, work: Callable[[], Event | None]) -> Event | None:
         try:
-            return self._step(effect)
+            return work()
         except RuntimeError as error:
             if not lost(error):
                 raise
@@ -136,16 +142,20 @@ class GroupedMember:
         self._inside.scale = share * members  # torch divides by their number
         loss = member.backward.differentiate(member.load(effect))
         reduced = time.perf_counter()
-        if not self.unused and any(parameter.grad is None for parameter in member.parameters):
+        told = self.unused or self._wrapped is None
+        if not told and any(parameter.grad is None for parameter in member.parameters):
             self.unused = True  # what others have of this step is not the sum of all
             self.leave()
             return GroupBroken(self._number, "a batch does not use all parameters")
         changes = member.buffer_changes(share)
         if changes is not None and self._wrapped is not None:
             dist.all_reduce(changes, group=self._wrapped.process_group)
-        finite = member.move()
+        finite = member.look()
         guilty = not finite and self._guilty(effect)
         if finite:
+            if self.holding is not None:
+                self.holding.narrow()
+            member.move()
             member.move_buffers(changes)
         member.look_again()
         wait_s = max(0.0, reduced - self._computed_at)

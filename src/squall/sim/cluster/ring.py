@@ -17,10 +17,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from squall.protocol.effects import JoinGroup, Step
+from squall.protocol.effects import Gather, JoinGroup, Step
 from squall.protocol.events import Event, StepTaken
 from squall.protocol.nodes import Node
-from squall.runtime.circle import Circle, Circling
+from squall.runtime.circle import Circle, Circling, Work
 from squall.runtime.world import World
 from squall.sim.cluster.costs import FORWARD_SHARE, STATE, UPDATE_SHARE, Costs
 from squall.sim.cluster.parts import Link
@@ -51,16 +51,19 @@ class Ring:
         self._between = between
         self._length = layout.length
         self._buckets = buckets_of(layout)
-        self._circle = Circle(world, self._delays)
+        self._circle = Circle(world, self._delays, self._timed)
         self.began: dict[Node, float] = {}  # the round under way
         self.computed_s: dict[Node, float] = {}  # of it, the update included
 
     def join(self, node: Node, effect: JoinGroup, member: Circling) -> None:
-        self._circle.join(node, effect, _Timed(member, node, self))
+        self._circle.join(node, effect, member)
 
     def step(self, node: Node, effect: Step, part: Any) -> None:
         self.began[node] = self._world.now
         self._circle.step(node, effect, part)
+
+    def gather(self, node: Node, effect: Gather) -> None:
+        self._circle.gather(node, effect)
 
     def cut(self, node: Node) -> None:
         self._circle.cut(node)
@@ -68,17 +71,24 @@ class Ring:
     def leave(self, node: Node) -> None:
         self._circle.leave(node)
 
-    @property
-    def now(self) -> float:
-        return self._world.now
+    def _timed(self, node: Node, event: Event) -> Event:
+        """A step tells what it took."""
+        if not isinstance(event, StepTaken):
+            return event
+        computed_s = self.computed_s[node]
+        return replace(event, compute_s=computed_s, wait_s=max(0.0, self._world.now - self.began[node] - computed_s))
 
     # ------------------------------------------------------------ seconds
 
-    def _delays(self, nodes: Sequence[Node], effect: JoinGroup | Step) -> list[float]:
+    def _delays(self, nodes: Sequence[Node], effect: Work) -> list[float]:
         on = Counter(self._costs.placement.of(node) for node in nodes)
         if isinstance(effect, JoinGroup):
             state_s = 4 * (1 + STATE) * self._length / self._bandwidth(on) if effect.transfer else 0.0
             return [FORM_S + state_s] * len(nodes)
+        if isinstance(effect, Gather):
+            self._costs.bytes += len(nodes) * round(2 * 4 * self._length * ring_share(len(nodes)) / 2)
+            carried_s = 4 * self._length * ring_share(len(nodes)) / 2 / self._bandwidth(on)
+            return [carried_s] * len(nodes)
         now = self._world.now
         computed_s = max(now - self.began[node] for node in nodes)
         wire_s = self._wire_s(on, len(nodes), computed_s) if len(on) > 1 else 0.0
@@ -119,26 +129,3 @@ class Ring:
             ready += (1 - FORWARD_SHARE) * computed_s * size / self._length
             over = max(over, ready) + seconds
         return max(0.0, over - computed_s)
-
-
-class _Timed:
-    """A member whose steps tell what they took."""
-
-    def __init__(self, member: Circling, node: Node, ring: Ring) -> None:
-        self._member = member
-        self._node = node
-        self._ring = ring
-
-    def state(self) -> Any:
-        return self._member.state()
-
-    def take_up(self, state: Any, clock: int) -> None:
-        self._member.take_up(state, clock)
-
-    def reduced(self, effect: Step, parts: Mapping[Node, Any]) -> Event:
-        event = self._member.reduced(effect, parts)
-        if not isinstance(event, StepTaken):
-            return event
-        ring, node = self._ring, self._node
-        computed_s = ring.computed_s[node]
-        return replace(event, compute_s=computed_s, wait_s=max(0.0, ring.now - ring.began[node] - computed_s))

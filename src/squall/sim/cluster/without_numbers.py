@@ -14,12 +14,21 @@ from squall.protocol.effects import (
     Effect,
     End,
     EvaluateModel,
+    Gather,
     JoinGroup,
     LeaveGroup,
     Step,
     WriteSnapshot,
 )
-from squall.protocol.events import Event, GradientComputed, ModelEvaluated, SnapshotWritten, StepTaken
+from squall.protocol.events import (
+    Event,
+    Gathered,
+    GradientComputed,
+    GroupJoined,
+    ModelEvaluated,
+    SnapshotWritten,
+    StepTaken,
+)
 from squall.protocol.nodes import Node
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.circle import Groups
@@ -68,6 +77,8 @@ class MemberWithoutNumbers(Host):
             case JoinGroup(number):
                 self._number = number
                 self._groups.join(self._node, effect, self)
+            case Gather():
+                self._groups.gather(self._node, effect)
             case CutGroup():
                 self._groups.cut(self._node)
             case LeaveGroup() | End():
@@ -81,6 +92,12 @@ class MemberWithoutNumbers(Host):
 
     def take_up(self, state: None, clock: int) -> None:
         return None
+
+    def joined(self, form: JoinGroup, members: Mapping[Node, object]) -> Event:
+        return GroupJoined(form.number, form.clock)
+
+    def gathered(self, form: JoinGroup, members: Mapping[Node, object]) -> Event:
+        return Gathered(form.number)
 
     def reduced(self, effect: Step, parts: Mapping[Node, None]) -> Event:
         return StepTaken(self._number, math.nan, True, 0.0, 0.0)

@@ -15,6 +15,7 @@ INVARIANTS = {
     "I12": "nobody says what is refused; who does is heard no more, and nobody is heard who may be another",
     "I13": "a run that moves has a last snapshot to go on from",
     "I14": "where the first machine is gone, the others end soon",
+    "I15": "where members divide an optimizer's state, two have the newest of each parameter",
 }
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from squall.protocol.collective.coordinator import BROKEN_IN_A_ROW
 from squall.protocol.policy import MachineRoom
 from squall.runtime.wire import Network
 from squall.sim.proof.chaotic_machines import lies_and_jams, machine_faults, machines_of, rooms, slow_stops
@@ -21,6 +22,7 @@ from squall.sim.proof.faults import (
     Role,
     Skew,
     Spoil,
+    Tear,
     UserStop,
     Weather,
 )
@@ -40,7 +42,7 @@ from squall.strategies import (
 )
 from squall.strategies.work import Loop
 
-ALL_REDUCE = "all-reduce"
+ALL_REDUCE, DIVIDED = "all-reduce", "divided all-reduce"  # of the second the members divide the optimizer's state
 Make = Callable[[int, int], Strategy]
 
 # Each makes a strategy for so many replicas and shards. There is every strategy but `SingleProcess`, which sends no
@@ -74,9 +76,12 @@ STRATEGIES: dict[str, Make] = {
     "sandblaster": lambda n, k: Sandblaster(batch="full", replicas=n, shards=k, push_every=2),
     "sandblaster, sampled": lambda n, k: Sandblaster(replicas=n, shards=k, batch=20, push_every=1),
     ALL_REDUCE: lambda n, k: AllReduce(replicas=n),
+    DIVIDED: lambda n, k: AllReduce(replicas=n, shard_optimizer=n > 1),
 }
 FAULTS_AT_MOST = 6
+TEARS_AT_MOST = BROKEN_IN_A_ROW - 1
 SCRIPTED = 0.4  # of the worlds have loops of users' own
+DIVIDES = 0.5  # of the worlds of all-reduce divide the optimizer's state
 KEEPS = 0.5  # of the worlds keep the best weights
 TRAVELS = 0.5  # of the worlds have hosts without a common memory
 BREAKS = 0.3  # of the worlds with loops have one that ends the training
@@ -144,10 +149,11 @@ def _recipe(strategy: str, replicas: int, shards: int) -> Recipe:
 def chaos(seed: int) -> Chaos:
     """World number `seed`: the strategies take turns, all else is chance."""
     chance = random.Random(seed)
-    names = [name for name in STRATEGIES if name != ALL_REDUCE]
+    names = [name for name in STRATEGIES if name not in (ALL_REDUCE, DIVIDED)]
     sweep, place = divmod(seed, len(names))
     grouped = place == sweep % len(names)  # it takes one place of each sweep: others' worlds stay as they were
-    strategy = ALL_REDUCE if grouped else names[place]
+    divided = random.Random(f"{seed} divided").random() < DIVIDES
+    strategy = (DIVIDED if divided else ALL_REDUCE) if grouped else names[place]
     replicas, shards = chance.choice((1, 2, 2, 3, 3, 4)), chance.choice((1, 2, 2, 3))
     batch_size, batches, epochs = 4, chance.randint(3, 8), chance.choice((1, 2, 2, 3))
     examples = batches * batch_size - chance.randrange(batch_size)
@@ -156,7 +162,7 @@ def chaos(seed: int) -> Chaos:
     slow, pace_s = chance.choice((1.0, 1.0, 3.0, 8.0)), 0.01
     if chance.random() < LONG:  # as many leases as a replica does not report at once, and more than shards remember
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
-    machines = machines_of(seed)
+    machines = 1 if strategy == DIVIDED else machines_of(seed)
     if grouped:
         shards = 0
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
@@ -170,7 +176,8 @@ def chaos(seed: int) -> Chaos:
         evaluate_every_s=chance.choice((None, None, 0.03)),
         faults=slow_stops(seed, machines, _hung(
             seed, _faults(chance, events, replicas, shards) + machine_faults(seed, machines, events)
-            + lies_and_jams(seed, machines, replicas, events), _others(replicas, shards),
+            + lies_and_jams(seed, machines, replicas, events) + (_tears(seed, events) if grouped else ()),
+            _others(replicas, shards),
         )), machines=machines,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
         travels=random.Random(f"{seed} travels").random() < TRAVELS,
@@ -188,6 +195,11 @@ def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> t
         if chance.random() < FOLLOWED:
             found += _death_in(fault, chance, parts)
     return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _tears(seed: int, events: int) -> tuple[Fault, ...]:
+    chance = random.Random(f"{seed} tears")
+    return tuple(Tear(chance.randrange(events)) for _ in range(chance.randint(0, TEARS_AT_MOST)))
 
 
 def _others(replicas: int, shards: int) -> list[Role]:

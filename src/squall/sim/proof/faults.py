@@ -119,6 +119,13 @@ class Spoil(_Moment):
         return "the next gradient is not finite"
 
 
+class Tear(_Moment):
+    """The connections of a group that trains by all-reduce break, and nobody dies."""
+
+    def __str__(self) -> str:
+        return "the group breaks"
+
+
 class FullDisk(_Moment):
     """The next file of a snapshot cannot be written."""
 
@@ -221,7 +228,7 @@ class Lie:
 
 
 OfMachines = Partition | Jam | MachineGone | MachineLeaves | MachineComes
-Fault = Weather | Cut | Pause | Kill | Skew | Spoil | FullDisk | UserStop | Lie | OfMachines
+Fault = Weather | Cut | Pause | Kill | Skew | Spoil | Tear | FullDisk | UserStop | Lie | OfMachines
 
 
 class FaultyWire:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-from squall.protocol.collective.coordinator import LOST, CollectiveCoordinator
+from squall.protocol.collective.coordinator import LOST, SHARE_LOST, CollectiveCoordinator
 from squall.protocol.collective.messages import Shown
 from squall.protocol.effects import End as Ended
 from squall.protocol.effects import EvaluateModel, PublishSnapshot, Transmit
-from squall.protocol.events import GroupJoined, StepTaken
+from squall.protocol.events import Gathered, GroupJoined, StepTaken
 from squall.protocol.messages import Evaluated, SnapshotTaken
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import LeaseEnded, WeightsMeasured, WorkReported
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.group_phantoms import GroupPhantomHosts, Weights
 from squall.sim.proof.memory import BatchRange
+from squall.sim.proof.share_phantoms import NUMBERS, SIZES, SharePhantom
 
 Label = tuple[int, int]  # updates and examples
 
@@ -36,7 +37,9 @@ class GroupAuditor:
                 self._check_once(self.hosts.members[node].weights)
             case WorkReported(_, stats):
                 self._reported += stats.examples
-            case GroupJoined(number):
+            case GroupJoined(number) if not self.coordinator._divided:
+                self._joined[node] = number
+            case Gathered(number):
                 self._joined[node] = number
             case LeaseEnded(lease, done=done) if done > lease.start:
                 self._on_counted((lease.epoch, lease.start, done))
@@ -50,6 +53,8 @@ class GroupAuditor:
                 self._on_published(number, ledger, versions, examples)
             case Ended("failed", reason) if node == COORDINATOR and reason == LOST:
                 self._check_lost()
+            case Ended("failed", reason) if node == COORDINATOR and reason == SHARE_LOST:
+                self._check_share_lost()
 
     def _check_once(self, weights: Weights) -> None:
         twice = [batch for batch, count in Counter(weights.batches).items() if count > 1]
@@ -83,16 +88,29 @@ class GroupAuditor:
         self, number: int, ledger: dict[str, object], versions: tuple[int, ...], examples: tuple[int, ...]
     ) -> None:
         weights = self.hosts.written[number]
-        if ledger["trained"] != weights.examples or examples != (weights.examples,) or versions != (weights.clock,):
+        labels = set(zip(versions, examples))
+        if ledger["trained"] != weights.examples or labels != {(weights.clock, weights.examples)}:
             raise Broken("I7", f"snapshot {number} holds {weights.examples} examples, and tells {ledger['trained']}")
         if ledger["held"] or Counter(weights.batches) != self._counted:
             raise Broken("I1", f"snapshot {number} holds other batches than those that are counted")
+        parts = self.hosts.parts.get(number)
+        if parts is not None:
+            saved = [each for place in range(len(versions)) for each in parts[place].values()]
+            if len(saved) != len(SIZES) or any(each != (weights, weights) for each in saved):
+                raise Broken("I15", f"snapshot {number} has not of each parameter the newest weights and state once")
         self.final = weights
 
     def _check_lost(self) -> None:
         for node in self.coordinator.members.live:
             if self._joined.get(node) == self.coordinator._formed:
                 raise Broken("I1", f"the run gives up, and {node} is a survivor of its group")
+
+    def _check_share_lost(self) -> None:
+        members = [self.hosts.members[node] for node in self.coordinator.members.live]
+        clock = max((member.weights.clock for member in members), default=0)
+        held = [member.has(clock) for member in members if isinstance(member, SharePhantom)]
+        if set().union(*held) == set(NUMBERS):
+            raise Broken("I15", "the run gives up, and of each parameter somebody has the state")
 
     def finished(self, examples: int, epochs: int, trained: int) -> None:
         """Every example of every epoch is in the last snapshot's weights once."""

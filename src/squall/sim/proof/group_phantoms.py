@@ -12,7 +12,7 @@ from squall.protocol.effects import Effect, JoinGroup, Payload, Step
 from squall.protocol.events import Event
 from squall.protocol.messages import PIECE_BYTES
 from squall.protocol.nodes import Node
-from squall.runtime.circle import Circle
+from squall.runtime.circle import Circle, Work, joined_whole
 from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.memory import BatchRange, File, Written, folded_with
@@ -41,21 +41,27 @@ class Weights(NamedTuple):
         return sum(stop - start for _, start, stop in self.batches)
 
 
+Share = Mapping[int, tuple[Weights, Weights | None]]  # parameter -> the rounds of its weights, and of its state
+
+
 class GroupPhantomHosts(PhantomHosts):
     """Of a run of all-reduce."""
 
     circle: Circle
+    kind: type[MemberPhantom]
+    begun: Weights  # that all begin with
 
     def enter(self, world: World, seed: int) -> None:
         chance = random.Random(seed)
 
-        def delays(nodes: Sequence[Node], effect: JoinGroup | Step) -> list[float]:
+        def delays(nodes: Sequence[Node], effect: Work) -> list[float]:
             return [chance.uniform(0.0, LATE_S) for _ in nodes]
 
-        self.circle = Circle(world, delays, self)
+        self.circle = Circle(world, delays, between=self)
         self.members: dict[Node, MemberPhantom] = {}
         self.written: dict[int, Weights] = {}  # snapshot -> what its file holds
         self.writers: dict[int, Node] = {}
+        self.parts: dict[int, dict[int, Share]] = {}  # alike, by place, where each writes its share
         self.shown: Weights | None = None  # what was put into the evaluator's buffer last
         self.prices[Step] = lambda node, effect, begins: self.compute_s(node)
 
@@ -70,7 +76,8 @@ class GroupPhantomHosts(PhantomHosts):
 
     def make(self, node: Node, version: int, file: File | None) -> Phantom:
         if node.role == "replica":
-            made = self.members[node] = MemberPhantom(self, node)
+            made = self.members[node] = self.kind(self, node)
+            made.begin(self.begun)
             return made
         return super().make(node, version, file)
 
@@ -85,8 +92,10 @@ class MemberPhantom(Phantom):
 
     def __init__(self, hosts: GroupPhantomHosts, node: Node) -> None:
         super().__init__(hosts, node)
-        self.weights = Weights()
         self._number = 0  # of the group
+
+    def begin(self, weights: Weights) -> None:
+        self.weights = weights
 
     def attach(self, payload: Payload) -> None:
         if payload.kind == "piece":
@@ -104,15 +113,20 @@ class MemberPhantom(Phantom):
                 self.hosts.circle.join(self.node, effect, self)
             case Step():
                 self._step(effect)
+            case effects.Gather():
+                self.hosts.circle.gather(self.node, effect)
             case effects.CutGroup():
                 self.hosts.circle.cut(self.node)
             case effects.LeaveGroup() | effects.End():
                 self.hosts.circle.leave(self.node)
             case effects.WriteSnapshot(number):
-                self.hosts.written[number], self.hosts.writers[number] = self.weights, self.node
+                self.save(number)
                 size = PIECES * PIECE_BYTES if self.hosts.machine(self.node) else 0
                 return events.SnapshotWritten(number, self.hosts.disk(number), File(self.weights.fold).checksum, size)
         return None
+
+    def save(self, number: int) -> None:
+        self.hosts.written[number], self.hosts.writers[number] = self.weights, self.node
 
     def _step(self, effect: Step) -> None:
         hosts = self.hosts
@@ -131,6 +145,12 @@ class MemberPhantom(Phantom):
             fold = folded_with(self.weights.fold, tuple(value for batch in batches for value in batch))
             self.weights = Weights(effect.clock, fold, self.weights.batches + batches)
         return events.StepTaken(self._number, 1.0, finite, COMPUTE_S, 0.0, guilty=not own.finite)
+
+    def joined(self, form: JoinGroup, members: Mapping[Node, MemberPhantom]) -> Event:
+        return joined_whole(self, self.node, form, members)
+
+    def gathered(self, form: JoinGroup, members: Mapping[Node, MemberPhantom]) -> Event:
+        raise AssertionError("all have the whole state")
 
     def state(self) -> Weights:
         return self.weights

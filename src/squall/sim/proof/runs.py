@@ -42,6 +42,7 @@ from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
 from squall.sim.proof.phantoms import Phantom, PhantomHosts
 from squall.sim.proof.positions import restored
+from squall.sim.proof.share_phantoms import SharePhantom
 from squall.strategies.work import BatchMethod
 
 
@@ -205,20 +206,17 @@ class ChaoticGroupRun(ChaoticRun):
     def _begin(self) -> None:
         chaos, saved = self.chaos, self.saved
         self.hosts.travels = False
+        self.hosts.kind, self.hosts.begun = SharePhantom if self.recipe.divided else MemberPhantom, self._weights
         leases, number = Leases(chaos.examples, chaos.batch_size, self._limits), 0
         if saved is not None:
             leases, number = restored(saved.manifest, chaos.batch_size, self._limits), saved.manifest.number
-        self._coordinator = CollectiveCoordinator(self._policy, leases, self._weights.clock, number)
+        divided = self.recipe.divided
+        self._coordinator = CollectiveCoordinator(self._policy, leases, self._weights.clock, number, divided)
         self._auditor.begin(self.hosts, self._coordinator, self._weights)
 
     def _machine(self, node: Node) -> Machine:
-        return CollectiveReplica(node, self.chaos.replicas, self._weights.clock, self._weights.examples)
-
-    def member(self, node: Node) -> tuple[Linked, Phantom]:
-        linked, host = super().member(node)
-        if isinstance(host, MemberPhantom):
-            host.weights = self._weights
-        return linked, host
+        begun = self._weights.clock, self._weights.examples
+        return CollectiveReplica(node, self.chaos.replicas, *begun, divided=self.recipe.divided)
 
     def over(self) -> None:
         super().over()
@@ -227,6 +225,10 @@ class ChaoticGroupRun(ChaoticRun):
 
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(self.chaos.examples, self.chaos.epochs, self._coordinator.trained)
+
+    def tear(self) -> None:
+        """Break the newest group."""
+        self.hosts.circle.tear()
 
 
 class ChaoticBatchRun(ChaoticRun):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from squall.protocol.check import check
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.collective.coordinator import LOST
+from squall.protocol.collective.coordinator import LOST, SHARE_LOST
 from squall.protocol.effects import Cause, Effect, End
 from squall.protocol.events import Event, PeerRefused, StopRequested
 from squall.protocol.link import Linked
@@ -42,6 +42,7 @@ from squall.sim.proof.faults import (
     Role,
     Skew,
     Spoil,
+    Tear,
     UserStop,
     Weather,
 )
@@ -193,6 +194,8 @@ class Trial:
         tries_again = not isinstance(self.chaos.recipe.work, BatchMethod)
         taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
         died = had["replica"] + self._machines.silenced + late + taken if end.reason == LOST else had["shard"]
+        if end.reason == SHARE_LOST:
+            died = had["replica"] - 1  # one death takes no share with it
         excused = {
             "finished": True,
             "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
@@ -241,6 +244,8 @@ class Trial:
                 self._spoilt += 1
             case FullDisk():
                 self._full += 1
+            case Tear() if isinstance(self.run, ChaoticGroupRun):
+                self.run.tear()
             case UserStop():
                 self.world.post(COORDINATOR, StopRequested("interrupted"))
                 self._stopped_at = min(self._stopped_at, self.world.now)
