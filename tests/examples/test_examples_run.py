@@ -33,6 +33,11 @@ def test_digits_reach_what_the_readme_promises(tmp_path: Path) -> None:
     assert (tmp_path / "digits" / "report.html").exists()
 
 
+def test_two_columns_train(tmp_path: Path) -> None:
+    assert train("alexnet_digits.py", tmp_path / "alexnet", "--steps", "5")["updates"] == 5
+
+
+@deep.only
 def test_two_columns_read_digits(tmp_path: Path) -> None:
     summary = train("alexnet_digits.py", tmp_path / "alexnet")
     assert summary["metrics"]["accuracy"] >= 0.95
