@@ -237,10 +237,9 @@ class World:
         if payload is not None and not again:
             if process.attach is not None:
                 process.attach(payload)
-            if payload.kind != "gradient":  # which lies where it is read
-                price = self._prices.get(type(effect))
-                if price is not None:
-                    leaves = process.busy_until = leaves + price(process.node, effect, leaves)
+            price = None if payload.kind == "gradient" else self._prices.get(type(effect))  # one lies where it is read
+            if price is not None:
+                leaves = process.busy_until = leaves + price(process.node, effect, leaves)
         if payload is not None and process.outgoing is not None:
             numbers = process.outgoing(payload, effect.to)
             if numbers is not None:
@@ -290,9 +289,7 @@ class World:
                 for node in [n for n, other in self.processes.items() if other.home == process.node != n]:
                     self.kill(node, why)
             case Forget(gone) if not isinstance(process.linked, Linked):  # links have done so themselves
-                if process.forgotten is None:
-                    process.forgotten = {}
-                process.forgotten[gone] = None
+                process.forgotten = {**(process.forgotten or {}), gone: None}
 
     def _wake(self, process: WorldNode, due: float) -> None:
         if process.clock is not None:

@@ -19,15 +19,14 @@ from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
-from squall.protocol.messages import Join, Lease, Left, Progress, SnapshotTaken, Stats, Stop, ViewSeen
+from squall.protocol.messages import Join, Left, Progress, SnapshotTaken, Stats, Stop, ViewSeen
 from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.policy import Policy
 from squall.protocol.reports import REPORT_EVERY_S, together
 
-LOST = "all replicas that had the newest weights were lost; `squall resume` goes on from the last snapshot"
-SHARE_LOST = (
-    "both replicas that had a share of the optimizer's state were lost; `squall resume` goes on from the last snapshot"
-)
+_REMEDY = "were lost; `squall resume` goes on from the last snapshot"
+LOST = f"all replicas that had the newest weights {_REMEDY}"
+SHARE_LOST = f"both replicas that had a share of the optimizer's state {_REMEDY}"
 BROKEN_IN_A_ROW = 5  # groups that finish no round: something is wrong that another try does not remove
 
 
@@ -38,9 +37,7 @@ class CollectiveCoordinator(Coordinator):
         """`clock` is that of the weights that all begin with; `divided`: each has a share of the optimizer's state."""
         super().__init__(policy, snapshots)
         self._divided = divided
-        self.leases = leases
-        self.rounds = Rounds(leases, clock)
-        self._first = clock
+        self.leases, self.rounds, self._first = leases, Rounds(leases, clock), clock
         self._formed = 0  # number of the view whose members were told to form a group
         self._group: dict[Node, None] = {}  # those members
         self._torn = False  # a member was lost, or the group has broken: what was dealt is not waited for
@@ -87,9 +84,8 @@ class CollectiveCoordinator(Coordinator):
         self._see_off_released(effects)
 
     def _kept_by(self, nodes: list[Node]) -> str:
-        leaving = {*nodes, *self._released}
-        trained = self.rounds.newest > self._first
-        return "all replicas" if trained and self.members.live.keys() <= leaving else ""
+        all_leave = self.members.live.keys() <= {*nodes, *self._released}
+        return "all replicas" if all_leave and self.rounds.newest > self._first else ""
 
     @property
     def _handed_over(self) -> bool:
@@ -223,11 +219,11 @@ class CollectiveCoordinator(Coordinator):
             self._take_snapshot(effects)
         waits = self._snapshot_due or self._snapshots.under_way or (self._released and self._handed_over)
         while not waits and self.phase is Phase.RUNNING and len(self.rounds.open) < AHEAD:
-            dealt = self.rounds.deal(self.members.live, now)
-            if dealt is None:
+            each = self.rounds.deal(self.members.live, now)
+            if each is None:
                 return
-            examples = sum(_size(lease) for lease in dealt.values())
-            effects.extend(Send(node, Turn(self.rounds.dealt, lease, examples)) for node, lease in dealt.items())
+            clock = self.rounds.dealt
+            effects.extend(Send(node, Turn(clock, lease, each.examples)) for node, lease in each.dealt.items())
 
     def _form(self, now: float, effects: list[Effect]) -> None:
         """Every live member has left its old group, and has told how far it has come."""
@@ -251,8 +247,7 @@ class CollectiveCoordinator(Coordinator):
         """What one member at least has finished counts, and all else that was dealt is to be dealt again."""
         self._count(self.rounds.settle(), effects)
         for lease in self.rounds.give_back():
-            held = self.leases.held.get(lease.id)
-            if held is not None:
+            if (held := self.leases.held.get(lease.id)) is not None:
                 effects.extend(self.leases.give_back(held.holder))
 
     def _count(self, rounds: list[Round], effects: list[Effect]) -> None:
@@ -260,7 +255,7 @@ class CollectiveCoordinator(Coordinator):
         for each in rounds:
             self._broken = 0
             for node, lease in each.dealt.items():
-                stats = each.told.get(node, Stats(_size(lease), int(lease is not None), loss_sum=math.nan))
+                stats = each.stats(node)
                 self._done[node] = together(self._done[node], stats) if node in self._done else stats
                 if lease is not None:
                     self._replacing.fruitful(node)
@@ -274,21 +269,19 @@ class CollectiveCoordinator(Coordinator):
 
     def _on_broken(self, sender: Node, number: int, why: str, now: float, effects: list[Effect]) -> None:
         """Mostly a member was lost, which its nursery will tell; else the same members try again."""
-        if number != self._formed or number != self.members.number:
+        if not number == self._formed == self.members.number:
             return
         self._broken += 1
-        if self._broken >= BROKEN_IN_A_ROW:
+        if self._broken < BROKEN_IN_A_ROW:
+            self._tear(effects)
+        else:
             text = f"replicas could not form a group {BROKEN_IN_A_ROW} times in a row"
             self._fail(f"{text}, last: {sender}: {why}", effects)
-            return
-        self._tear(effects)
 
     def _see_off_released(self, effects: list[Effect]) -> None:
         if self._quiet and self._handed_over:
             effects.extend(Send(node, Stop()) for node in self._released)
             self._released.clear()
-
-    # ------------------------------------------------------------ reports
 
     def _on_seen(self, sender: Node, message: ViewSeen, now: float, effects: list[Effect]) -> None:
         if sender not in self.members.live:
@@ -305,7 +298,3 @@ class CollectiveCoordinator(Coordinator):
         for node, stats in self._done.items():
             self._note_stats(node, stats, effects)
         self._done.clear()
-
-
-def _size(lease: Lease | None) -> int:
-    return 0 if lease is None else lease.stop - lease.start

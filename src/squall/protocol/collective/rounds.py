@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -17,6 +18,19 @@ class Round(NamedTuple):
 
     dealt: dict[Node, Lease | None]
     told: dict[Node, Stats]
+
+    @property
+    def examples(self) -> int:
+        return sum(map(_size, self.dealt.values()))
+
+    def stats(self, node: Node) -> Stats:
+        """What the node has done of it, also where it did not live to tell."""
+        lease = self.dealt[node]
+        return self.told.get(node, Stats(_size(lease), int(lease is not None), loss_sum=math.nan))
+
+
+def _size(lease: Lease | None) -> int:
+    return 0 if lease is None else lease.stop - lease.start
 
 
 class Rounds:
@@ -60,7 +74,7 @@ class Rounds:
         """-1: it has not told."""
         return self._finished.get(node, -1)
 
-    def deal(self, members: Iterable[Node], now: float) -> dict[Node, Lease | None] | None:
+    def deal(self, members: Iterable[Node], now: float) -> Round | None:
         """A batch for each member, of one epoch; None for those that get none. None: nothing is left to deal."""
         dealt: dict[Node, Lease | None] = {}
         epoch = None
@@ -70,8 +84,8 @@ class Rounds:
             dealt[node] = lease
         if not any(dealt.values()):
             return None
-        self.open[self.dealt + 1] = Round(dealt, {})
-        return dealt
+        each = self.open[self.dealt + 1] = Round(dealt, {})
+        return each
 
     def count(self) -> list[Round]:
         """The rounds that every live member has finished by now."""

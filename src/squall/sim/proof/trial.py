@@ -194,8 +194,7 @@ class Trial:
         tries_again = not isinstance(self.chaos.recipe.work, BatchMethod)
         taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
         died = had["replica"] + self._machines.silenced + late + taken if end.reason == LOST else had["shard"]
-        if end.reason == SHARE_LOST:
-            died = had["replica"] - 1  # one death takes no share with it
+        died = had["replica"] - 1 if end.reason == SHARE_LOST else died  # one death takes no share with it
         excused = {
             "finished": True,
             "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
