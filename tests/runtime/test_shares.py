@@ -21,6 +21,7 @@ from squall.plan import build_checked, make_plan
 from squall.protocol.effects import Gather, JoinGroup, Step
 from squall.protocol.nodes import replica_node
 from squall.runtime.collective.holding import Holding
+from squall.runtime.collective.meeting import NearFellows
 from squall.runtime.collective.member import Member
 from squall.runtime.collective.process import GroupedMember, import_beforehand
 from squall.runtime.collective.shares import ShareLost, bounds_of, givers, held_by, runs
@@ -84,7 +85,9 @@ class _Work:
         self._index = index
         self._member = Member(private_job(plan, strategy, task, layout, directory), index)
         self._holding = Holding(self._member)
-        self._grouped = GroupedMember(self._member, self._holding, replica_node(index, 0), directory)
+        node = replica_node(index, 0)
+        fellows = NearFellows(node, directory, self._member.device)
+        self._grouped = GroupedMember(self._member, self._holding, node, fellows)
 
     def join(self, number: int, members: Sequence[int], source: int, clock: int) -> tuple[str, object]:
         nodes = tuple(replica_node(member, 0) for member in members)

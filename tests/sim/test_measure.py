@@ -187,7 +187,7 @@ def test_where_replicas_form_no_group_all_else_is_measured(monkeypatch: pytest.M
     def refused(*arguments: object, **named: object) -> None:
         raise RuntimeError("no interface to listen on")
 
-    monkeypatch.setattr("squall.runtime.collective.process.Group", refused)
+    monkeypatch.setattr("squall.runtime.collective.meeting.Group", refused)
     machine = measure(regression(), seconds=0.3, busy=True).machine
     assert machine.reduce == ()
     assert machine.exchange

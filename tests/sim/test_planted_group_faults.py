@@ -141,8 +141,8 @@ PLANTED: dict[str, Planted] = {
     "what no survivor has finished is not dealt again": Planted(wrapped(Rounds, "give_back", nothing), 50, "I1"),
     "a newcomer is taken for one that has the weights": Planted(
         wrapped(CollectiveCoordinator, "_form", at_once_theirs), 400, "I7"),
-    "the first member's weights go on, whatever they are": Planted(the_first_member, 50, "I7"),
-    "a snapshot is taken while a round is under way": Planted(whatever_is_under_way, 50, "I1"),
+    "the first member's weights go on, whatever they are": Planted(the_first_member, 50, "I6"),
+    "a snapshot is taken while a round is under way": Planted(whatever_is_under_way, 50, "I7"),
     "members leave before the last snapshot": Planted(
         wrapped(CollectiveCoordinator, "_dismiss", to_members_too), 50, "I5"),
     "a newcomer labels the weights that it has got with its own examples": Planted(

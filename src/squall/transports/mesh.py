@@ -223,7 +223,8 @@ class Mesh:
             line, ended = self._lines[self._peers[descriptor]], found & ~(select.EPOLLIN | select.EPOLLOUT)
             line.readable |= bool(found & select.EPOLLIN or ended)
             line.writable |= bool(found & select.EPOLLOUT or ended)
-            if ended and not (line.incoming or line.outgoing):  # else what it has sent is read first
+            idle = timeout_s is None and not (line.incoming or line.outgoing)
+            if ended and idle:  # else what it has sent is read first, and whoever has all of it goes on
                 self.cut(f"{line.name} has ended its connection")
 
     def _end(self) -> None:
