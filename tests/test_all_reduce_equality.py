@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 import squall
 from squall.run import Run
 from squall.task import TaskFunction
+from tests import deep
 from tests.runtime.test_models import Counted, Switch, Tied
 from tests.tasks import LOCAL, assert_same, difference, mean_square, regression
 from tests.test_equality import two_rates, warm_up_then_cosine
@@ -142,7 +143,8 @@ def test_counts_of_batches_and_buffers_that_a_model_replaces_come_back(inline: F
 
 @pytest.mark.usefixtures("warm_nursery", "without_report")
 @pytest.mark.parametrize(
-    ("name", "optimizer"), [("convolutions and BatchNorm", "momentum"), ("two groups", "AdamW"), ("schedule", "AdamW")]
+    ("name", "optimizer"),
+    deep.sweep([("two groups", "AdamW"), ("schedule", "AdamW"), ("convolutions and BatchNorm", "momentum")], 1),
 )
 def test_all_reduce_in_processes_is_synchronous(run_dir: Path, inline: Fit, name: str, optimizer: str) -> None:
     task, chosen = TASKS[name], OPTIMIZERS[optimizer]

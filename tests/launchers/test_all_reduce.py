@@ -93,6 +93,7 @@ def test_killed_replicas_are_replaced_and_no_example_is_lost(tmp_path: Path, rep
             assert [row for row in run.rows(ProgressRow) if row.replica == index and row.time_s > joined.time_s]
 
 
+@deep.only
 @pytest.mark.parametrize("seed", deep.seeds(1, 12))
 def test_kills_at_any_moment_lose_no_example(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
@@ -120,6 +121,7 @@ def test_a_killed_replica_takes_no_share_of_the_optimizers_state_with_it(
         assert any(row for row in run.rows(MemberRow) if row.change == "joined" and row.time_s > lost.time_s)
 
 
+@deep.only
 def test_neighbours_that_die_at_once_end_the_run_with_the_remedy(tmp_path: Path) -> None:
     with training(tmp_path, 3, ENDLESS, *SHARES, *SNAPSHOTS) as run:
         snapshots = Snapshots(run.directory)
@@ -152,6 +154,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, changes: tuple[str, ...])
     check_end(Started(run.directory, *command), epochs)
 
 
+@deep.only
 def test_when_all_replicas_are_lost_the_run_is_resumed_to_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
     with training(tmp_path, 2, ENDLESS, *SNAPSHOTS) as run:
         snapshots = Snapshots(run.directory)
@@ -180,7 +183,7 @@ def last_weights(directory: Path) -> Tensor:
     return snapshots.weights(snapshots.numbers()[-1])
 
 
-@pytest.mark.parametrize("how", deep.sweep(["it ends", "the launching process is killed", "the nursery is killed"], 2))
+@pytest.mark.parametrize("how", deep.sweep(["it ends", "the launching process is killed", "the nursery is killed"], 1))
 def test_nothing_is_left_behind(tmp_path: Path, how: str) -> None:
     directory, scratch = tmp_path / f"run-{uuid4().hex[:8]}", Path(tempfile.mkdtemp())  # where sockets' names fit
     flags = ("--strategy", "all_reduce", "--epochs", str(2 if how == "it ends" else ENDLESS))

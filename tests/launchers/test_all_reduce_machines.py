@@ -58,6 +58,7 @@ def check(directory: Path) -> None:
         assert not [span for epoch in found.epochs for span in epoch.spans if span.times > 1]
 
 
+@deep.only
 def test_the_weights_are_those_of_a_run_on_one_machine(tmp_path: Path) -> None:
     size = ("--replicas", "3", "--epochs", "3", "--optimizer", "SGD", "--lr", "0.05")
     with cluster(tmp_path, 2, *FLAGS, *size) as found:
@@ -119,6 +120,7 @@ def test_a_machine_leaves_in_order(tmp_path: Path) -> None:
     check(found.directory)
 
 
+@deep.only
 def test_an_interrupted_run_is_resumed_on_two_machines(tmp_path: Path) -> None:
     with training(tmp_path, 2, ENDLESS) as found:
         found.run.process.send_signal(signal.SIGINT)
