@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
@@ -87,23 +87,27 @@ def _while_all_live(form: Callable[[], ProcessGroup], handles: Sequence[int]) ->
     """What `form` comes to. Raises `RuntimeError` as soon as one of the processes has ended, or where none comes."""
     over, ends = os.pipe()
     formed: list[ProcessGroup | Exception] = []
-    left = False
+    left, lock = False, Lock()
 
     def work() -> None:
+        found: ProcessGroup | Exception
         try:
-            formed.append(form())
+            found = form()
         except Exception as error:
-            formed.append(error)
+            found = error
+        with lock:
+            formed.append(found)
         os.close(ends)
-        if left and isinstance(formed[0], ProcessGroup):
-            dist.destroy_process_group(formed[0])
+        if left and isinstance(found, ProcessGroup):
+            dist.destroy_process_group(found)
 
     Thread(target=work, daemon=True).start()
     poll = select.poll()
     for handle in (over, *handles):
         poll.register(handle)
     ready = {handle for handle, _ in poll.poll(FORM_WITHIN_S * 1000)}
-    left = over not in ready
+    with lock:  # it may form at this moment
+        left = not formed
     os.close(over)
     if left:
         raise RuntimeError("a member died while the group formed" if ready else "a member has not come to the group")

@@ -71,7 +71,7 @@ class Meeting:
         for place, guest in enumerate(self._guests[: self._own]):
             try:
                 opening = Opening.dial(guest.address, self._way.contexts[0], now, plaintext=self._way.plaintext)
-            except OSError as error:
+            except (OSError, ValueError, OverflowError) as error:  # also for what is no host or port
                 raise MeshBroken(f"{guest.node} cannot be called: {error}") from error
             self._watch(opening, place)
         while len(self._open) < len(self._guests) - 1:
@@ -111,9 +111,9 @@ class Meeting:
         elif descriptor in self._asked:
             self._read(descriptor)
         elif (raw := self._door.accept(now)) is not None:
-            if len(self._opening) >= CALLERS_AT_MOST + len(self._guests):
-                raw.close()
-                return
+            callers = [caller for caller, (_, whom) in self._opening.items() if whom is None]
+            if len(callers) >= CALLERS_AT_MOST + len(self._guests):
+                self._drop(callers[0])  # the oldest: whoever is to come says soon who it is
             with suppress(OSError):  # whoever called has hung up
                 opening = Opening(raw, self._way.contexts[1], now, server=True, plaintext=self._way.plaintext)
                 self._watch(opening, None)
@@ -135,6 +135,8 @@ class Meeting:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)  # a member that is late reads nothing
         self._epoll.modify(descriptor, select.EPOLLIN)
         if whom is None:
+            for earlier in [asked for asked, (_, of) in self._asked.items() if of == place]:
+                self._hang_up(earlier)
             self._asked[descriptor] = connection, place
             self._read(descriptor)
             return
@@ -159,12 +161,16 @@ class Meeting:
             return
         except OSError:
             said = b""
-        del self._asked[descriptor]
         if said == self._number and place not in self._open:
+            del self._asked[descriptor]
             self._keep(descriptor, connection, place)
         else:
-            self._epoll.unregister(descriptor)
-            connection.close()
+            self._hang_up(descriptor)
+
+    def _hang_up(self, descriptor: int) -> None:
+        connection, _ = self._asked.pop(descriptor)
+        self._epoll.unregister(descriptor)
+        connection.close()
 
     def _keep(self, descriptor: int, connection: socket.socket, place: int) -> None:
         self._epoll.unregister(descriptor)

@@ -44,12 +44,12 @@ class CollectiveCoordinator(Coordinator):
         self._broken = 0  # groups in a row that have finished no round, though nobody was lost
         self._snapshot_due = False
         self._hasty = False  # members that do not answer are not waited for any more
-        self._released: dict[Node, None] = {}  # members that shall leave between two rounds
+        self._released: dict[Node, bool] = {}  # members that shall leave between two rounds, and whether they were told
         self._done: dict[Node, Stats] = {}  # what members have done since the last report
         self._report_at = 0.0
         self._addresses: dict[Node, str] = {}  # where replicas are called by others
 
-    # ------------------------------------------------------------ what the base asks
+    # ------------------------------------------------------------ what the base asks, and then rounds
 
     @property
     def trained(self) -> int:
@@ -80,7 +80,7 @@ class CollectiveCoordinator(Coordinator):
         self._show_view(effects)
 
     def _release(self, node: Node, effects: list[Effect]) -> None:
-        self._released[node] = None
+        self._released[node] = False
         self._see_off_released(effects)
 
     def _kept_by(self, nodes: list[Node]) -> str:
@@ -182,8 +182,9 @@ class CollectiveCoordinator(Coordinator):
         """Its batches count with their rounds."""
 
     def _on_work(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
-        if isinstance(message, Progress | Left) or sender not in self.members.live:
-            return  # of one that was lost nothing counts that no survivor has
+        late = self._hasty and isinstance(message, Finished)
+        if isinstance(message, Progress | Left) or sender not in self.members.live or late:
+            return  # of one that was lost, or is not waited for, nothing counts that no survivor has
         match message:
             case Finished(clock, stats):
                 if not self.rounds.clock_of(sender) < clock <= self.rounds.dealt:
@@ -197,14 +198,12 @@ class CollectiveCoordinator(Coordinator):
                 self._look_for_end(now, effects)
             case Shown():
                 self._evaluations.shown(sender, message, effects)
-            case Broken(lost=True):  # of whatever group: those who are live now were all in it
+            case Broken(lost=True) if self._divided:  # of whatever group: those who are live now were all in it
                 self._fail(SHARE_LOST, effects)
             case Broken(number, why):
                 self._on_broken(sender, number, why, now, effects)
             case _:
                 raise AssertionError(f"the coordinator does not know {message!r}")
-
-    # ------------------------------------------------------------ rounds
 
     def _proceed(self, now: float, effects: list[Effect]) -> None:
         """What waits for the end of the rounds under way; else the next rounds."""
@@ -280,15 +279,16 @@ class CollectiveCoordinator(Coordinator):
 
     def _see_off_released(self, effects: list[Effect]) -> None:
         if self._quiet and self._handed_over:
-            effects.extend(Send(node, Stop()) for node in self._released)
-            self._released.clear()
+            effects.extend(Send(node, Stop()) for node, told in self._released.items() if not told)
+            self._released = dict.fromkeys(self._released, True)  # no round is dealt until they have left
 
     def _on_seen(self, sender: Node, message: ViewSeen, now: float, effects: list[Effect]) -> None:
         if sender not in self.members.live:
             return  # it was lost while this was on its way
-        if message.clock > self.rounds.dealt:
-            raise Refusal(f"it has finished round {message.clock}, and {self.rounds.dealt} were dealt")
-        self.rounds.finished(sender, message.clock)
+        if not self._hasty:
+            if message.clock > self.rounds.dealt:
+                raise Refusal(f"it has finished round {message.clock}, and {self.rounds.dealt} were dealt")
+            self.rounds.finished(sender, message.clock)
         if self.phase is Phase.SNAPSHOT and self._hurried and self._snapshot_due:
             self._do_without_silent(effects)
             self._take_snapshot(effects)

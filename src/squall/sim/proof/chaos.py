@@ -79,7 +79,7 @@ STRATEGIES: dict[str, Make] = {
     DIVIDED: lambda n, k: AllReduce(replicas=n, shard_optimizer=n > 1),
 }
 FAULTS_AT_MOST = 6
-TEARS_AT_MOST = BROKEN_IN_A_ROW - 1
+TEARS_AT_MOST = BROKEN_IN_A_ROW - 2  # the word of a group that a death has broken may come before that of the death
 SCRIPTED = 0.4  # of the worlds have loops of users' own
 DIVIDES = 0.5  # of the worlds of all-reduce divide the optimizer's state
 KEEPS = 0.5  # of the worlds keep the best weights
