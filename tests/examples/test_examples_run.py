@@ -38,6 +38,7 @@ def test_two_columns_train(tmp_path: Path) -> None:
 
 
 @deep.only
+@pytest.mark.timeout(600)
 def test_two_columns_read_digits(tmp_path: Path) -> None:
     summary = train("alexnet_digits.py", tmp_path / "alexnet")
     assert summary["metrics"]["accuracy"] >= 0.95

@@ -111,7 +111,7 @@ def test_parts_that_do_not_go_together_end_the_run_with_what_is_wrong(tmp_path: 
     status, out, err = run.finish()
     assert status == 1, out
     assert message in err
-    assert err.count("Traceback") <= 1
+    assert err.count("Traceback") <= 1, err
     assert "part 0 of 2" not in out, "code behind the loop does not run"
     wait_for(run.gone, 5, "the processes to end")
 

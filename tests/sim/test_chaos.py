@@ -36,6 +36,9 @@ QUIET = dataclasses.replace(
 )
 
 
+pytestmark = pytest.mark.timeout(600)  # the day's worlds may be long
+
+
 @pytest.fixture(scope="module")
 def found() -> list[soak.WorldVerdict]:
     return list(soak.soak(WORLDS))

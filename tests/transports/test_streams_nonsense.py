@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import resource
@@ -86,6 +87,7 @@ def test_nonsense_of_a_member_costs_its_connection_and_no_more(machine: Identity
     """10,000 in `make deep`: a stream breaks with the first, so that each has one of its own."""
     chance = random.Random(16)
     client, _ = machine.issue(str(REPLICA)).contexts()
+    gc.collect()  # what earlier tests have left
     files = len(os.listdir("/proc/self/fd"))
     for _ in deep.sweep(range(10_000), 300):
         opening = connected(shard, client)
