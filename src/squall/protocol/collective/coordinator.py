@@ -221,8 +221,8 @@ class CollectiveCoordinator(Coordinator):
             each = self.rounds.deal(self.members.live, now)
             if each is None:
                 return
-            clock = self.rounds.dealt
-            effects.extend(Send(node, Turn(clock, lease, each.examples)) for node, lease in each.dealt.items())
+            clock, examples = self.rounds.dealt, each.examples
+            effects.extend(Send(node, Turn(clock, lease, examples)) for node, lease in each.dealt.items())
 
     def _form(self, now: float, effects: list[Effect]) -> None:
         """Every live member has left its old group, and has told how far it has come."""
