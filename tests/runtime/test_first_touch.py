@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
+import traceback
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,6 +40,25 @@ class Inner(Host):
         return None
 
 
+def in_a_fork(test: Callable[[], None]) -> Callable[[], None]:
+    """The test, run in a fork: it may keep memory, and memory that earlier tests have freed is shared, thus faults."""
+
+    @functools.wraps(test)
+    def forked() -> None:
+        if (pid := os.fork()) == 0:
+            torch.set_num_threads(1)  # others are not there behind a fork
+            try:
+                test()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    return forked
+
+
+@in_a_fork
 def test_memory_is_taken_once_and_when_all_have_their_weights() -> None:
     host = FirstTouch(Inner(), ELEMENTS, payloads=2)
     host.attach(WEIGHTS)
@@ -46,6 +68,7 @@ def test_memory_is_taken_once_and_when_all_have_their_weights() -> None:
     assert faults_of_rest(host) < PAGES
 
 
+@in_a_fork
 def test_nothing_is_taken_when_the_optimizer_has_its_memory() -> None:
     host = FirstTouch(Inner(), ELEMENTS, payloads=1)
     host.perform(Apply((), 1.0, 1, 1.0, ()), 0.0)
@@ -53,16 +76,14 @@ def test_nothing_is_taken_when_the_optimizer_has_its_memory() -> None:
     assert faults_of_rest(host) < PAGES
 
 
+@in_a_fork
 def test_what_comes_next_is_cut_from_the_memory_that_was_taken() -> None:
-    pid = os.fork()
-    if pid == 0:  # the process of the tests shall keep no memory
-        torch.set_num_threads(1)  # others are not there behind a fork
-        keep_freed_memory()
-        FirstTouch(Inner(), 3 * ELEMENTS, payloads=0).rest()
-        before = faults()
-        state = torch.zeros(3 * ELEMENTS - 1000)  # more than the C library keeps unless it is told to
-        os._exit(0 if 10 * (faults() - before) < PAGES and len(state) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    keep_freed_memory()
+    FirstTouch(Inner(), 3 * ELEMENTS, payloads=0).rest()
+    before = faults()
+    state = torch.zeros(3 * ELEMENTS - 1000)  # more than the C library keeps unless it is told to
+    assert 10 * (faults() - before) < PAGES
+    assert len(state)
 
 
 @pytest.mark.parametrize(
