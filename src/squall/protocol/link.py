@@ -74,9 +74,12 @@ class Linked:
         """Messages sent that no peer has confirmed yet."""
         return sum(len(link.unacked) for link in self._links.values())
 
-    def forgets(self, node: Node) -> bool:
-        """What the node sends is dropped."""
-        return node in self._forgotten
+    def takes(self, node: Node, number: int) -> bool:
+        """A frame of this number would be new. A copy is dropped, and so is what comes of a node that is forgotten."""
+        if node in self._forgotten:
+            return False
+        link = self._link(node)
+        return number > link.seen and number not in link.early
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []

@@ -164,7 +164,7 @@ class World:
                 return
             event = turn
         if type(event) is ParcelArrived:
-            if not (isinstance(process.linked, Linked) and process.linked.forgets(event.sender)):
+            if not isinstance(process.linked, Linked) or process.linked.takes(event.sender, event.frame.number):
                 process.host.incoming(event.payload, event.numbers)
             event = FrameArrived(event.sender, event.frame)
         elif type(event) is Answer:

@@ -131,8 +131,8 @@ class WorldMachines:
 
     def tear(self, linked: object, to: Node, parcel: tuple[Node, Parcel]) -> None:
         """Half of the payload is at its place."""
-        sender, (_, payload, numbers) = parcel
-        if isinstance(linked, Linked) and not linked.forgets(sender):
+        sender, (frame, payload, numbers) = parcel
+        if isinstance(linked, Linked) and linked.takes(sender, frame.number):
             self._hosts.memories[to].tear(payload, numbers)
 
     # ------------------------------------------------------------ what must hold
