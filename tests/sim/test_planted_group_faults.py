@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from squall.protocol.collective import tries
 from squall.protocol.collective.coordinator import CollectiveCoordinator
 from squall.protocol.collective.messages import ShowWeights
 from squall.protocol.collective.replica import CollectiveReplica
@@ -122,6 +123,10 @@ def nobody_tries_again(original: Any, coordinator: CollectiveCoordinator, *given
     """A group that breaks is left to the nursery's word of a death."""
 
 
+def at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tries, "PAUSE_S", 0.0)
+
+
 DIVIDED_ONES: dict[str, Planted] = {
     "weights are shown that are of two rounds": Planted(
         wrapped(CollectiveReplica, "_can", torn_weights_too), 400, "I6"),
@@ -130,12 +135,13 @@ DIVIDED_ONES: dict[str, Planted] = {
     "one member writes a snapshot for all": Planted(by_one, 50, "I15"),
     "shares of a snapshot are not asked for again": Planted(wrapped(SnapshotRounds, "ask_again", once), 400, "I5"),
     "nobody has a second copy": Planted(own_share_alone, 50, "I15"),
-    "a newcomer's state is taken for that of a member who is one round behind": Planted(also_a_newcomers, 400, "I15"),
+    "a newcomer's state is taken for that of a member who is one round behind": Planted(also_a_newcomers, 400, "I6"),
     "who is one round behind is taken for a newcomer": Planted(of_who_is_up_to_date, 400, "I5"),
 }  # fmt: skip
 PLANTED: dict[str, Planted] = {
     "a group that breaks without a death is waited for": Planted(
         wrapped(CollectiveCoordinator, "_on_broken", nobody_tries_again), 50, "I5"),
+    "members try again at once, where links take a second to come back": Planted(at_once, 50, "I5"),
     "a round counts when the first member has finished it": Planted(wrapped(Rounds, "count", by_the_first), 400, "I1"),
     "what some survivors have finished is dealt again": Planted(wrapped(Rounds, "settle", by_all), 100, "I7"),
     "what no survivor has finished is not dealt again": Planted(wrapped(Rounds, "give_back", nothing), 50, "I1"),

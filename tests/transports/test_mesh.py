@@ -13,6 +13,7 @@ from contextlib import closing
 import pytest
 
 from squall.protocol.nodes import Node
+from squall.transports import meeting
 from squall.transports.certificates import Identity, machine_name
 from squall.transports.meeting import Guest, Meeting, Way
 from squall.transports.mesh import PASS_BYTES, Mesh, MeshBroken, Steps
@@ -31,8 +32,8 @@ class Member:
         self.guest = Guest(self.node, place, self.listener.getsockname()[:2])
 
     def meet(self, number: int, guests: list[Guest], within_s: float = SOON_S) -> dict[int, socket.socket]:
-        with closing(Meeting(self.way, number, guests, self.place)) as meeting:
-            return meeting.run(within_s)
+        with closing(Meeting(self.way, number, guests, self.place)) as held:
+            return held.run(within_s)
 
 
 Members = Callable[[int], list[Member]]
@@ -162,14 +163,32 @@ def test_a_process_that_was_forked_does_not_hold_connections_open(members: Membe
 # ---------------------------------------------------------------- meetings
 
 
-def test_a_member_that_is_gone_is_not_waited_for(members: Members) -> None:
+def test_a_member_that_cannot_be_called_is_called_again(members: Members) -> None:
+    first, second = members(2)
+    guests = [first.guest, second.guest]
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(second.meet, 1, guests)
+        first.listener.accept()[0].close()  # the link breaks
+        meshes = [Mesh(first.meet(1, guests), ["0", "1"]), Mesh(calling.result(SOON_S), ["0", "1"])]
+    room = bytearray(3)
+    to(meshes[1], 0, b"abc")
+    of(meshes[0], 1, room).result(SOON_S)
+    assert room == b"abc"
+    for mesh in meshes:
+        mesh.close()
+
+
+def test_a_member_that_cannot_be_called_is_not_called_for_ever(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "CALL_FOR_S", 0.3)
     here, gone = members(2)
     gone.listener.close()
     second = Member(1, Identity.new_root("x").issue(machine_name(1), authority=True), False)
     second.way = here.way._replace(listener=second.listener)
     guests = [gone.guest, here.guest]
-    with closing(Meeting(here.way, 1, guests, 1)) as meeting, pytest.raises(MeshBroken, match="cannot be called"):
-        meeting.run(SOON_S)
+    with closing(Meeting(here.way, 1, guests, 1)) as held, pytest.raises(MeshBroken, match="cannot be called"):
+        held.run(SOON_S)
     second.listener.close()
 
 
@@ -181,10 +200,10 @@ def test_one_that_does_not_come_is_named(members: Members) -> None:
 
 def test_a_meeting_is_cut_from_another_thread(members: Members) -> None:
     here, other = members(2)
-    with closing(Meeting(here.way, 1, [here.guest, other.guest], 0)) as meeting:
-        threading.Timer(0.05, meeting.cut).start()
+    with closing(Meeting(here.way, 1, [here.guest, other.guest], 0)) as held:
+        threading.Timer(0.05, held.cut).start()
         with pytest.raises(MeshBroken, match="given up"):
-            meeting.run(SOON_S)
+            held.run(SOON_S)
 
 
 def test_a_call_for_an_earlier_meeting_is_not_taken(members: Members) -> None:

@@ -6,6 +6,7 @@ between the first and the last of these, some have made the step and others not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -89,6 +90,7 @@ class Circle:
         self._told = told or (lambda node, event: event)
         self._groups: dict[int, _Group] = {}
         self._of: dict[Node, int] = {}
+        self._torn_until = -math.inf
         world.on_kill.append(self._lose)
 
     def join(self, node: Node, effect: JoinGroup, member: Circling) -> None:
@@ -96,8 +98,9 @@ class Circle:
         self._of[node] = effect.number
         group.members[node] = member
         self._wait(node, group)
-        if group.broken or any(self._refuses(other) for other in effect.members):
-            self._break(effect.number, "a member is gone")
+        torn = self._world.now < self._torn_until
+        if group.broken or torn or any(self._refuses(other) for other in effect.members):
+            self._break(effect.number, "a member cannot be called")
         elif len(group.members) == len(effect.members):
             self._over(group, effect, lambda member, group: group.members[member].joined(group.form, group.ordered))
 
@@ -129,8 +132,9 @@ class Circle:
             return {member: parts[member] for member in group.form.members}
         return None
 
-    def tear(self) -> None:
-        """The connections of the newest group break, and nobody has died."""
+    def tear(self, seconds: float) -> None:
+        """The connections of the newest group break, and nobody has died. For so long there are no others."""
+        self._torn_until = self._world.now + seconds
         if self._groups:
             self._break(max(self._groups), "a connection has broken")
 

@@ -6,6 +6,7 @@ meeting: a call that was for an earlier one, which has failed, may still wait to
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -23,6 +24,8 @@ from squall.transports.stream import Broken
 
 NUMBER_BYTES = 8  # of a meeting, behind the handshake
 CALLERS_AT_MOST = 256  # that are being answered
+CALL_FOR_S = 2.0  # a guest that cannot be called; who is dead has the meeting cut sooner
+CALL_AGAIN_S = 0.1
 
 
 class Guest(NamedTuple):
@@ -56,6 +59,8 @@ class Meeting:
         self._opening: dict[int, tuple[Opening, int | None]] = {}  # by descriptor, and whom it calls
         self._asked: dict[int, tuple[socket.socket, int]] = {}  # by descriptor: callers that have not said their number
         self._open: dict[int, socket.socket] = {}
+        self._call_at = dict.fromkeys(range(own), -math.inf)  # whom it has still to call, and when
+        self._call_until = math.inf
 
     def cut(self) -> None:
         """From another thread: end the waiting."""
@@ -64,22 +69,18 @@ class Meeting:
     def run(self, within_s: float) -> dict[int, socket.socket]:
         """Connections to all others, by their places; they do not block.
 
-        Raises `MeshBroken` where one does not come in time or is gone, or when it is cancelled.
+        Raises `MeshBroken` where one does not come in time or cannot be called, or when it is cancelled.
         """
         now = time.monotonic()
-        until = now + within_s
-        for place, guest in enumerate(self._guests[: self._own]):
-            try:
-                opening = Opening.dial(guest.address, self._way.contexts[0], now, plaintext=self._way.plaintext)
-            except (OSError, ValueError, OverflowError) as error:  # also for what is no host or port
-                raise MeshBroken(f"{guest.node} cannot be called: {error}") from error
-            self._watch(opening, place)
+        until, self._call_until = now + within_s, now + min(within_s, CALL_FOR_S)
         while len(self._open) < len(self._guests) - 1:
             now = time.monotonic()
             if now >= until:
                 raise MeshBroken(f"{self._missing()} did not come within {within_s:g} s")
+            for place in [place for place, at in self._call_at.items() if now >= at]:
+                self._call(place, now)
             self._door.wake(now)
-            for descriptor, _ in self._epoll.poll(min(until, self._door.wake_at) - now):
+            for descriptor, _ in self._epoll.poll(min(until, self._door.wake_at, *self._call_at.values()) - now):
                 self._attend(descriptor, now)
             for descriptor in [d for d, (each, whom) in self._opening.items() if whom is None and now >= each.until]:
                 self._drop(descriptor)
@@ -99,6 +100,22 @@ class Meeting:
         others = (place for place in range(len(self._guests)) if place != self._own and place not in self._open)
         return ", ".join(str(self._guests[place].node) for place in others)
 
+    def _call(self, place: int, now: float) -> None:
+        del self._call_at[place]
+        try:
+            address = self._guests[place].address
+            opening = Opening.dial(address, self._way.contexts[0], now, plaintext=self._way.plaintext)
+        except (OSError, ValueError, OverflowError) as error:  # also for what is no host or port
+            self._call_again(place, error, now)
+        else:
+            self._watch(opening, place)
+
+    def _call_again(self, place: int, error: Exception, now: float) -> None:
+        """The link may come back. Raises `MeshBroken` when it has had time for that."""
+        if now >= self._call_until:
+            raise MeshBroken(f"{self._guests[place].node} cannot be called: {error}") from error
+        self._call_at[place] = now + CALL_AGAIN_S
+
     def _watch(self, opening: Opening, whom: int | None) -> None:
         self._opening[opening.fileno()] = opening, whom
         self._epoll.register(opening.fileno(), opening.waits_for)
@@ -107,7 +124,7 @@ class Meeting:
         if descriptor == self._cancelled:
             raise MeshBroken("the group was given up while it formed")
         if descriptor in self._opening:
-            self._go_on(descriptor)
+            self._go_on(descriptor, now)
         elif descriptor in self._asked:
             self._read(descriptor)
         elif (raw := self._door.accept(now)) is not None:
@@ -118,7 +135,7 @@ class Meeting:
                 opening = Opening(raw, self._way.contexts[1], now, server=True, plaintext=self._way.plaintext)
                 self._watch(opening, None)
 
-    def _go_on(self, descriptor: int) -> None:
+    def _go_on(self, descriptor: int, now: float) -> None:
         opening, whom = self._opening[descriptor]
         try:
             if not opening.go():
@@ -129,7 +146,7 @@ class Meeting:
         except Broken as error:
             self._drop(descriptor)
             if whom is not None:
-                raise MeshBroken(f"{self._guests[whom].node} cannot be called: {error}") from error
+                self._call_again(whom, error, now)
             return
         del self._opening[descriptor]
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)  # a member that is late reads nothing

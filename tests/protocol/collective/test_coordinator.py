@@ -2,9 +2,10 @@
 
 import pytest
 
-from squall.protocol.collective.coordinator import BROKEN_IN_A_ROW, LOST
+from squall.protocol.collective.coordinator import LOST
 from squall.protocol.collective.messages import Broken, Finished, Form, Shown, ShowWeights, Turn
 from squall.protocol.collective.rounds import AHEAD
+from squall.protocol.collective.tries import BROKEN_IN_A_ROW, PAUSE_S
 from squall.protocol.effects import Cause, End, PublishSnapshot
 from squall.protocol.events import StopRequested, TimePassed
 from squall.protocol.machine import Refusal
@@ -103,15 +104,39 @@ def test_before_anything_is_trained_nothing_is_lost() -> None:
     assert circle.turns(newcomers[0])[:1] == [1]
 
 
-def test_a_group_that_breaks_without_a_death_is_formed_again_but_not_for_ever() -> None:
+def test_a_group_that_breaks_without_a_death_is_formed_again_after_longer_pauses_but_not_for_ever() -> None:
     circle = Circle()
-    a, _ = circle.begun()
-    for _ in range(BROKEN_IN_A_ROW - 1):
-        circle.tell(a, Broken(circle.machine.members.number, "no route to host"))
+    a, b = circle.begun()
+    for tried in range(BROKEN_IN_A_ROW - 1):
+        number = circle.machine.members.number
+        for node in (a, b):  # who has the error second tells it, too
+            circle.tell(node, Broken(number, "no route to host"))
+        assert circle.machine.wake_at == circle.now + PAUSE_S * 2**tried
+        circle.now = circle.machine.wake_at
+        circle.give(TimePassed())
+        assert circle.machine.members.number == number + 1
         circle.see()
     ended = circle.tell(a, Broken(circle.machine.members.number, "no route to host"))[-1]
     assert isinstance(ended, End)
     assert "no route to host" in ended.reason
+
+
+def test_a_death_is_the_reason_of_a_broken_group_and_ends_the_pause() -> None:
+    circle = Circle(replicas=3)
+    a, b, c = circle.begun()
+    circle.tell(a, Broken(1, "connection reset"))
+    circle.lose(c)
+    assert circle.machine.wake_at is None
+    circle.see()
+    assert circle.forms(b)[-1].number == 2
+
+
+def test_in_the_pause_nothing_is_dealt() -> None:
+    circle = Circle()
+    a, b = circle.begun()
+    circle.tell(a, Broken(1, "connection reset"))
+    circle.finish(1, a, b)
+    assert circle.turns(a) == [*range(1, AHEAD + 1)]
 
 
 def test_a_snapshot_is_taken_between_two_rounds_and_holds_what_counts() -> None:

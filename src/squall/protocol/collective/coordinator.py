@@ -8,138 +8,52 @@ leave the group, say how far they have come, and form the next one with the newe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from squall.protocol.closing import Phase
+from squall.protocol.collective.holders import WeightHolders
 from squall.protocol.collective.messages import Broken, Finished, Form, Place, Shown, Turn
-from squall.protocol.collective.rounds import AHEAD, Round, Rounds
-from squall.protocol.coordinator import Coordinator
-from squall.protocol.effects import Cause, Effect, Send
+from squall.protocol.collective.rounds import AHEAD, Round
+from squall.protocol.collective.tries import BROKEN_IN_A_ROW, Tries
+from squall.protocol.effects import Effect, Send
 from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
-from squall.protocol.messages import Join, Left, Progress, SnapshotTaken, Stats, Stop, ViewSeen
-from squall.protocol.nodes import NURSERY, Node
+from squall.protocol.messages import Join, Left, Progress, Stats, ViewSeen
+from squall.protocol.nodes import Node
 from squall.protocol.policy import Policy
 from squall.protocol.reports import REPORT_EVERY_S, together
 
 _REMEDY = "were lost; `squall resume` goes on from the last snapshot"
 LOST = f"all replicas that had the newest weights {_REMEDY}"
 SHARE_LOST = f"both replicas that had a share of the optimizer's state {_REMEDY}"
-BROKEN_IN_A_ROW = 5  # groups that finish no round: something is wrong that another try does not remove
 
 
-class CollectiveCoordinator(Coordinator):
+class CollectiveCoordinator(WeightHolders):
     def __init__(
         self, policy: Policy, leases: Leases, clock: int = 0, snapshots: int = 0, divided: bool = False
     ) -> None:  # fmt: skip
-        """`clock` is that of the weights that all begin with; `divided`: each has a share of the optimizer's state."""
-        super().__init__(policy, snapshots)
-        self._divided = divided
-        self.leases, self.rounds, self._first = leases, Rounds(leases, clock), clock
-        self._formed = 0  # number of the view whose members were told to form a group
-        self._group: dict[Node, None] = {}  # those members
-        self._torn = False  # a member was lost, or the group has broken: what was dealt is not waited for
-        self._broken = 0  # groups in a row that have finished no round, though nobody was lost
-        self._snapshot_due = False
-        self._hasty = False  # members that do not answer are not waited for any more
-        self._released: dict[Node, bool] = {}  # members that shall leave between two rounds, and whether they were told
+        super().__init__(policy, leases, clock, snapshots, divided)
+        self._tries = Tries()  # of groups
         self._done: dict[Node, Stats] = {}  # what members have done since the last report
         self._report_at = 0.0
         self._addresses: dict[Node, str] = {}  # where replicas are called by others
 
-    # ------------------------------------------------------------ what the base asks, and then rounds
-
     @property
-    def trained(self) -> int:
-        return self.leases.trained
+    def wake_at(self) -> float | None:
+        times = (super().wake_at, self._tries.again_at)
+        return min((t for t in times if t is not None), default=None)
 
-    @property
-    def _holders(self) -> Sequence[Node]:
-        return list(self.members.live)
-
-    @property
-    def _source(self) -> Node:
-        """The first live member with the newest weights, on the coordinator's machine if there is one."""
-        having = [node for node in self.members.live if self.rounds.clock_of(node) == self.rounds.newest]
-        return min(having, key=lambda node: (self._placing.on.get(node) != NURSERY.index, node))
-
-    @property
-    def _quiet(self) -> bool:
-        """Nothing that was dealt is under way, and all live members agree who they are, or are not waited for."""
-        return not self.rounds.open and (self.members.settled or self._hasty) and bool(self.members.live)
-
-    @property
-    def _dismissed(self) -> bool:
-        return self._quiet or not self.members.live
-
-    def _dismiss(self, effects: list[Effect]) -> None:
-        """Members stay, with the weights."""
-        effects.extend(Send(node, Stop()) for node in self._joins)
-        self._show_view(effects)
-
-    def _release(self, node: Node, effects: list[Effect]) -> None:
-        self._released[node] = False
-        self._see_off_released(effects)
-
-    def _kept_by(self, nodes: list[Node]) -> str:
-        all_leave = self.members.live.keys() <= {*nodes, *self._released}
-        return "all replicas" if all_leave and self.rounds.newest > self._first else ""
-
-    @property
-    def _handed_over(self) -> bool:
-        """Somebody who stays has the newest weights."""
-        clocks = [self.rounds.clock_of(node) for node in self.members.live if node not in self._released]
-        return max(clocks, default=-1) >= max(self.rounds.newest, self._first) or self.rounds.newest <= self._first
-
-    def _take_snapshot(self, effects: list[Effect]) -> None:
-        self._snapshot_due = not self._snapshots.under_way
-        if self._snapshot_due and self._quiet and (self._formed == self.members.number or not self._divided):
-            self._snapshot_due = False
-            self._report(effects)
-            self._snapshots.take(self._writers, self._ledger(), effects)
-
-    @property
-    def _writers(self) -> list[Node]:
-        """Who writes a snapshot: in their order those who each have a share, or one for all."""
-        return sorted(self._group) if self._divided else [self._source]
-
-    def _on_snapshot_taken(self, shard: Node, message: SnapshotTaken, now: float, effects: list[Effect]) -> None:
-        super()._on_snapshot_taken(shard, message, now, effects)
-        self._proceed(now, effects)
-
-    def _after_stopping(self, now: float, effects: list[Effect]) -> None:
-        self._report(effects)
-        super()._after_stopping(now, effects)
-
-    def _close_with_snapshot(self, now: float, effects: list[Effect]) -> None:
-        if self._hurried:
-            self._do_without_silent(effects)
-        super()._close_with_snapshot(now, effects)
-        if not self.members.live:
-            self._leave_unsaved(effects)
-
-    def _do_without_silent(self, effects: list[Effect]) -> None:
-        """Time is over: what those have who have left the group is saved, and others are not waited for."""
-        clocks = {node: self.rounds.clock_of(node) for node in self.members.live if self.members.has_seen(node)}
-        if self._torn and max(clocks.values(), default=-1) >= self.rounds.counted and not self._divided:
-            self._hasty = True
-            for node in [node for node in self.members.live if node not in clocks]:
-                self.rounds.forget(node)
-            self._settle(effects)
-
-    def _hurry(self, reason: str, now: float, effects: list[Effect], wanted: bool = False) -> None:
-        """Rounds that are not finished are not waited for."""
-        super()._hurry(reason, now, effects, wanted)
-        if self.rounds.open and not wanted:
+    def _on_time(self, now: float, effects: list[Effect]) -> None:
+        super()._on_time(now, effects)
+        if self._tries.due(now):
             self._tear(effects)
 
-    def _over(self) -> tuple[Cause, str] | None:
-        return self.leases.over() if self._begun else None  # who has the weights must have come
+    def _end(self, effects: list[Effect], remark: str = "") -> None:
+        self._tries.over()
+        super()._end(effects, remark)
 
-    def _ledger(self) -> dict[str, object]:
-        return self.leases.state()
+    # ------------------------------------------------------------ members
 
     def _on_join(self, node: Node, message: Join, now: float, effects: list[Effect]) -> None:
         self._addresses[node] = message.address
@@ -150,7 +64,8 @@ class CollectiveCoordinator(Coordinator):
         self._addresses.pop(node, None)
         self._released.pop(node, None)
         if node in self._group:
-            self._torn, self._broken = True, 0  # who was lost has broken it
+            self._torn = True
+            self._tries.over()  # who was lost has broken it
 
     def _depart(self, node: Node, now: float, effects: list[Effect]) -> bool:
         departs = super()._depart(node, now, effects)
@@ -170,8 +85,8 @@ class CollectiveCoordinator(Coordinator):
         return bool(self.rounds.open) and not self._torn
 
     def _tear(self, effects: list[Effect]) -> None:
-        """The group shall form anew, whatever is under way."""
         self._torn = True
+        self._tries.again_at = None
         self.members.renew()
         self._show_view(effects)
 
@@ -217,6 +132,7 @@ class CollectiveCoordinator(Coordinator):
         if self._snapshot_due:
             self._take_snapshot(effects)
         waits = self._snapshot_due or self._snapshots.under_way or (self._released and self._handed_over)
+        waits = waits or self._tries.again_at is not None
         while not waits and self.phase is Phase.RUNNING and len(self.rounds.open) < AHEAD:
             each = self.rounds.deal(self.members.live, now)
             if each is None:
@@ -231,6 +147,7 @@ class CollectiveCoordinator(Coordinator):
             self._fail(LOST, effects)
             return
         self._formed, self._group, self._torn = number, dict.fromkeys(self.members.live), False
+        self._tries.again_at = None
         self._settle(effects)
         behind = tuple(node for node in self.members.live if self.rounds.clock_of(node) < clock)
         members = sorted(self.members.live)
@@ -252,7 +169,7 @@ class CollectiveCoordinator(Coordinator):
     def _count(self, rounds: list[Round], effects: list[Effect]) -> None:
         """Their examples are trained, also those of a member that did not live to tell."""
         for each in rounds:
-            self._broken = 0
+            self._tries.in_a_row = 0
             for node, lease in each.dealt.items():
                 stats = each.stats(node)
                 self._done[node] = together(self._done[node], stats) if node in self._done else stats
@@ -267,20 +184,12 @@ class CollectiveCoordinator(Coordinator):
                 self._evaluations.ask(effects)
 
     def _on_broken(self, sender: Node, number: int, why: str, now: float, effects: list[Effect]) -> None:
-        """Mostly a member was lost, which its nursery will tell; else the same members try again."""
-        if not number == self._formed == self.members.number:
+        """Mostly a member was lost, which its nursery will tell; else the same members try again, after a pause."""
+        if not number == self._formed == self.members.number or self._tries.again_at is not None:
             return
-        self._broken += 1
-        if self._broken < BROKEN_IN_A_ROW:
-            self._tear(effects)
-        else:
+        if not self._tries.broke(now):
             text = f"replicas could not form a group {BROKEN_IN_A_ROW} times in a row"
             self._fail(f"{text}, last: {sender}: {why}", effects)
-
-    def _see_off_released(self, effects: list[Effect]) -> None:
-        if self._quiet and self._handed_over:
-            effects.extend(Send(node, Stop()) for node, told in self._released.items() if not told)
-            self._released = dict.fromkeys(self._released, True)  # no round is dealt until they have left
 
     def _on_seen(self, sender: Node, message: ViewSeen, now: float, effects: list[Effect]) -> None:
         if sender not in self.members.live:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from squall.protocol.collective.coordinator import BROKEN_IN_A_ROW
+from squall.protocol.collective.tries import BROKEN_IN_A_ROW
 from squall.protocol.policy import MachineRoom
 from squall.runtime.wire import Network
 from squall.sim.proof.chaotic_machines import lies_and_jams, machine_faults, machines_of, rooms, slow_stops
@@ -79,7 +79,8 @@ STRATEGIES: dict[str, Make] = {
     DIVIDED: lambda n, k: AllReduce(replicas=n, shard_optimizer=n > 1),
 }
 FAULTS_AT_MOST = 6
-TEARS_AT_MOST = BROKEN_IN_A_ROW - 2  # the word of a group that a death has broken may come before that of the death
+# The word of a group that a death has broken may come before that of the death; and a clock may run twice as fast.
+TEARS_AT_MOST, TORN_AT_MOST_S = BROKEN_IN_A_ROW - 3, 1.3
 SCRIPTED = 0.4  # of the worlds have loops of users' own
 DIVIDES = 0.5  # of the worlds of all-reduce divide the optimizer's state
 KEEPS = 0.5  # of the worlds keep the best weights
@@ -199,7 +200,9 @@ def _faults(chance: random.Random, events: int, replicas: int, shards: int) -> t
 
 def _tears(seed: int, events: int) -> tuple[Fault, ...]:
     chance = random.Random(f"{seed} tears")
-    return tuple(Tear(chance.randrange(events)) for _ in range(chance.randint(0, TEARS_AT_MOST)))
+    at = [chance.randrange(events) for _ in range(chance.randint(0, TEARS_AT_MOST))]
+    lasting_s = chance.choice((0.0, TORN_AT_MOST_S)) if len(at) == 1 else 0.0
+    return tuple(Tear(each, chance.uniform(0.0, lasting_s)) for each in at)
 
 
 def _others(replicas: int, shards: int) -> list[Role]:

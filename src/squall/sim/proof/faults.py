@@ -119,11 +119,15 @@ class Spoil(_Moment):
         return "the next gradient is not finite"
 
 
-class Tear(_Moment):
-    """The connections of a group that trains by all-reduce break, and nobody dies."""
+@dataclass(frozen=True)
+class Tear:
+    """The connections of a group that trains by all-reduce break, and nobody dies; so long nobody has another."""
+
+    at: int
+    seconds: float = 0.0
 
     def __str__(self) -> str:
-        return "the group breaks"
+        return f"the group breaks, and none forms for {self.seconds:.2f} s"
 
 
 class FullDisk(_Moment):

@@ -226,9 +226,9 @@ class ChaoticGroupRun(ChaoticRun):
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(self.chaos.examples, self.chaos.epochs, self._coordinator.trained)
 
-    def tear(self) -> None:
-        """Break the newest group."""
-        self.hosts.circle.tear()
+    def tear(self, seconds: float) -> None:
+        """Break the newest group, and all that form so long."""
+        self.hosts.circle.tear(seconds)
 
 
 class ChaoticBatchRun(ChaoticRun):

@@ -243,8 +243,8 @@ class Trial:
                 self._spoilt += 1
             case FullDisk():
                 self._full += 1
-            case Tear() if isinstance(self.run, ChaoticGroupRun):
-                self.run.tear()
+            case Tear(_, seconds) if isinstance(self.run, ChaoticGroupRun):
+                self.run.tear(seconds)
             case UserStop():
                 self.world.post(COORDINATOR, StopRequested("interrupted"))
                 self._stopped_at = min(self._stopped_at, self.world.now)
