@@ -20,11 +20,22 @@ import pytest
 import squall
 from squall.launchers.inline import LoneChannel, own_host
 from squall.plan import build_checked, make_plan
+from squall.protocol.collective.messages import Finished, Shown, ShowWeights, Turn
 from squall.protocol.effects import Payload
 from squall.protocol.events import Event, FrameArrived
 from squall.protocol.frames import Frame, decode, encode
 from squall.protocol.heartbeats import Pulse
-from squall.protocol.messages import Join, Member, SnapshotTaken, TakeSnapshot, View, ViewSeen, Welcome
+from squall.protocol.messages import (
+    Join,
+    Member,
+    SnapshotTaken,
+    Stats,
+    TakeSnapshot,
+    View,
+    ViewSeen,
+    Weights,
+    Welcome,
+)
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.driver import Driver, Host
 from squall.runtime.job import Job, private_job
@@ -49,7 +60,7 @@ LIARS = {COORDINATOR: (R1, FAR, Node("nursery", 1)), SHARD: (R1,), R0: (FAR,)}
 STRATEGIES = [
     squall.Downpour(replicas=2, shards=2), squall.Synchronous(replicas=2, shards=2),
     squall.AsynchronousSGD(replicas=2, shards=2, staleness="scale"),
-    squall.Sandblaster(replicas=2, shards=2, batch="full"),
+    squall.Sandblaster(replicas=2, shards=2, batch="full"), squall.AllReduce(replicas=2),
 ]  # fmt: skip
 
 
@@ -59,14 +70,14 @@ class Line:
     def __init__(self) -> None:
         self.arriving: deque[Event] = deque()
         self.forgotten: list[Node] = []
-        self.asked: list[Any] = []  # of the shard on this machine
+        self.asked: list[tuple[Node, Any]] = []  # of the shard, or replica, on this machine
 
     def knows(self, node: Node) -> bool:
         return True
 
     def send(self, to: Node, frame: Frame, payload: Payload | None = None) -> None:
-        if to == SHARD:
-            self.asked.append(frame.message)
+        if to in (SHARD, R0):
+            self.asked.append((to, frame.message))
 
     def admit(self, node: Node, machine: int) -> None: ...
 
@@ -84,13 +95,14 @@ class Receiver:
 
     def __init__(self, job: Job, node: Node) -> None:
         self.line, self.node, self.now = Line(), node, 0.0
-        places = Places(node, 2, job.layout, job.arena.shape, memoryview(job.arena.memory), Pieces())
+        places = Places(node, job.recipe.shards, job.layout, job.arena.shape, memoryview(job.arena.memory), Pieces())
         self.part = Part(node, SITE, kind_of(job).says, places)
         self.linked = machine(job, node)
         line: Any = self.line
         self.driver = Driver(self.linked, line, _host(job, node), lambda: self.now, carriers=(line,))
         self.driver.start()
         self._numbers: Counter[Node] = Counter()
+        self._clock = 0  # of the replica that says what it should
         for sender, message in HONEST[node]:
             self.hear(sender, message)
 
@@ -102,14 +114,19 @@ class Receiver:
         self.now += 0.01
 
     def answer(self) -> None:
-        """Of the other shard, where the coordinator has asked something."""
+        """Of the other shard, or replica, where the coordinator has asked something."""
         asked, self.line.asked = self.line.asked, []
-        for message in asked:
+        for node, message in asked:
             match message:
                 case View(number):
-                    self.hear(SHARD, ViewSeen(number, ()))
+                    self.hear(node, ViewSeen(number, (), self._clock))
                 case TakeSnapshot(number):
-                    self.hear(SHARD, SnapshotTaken(number, 1, ()))
+                    self.hear(node, SnapshotTaken(number, 1, ()))
+                case Turn(clock):
+                    self._clock = clock
+                    self.hear(node, Finished(clock, Stats()))
+                case ShowWeights(number):
+                    self.hear(node, Shown(number, Weights(self._clock, 0, 0.0)))
 
     @property
     def over(self) -> bool:
@@ -158,15 +175,18 @@ def chosen(chance: random.Random, kind: Any) -> Any:
 
 def lies(chance: random.Random, job: Job, node: Node) -> Iterator[tuple[Node, Any]]:
     """Valid messages of all types that may come to the node."""
-    says = {sender: sorted(kind_of(job).says[sender.role, node.role], key=str) for sender in LIARS[node]}
+    liars = [sender for sender in LIARS[node] if sender.role != "shard" or job.recipe.shards]
+    says = {sender: sorted(kind_of(job).says[sender.role, node.role], key=str) for sender in liars}
     while True:
-        sender = chance.choice(LIARS[node])
+        sender = chance.choice(liars)
         with suppress(msgspec.ValidationError):  # values beyond what this one may have
             yield sender, decode(encode(Frame(1, 0, chosen(chance, chance.choice(says[sender]))))).message
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
-@pytest.mark.parametrize("node", LIARS, ids=str)
+CASES = [(node, each) for node in LIARS for each in STRATEGIES if each.recipe().shards or node == COORDINATOR]
+
+
+@pytest.mark.parametrize(("node", "strategy"), CASES, ids=[f"{type(each).__name__}-{node}" for node, each in CASES])
 def test_lies_of_a_member_cost_the_member(node: Node, strategy: squall.Strategy, tmp_path: Path) -> None:
     """2,000 to each receiver in `make deep`, of each strategy."""
     plan = make_plan(strategy, dataclasses.replace(INLINE, snapshot_every_s=0.1), Aims(epochs=100))

@@ -13,11 +13,12 @@ from squall.protocol.collective.coordinator import CollectiveCoordinator
 from squall.protocol.collective.messages import ShowWeights
 from squall.protocol.collective.replica import CollectiveReplica
 from squall.protocol.collective.rounds import Round, Rounds
-from squall.protocol.effects import Effect
+from squall.protocol.effects import Effect, Send
 from squall.protocol.evaluations import Evaluations
 from squall.protocol.events import Event, GroupJoined, StepTaken
 from squall.protocol.frames import Message
-from squall.protocol.messages import Lease
+from squall.protocol.machine import Refusal
+from squall.protocol.messages import Lease, Stats
 from squall.protocol.nodes import Node
 from squall.protocol.snapshot_rounds import SnapshotRounds
 from squall.sim.proof import share_phantoms
@@ -123,6 +124,25 @@ def nobody_tries_again(original: Any, coordinator: CollectiveCoordinator, *given
     """A group that breaks is left to the nursery's word of a death."""
 
 
+def newcomers_first(original: Any, rounds: Rounds, node: Node, clock: int, stats: Stats) -> None:
+    if clock != rounds.clock_of(node) + 1:
+        raise Refusal("it was to do another round")
+    original(rounds, node, clock, stats)
+
+
+def left_aside(original: Any, evaluations: Evaluations, effects: list[Effect]) -> None:
+    """What has come from another machine is not put where the evaluator reads."""
+    original(evaluations, effects)
+    sent = effects[-1] if effects else None
+    if isinstance(sent, Send) and sent.payload is not None:
+        effects[-1] = Send(sent.to, sent.message)
+
+
+def disbelieved(original: Any, coordinator: CollectiveCoordinator, node: Node) -> None:
+    original(coordinator, node)
+    coordinator._gone = 0
+
+
 def at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tries, "PAUSE_S", 0.0)
 
@@ -134,6 +154,8 @@ DIVIDED_ONES: dict[str, Planted] = {
         wrapped(CollectiveReplica, "_on_answer", of_the_step_before), 50, "I7"),
     "one member writes a snapshot for all": Planted(by_one, 50, "I15"),
     "shares of a snapshot are not asked for again": Planted(wrapped(SnapshotRounds, "ask_again", once), 400, "I5"),
+    "who says that a share is lost is not believed": Planted(
+        wrapped(CollectiveCoordinator, "_forget", disbelieved), 400, "I5"),
     "nobody has a second copy": Planted(own_share_alone, 50, "I15"),
     "a newcomer's state is taken for that of a member who is one round behind": Planted(also_a_newcomers, 400, "I6"),
     "who is one round behind is taken for a newcomer": Planted(of_who_is_up_to_date, 400, "I5"),
@@ -146,7 +168,7 @@ PLANTED: dict[str, Planted] = {
     "what some survivors have finished is dealt again": Planted(wrapped(Rounds, "settle", by_all), 100, "I7"),
     "what no survivor has finished is not dealt again": Planted(wrapped(Rounds, "give_back", nothing), 50, "I1"),
     "a newcomer is taken for one that has the weights": Planted(
-        wrapped(CollectiveCoordinator, "_form", at_once_theirs), 400, "I7"),
+        wrapped(CollectiveCoordinator, "_form", at_once_theirs), 400, "I12"),
     "the first member's weights go on, whatever they are": Planted(the_first_member, 50, "I6"),
     "a snapshot is taken while a round is under way": Planted(whatever_is_under_way, 50, "I7"),
     "members leave before the last snapshot": Planted(
@@ -155,6 +177,9 @@ PLANTED: dict[str, Planted] = {
         wrapped(CollectiveReplica, "_on_answer", of_before), 200, "I7"),
     "what was done in a round that comes to nothing is told": Planted(
         wrapped(CollectiveCoordinator, "_settle", told_all_the_same), 200, "I4"),
+    "a newcomer's first round is taken for a lie": Planted(wrapped(Rounds, "told", newcomers_first), 100, "I12"),
+    "what another machine shows stays where it has come": Planted(
+        wrapped(Evaluations, "_send", left_aside), 400, "I7"),
     "an evaluation waits for a replica that is gone": Planted(wrapped(Evaluations, "ask_of", asked_in_vain), 50, "I5"),
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ from squall.protocol.events import Event, FrameArrived, MachineJoined, StopReque
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes
 from squall.record.writer import COMMIT_EVERY_S
+from squall.runtime.collective.showing import ShowingHost
 from squall.runtime.driver import Driver, Host
 from squall.runtime.first_touch import prepared
 from squall.runtime.hosts import SlowedHost
@@ -185,7 +186,8 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
         if job.site is None:
             return PartsHost(coordinator, job) if job.plan.settings.parts > 1 else coordinator
         counting = TrafficHost(coordinator, job, job.site)
-        return PiecesHost(counting, job.directory, job.recipe.shards or 1, job.site.pieces)
+        showing = ShowingHost(counting, job.site.pieces, job.arena.weights(job.arena.shape.replicas, 0))
+        return PiecesHost(showing, job.directory, job.recipe.shards or 1, job.site.pieces)
     made, ratio = host(job, node), job.slowness(node)
     if node.role == "shard":
         return prepared(made, job, node.index)

@@ -121,6 +121,7 @@ def _collective_coordinator(coordinator: CollectiveCoordinator) -> Iterator[Clai
         all(node in coordinator._group for each in rounds.open.values() for node in each.dealt),
         "rounds are the group's",
     )
+    yield not rounds.doubted, "nobody says more than can be"
     yield all(rounds.clock_of(node) <= rounds.dealt for node in members.live), "nobody is ahead of what was dealt"
     yield not (coordinator._snapshots.under_way and rounds.open), "a snapshot is taken between two rounds"
     waits = coordinator.phase is not Phase.RUNNING or members.settled or rounds.open or coordinator.view_waits

@@ -6,7 +6,8 @@ from collections.abc import Container
 
 from squall.protocol.best import Best, Verdict
 from squall.protocol.collective.messages import Shown, ShowWeights
-from squall.protocol.effects import Effect, Send
+from squall.protocol.effects import Effect, Payload, Send
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Evaluate, Evaluated, Logged, Weights
 from squall.protocol.nodes import Node
 from squall.protocol.notes import EvaluationAsked, Remark, WeightsMeasured
@@ -39,8 +40,13 @@ class Evaluations:
 
     def _send(self, effects: list[Effect]) -> None:
         assert self.under_way is not None
-        if self._fetches or self._shown is not None:
-            effects.append(Send(self.evaluator, Evaluate(self.under_way, self.best.value, self._shown)))
+        question = Evaluate(self.under_way, self.best.value, self._shown)
+        if self._fetches:
+            effects.append(Send(self.evaluator, question))
+        elif self._shown is not None:
+            assert self._asked is not None
+            payload = Payload("weights", self._asked, 0, self.under_way, 0, self._shown.updates)
+            effects.append(Send(self.evaluator, question, payload))
         elif self._source is not None:
             self._asked = self._source
             effects.append(Send(self._source, ShowWeights(self.under_way)))
@@ -55,9 +61,11 @@ class Evaluations:
             self._send(effects)
 
     def shown(self, sender: Node, shown: Shown, effects: list[Effect]) -> None:
-        if shown.number == self.under_way and sender == self._asked and self._shown is None:
-            self._shown = shown.weights
-            self._send(effects)
+        """Raises `Refusal` where it was not asked."""
+        if shown.number != self.under_way or sender != self._asked or self._shown is not None:
+            raise Refusal(f"it shows weights for evaluation {shown.number}, and was not asked for them")
+        self._shown = shown.weights
+        self._send(effects)
 
     def logged(self, message: Logged, effects: list[Effect]) -> Verdict:
         """Results that a user's script has measured itself."""

@@ -84,8 +84,8 @@ def places_of(
         if not hears(sender, node):
             raise ValueError(f"a {sender.role} says {kind.__name__} of a {node.role}, which it does not hear")
     named = list(_named(message, sender, receiver))
-    weights = payload is not None and kind in (m.Exchanged, c.Shown) and payload.kind in ("weights", "trial")
-    if payload is not None and payload not in named and not weights:
+    brings = kind in (m.Exchanged, m.Evaluate, c.Shown)
+    if payload is not None and payload not in named and not (brings and payload.kind in ("weights", "trial")):
         raise ValueError(f"{payload} does not belong to {kind.__name__}")
     return named
 

@@ -10,20 +10,34 @@ from pathlib import Path
 from squall.protocol.effects import Effect, Payload, WritePiece, WriteSnapshot
 from squall.protocol.events import Event, PieceWritten, SnapshotWritten
 from squall.protocol.messages import PIECE_BYTES
+from squall.protocol.nodes import Node
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.snapshot import Snapshots, sync
 
 
 class Pieces:
-    """Where a piece lies that travels, by shard: PIECE_BYTES, of which the last piece of a file takes a part."""
+    """Where a piece lies that travels, by shard: PIECE_BYTES, of which the last piece of a file takes a part.
+
+    On the coordinator's machine also what lies there until it is known that it was asked for.
+    """
 
     def __init__(self) -> None:
         self._views: dict[int, memoryview] = {}
+        self._shown: dict[Node, memoryview] = {}
 
     def view(self, shard: int) -> memoryview:
         if shard not in self._views:
             self._views[shard] = memoryview(bytearray(PIECE_BYTES))
         return self._views[shard]
+
+    def room(self, replica: Node, size: int) -> memoryview:
+        """For the weights that a replica on another machine shows: the same bytes each time."""
+        return self._shown.setdefault(replica, memoryview(bytearray(size)))
+
+    def take(self, replica: Node) -> memoryview | None:
+        """What it has shown; what others have is dropped."""
+        self._shown = {node: shown for node, shown in self._shown.items() if node == replica}
+        return self._shown.get(replica)
 
 
 class FarShardHost(HostAround):

@@ -14,6 +14,11 @@ from squall.vector import Layout
 HEADER_BYTES, STATE_BYTES = 1 << 24, 1 << 12  # of a shard's file at most: beside its elements, and of each
 
 
+def state_bytes_at_most(elements: int) -> int:
+    """Of weights and an optimizer's state: more is none."""
+    return HEADER_BYTES + elements * STATE_BYTES
+
+
 class Places:
     """The bytes of payloads that a process sends or receives; called with each."""
 
@@ -37,9 +42,12 @@ class Places:
         if payload.kind == "piece":
             start, stop = self._ranges[payload.shard]
             at, size = payload.clock * PIECE_BYTES, payload.buffer
-            if not (0 <= at <= HEADER_BYTES + (stop - start) * STATE_BYTES and 0 < size <= PIECE_BYTES):
+            if not (0 <= at <= state_bytes_at_most(stop - start) and 0 < size <= PIECE_BYTES):
                 raise ValueError(f"no file of a snapshot has a place for {payload}")
             return (self._pieces.view(payload.shard)[:size],)
+        if self._node == COORDINATOR:  # the evaluator may be reading its own
+            (_, rates), length = self._find(payload), 4 * self._ranges[0][1]
+            return self._pieces.room(peer, length), memoryview(bytearray(rates.nbytes))
         key = payload.kind, payload.slot, payload.buffer, payload.shard
         if key not in self._views:
             self._views[key] = self._find(payload)

@@ -17,10 +17,12 @@ BATCH = 10
 class Circle:
     """`said` keeps what the coordinator says; views are seen, and rounds finished, only when a test has it so."""
 
-    def __init__(self, replicas: int = 2, examples: int = 100, epochs: int = 1, **settings: object) -> None:
+    def __init__(
+        self, replicas: int = 2, examples: int = 100, epochs: int = 1, divided: bool = False, **settings: object
+    ) -> None:
         self.leases = Leases(examples, BATCH, Limits(epochs=epochs))
         policy = Policy(replicas, 0, **{"snapshot_every_s": None, "evaluate": False, **settings})
-        self.machine = CollectiveCoordinator(policy, self.leases)
+        self.machine = CollectiveCoordinator(policy, self.leases, divided=divided)
         self.now = 0.0
         self.said: list[tuple[Node, Message]] = []
         self.effects: list[Effect] = []

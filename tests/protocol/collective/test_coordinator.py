@@ -2,16 +2,17 @@
 
 import pytest
 
-from squall.protocol.collective.coordinator import LOST
+from squall.protocol.collective.coordinator import LOST, SHARE_LOST
 from squall.protocol.collective.messages import Broken, Finished, Form, Shown, ShowWeights, Turn
 from squall.protocol.collective.rounds import AHEAD
 from squall.protocol.collective.tries import BROKEN_IN_A_ROW, PAUSE_S
-from squall.protocol.effects import Cause, End, PublishSnapshot
+from squall.protocol.effects import Cause, End, Payload, PublishSnapshot, Send
 from squall.protocol.events import StopRequested, TimePassed
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Evaluate, Join, Stats, Stop, TakeSnapshot, View, ViewSeen, Weights
 from squall.protocol.nodes import Node, replica_node
 from squall.protocol.notes import LeaseEnded
+from squall.protocol.policy import MachineRoom
 from tests.protocol.collective.group import BATCH, Circle
 
 NEWCOMER = replica_node(1, 1)
@@ -205,12 +206,104 @@ def test_a_users_stop_tears_the_rounds_under_way() -> None:
 
 def test_what_nobody_can_mean_is_refused() -> None:
     circle = Circle()
-    a, _ = circle.begun()
-    with pytest.raises(Refusal, match="was to do 1"):
-        circle.tell(a, Finished(AHEAD + 1, Stats()))
-    circle.tell(a, Broken(1, "broken"))
-    with pytest.raises(Refusal, match="2 were dealt"):
-        circle.tell(a, ViewSeen(2, clock=AHEAD + 1))
+    a, b = circle.begun()
+    for clock in (0, 2, AHEAD + 1):
+        with pytest.raises(Refusal, match="was to do 1"):
+            circle.tell(a, Finished(clock, Stats()))
+    circle.finish(1, a)
+    with pytest.raises(Refusal, match="was not asked for them"):
+        circle.tell(a, Shown(0, Weights(1, BATCH, 0.0)))
+    circle.lose(b)
+    for clock in (0, AHEAD + 1):
+        with pytest.raises(Refusal, match=f"finished round {clock}, behind 1, and 2 were dealt"):
+            circle.tell(a, ViewSeen(2, clock=clock))
+    circle.join(NEWCOMER)
+    circle.tell(a, ViewSeen(2, clock=1))
+    with pytest.raises(Refusal, match="is in no group"):
+        circle.tell(NEWCOMER, Finished(1, Stats()))
+
+
+def test_weights_are_shown_once_by_who_was_asked() -> None:
+    circle = Circle(evaluate=True, evaluate_every_s=1.0)
+    a, b = circle.begun()
+    circle.now = 1.0
+    circle.give(TimePassed())
+    shown = Shown(0, Weights(0, 0, 0.0))
+    with pytest.raises(Refusal, match="was not asked"):
+        circle.tell(b, shown)
+    sent = [effect for effect in circle.tell(a, shown) if isinstance(effect, Send)]
+    assert [effect.payload for effect in sent] == [Payload("weights", a, 0, 0, 0)]
+    with pytest.raises(Refusal, match="was not asked"):
+        circle.tell(a, shown)
+
+
+def test_who_says_that_it_is_two_rounds_ahead_of_another_gives_its_weights_to_nobody() -> None:
+    circle = Circle(replicas=3)
+    a, b, c = circle.begun()
+    circle.finish(1, a, b, c)  # so that three are dealt
+    circle.tell(a, Broken(1, "reset"))
+    circle.now = circle.machine.wake_at or 0.0
+    circle.give(TimePassed())
+    circle.see(r0=3, r1=1, r2=1)
+    form = circle.forms(b)[-1]
+    assert (form.clock, form.behind, form.source == a) == (1, (a,), False)
+    assert circle.turns(b)[-AHEAD:] == [2, 3]
+    circle.tell(b, Broken(2, "reset"))  # before it has got theirs: should it be honest, it is not refused
+    circle.now = circle.machine.wake_at or 0.0
+    circle.give(TimePassed())
+    circle.see(r0=3, r1=1, r2=1)
+    form = circle.forms(b)[-1]
+    assert (form.clock, form.behind) == (1, (a,))
+    circle.finish(2, a, b, c)
+    circle.lose(c)
+    circle.see(r0=3, r1=2)
+    assert circle.forms(b)[-1].source == a
+
+
+def test_another_member_gives_its_state_where_that_of_the_first_has_broken_the_group() -> None:
+    circle = Circle(replicas=3)
+    a, b, c = circle.begun()
+    circle.finish(1, a, b, c)
+    sources = [circle.forms(a)[-1].source]
+    for _ in range(3):
+        circle.tell(a, Broken(circle.machine.members.number, "what replica-0.0 gives is no state"))
+        circle.now = circle.machine.wake_at or 0.0
+        circle.give(TimePassed())
+        circle.see(r0=1, r1=1, r2=1)
+        sources.append(circle.forms(a)[-1].source)
+    assert sources == [a, b, c, a]
+
+
+def test_one_death_takes_no_share_with_it_whatever_is_said() -> None:
+    circle = Circle(replicas=3, divided=True)
+    a, b, c = circle.begun()
+    circle.finish(1, a, b, c)
+    circle.lose(c)
+    circle.see(r0=1, r1=1)
+    assert circle.tell(a, Broken(2, "lost", lost=True)) == []
+    circle.lose(b)
+    circle.see(r0=1)
+    assert circle.tell(a, Broken(3, "lost", lost=True))[-1] == End("failed", SHARE_LOST, Cause.FAILED)
+
+
+@pytest.mark.parametrize(
+    "address", ["node7:7700", "10.0.0.1", "10.0.0.1:0", "10.0.0.1:70000", "10.0.0.1:\N{SUPERSCRIPT TWO}", ":7700x"]
+)
+def test_who_wants_to_be_called_by_a_name_is_refused(address: str) -> None:
+    circle = Circle()
+    with pytest.raises(Refusal, match="no number and port"):
+        circle.tell(replica_node(0, 0), Join(1, address))
+
+
+def test_the_coordinators_machine_alone_needs_no_number() -> None:
+    near, far = replica_node(0, 0), replica_node(1, 0)
+    circle = Circle(rooms=(MachineRoom(0, 1, (near,)), MachineRoom(1, 1, (far,))))
+    with pytest.raises(Refusal, match="no number and port"):
+        circle.tell(far, Join(1, ":7700"))
+    circle.tell(far, Join(1, "fe80::1%eth0:7700"))
+    circle.tell(near, Join(1, ":7700"))
+    circle.see()
+    assert [place.address for place in circle.forms(near)[-1].places] == [":7700", "fe80::1%eth0:7700"]
 
 
 def test_who_comes_when_all_is_over_is_not_wanted() -> None:

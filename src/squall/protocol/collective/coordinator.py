@@ -8,19 +8,20 @@ leave the group, say how far they have come, and form the next one with the newe
 from __future__ import annotations
 
 import math
+from ipaddress import ip_address
 
 from squall.protocol.closing import Phase
 from squall.protocol.collective.holders import WeightHolders
 from squall.protocol.collective.messages import Broken, Finished, Form, Place, Shown, Turn
 from squall.protocol.collective.rounds import AHEAD, Round
-from squall.protocol.collective.tries import BROKEN_IN_A_ROW, Tries
+from squall.protocol.collective.tries import BROKEN_IN_A_ROW
 from squall.protocol.effects import Effect, Send
 from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
 from squall.protocol.messages import Join, Left, Progress, Stats, ViewSeen
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.policy import Policy
 from squall.protocol.reports import REPORT_EVERY_S, together
 
@@ -34,7 +35,7 @@ class CollectiveCoordinator(WeightHolders):
         self, policy: Policy, leases: Leases, clock: int = 0, snapshots: int = 0, divided: bool = False
     ) -> None:  # fmt: skip
         super().__init__(policy, leases, clock, snapshots, divided)
-        self._tries = Tries()  # of groups
+        self._gone = 0  # members since the last round that all have finished; one takes no share of the state with it
         self._done: dict[Node, Stats] = {}  # what members have done since the last report
         self._report_at = 0.0
         self._addresses: dict[Node, str] = {}  # where replicas are called by others
@@ -56,6 +57,8 @@ class CollectiveCoordinator(WeightHolders):
     # ------------------------------------------------------------ members
 
     def _on_join(self, node: Node, message: Join, now: float, effects: list[Effect]) -> None:
+        if message.address and not _is_address(message.address, near=self._placing.on.get(node) == NURSERY.index):
+            raise Refusal(f"it says that it is called at {message.address!r}, which is no number and port")
         self._addresses[node] = message.address
         super()._on_join(node, message, now, effects)
 
@@ -64,7 +67,7 @@ class CollectiveCoordinator(WeightHolders):
         self._addresses.pop(node, None)
         self._released.pop(node, None)
         if node in self._group:
-            self._torn = True
+            self._torn, self._gone = True, self._gone + 1
             self._tries.over()  # who was lost has broken it
 
     def _depart(self, node: Node, now: float, effects: list[Effect]) -> bool:
@@ -102,10 +105,12 @@ class CollectiveCoordinator(WeightHolders):
             return  # of one that was lost, or is not waited for, nothing counts that no survivor has
         match message:
             case Finished(clock, stats):
-                if not self.rounds.clock_of(sender) < clock <= self.rounds.dealt:
-                    raise Refusal(f"it has finished round {clock}, and was to do {self.rounds.clock_of(sender) + 1}")
+                if sender not in self._group:
+                    raise Refusal(f"it has finished round {clock}, and is in no group")
                 self.rounds.told(sender, clock, stats)
-                self._count(self.rounds.count(), effects)
+                if counted := self.rounds.count():
+                    self._gone = 0
+                self._count(counted, effects)
                 if now >= self._report_at or self._over() is not None:
                     self._report_at = now + REPORT_EVERY_S
                     self._report(effects)
@@ -113,7 +118,7 @@ class CollectiveCoordinator(WeightHolders):
                 self._look_for_end(now, effects)
             case Shown():
                 self._evaluations.shown(sender, message, effects)
-            case Broken(lost=True) if self._divided:  # of whatever group: those who are live now were all in it
+            case Broken(lost=True) if self._gone > 1:  # of whatever group: those who are live now were all in it
                 self._fail(SHARE_LOST, effects)
             case Broken(number, why):
                 self._on_broken(sender, number, why, now, effects)
@@ -142,12 +147,13 @@ class CollectiveCoordinator(WeightHolders):
 
     def _form(self, now: float, effects: list[Effect]) -> None:
         """Every live member has left its old group, and has told how far it has come."""
+        self.rounds.doubt(self._group)
         number, clock, source = self.members.number, self.rounds.newest, self._source
         if clock < self.rounds.counted:
             self._fail(LOST, effects)
             return
         self._formed, self._group, self._torn = number, dict.fromkeys(self.members.live), False
-        self._tries.again_at = None
+        self._tries.again_at, self.rounds.base = None, clock
         self._settle(effects)
         behind = tuple(node for node in self.members.live if self.rounds.clock_of(node) < clock)
         members = sorted(self.members.live)
@@ -185,9 +191,9 @@ class CollectiveCoordinator(WeightHolders):
 
     def _on_broken(self, sender: Node, number: int, why: str, now: float, effects: list[Effect]) -> None:
         """Mostly a member was lost, which its nursery will tell; else the same members try again, after a pause."""
-        if not number == self._formed == self.members.number or self._tries.again_at is not None:
+        if not number == self._formed == self.members.number:
             return
-        if not self._tries.broke(now):
+        if self._tries.again_at is None and not self._tries.broke(now):
             text = f"replicas could not form a group {BROKEN_IN_A_ROW} times in a row"
             self._fail(f"{text}, last: {sender}: {why}", effects)
 
@@ -195,8 +201,6 @@ class CollectiveCoordinator(WeightHolders):
         if sender not in self.members.live:
             return  # it was lost while this was on its way
         if not self._hasty:
-            if message.clock > self.rounds.dealt:
-                raise Refusal(f"it has finished round {message.clock}, and {self.rounds.dealt} were dealt")
             self.rounds.finished(sender, message.clock)
         if self.phase is Phase.SNAPSHOT and self._hurried and self._snapshot_due:
             self._do_without_silent(effects)
@@ -207,3 +211,17 @@ class CollectiveCoordinator(WeightHolders):
         for node, stats in self._done.items():
             self._note_stats(node, stats, effects)
         self._done.clear()
+
+
+def _is_address(text: str, near: bool) -> bool:
+    """Whether it is an IP address and a port; names are looked up for nobody.
+
+    `near`: it is on the coordinator's machine, which each reaches in its own way, so that the address may be empty.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+        return False
+    try:
+        return near if not host else bool(ip_address(host))
+    except ValueError:
+        return False

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from squall.protocol.collective.rounds import Rounds
+from squall.protocol.collective.tries import Tries
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import Cause, Effect, Send
 from squall.protocol.leases import Leases
@@ -27,6 +28,7 @@ class WeightHolders(Coordinator):
         self._formed = 0  # number of the view whose members were told to form a group
         self._group: dict[Node, None] = {}  # those members
         self._torn = False  # a member was lost, or the group has broken: what was dealt is not waited for
+        self._tries = Tries()  # of groups
         self._snapshot_due = False
         self._hasty = False  # members that do not answer are not waited for any more
         self._released: dict[Node, bool] = {}  # members that shall leave between two rounds, and whether they were told
@@ -53,9 +55,13 @@ class WeightHolders(Coordinator):
 
     @property
     def _source(self) -> Node:
-        """The first live member with the newest weights, on the coordinator's machine if there is one."""
+        """The first live member with the newest weights, on the coordinator's machine if there is one.
+
+        Where groups break it is the next one in turn: what the first gives may be of no use.
+        """
         having = [node for node in self.members.live if self.rounds.clock_of(node) == self.rounds.newest]
-        return min(having, key=lambda node: (self._placing.on.get(node) != NURSERY.index, node))
+        having.sort(key=lambda node: (self._placing.on.get(node) != NURSERY.index, node))
+        return having[self._tries.in_a_row % len(having)]
 
     @property
     def _quiet(self) -> bool:
@@ -119,6 +125,7 @@ class WeightHolders(Coordinator):
             self._hasty = True
             for node in [node for node in self.members.live if node not in clocks]:
                 self.rounds.forget(node)
+            self.rounds.doubt(self._group)
             self._settle(effects)
 
     def _hurry(self, reason: str, now: float, effects: list[Effect], wanted: bool = False) -> None:

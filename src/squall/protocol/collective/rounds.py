@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from squall.protocol.leases import Leases
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Lease, Stats
 from squall.protocol.nodes import Node
 
@@ -45,7 +46,10 @@ class Rounds:
         self.leases = leases
         self.counted = clock  # the newest round that counts
         self.open: dict[int, Round] = {}  # dealt and not counted, the oldest first
+        self.dealt_ever = clock  # the newest round that was dealt, though it may have been taken back
+        self.base = clock  # the round from which the newest group has gone on
         self._finished: dict[Node, int] = {}  # live member -> the newest round that it has finished
+        self.doubted: dict[Node, None] = {}  # members that have said more than can be
 
     @property
     def dealt(self) -> int:
@@ -58,17 +62,36 @@ class Rounds:
         return max(self._finished.values(), default=-1)
 
     def finished(self, node: Node, clock: int) -> None:
-        """It has come so far."""
-        self._finished[node] = clock
+        """It says that it has come so far. Raises `Refusal` where it cannot say so."""
+        if not self.clock_of(node) <= clock <= self.dealt_ever:
+            least = self.clock_of(node)
+            raise Refusal(f"it has finished round {clock}, behind {least}, and {self.dealt_ever} were dealt")
+        self._finished[node] = -1 if node in self.doubted and clock > self.base else clock
+
+    def doubt(self, group: Iterable[Node]) -> None:
+        """Hold against each other what all members of the newest group have said.
+
+        A round needs the gradients of all, so nobody is two rounds ahead of another one. What is said beyond counts for
+        nothing, and its rounds are dealt again; it may be the other one who lies, so that nobody is refused.
+        """
+        said = {node: self._finished[node] for node in group if node in self._finished and node not in self.doubted}
+        most = max(self.base, min(said.values(), default=self.base) + 1)
+        for node in [node for node, clock in said.items() if clock > most]:
+            self._finished[node], self.doubted[node] = -1, None
 
     def told(self, node: Node, clock: int, stats: Stats) -> None:
-        """It has finished this round, and tells what it did, which counts with the round."""
+        """It has finished this round, and tells what it did, which counts with the round. Raises `Refusal`."""
+        expected = max(self.clock_of(node), self.base) + 1
+        if clock != expected or clock > self.dealt:
+            raise Refusal(f"it has finished round {clock}, and was to do {expected}")
+        self.doubted.pop(node, None)
         self.finished(node, clock)
         if clock in self.open:
             self.open[clock].told[node] = stats
 
     def forget(self, node: Node) -> None:
         self._finished.pop(node, None)
+        self.doubted.pop(node, None)
 
     def clock_of(self, node: Node) -> int:
         """-1: it has not told."""
@@ -85,6 +108,7 @@ class Rounds:
         if not any(dealt.values()):
             return None
         each = self.open[self.dealt + 1] = Round(dealt, {})
+        self.dealt_ever = max(self.dealt_ever, self.dealt)
         return each
 
     def count(self) -> list[Round]:

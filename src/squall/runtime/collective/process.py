@@ -15,11 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from squall.protocol.effects import Gather, JoinGroup, Step
 from squall.protocol.events import Event, Gathered, GroupBroken, GroupJoined, StepTaken
 from squall.protocol.nodes import Node
+from squall.runtime.collective.given import broadcast_state
 from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.meeting import Fellows, in_a_line, lost
 from squall.runtime.collective.member import Member
 from squall.runtime.collective.shares import ShareLost
-from squall.runtime.collective.sharing import Sharing, broadcast_tensors
+from squall.runtime.collective.sharing import Sharing
 from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
 from squall.runtime.inside import Alone
@@ -83,7 +84,7 @@ class GroupedMember:
         given = None
         if effect.transfer and self.holding is None:
             state = self.member.state() if own == source else None
-            given = broadcast_tensors(group.torch, source, state, self.member.device)
+            given = broadcast_state(group, source, state, self.member, whole=True)
         if len(effect.members) > 1:
             unused = torch.tensor([int(self.unused)], device=self.member.device)
             dist.all_reduce(unused, group=group.torch)

@@ -7,10 +7,9 @@ from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load, save
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
+from squall.runtime.collective.given import broadcast_state
 from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.shares import givers, runs
 from squall.runtime.far_group import FarGroup
@@ -76,17 +75,4 @@ class Sharing:
         dist.broadcast(tensor, group=self._group.torch, group_src=place)
 
     def _tensors(self, place: int, given: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        return broadcast_tensors(self._group.torch, place, given, self._holding.member.device)
-
-
-def broadcast_tensors(
-    group: ProcessGroup, source: int, given: dict[str, Tensor] | None, device: torch.device
-) -> dict[str, Tensor]:  # fmt: skip
-    """What the member in place `source` gives; all others give None. The tensors are on the CPU."""
-    raw = bytearray(save(given)) if given is not None else bytearray()
-    size = torch.tensor([len(raw)], device=device)
-    dist.broadcast(size, group=group, group_src=source)
-    data = torch.frombuffer(raw, dtype=torch.uint8) if given is not None else torch.empty(int(size), dtype=torch.uint8)
-    data = data.to(device)
-    dist.broadcast(data, group=group, group_src=source)
-    return given if given is not None else load(data.cpu().numpy().tobytes())
+        return broadcast_state(self._group, place, given, self._holding.member)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from squall.protocol import effects, events
 from squall.protocol.effects import Effect, JoinGroup, Payload, Step
 from squall.protocol.events import Event
 from squall.protocol.messages import PIECE_BYTES
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.circle import Circle, Work, joined_whole
 from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.memory import BatchRange, File, Written, folded_with
-from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, Phantom, PhantomHosts
+from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, CoordinatorPhantom, Phantom, PhantomHosts
 
 LATE_S = 0.004  # that one member has made a step behind another, at most
 
@@ -63,7 +63,15 @@ class GroupPhantomHosts(PhantomHosts):
         self.writers: dict[int, Node] = {}
         self.parts: dict[int, dict[int, Share]] = {}  # alike, by place, where each writes its share
         self.shown: Weights | None = None  # what was put into the evaluator's buffer last
+        self.under_way: dict[tuple[int, int], Weights] = {}  # evaluation, and clock -> what was sent there for it
         self.prices[Step] = lambda node, effect, begins: self.compute_s(node)
+
+    def show(self, weights: Weights) -> None:
+        """Put them where the evaluator, which is on the first machine, reads."""
+        evaluator, memory = Node("evaluator", self.recipe.replicas), self.memories[COORDINATOR]
+        memory.check_free(Payload("weights", evaluator, 0, 0, 0), self.now())
+        memory.weights[evaluator.index, 0] = [Written(weights.clock, weights.fold)]
+        self.shown = weights
 
     def parted(self, nodes: Sequence[Node]) -> bool:
         return any(self.cut_off(one, other) for one, other in combinations(nodes, 2))
@@ -79,12 +87,31 @@ class GroupPhantomHosts(PhantomHosts):
             made = self.members[node] = self.kind(self, node)
             made.begin(self.begun)
             return made
-        return super().make(node, version, file)
+        return GroupCoordinatorPhantom(self, node) if node == COORDINATOR else super().make(node, version, file)
 
     def files(self, number: int) -> list[File]:
         if self.machine(self.writers[number]):
             return [self.arrived.get((number, 0), NOTHING)]
         return [File(self.written[number].fold)]
+
+
+class GroupCoordinatorPhantom(CoordinatorPhantom):
+    hosts: GroupPhantomHosts
+
+    def __init__(self, hosts: GroupPhantomHosts, node: Node) -> None:
+        super().__init__(hosts, node)
+        self._shown: dict[tuple[int, int], Weights] = {}  # evaluation, and clock -> what was shown for it
+
+    def incoming(self, payload: Payload, numbers: Any) -> None:
+        if payload.kind == "piece":
+            super().incoming(payload, numbers)
+        else:
+            self._shown[payload.clock, payload.version] = numbers
+
+    def attach(self, payload: Payload) -> None:
+        shown = self._shown.get((payload.clock, payload.version))
+        if shown is not None:
+            self.hosts.show(shown)
 
 
 class MemberPhantom(Phantom):
@@ -102,9 +129,15 @@ class MemberPhantom(Phantom):
             file = File(self.hosts.written[payload.version].fold)
             self.memory.write(payload, (payload.version, payload.clock, file))
             return
-        self.memory.check_free(payload, self.hosts.now())
-        self.memory.weights[payload.slot, payload.buffer] = [Written(self.weights.clock, self.weights.fold)]
-        self.hosts.shown = self.weights
+        if self.hosts.machine(self.node):
+            self.hosts.under_way[payload.clock, payload.version] = self.weights
+        else:
+            self.hosts.show(self.weights)
+
+    def outgoing(self, payload: Payload, to: Node) -> object | None:
+        if payload.kind == "piece":
+            return super().outgoing(payload, to)
+        return self.hosts.under_way.get((payload.clock, payload.version))
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

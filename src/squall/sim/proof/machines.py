@@ -132,6 +132,8 @@ class WorldMachines:
     def tear(self, linked: object, to: Node, parcel: tuple[Node, Parcel]) -> None:
         """Half of the payload is at its place."""
         sender, (frame, payload, numbers) = parcel
+        if to == COORDINATOR and payload.kind == "weights":
+            return  # whole ones alone are put where they are read
         if isinstance(linked, Linked) and linked.takes(sender, frame.number):
             self._hosts.memories[to].tear(payload, numbers)
 

@@ -1,0 +1,68 @@
+"""What a member of all-reduce gives others of its state. They look at it before they use any of it.
+
+Members on other machines may be broken, or another program: what is no state breaks the group, and nobody's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from squall.runtime.collective.member import Member
+from squall.runtime.far_group import FarGroup
+from squall.runtime.groups import Group
+from squall.runtime.places import state_bytes_at_most
+from squall.runtime.states import SETTINGS, STATE
+from squall.transports.mesh import MeshBroken
+
+
+def broadcast_state(
+    group: Group | FarGroup, source: int, given: dict[str, Tensor] | None, member: Member, whole: bool = False
+) -> dict[str, Tensor]:  # fmt: skip
+    """What the member in place `source` gives; all others give None. The tensors are on the CPU.
+
+    `whole`: it is the state of the whole model, with its weights. Raises `MeshBroken` for what is no state.
+    """
+    raw = bytearray(save(given)) if given is not None else bytearray()
+    size = torch.tensor([len(raw)], device=member.device)
+    dist.broadcast(size, group=group.torch, group_src=source)
+    if not 0 <= int(size) <= state_bytes_at_most(member.layout.length):
+        raise MeshBroken(f"{group.members[source]} gives a state of {int(size)} bytes")
+    data = torch.frombuffer(raw, dtype=torch.uint8) if given is not None else torch.empty(int(size), dtype=torch.uint8)
+    data = data.to(member.device)
+    dist.broadcast(data, group=group.torch, group_src=source)
+    if given is not None:
+        return given
+    try:
+        found = load(data.cpu().numpy().tobytes())
+    except SafetensorError as error:
+        raise MeshBroken(f"what {group.members[source]} gives is no state: {error}") from error
+    if wrong := _misfit(found, member, whole):
+        raise MeshBroken(f"what {group.members[source]} gives is no state of this model: {wrong}")
+    return found
+
+
+def _misfit(state: Mapping[str, Tensor], member: Member, whole: bool) -> str:
+    """What does not belong there; the optimizer alone knows what its state of a parameter looks like."""
+    names = {span.name for span in member.layout.parameters}
+    groups = member.optimizer.param_groups
+    if ("weights" in state) != whole:
+        return "weights"
+    for name, value in state.items():
+        kind, _, rest = name.partition(":")
+        owner, _, key = rest.rpartition(":")
+        if name == "weights":
+            fits = value.shape == member.vector.shape and value.dtype == member.vector.dtype
+        elif kind == SETTINGS:
+            at = int(owner) if owner.isascii() and owner.isdecimal() else len(groups)
+            fits = at < len(groups) and isinstance(groups[at].get(key), int | float) and value.numel() == 1
+        else:
+            fits = kind == STATE and owner in names
+        if not fits:
+            return name
+    return ""
