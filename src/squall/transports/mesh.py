@@ -15,7 +15,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from socket import SHUT_RDWR, socket
-from weakref import WeakSet
+
+from squall.transports.forks import abandon_at_fork
 
 PASS_BYTES = 1 << 20  # what a turn reads or writes at most, so that no connection keeps the others waiting
 CUT = "the connections were cut"
@@ -128,7 +129,7 @@ class Mesh:
             self._epoll.register(line.connection, 0)
         self._thread = threading.Thread(target=self._run, name="squall mesh", daemon=True)
         self._thread.start()
-        _of_this_process.add(self)
+        abandon_at_fork(self)
 
     # ------------------------------------------------------------ what the process asks for
 
@@ -157,7 +158,6 @@ class Mesh:
         self._thread.join()
 
     def abandon(self) -> None:
-        """In a process that was forked: have no part in the connections. Nothing but descriptors is touched."""
         for line in self._lines.values():
             with suppress(OSError):
                 os.close(line.connection.detach())
@@ -240,16 +240,3 @@ class Mesh:
         os.close(self._wake)
         for task in tasks:
             task.over(MeshBroken(self._why))
-
-
-_of_this_process: WeakSet[Mesh] = WeakSet()
-
-
-def _abandon_all() -> None:
-    """Who loads data, say, must not keep the connections of a process open that dies."""
-    for mesh in _of_this_process:
-        mesh.abandon()
-    _of_this_process.clear()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

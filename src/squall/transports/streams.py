@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from weakref import WeakSet
 
 from squall.protocol.effects import Payload
 from squall.protocol.events import Event, FrameArrived, PeerReached, PeerRefused, PeersHeard
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import Node
+from squall.transports.forks import abandon_at_fork, keep_at_fork
 from squall.transports.lanes import TRY_AGAIN_S, Lanes
 from squall.transports.opening import OPEN_WITHIN_S, Door, Opening
 from squall.transports.part import Part
@@ -62,7 +62,7 @@ class Streams:
         self._epoll = select.epoll()
         self._arrived: deque[Event] = deque()
         self._door = None if listener is None else Door(listener, self._epoll)
-        _of_this_process.add(self)
+        abandon_at_fork(self)
 
     def fileno(self) -> int:
         """Readable when there is something to do, beside what `wake_at` tells."""
@@ -124,11 +124,9 @@ class Streams:
             self._door.close()
         self._epoll.close()
         self._lanes.close()
-        _of_this_process.discard(self)
+        keep_at_fork(self)
 
     def abandon(self) -> None:
-        """In a process that was forked: have no part in the connections. Nothing but descriptors is touched."""
-        # A thread, which is not here, may have been at work on the rest.
         owners: list[socket.socket | Opening | Door] = [stream.connection for stream in self._streams.values()]
         owners += [opening for opening, _ in self._opening.values()]
         for owner in (*owners, *([] if self._door is None else [self._door])):
@@ -285,16 +283,3 @@ class Streams:
         del self._nodes[stream.connection.fileno()]
         self._epoll.unregister(stream.connection)
         stream.close()
-
-
-_of_this_process: WeakSet[Streams] = WeakSet()
-
-
-def _abandon_all() -> None:
-    """Who loads data, say, must not keep the connections of a process open that dies."""
-    for streams in _of_this_process:
-        streams.abandon()
-    _of_this_process.clear()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
