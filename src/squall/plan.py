@@ -14,10 +14,11 @@ import torch
 
 from squall.checks import require
 from squall.runtime.backward import named_device, resolve_device
-from squall.runtime.optimizers import build_optimizer, check_optimizers, in_words
+from squall.runtime.optimizers import build_optimizer, check_in_parts, check_optimizers, in_words
 from squall.runtime.run_plan import NO_AIMS, Aims, Plan
 from squall.runtime.seeds import seed_everything
 from squall.settings import Settings
+from squall.splits import Tensor
 from squall.strategies import STRATEGIES, Recipe, Strategy
 from squall.strategies.work import BatchMethod, Collective, Loop
 from squall.task import Task, TaskFunction, check_task
@@ -51,7 +52,7 @@ def make_plan(
         what = type(strategy).__name__ if recipe.alone else f"keep_schedule {settings.keep_schedule!r}"
         raise ValueError(f"{asked}, and {what} is for one machine: leave one of them out")
     if settings.parts > 1:
-        _check_parts(strategy, recipe, settings)
+        _check_parts(recipe, settings, device)
     if settings.several and isinstance(recipe.work, Collective) and named_device(device).type != "cpu":
         raise ValueError(f"{asked}, and AllReduce computes on CPUs there for now: use device='cpu', or Synchronous")
     if settings.several and recipe.divided:
@@ -74,15 +75,24 @@ def make_plan(
     )  # fmt: skip
 
 
-def _check_parts(strategy: Strategy, recipe: Recipe, settings: Settings) -> None:
+def _check_parts(recipe: Recipe, settings: Settings, device: str) -> None:
     """Raise `ValueError` for what replicas of several parts cannot do yet."""
     what = ""
     if recipe.alone:
         what = "SingleProcess is one process"
     elif isinstance(recipe.work, Collective):
-        what = f"{type(strategy).__name__} has the optimizer on replicas, which have one process each yet"
+        what = _not_in_columns(recipe, settings, device)
     if what:
         raise ValueError(f"parts is {settings.parts}, and {what}: leave it out, or use Synchronous or Downpour")
+
+
+def _not_in_columns(recipe: Recipe, settings: Settings, device: str) -> str:
+    """What keeps replicas of several parts from all-reduce, if anything does."""
+    if settings.several:
+        return "AllReduce has replicas of parts on one machine for now"
+    if recipe.divided:
+        return "AllReduce divides the optimizer's state between parts already, not by shard_optimizer as well"
+    return "" if named_device(device).type == "cpu" else "AllReduce computes with parts on CPUs for now"
 
 
 def check_together(plan: Plan, strategy: Strategy, task: Task) -> Layout:
@@ -119,6 +129,7 @@ def build_checked(function: TaskFunction, plan: Plan, strategy: Strategy) -> tup
         from squall.parts.check import check_split  # which imports torch's compiler
 
         check_split(task, plan.settings.parts)
+        check_in_parts(strategy.recipe(), sliced=isinstance(task.split, Tensor))
     return task, check_together(plan, strategy, task)
 
 

@@ -165,7 +165,11 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True):
     def views(self, vector: Tensor) -> list[Tensor]:
         """One view per parameter, in its own shape, or in that of its slice."""
         whole = zip(self.parameters, _views(vector, self.parameters))
-        return [view if (cut := self.slices.get(span.name)) is None else _cut(view, cut) for span, view in whole]
+        return [self.own_slice(span, view) for span, view in whole]
+
+    def own_slice(self, span: Span, whole: Tensor) -> Tensor:
+        """What this has of a tensor in its own shape."""
+        return whole if (cut := self.slices.get(span.name)) is None else cut_of(whole, cut)
 
     def counter_views(self, vector: Tensor) -> list[Tensor]:
         """One view per counter, [..., 2], for `count_in` and `put_count`."""
@@ -230,7 +234,8 @@ def put_count(pairs: Tensor, count: Tensor) -> None:
     pairs[..., 1] = count - pairs[..., 0]
 
 
-def _cut(tensor: Tensor, cut: Slice) -> Tensor:
+def cut_of(tensor: Tensor, cut: Slice) -> Tensor:
+    """The slice of a tensor."""
     return tensor.chunk(cut.of, cut.dim)[cut.number]
 
 

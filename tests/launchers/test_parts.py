@@ -164,7 +164,7 @@ def test_a_run_with_parts_is_interrupted_and_resumed_with_one(tmp_path: Path) ->
     ("strategy", "settings", "message"),
     [
         (squall.SingleProcess(), {}, "parts is 2, and SingleProcess is one process"),
-        (squall.AllReduce(), {}, "AllReduce has the optimizer on replicas"),
+        (squall.AllReduce(shard_optimizer=True), {}, "between parts already, not by shard_optimizer"),
     ],
 )
 def test_what_parts_cannot_do_yet_is_refused_with_the_remedy(

@@ -27,6 +27,7 @@ from squall.runtime.groups import Group
 from squall.runtime.job import Job
 from squall.runtime.kinds import host
 from squall.runtime.processes import fork, keep_freed_memory
+from squall.strategies.work import Collective
 from squall.usercode.blame import encode, note
 
 
@@ -45,7 +46,11 @@ def first_part(job: Job, node: Node, sockets: Path) -> tuple[Job, Neighbours, Wa
 
 def with_own(job: Job) -> Job:
     """The job with weights that parts share which are forked later, where the replica trains on its own."""
-    return job if job.recipe.work.local is None or job.own is not None else replace(job, own=shared_vector(job))
+    if job.own is not None:
+        return job
+    if isinstance(job.recipe.work, Collective):
+        return replace(job, own=shared_vector(job).copy_(job.initial))
+    return job if job.recipe.work.local is None else replace(job, own=shared_vector(job))
 
 
 def shared_vector(job: Job) -> Tensor:

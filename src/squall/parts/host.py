@@ -17,11 +17,25 @@ from msgspec.structs import replace
 
 from squall.parts.neighbours import NeighbourLost, Neighbours
 from squall.parts.spent import measured
-from squall.protocol.effects import Compute, Effect, End, Expect, Keep, PreparePush, UseWeights
-from squall.protocol.events import Event, GradientComputed
+from squall.protocol.effects import (
+    Compute,
+    Effect,
+    End,
+    Expect,
+    JoinGroup,
+    Keep,
+    LeaveGroup,
+    PreparePush,
+    Step,
+    UseWeights,
+    WriteSnapshot,
+)
+from squall.protocol.events import Event, GradientComputed, StepTaken
 from squall.runtime.driver import Host, HostAround
 
-KINDS: tuple[type[Effect], ...] = (Compute, Keep, PreparePush, UseWeights, Expect, End)
+KINDS: tuple[type[Effect], ...] = (
+    Compute, Keep, PreparePush, UseWeights, Expect, End, JoinGroup, LeaveGroup, Step, WriteSnapshot,
+)  # fmt: skip
 PUT_OFF = (UseWeights, Expect)  # nothing comes of these before another effect does
 MOST_PUT_OFF = 16
 
@@ -66,7 +80,9 @@ class Speaker(HostAround):
         with self._neighbours.together():
             with self._neighbours.spent.at_work():
                 event = self._perform(effect, now)
-            if isinstance(event, GradientComputed):
+            if isinstance(event, StepTaken):
+                self._neighbours.spent.look()  # the next step may be there already, so that there is no rest
+            if isinstance(event, GradientComputed | StepTaken):
                 event = replace(event, inside=measured(self._neighbours.spent, self._neighbours.others.values()))
             return event
 
@@ -87,6 +103,8 @@ class Speaker(HostAround):
                 self._watch.close()
             with suppress(NeighbourLost):  # who ends need not be told to
                 self._neighbours.tell(_encoded([End("")]))
+            return super().perform(effect, now)
+        if type(effect) not in KINDS:
             return super().perform(effect, now)
         self._put_off.append(effect)
         if isinstance(effect, self._later) and len(self._put_off) < MOST_PUT_OFF:
@@ -121,4 +139,5 @@ def _encoded(effects: list[Effect]) -> bytes:
 
 
 def _decoded(text: bytes) -> list[Effect]:
-    return [KINDS[kind](*values) for kind, *values in msgspec.msgpack.decode(text)]
+    told = ((KINDS[kind], values) for kind, *values in msgspec.msgpack.decode(text))
+    return [msgspec.convert(dict(zip(kind.__struct_fields__, values)), kind) for kind, values in told]

@@ -22,7 +22,7 @@ def inside(
     """What this part computes. It changes the task's model: to be called once, in the part's own process."""
     built = [parameter.data for parameter in task.model.parameters()]
     place = _place(task, layout, starts, neighbours, device)
-    place.built, place.speaks = built, neighbours.part == SPEAKER
+    place.built, place.speaks, place.neighbours = built, neighbours.part == SPEAKER, neighbours
     return place
 
 

@@ -13,7 +13,7 @@ from squall.parts.spent import NUMBERS, Spent
 from squall.runtime.groups import Group
 
 SPEAKER = 0  # a pipeline's backward passes end at the first stage, so part 0 is the last to be done with a batch
-TOLD_BYTES = 1024
+TOLD_BYTES = 4096
 
 
 class NeighbourLost(Exception):

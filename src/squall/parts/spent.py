@@ -26,7 +26,7 @@ class Spent:
     def __init__(self) -> None:
         self.total_s = self.waited_s = self.schedule_s = 0.0
         self.memory = 0
-        self._busy_s = 0.0
+        self._busy_s = self._elsewhere_s = 0.0
         self._stages_s = 0.0  # computing in what `schedule_s` counts
         self._stage_s = 0.0  # and in the schedule that runs
         self._rounds = 0
@@ -38,9 +38,9 @@ class Spent:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        started, waited = time.perf_counter(), self.waited_s
+        started, waited, elsewhere = time.perf_counter(), self.waited_s, self._elsewhere_s
         yield
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started - (self._elsewhere_s - elsewhere)
         self.total_s += seconds
         self._busy_s += max(0.0, seconds - (self.waited_s - waited))
         self._rounds += 1
@@ -52,6 +52,15 @@ class Spent:
             yield
         finally:
             self.waited_s += time.perf_counter() - started
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """What passes in here is not the replica's own time: it is with other replicas."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._elsewhere_s += time.perf_counter() - started
 
     @contextmanager
     def in_schedule(self, counts: bool) -> Iterator[None]:

@@ -100,6 +100,7 @@ class StepTaken(Event, frozen=True, gc=False):
     wait_s: float  # for others, beyond what computing has hidden
     extras: dict[str, float] | None = None
     guilty: bool = False
+    inside: tuple[float, ...] = ()  # as in `GradientComputed`
 
 
 class BatchOver(Event, frozen=True, gc=False):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from squall.task import Batch, Task, loss_and_extras
 from squall.vector import Layout
+
+if TYPE_CHECKING:
+    from squall.parts.neighbours import Neighbours
 
 Computed = tuple[float, dict[str, float] | None]  # the loss of a batch, and the numbers beside it
 
@@ -20,6 +23,7 @@ class Inside(ABC):
     """One process's place in its replica.
 
     Attributes:
+        neighbours: the way to the others.
         reads: what this process computes with of the weights.
         writes: what it answers for: its gradients, its buffers. Those of a replica's processes make up the whole.
         looked: the processes have agreed that loss and gradients are finite when `compute` returns, or it is NaN.
@@ -28,6 +32,7 @@ class Inside(ABC):
         speaks: the replica's machine is in this process.
     """
 
+    neighbours: Neighbours
     reads: Layout
     writes: Layout
     looked: bool

@@ -17,7 +17,7 @@ from squall.strategies.base import Recipe
 from squall.strategies.work import BatchMethod, Collective
 from squall.task import OptimizerFactory
 
-_WHOLE = "looks at all parameters together, so that its state cannot be divided: leave shard_optimizer out"
+_WHOLE = "looks at all parameters together, so that its state cannot be divided: leave {} out"
 _STEP_FAILURES = (TypeError, RuntimeError, NotImplementedError, ValueError, IndexError)
 
 
@@ -82,7 +82,7 @@ def check_optimizers(recipe: Recipe) -> None:
     if isinstance(recipe.work, Collective):
         _check_step(recipe.work.optimizer, torch.ones(2, 4))
         if recipe.divided:
-            _check_apart(recipe.work.optimizer)
+            _check_apart(recipe.work.optimizer, "shard_optimizer")
         return
     update, local = recipe.loop.update, recipe.loop.local
     if local is not None:
@@ -101,9 +101,22 @@ def _check_step(factory: OptimizerFactory, weights: Tensor) -> None:
         raise ValueError(f"{_name(factory)} cannot step on a gradient alone: use SGD or AdamW ({error})") from error
 
 
-def _check_apart(factory: OptimizerFactory) -> None:
+def check_in_parts(recipe: Recipe, sliced: bool) -> None:
+    """Raise `ValueError` for an optimizer that each part of a replica cannot have of its tensors, or slices of them."""
+    if not isinstance(recipe.work, Collective):
+        return
+    factory = recipe.work.optimizer
+    _check_apart(factory, "parts")
+    if sliced and not elementwise(factory):
+        raise ValueError(
+            f"{_name(factory)} is not elementwise, and each part has slices of tensors: use for example SGD, Adagrad or"
+            " AdamW, or a split that leaves tensors whole (squall.Pipeline, squall.Branches)"
+        )
+
+
+def _check_apart(factory: OptimizerFactory, setting: str) -> None:
     """Raise `ValueError` unless a tensor moves as it does beside another when the optimizer steps on it alone."""
-    found = []
+    found, whole = [], f"{_name(factory)} {_WHOLE.format(setting)}"
     for others in (True, False):
         first, second = (nn.Parameter(torch.full((2, 4), value)) for value in (1.0, 3.0))
         optimizer = build_optimizer(factory, [{"params": [first]}, {"params": [second]}])
@@ -114,10 +127,10 @@ def _check_apart(factory: OptimizerFactory) -> None:
             try:
                 bare_step(optimizer, tracked=True)()
             except _STEP_FAILURES as error:
-                raise ValueError(f"{_name(factory)} {_WHOLE} ({error})") from error
+                raise ValueError(f"{whole} ({error})") from error
         found.append(second.detach())
     if not torch.equal(*found):
-        raise ValueError(f"{_name(factory)} {_WHOLE}")
+        raise ValueError(whole)
 
 
 def check_elementwise(factory: OptimizerFactory) -> None:

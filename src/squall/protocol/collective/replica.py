@@ -221,7 +221,8 @@ class CollectiveReplica:
         own = turn.lease.stop - turn.lease.start if turn.lease is not None else 0
         extras = {name: (value * own, own) for name, value in (event.extras or {}).items()} if own else {}
         stats = Stats(
-            own, int(own > 0), event.loss * own if own else 0.0, event.compute_s, event.wait_s, 1, 1, 1, {0: 1}, extras
+            own, int(own > 0), event.loss * own if own else 0.0, event.compute_s, event.wait_s, 1, 1, 1, {0: 1}, extras,
+            event.inside,
         )  # fmt: skip
         effects.append(Send(COORDINATOR, Finished(turn.clock, stats)))
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
+from torch import Tensor
+
 from squall.protocol.effects import Gather, JoinGroup, Step
 from squall.protocol.events import Event
 from squall.runtime.collective.meeting import FarFellows
@@ -44,6 +46,9 @@ class Apart:
 
     def gather(self, effect: Gather) -> None:
         self._do(partial(self._grouped.gather, effect))
+
+    def state(self) -> dict[str, Tensor]:
+        return self._grouped.state()
 
     def cut(self) -> None:
         self._fellows.cut()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from squall.protocol.effects import CutGroup, Effect, End, Gather, JoinGroup, LeaveGroup, Payload, Step, WriteSnapshot
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
@@ -24,6 +26,8 @@ class InGroup(Protocol):
 
     member: Member
     holding: Holding | None  # its share, where members divide the optimizer's state
+
+    def state(self) -> dict[str, Tensor] | None: ...  # of the whole replica; None in a part that does not speak for it
 
     @property
     def wakes(self) -> Sequence[int]: ...  # descriptors that are readable when `poll` has an answer
@@ -73,10 +77,12 @@ class CollectiveHost(Host):
                 raise AssertionError(f"a replica cannot {effect!r}")
         return None
 
-    def _write(self, number: int) -> Event:
+    def _write(self, number: int) -> Event | None:
         holding = self.in_group.holding
         if holding is None:
-            return self._snapshots.write(number, 0, 1, self.in_group.member.state(), (0, self._job.layout.length))
+            state = self.in_group.state()
+            whole = 0, self._job.layout.length
+            return None if state is None else self._snapshots.write(number, 0, 1, state, whole)
         return self._snapshots.write(number, holding.place, len(holding.bounds) - 1, *holding.part())
 
     @property
@@ -95,6 +101,10 @@ def in_a_process(job: Job, node: Node) -> CollectiveHost:
     member = Member(job, node.index)
     holding = Holding(member) if job.recipe.divided else None
     assert job.scratch is not None
+    if job.inside is not None:
+        from squall.parts.columns import ColumnMember  # which only replicas of several parts need
+
+        return CollectiveHost(job, ColumnMember(member, job.inside, node, job.scratch))
     if job.site is None:
         fellows = NearFellows(node, job.scratch, member.device)
         return CollectiveHost(job, GroupedMember(member, holding, node, fellows))

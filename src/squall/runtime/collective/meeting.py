@@ -33,23 +33,23 @@ class Fellows(Protocol):
 
 
 class NearFellows:
-    """On one machine."""
+    """On one machine. Where replicas have several parts, each meets those with its number."""
 
-    def __init__(self, node: Node, directory: Path, device: torch.device) -> None:
+    def __init__(self, node: Node, directory: Path, device: torch.device, part: int = 0) -> None:
         """`directory`: where members find each other, of this start of the run alone."""
-        self._directory = directory
+        self._directory, self._part = directory, part
         self._backend = "nccl" if device.type == "cuda" else "gloo"
         self._pid_file(node).write_text(str(os.getpid()))  # before it joins, so that all who know it find that
 
     def form(self, effect: JoinGroup, own: int) -> Group:
         pids = [int(self._pid_file(node).read_text()) for node in effect.members]
-        return Group(str(effect.number), self._directory, pids, own, self._backend)
+        return Group(f"{effect.number}-{self._part}", self._directory, pids, own, self._backend)
 
     def cut(self) -> None:
         """Nobody hears of a reason for it while something is under way."""
 
     def _pid_file(self, node: Node) -> Path:
-        return self._directory / f"{node}.pid"
+        return self._directory / f"{node}-{self._part}.pid"
 
 
 class FarFellows:

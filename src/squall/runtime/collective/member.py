@@ -1,21 +1,22 @@
-"""A replica of all-reduce: a whole model, its optimizer, and how both travel to a snapshot or to a newcomer."""
+"""A replica of all-reduce, or a part of one: a model, its optimizer, and how both get to snapshots and newcomers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from squall.protocol.effects import Compute, Step
 from squall.runtime.backward import Backward
 from squall.runtime.compute import all_finite
+from squall.runtime.inside import local
 from squall.runtime.job import Job
 from squall.runtime.optimizers import bare_step, build_optimizer
 from squall.runtime.rates import Schedule
 from squall.runtime.states import SETTINGS, STATE, group_of
 from squall.strategies.work import Collective
-from squall.vector import count_in, put_count
+from squall.vector import Span, count_in, put_count
 
 _RATES = ("lr", "momentum")  # a schedule sets them
 
@@ -23,27 +24,36 @@ _RATES = ("lr", "momentum")  # a schedule sets them
 class Member:
     """Computes gradients of its own batch, and moves its weights by the mean of all members' gradients.
 
-    The parameters are views of one vector, float32 [length], whose tail has the model's buffers.
+    The parameters are views of one vector, float32 [length], whose tail has the model's buffers. In a replica of more
+    parts than one all share the vector, and each is a member that answers for its share of it.
     """
 
     def __init__(self, job: Job, slot: int) -> None:
         work = job.recipe.work
         assert isinstance(work, Collective)
-        self.task, self.layout = job.task, job.layout
+        self.task = job.task
         self.device = job.device(slot)
-        self.vector = job.initial.to(self.device, copy=True)
-        self.backward = Backward(job.task, job.layout, [self.vector], job.plan.seed, self.device)
+        self.vector = job.initial.to(self.device, copy=True) if job.own is None else job.own
+        self.backward = Backward(job.task, job.layout, [self.vector], job.plan.seed, self.device, job.inside)
+        self.layout = self.backward.layout  # what it answers for
         self.batches = self.backward.batches
         self.backward.on_vector.use(0)
-        self.parameters = self.backward.on_vector.parameters
-        self.optimizer = build_optimizer(work.optimizer, job.task.param_groups())
+        # Fused optimizers take no DTensors, and read memory in one piece: slices are stepped beside their place.
+        own = self.backward.parameters
+        self._slices = {id(p): (local(p), nn.Parameter(local(p).clone())) for p in own if local(p) is not p}
+        self.parameters = [self._slices[id(p)][1] if id(p) in self._slices else p for p in own]
+        here = {id(p): stepped for p, stepped in zip(own, self.parameters)}
+        groups = [{**g, "params": [here[id(p)] for p in g["params"] if id(p) in here]} for g in job.task.param_groups()]
+        self.optimizer = build_optimizer(work.optimizer, groups)
         self.schedule = Schedule(job.task, self.optimizer) if job.task.schedule is not None else None
-        job.keep(self.schedule)
+        if self.backward.inside.speaks:
+            job.keep(self.schedule)
         self._begun = self._numbers()
         self._step = bare_step(self.optimizer, tracked=True)
         self.clock = 0  # rounds that have moved it
         if job.restored is not None:
-            self.take_up(job.restored.tensors, job.restored.updates)
+            tensors = job.restored.tensors
+            self.take_up({**tensors, "weights": self._held(tensors["weights"])}, job.restored.updates)
 
     # ------------------------------------------------------------ steps
 
@@ -70,7 +80,11 @@ class Member:
 
     def move(self) -> None:
         """One step on the gradients that `look` has found finite."""
+        for place, beside in self._slices.values():
+            beside.data.copy_(place)
         self._step()
+        for place, beside in self._slices.values():
+            place.copy_(beside.data)
         if self.schedule is not None:
             self.schedule.step()
         self.clock += 1
@@ -80,13 +94,13 @@ class Member:
 
         None: it has none.
         """
-        layout = self.layout
-        if layout.tail == layout.length:
+        layout, changes = self.layout, list[Tensor]()
+        if not layout.buffers and not layout.counters:
             return None
         changed = torch.zeros_like(self.vector)
         layout.write_buffers(self.backward.on_vector.model, changed)
-        new, old = (vector[layout.tail : layout.counted].double() for vector in (changed, self.vector))
-        changes = [torch.where(new == old, 0.0, new - old)]  # a mask of infinities stays
+        for new, old in zip(layout.regions(changed, "buffers"), layout.regions(self.vector, "buffers")):
+            changes.append(torch.where(new == old, 0.0, new.double() - old))  # a mask of infinities stays
         for now, then in zip(layout.counter_views(changed), layout.counter_views(self.vector)):
             changes.append((count_in(now) - count_in(then)).flatten())
         return torch.cat(changes) * share
@@ -95,10 +109,11 @@ class Member:
         """Add the sum of what all members' batches have done to them."""
         if changes is None:
             return
-        floats, counters = self.vector[self.layout.tail : self.layout.counted], self.layout.counter_views(self.vector)
-        added, *counted = changes.split([len(floats), *(view.numel() // 2 for view in counters)])
-        floats.copy_(floats.double() + added)
-        for own, more in zip(counters, counted):
+        floats, counters = self.layout.regions(self.vector, "buffers"), self.layout.counter_views(self.vector)
+        added = changes.split([*map(len, floats), *(view.numel() // 2 for view in counters)])
+        for own, more in zip(floats, added):
+            own.copy_(own.double() + more)
+        for own, more in zip(counters, added[len(floats) :]):
             count = count_in(own)
             put_count(own, count + more.view_as(count))
 
@@ -110,7 +125,7 @@ class Member:
 
     def state(self) -> dict[str, Tensor]:
         """Weights, and the optimizer's state, on the CPU; names are those of a snapshot (`runtime/states.py`)."""
-        weights = self.vector.detach().cpu().contiguous()
+        weights = self._held(self.vector).detach().cpu().contiguous()
         return {"weights": weights, **self.states(range(len(self.parameters))), **self.settings()}
 
     def states(self, numbers: Iterable[int]) -> dict[str, Tensor]:
@@ -132,7 +147,9 @@ class Member:
 
     def take_up(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Go on from what `state` gave, of so many updates, or from what shards have saved."""
-        self.vector.copy_(state["weights"])
+        regions = self.layout.regions(self.vector)
+        for region, given in zip(regions, state["weights"].split([region.numel() for region in regions])):
+            region.copy_(given.view_as(region))
         self.optimizer.state.clear()
         self.clock = updates
         self.put(state, {span.name for span in self.layout.parameters})
@@ -143,21 +160,31 @@ class Member:
                 for span in self.layout.parameters:
                     if group_of(span, self.layout) == int(kind):
                         part = value[span.start : span.start + span.numel].view(span.shape) if value.ndim else value
-                        own[span.name][rest] = self._taken(part, scalar=not value.ndim)
+                        own[span.name][rest] = self._taken(self._own(span, part), scalar=not value.ndim)
         if self.schedule is not None:
             self.schedule.advance(updates)
         self.look_again()
 
     def put(self, state: Mapping[str, Tensor], names: Collection[str]) -> None:
         """Take up what `states` gave of the parameters with these names, and what `settings` gave."""
-        own = {span.name: self.optimizer.state[p] for span, p in zip(self.layout.parameters, self.parameters)}
+        own = {span.name: (span, self.optimizer.state[p]) for span, p in zip(self.layout.parameters, self.parameters)}
         for name, value in state.items():
             kind, _, rest = name.partition(":")
             owner, _, key = rest.rpartition(":")
             if kind == STATE and owner in names:
-                own[owner][key] = self._taken(value)
+                span, kept = own[owner]
+                kept[key] = self._taken(self._own(span, value))
             elif kind == SETTINGS:
                 self.optimizer.param_groups[int(owner)][key] = value.item()
+
+    def _held(self, vector: Tensor) -> Tensor:
+        """What it answers for of a whole vector, in one piece."""
+        pieces = [piece.flatten() for piece in self.layout.regions(vector)]
+        return pieces[0] if len(pieces) == 1 else torch.cat([vector[:0], *pieces])
+
+    def _own(self, span: Span, value: Tensor) -> Tensor:
+        """Its slice of a value of the whole tensor's shape; another value as it is."""
+        return self.layout.own_slice(span, value) if value.shape == span.shape else value
 
     def _taken(self, value: Tensor, scalar: bool | None = None) -> Tensor:
         """A copy where the optimizer wants it: scalars, such as its count of steps, stay on the CPU."""

@@ -99,6 +99,9 @@ class GroupedMember:
         elif given is not None and own != source:  # only now: who fails to join has come no further
             self.member.take_up(given, effect.clock)
 
+    def state(self) -> dict[str, Tensor]:
+        return self.member.state()
+
     def leave(self) -> None:
         self._wrapped = self._inside.wrapped = self._sharing = None
         if self.holding is None:  # else those who have not made the step may need its gradients

@@ -1,0 +1,191 @@
+"""All-reduce of replicas of several parts: each part meets the same part of the other replicas, in a column.
+
+A column adds up the gradients of what its parts answer for. Then the parts of a replica agree whether all have their
+sums, and only then does any of them step: so a replica has made a step or it has not, whatever breaks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+
+from squall.parts.neighbours import SPEAKER, Neighbours
+from squall.protocol.effects import Gather, JoinGroup, Step
+from squall.protocol.events import Event, GroupBroken, GroupJoined, StepTaken
+from squall.protocol.nodes import Node
+from squall.runtime.collective.holding import Holding
+from squall.runtime.collective.meeting import NearFellows, in_a_line, lost
+from squall.runtime.collective.member import Member
+from squall.runtime.collective.sharing import broadcast_tensors
+from squall.runtime.groups import Group
+from squall.runtime.inside import Inside, scale
+from squall.vector import cut_of
+
+BUCKET = 25 << 18  # elements that are added up at once, while the next are on their way; 25 MiB, as torch has it
+ELSEWHERE = "the group of another part of this replica is broken"
+
+
+class ColumnMember:
+    """A part of a member. All parts of a replica are told the same, and answer alike."""
+
+    wakes: Sequence[int] = ()
+    holding: Holding | None = None
+
+    def __init__(self, member: Member, inside: Inside, node: Node, directory: Path) -> None:
+        """`directory`: where members find each other. All parts of the replica can be found there when this returns."""
+        self.member = member
+        self._node = node
+        self._row: Neighbours = inside.neighbours
+        self._fellows = NearFellows(node, directory, member.device, self._row.part)
+        self._row.agreed(0.0)
+        self._column: Group | None = None
+        self._number = 0
+        self._sizes = [parameter.numel() for parameter in member.parameters]
+
+    # ------------------------------------------------------------ the group
+
+    def join(self, effect: JoinGroup) -> Event:
+        self._number = effect.number
+        own, source, why = effect.members.index(self._node), effect.members.index(effect.source), ""
+        given = None
+        try:
+            self._column = self._fellows.form(effect, own)
+            if effect.transfer:
+                state = self.member.state() if own == source else None
+                given = broadcast_tensors(self._column.torch, source, state, self.member.device)
+        except RuntimeError as error:
+            why = in_a_line(error)
+        if self._row.agreed(bool(why))[0]:
+            return self._broken(why)
+        if given is not None and own != source:  # only now: who fails to join has come no further
+            self.member.take_up(given, effect.clock)
+        # What broke an earlier group may still write into what it had begun to add up.
+        self._sum = torch.zeros(sum(self._sizes) + 1)  # the last: parts whose own gradient is not finite
+        self._gradients = [
+            piece.view_as(parameter)
+            for parameter, piece in zip(self.member.parameters, self._sum[:-1].split(self._sizes))
+        ]
+        return GroupJoined(effect.number, self.member.clock)
+
+    def _broken(self, why: str) -> GroupBroken:
+        self.leave()
+        return GroupBroken(self._number, why or ELSEWHERE)
+
+    def leave(self) -> None:
+        for parameter in self.member.parameters:
+            parameter.grad = None
+        if self._column is not None:
+            self._column.close()
+            self._column = None
+
+    def cut(self) -> None:
+        """Nothing is under way when this is called."""
+
+    def poll(self) -> None:
+        """Answers come at once."""
+
+    def rest(self) -> None:
+        self.member.batches.prepare()
+
+    def gather(self, effect: Gather) -> Event:
+        raise AssertionError("the optimizer's state is not divided")
+
+    # ------------------------------------------------------------ steps
+
+    def step(self, effect: Step) -> Event:
+        member, started = self.member, time.perf_counter()
+        member.look_again()  # what another part answers for has moved
+        share, loss = member.share(effect), 0.0
+        if (batch := member.load(effect)) is not None:
+            loss = member.backward.differentiate(batch)
+        guilty = not math.isfinite(loss)  # all parts know
+        self._bring(share, guilty)
+        changes = member.buffer_changes(share)
+        computed = time.perf_counter()
+        with self._row.spent.elsewhere():
+            why = self._add_up([*self._sum.split(BUCKET), *([] if changes is None else [changes])])
+        reduced = time.perf_counter()
+        most, clipped = member.task.clip_norm, 0.0
+        if most is not None:
+            clipped = sum(norm.item() ** 2 for norm in torch._foreach_norm(self._gradients))
+        seen = self._sum[:-1].sum().item()
+        broken, seen, squares = self._row.agreed(bool(why), seen, clipped)
+        if broken:
+            return self._broken(why)
+        finite = math.isfinite(seen) and math.isfinite(squares)
+        if finite:
+            if most is not None:
+                scale(self._gradients, most, torch.tensor(math.sqrt(squares)))
+            member.move()
+            member.move_buffers(changes)
+        elif not guilty and not self._sum[-1] and self._column is not None:
+            guilty = self._column.own == 0  # nobody's batch: one speaks for all
+        compute_s = time.perf_counter() - started - (reduced - computed)
+        return StepTaken(self._number, loss, finite, compute_s, reduced - computed, member.backward.extras, guilty)
+
+    def _bring(self, share: float, guilty: bool) -> None:
+        """The part's own gradients, times the member's share of the examples, to where they are added up."""
+        member = self.member
+        self._sum[-1] = guilty
+        found = zip(member.backward.parameters, member.backward.gradients(), member.parameters, self._gradients)
+        for computed, fresh, stepped, place in found:
+            if fresh is None or not share:  # nothing was computed, and a slice may have an older gradient
+                place.zero_()
+            else:
+                torch.mul(fresh, share, out=place)
+            computed.grad = None
+            stepped.grad = place
+
+    def _add_up(self, tensors: Sequence[Tensor]) -> str:
+        """Over the column; why it is broken, if it is."""
+        if self._column is None or len(self._column.members) == 1:
+            return ""
+        try:
+            under_way = [dist.all_reduce(each, group=self._column.torch, async_op=True) for each in tensors]
+            for work in under_way:
+                work.wait()
+        except RuntimeError as error:
+            if not lost(error):
+                raise
+            self._column.cut()  # at once: those who wait for this part learn of it
+            return in_a_line(error)
+        return ""
+
+    # ------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Tensor] | None:
+        """The first part has that of all, who call this at the same time."""
+        row, member = self._row, self.member
+        own = {**member.states(range(len(member.parameters))), **member.settings()}
+        if row.part != SPEAKER:
+            raw = torch.frombuffer(bytearray(save(own)), dtype=torch.uint8)
+            row.send(torch.tensor([len(raw)]), SPEAKER)
+            row.send(raw, SPEAKER)
+            return None
+        whole = {"weights": member.vector}  # which all parts share
+        self._put(own, whole, SPEAKER)
+        for part in range(1, row.parts):
+            size = row.receive(torch.zeros(1, dtype=torch.int64), part)
+            raw = row.receive(torch.empty(int(size), dtype=torch.uint8), part)
+            self._put(load(raw.numpy().tobytes()), whole, part)
+        return whole
+
+    def _put(self, state: Mapping[str, Tensor], whole: dict[str, Tensor], part: int) -> None:
+        """What a part has, into that of the whole replica, slices into their tensors."""
+        spans = {span.name: span for span in self.member.layout.parameters}
+        for name, value in state.items():
+            owner = name.partition(":")[2].rpartition(":")[0]
+            cut = self.member.layout.slices.get(owner)
+            if cut is None or not value.ndim:
+                whole[name] = value
+            else:
+                tensor = whole.setdefault(name, torch.empty(spans[owner].shape, dtype=value.dtype))
+                cut_of(tensor, msgspec.structs.replace(cut, number=part)).copy_(value)
