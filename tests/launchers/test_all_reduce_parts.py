@@ -30,7 +30,7 @@ from tests.launchers.test_all_reduce import check_end, examples
 from tests.parts.test_branches import Columns, entropy, images
 from tests.parts.test_pipeline import Tied, tokens
 from tests.parts.test_pipeline import entropy as words
-from tests.strategies.test_all_reduce import OneNorm, Lars, Matrices
+from tests.strategies.test_all_reduce import Lars, Matrices, OneNorm
 from tests.tasks import INLINE, LOCAL, difference, mean_square, numbers, regression
 from tests.test_equality import two_rates, warm_up_then_cosine
 

@@ -20,6 +20,7 @@ from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import FailureLaw, Link, MachineKind, Preemption
 from squall.sim.cluster.ring import BUCKET, FIRST_BUCKET, FORM_S, buckets_of
 from squall.sim.cluster.simulate import simulate
+from squall.sim.cluster.split_step import ParallelStep
 from squall.sim.planning.candidates import Candidate
 from squall.sim.planning.planner import plan_cluster
 from squall.sim.planning.reasons import reason
@@ -40,11 +41,12 @@ BOX = MachineKind(
 FREE: dict[str, object] = {"reduce": ((10**9, 1e-9),), "exchange": ((10**9, 1e-9),)}
 
 
-def round_of(replicas: int, cluster: Cluster, task: squall.TaskFunction = untested) -> float:
+def round_of(replicas: int, cluster: Cluster, task: squall.TaskFunction = untested, parts: int = 1) -> float:
     """Seconds of a round, without those of the group's beginning."""
     strategy = squall.AllReduce(replicas=replicas, optimizer=SGD)
+    settings = dataclasses.replace(NO_SNAPSHOTS, parts=parts)
     short, long = (
-        simulate(task, strategy, cluster, gradients="none", steps=steps * replicas, settings=NO_SNAPSHOTS)
+        simulate(task, strategy, cluster, gradients="none", steps=steps * replicas, settings=settings)
         for steps in (10, 60)
     )
     return (long.training_s - short.training_s) / (long.updates - short.updates)
@@ -68,6 +70,19 @@ def test_between_machines_the_interface_and_the_latency_of_each_step_of_the_ring
     cluster = dataclasses.replace(workers(4, interface=20e3, **FREE), between=Link(latency_s=1e-4))
     beyond_s = 1.5 * 4 * LENGTH / 20e3 + 2 * 3 * 1e-4
     assert round_of(4, cluster) == pytest.approx(STEP_S + beyond_s, rel=0.02)
+
+
+def test_the_parts_of_replicas_reduce_their_shares_at_the_same_time() -> None:
+    """On two cores for each part, and on one interface for all that are on a machine."""
+    send_s, halves = 1e-4, ParallelStep(shares=(0.5, 0.5))
+    box = dataclasses.replace(BOX, cores=4, slowdown=(), send=((1, send_s), (10, send_s)))
+    half_s = 0.5e-3 + (ROUND_S - 0.5e-3) * (LENGTH // 2 - 1) / (LENGTH - 1)
+    told_s = agreed_s = 2 * send_s
+    cluster = Cluster(machines=(box,), split=halves)
+    assert round_of(2, cluster, parts=2) == pytest.approx(STEP_S / 2 + told_s + half_s + agreed_s, rel=0.01)
+    far = dataclasses.replace(workers(4, interface=20e3, cores=2, **FREE), between=Link(latency_s=1e-4), split=halves)
+    beyond_s = 1.5 * 4 * LENGTH / 20e3 + 2 * 3 * 1e-4
+    assert round_of(4, far, parts=2) == pytest.approx(STEP_S / 2 + beyond_s, rel=0.1)
 
 
 def layers() -> squall.Task:

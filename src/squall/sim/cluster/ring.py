@@ -7,6 +7,9 @@ as with 2. Beyond that it is the optimizer's update, as in an exchange, and the 
 
 torch sums a bucket when all members have it, the first ones while gradients are still computed. So between machines
 only what the last buckets need of the interfaces is waited for; on one machine that is in what was measured.
+
+Parts of replicas reduce what is theirs at the same time, each in a column of its own, when all is computed; and a
+replica's parts tell each other that they have their sums. All columns of a machine share its interface.
 """
 
 from __future__ import annotations
@@ -45,11 +48,12 @@ def buckets_of(layout: Layout) -> tuple[int, ...]:
 class Ring:
     """A `Circle` whose rounds take as long as the cluster lets them; its members' events say so."""
 
-    def __init__(self, world: World, costs: Costs, between: Link, layout: Layout) -> None:
+    def __init__(self, world: World, costs: Costs, between: Link, layout: Layout, parts: int = 1) -> None:
         self._world = world
         self._costs = costs
         self._between = between
         self._length = layout.length
+        self._parts = parts
         self._buckets = buckets_of(layout)
         self._circle = Circle(world, self._delays, self._timed)
         self.began: dict[Node, float] = {}  # the round under way
@@ -96,23 +100,27 @@ class Ring:
         return [self._finish(node, on, len(nodes), wire_s) for node in nodes]
 
     def _finish(self, node: Node, on: Counter[UsedMachine], members: int, wire_s: float) -> float:
-        """Seconds until the member has its update. Meanwhile it takes a core."""
+        """Seconds until the member has its update. Meanwhile each of its parts takes a core."""
         place, now = self._costs.placement.of(node), self._world.now
         kind, crowd = place.kind, on[place]
-        least_s, update_s, slowed = kind.round_s(1), UPDATE_SHARE * kind.work_s(self._length), kind.slowdown_of(2)
-        pair_s = max(0.0, kind.round_s(self._length) - least_s - slowed * update_s)
+        length = -(-self._length // self._parts)
+        least_s, update_s, slowed = kind.round_s(1), UPDATE_SHARE * kind.work_s(length), kind.slowdown_of(2)
+        pair_s = max(0.0, kind.round_s(length) - least_s - slowed * update_s)
+        agreed_s = 2 * kind.send_s(1) if self._parts > 1 else 0.0
         if members == 1:
             least_s = 0.0
         # Two at once were measured, and are here what each takes alone.
-        own_s = (max(1.0, crowd / 2) * least_s + ring_share(members) * pair_s) / slowed + update_s
+        own_s = (max(1.0, crowd / 2) * least_s + ring_share(members) * pair_s) / slowed + update_s + agreed_s
         self.computed_s[node] = min(now, self._world.processes[node].busy_until) - self.began[node] + update_s
-        busy_s = place.cores.take(node, now, own_s, self._costs.prolong)
+        busy_s = place.cores.take(node, now, own_s, self._costs.prolong, load=self._parts)
         self._world.prolong(node, now + busy_s)
-        return max(wire_s + least_s / slowed + update_s, busy_s) if wire_s else busy_s
+        return max(wire_s + least_s / slowed + update_s + agreed_s, busy_s) if wire_s else busy_s
 
     def _wire_s(self, on: Counter[UsedMachine], members: int, computed_s: float) -> float:
         """The ring passes each machine's interface once each way."""
         bandwidth, latency_s = self._bandwidth(on), 2 * (members - 1) * self._between.latency_s
+        if self._parts > 1:
+            return latency_s + 4 * self._length * ring_share(members) / bandwidth
         sums = [latency_s + 4 * size * ring_share(members) / bandwidth for size in self._buckets]
         return self._tail_s(sums, computed_s)
 

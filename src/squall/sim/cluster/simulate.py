@@ -207,7 +207,7 @@ class _Simulation:
             if isinstance(linked.machine, Coordinator):
                 self._coordinator = linked.machine
             if ring is None and isinstance(job.recipe.work, Collective):
-                ring = Ring(world, self._costs, self._cluster.between, job.layout)
+                ring = Ring(world, self._costs, self._cluster.between, job.layout, self._cluster.parts)
             return linked if self._linked else linked.machine, self._host(job, node, ring)
 
         return member
