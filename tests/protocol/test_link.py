@@ -110,6 +110,17 @@ def test_a_copy_is_dropped_and_only_acknowledged() -> None:
     assert wire.linked[A].unacknowledged == 0
 
 
+def test_numbers_that_come_with_a_copy_are_not_taken() -> None:
+    """Their place may be in use: those of the first have been taken, also where a gap holds its message."""
+    wire = Wire()
+    wire.say(A, 1, 2, 3)
+    wire.deliver(2)
+    wire.deliver()
+    assert [wire.linked[B].takes(A, number) for number in (1, 2, 3, 4)] == [False, True, False, True]
+    wire.give(B, StopRequested("forget"))
+    assert not wire.linked[B].takes(A, 2)
+
+
 def test_who_says_what_is_refused_is_heard_no_more_and_the_coordinator_knows() -> None:
     """What came before it counts, also where all of it was held for a gap."""
     wire = Wire(echoes=True)

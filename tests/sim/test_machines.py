@@ -8,7 +8,6 @@ import pytest
 
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.effects import End, KillMembers, Payload, Transmit
-from squall.protocol.link import Linked
 from squall.protocol.nodes import Node
 from squall.protocol.notes import MachineDied, MachineLeft
 from squall.protocol.nursery_messages import Replaced
@@ -18,7 +17,6 @@ from squall.sim.proof.chaotic_machines import PULSE
 from squall.sim.proof.faults import Fault, Jam, Lie, MachineComes, MachineGone, MachineLeaves, Partition, Role
 from squall.sim.proof.memory import Memory
 from squall.sim.proof.phantoms import Phantom
-from squall.sim.proof.soak import rebuilt, verdict
 from squall.sim.proof.trial import Seen, Trial
 
 SHARDS, EVALUATOR = (Node("shard", 0), Node("shard", 1)), Node("evaluator", 2)
@@ -138,10 +136,3 @@ def test_half_a_payload_is_sent_again_whole(monkeypatch: pytest.MonkeyPatch) -> 
     for at in range(60, 100, 2):
         seen(Partition(at, 0.05, 1, None))
     assert torn
-
-
-def test_a_copy_is_not_taken_while_its_place_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = rebuilt(744973, faults=[3, 5, 7, 10, 11])
-    assert verdict(world).error == ""
-    monkeypatch.setattr(Linked, "takes", lambda link, node, number: node not in link._forgotten)
-    assert "written while in use" in verdict(world).error

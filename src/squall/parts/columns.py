@@ -21,10 +21,10 @@ from squall.parts.neighbours import SPEAKER, Neighbours
 from squall.protocol.effects import Gather, JoinGroup, Step
 from squall.protocol.events import Event, GroupBroken, GroupJoined, StepTaken
 from squall.protocol.nodes import Node
+from squall.runtime.collective.given import broadcast_state
 from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.meeting import NearFellows, in_a_line, lost
 from squall.runtime.collective.member import Member
-from squall.runtime.collective.sharing import broadcast_tensors
 from squall.runtime.groups import Group
 from squall.runtime.inside import Inside, scale
 from squall.vector import cut_of
@@ -60,7 +60,7 @@ class ColumnMember:
             self._column = self._fellows.form(effect, own)
             if effect.transfer:
                 state = self.member.state() if own == source else None
-                given = broadcast_tensors(self._column.torch, source, state, self.member.device)
+                given = broadcast_state(self._column, source, state, self.member, whole=True)
         except RuntimeError as error:
             why = in_a_line(error)
         if self._row.agreed(bool(why))[0]:

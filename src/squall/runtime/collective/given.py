@@ -26,7 +26,7 @@ def broadcast_state(
 ) -> dict[str, Tensor]:  # fmt: skip
     """What the member in place `source` gives; all others give None. The tensors are on the CPU.
 
-    `whole`: it is the state of the whole model, with its weights. Raises `MeshBroken` for what is no state.
+    `whole`: it is all of the state, with the weights. Raises `MeshBroken` for what is no state.
     """
     raw = bytearray(save(given)) if given is not None else bytearray()
     size = torch.tensor([len(raw)], device=member.device)
@@ -50,6 +50,7 @@ def broadcast_state(
 def _misfit(state: Mapping[str, Tensor], member: Member, whole: bool) -> str:
     """What does not belong there; the optimizer alone knows what its state of a parameter looks like."""
     names = {span.name for span in member.layout.parameters}
+    held = sum(region.numel() for region in member.layout.regions(member.vector))
     groups = member.optimizer.param_groups
     if ("weights" in state) != whole:
         return "weights"
@@ -57,7 +58,7 @@ def _misfit(state: Mapping[str, Tensor], member: Member, whole: bool) -> str:
         kind, _, rest = name.partition(":")
         owner, _, key = rest.rpartition(":")
         if name == "weights":
-            fits = value.shape == member.vector.shape and value.dtype == member.vector.dtype
+            fits = value.shape == (held,) and value.dtype == member.vector.dtype
         elif kind == SETTINGS:
             at = int(owner) if owner.isascii() and owner.isdecimal() else len(groups)
             fits = at < len(groups) and isinstance(groups[at].get(key), int | float) and value.numel() == 1
