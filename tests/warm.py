@@ -38,7 +38,7 @@ from squall.replaying import apart
 IMPORTED = [
     "pytest", "torch", "torch._dynamo", "sklearn.datasets", "matplotlib.backends.backend_svg", "rich.live",
     "squall.cli", "squall.cli.strategies", "squall.train", "squall.script", "squall.report.html",
-    "squall.launchers.nursery_main", "squall.replaying.run", "tests.tasks", "tests.warm",
+    "squall.launchers.nursery_main", "squall.replaying.run", "tests.tasks", "tests.warm", "tests.frozen",
 ]  # fmt: skip
 
 
