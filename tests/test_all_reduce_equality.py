@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -95,8 +96,7 @@ ENOUGH_TENSORS = TASKS | {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(("name", "optimizer"), deep.sweep(list(product(TASKS, OPTIMIZERS)), 6))
 def test_all_reduce_is_synchronous_on_any_task(inline: Fit, name: str, optimizer: str) -> None:
     task, chosen = TASKS[name], OPTIMIZERS[optimizer]
     reduced = inline(task, squall.AllReduce(replicas=3, optimizer=chosen), epochs=EPOCHS)
@@ -106,8 +106,7 @@ def test_all_reduce_is_synchronous_on_any_task(inline: Fit, name: str, optimizer
     assert difference(reduced.model, sharded.model) < 1e-6
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ENOUGH_TENSORS)
+@pytest.mark.parametrize(("name", "optimizer"), deep.sweep(list(product(ENOUGH_TENSORS, OPTIMIZERS)), 6))
 def test_members_with_shares_of_the_optimizer_make_the_same_updates(inline: Fit, name: str, optimizer: str) -> None:
     reduced = squall.AllReduce(replicas=3, optimizer=OPTIMIZERS[optimizer])
     runs = [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,10 @@ def one_replica(strategy: str, shards: int, optimizer: Any) -> squall.Strategy:
     return kind(replicas=1, shards=shards, optimizer=optimizer)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("strategy", ["downpour", "synchronous"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "strategy", "shards"),
+    deep.sweep(list(product(OPTIMIZERS, ("downpour", "synchronous"), (1, 3))), 6),
+)
 def test_one_replica_is_the_sequential_reference_bit_for_bit_with_any_optimizer(
     inline: Fit, optimizer: str, strategy: str, shards: int
 ) -> None:
@@ -101,8 +103,10 @@ def test_training_moves_every_parameter(inline: Fit) -> None:
 
 
 @pytest.mark.parametrize("shards", deep.sweep([2, 1], 1))
-@pytest.mark.parametrize("examples", [96, 90, 98, 110])  # of 24 in a round: none left, 18, 2, 14
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "examples"),  # of 24 in a round: none left, 18, 2, 14
+    deep.sweep(list(product(OPTIMIZERS, (96, 90, 98, 110))), 5),
+)
 def test_three_synchronous_replicas_are_one_process_with_the_union_of_their_batches(
     inline: Fit, optimizer: str, examples: int, shards: int
 ) -> None:

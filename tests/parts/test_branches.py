@@ -16,6 +16,7 @@ from squall.parts.check import check_split
 from squall.protocol.effects import End, UseWeights
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
+from tests import deep
 from tests.parts.replica import apart, compute, plain, replica, train
 from tests.tasks import mean_square, numbers
 
@@ -76,11 +77,11 @@ def task(model: Callable[[], nn.Module], *names: str, **options: Any) -> squall.
 @pytest.mark.parametrize(
     ("model", "names", "options"),
     [
-        (Columns, ("column0", "column1"), {"loss": entropy, "train": images()}),
+        pytest.param(Columns, ("column0", "column1"), {"loss": entropy, "train": images()}, marks=deep.only),
         (Columns, ("column0", "column1"), {"loss": entropy, "train": images(), "clip_norm": 0.5}),
         (lambda: Columns(3), ("column0", "column1", "column2"), {"loss": entropy, "train": images()}),
         (Frozen, ("left", "right", "behind"), {}),
-        (Frozen, ("right", "left"), {}),
+        pytest.param(Frozen, ("right", "left"), {}, marks=deep.only),
     ],
 )
 def test_fifty_steps_with_momentum_are_those_of_plain_pytorch(model: Any, names: Any, options: Any) -> None:

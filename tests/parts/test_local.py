@@ -14,6 +14,7 @@ import squall
 from squall.protocol.effects import End, Keep, PreparePush, UseWeights
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
+from tests import deep
 from tests.parts.replica import apart, compute, replica
 from tests.tasks import numbers
 
@@ -61,14 +62,16 @@ SPLITS = [
 ]
 
 
-@pytest.mark.parametrize(("split", "starts"), SPLITS)
+LOCAL_STEPS = [
+    squall.Averaging(replicas=1, every=4, optimizer=OPTIMIZER),
+    squall.ElasticAveraging(replicas=1, every=4, optimizer=OPTIMIZER),
+    squall.DiLoCo(replicas=1, inner_steps=4, optimizer=OPTIMIZER),
+]
+
+
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        squall.Averaging(replicas=1, every=4, optimizer=OPTIMIZER),
-        squall.ElasticAveraging(replicas=1, every=4, optimizer=OPTIMIZER),
-        squall.DiLoCo(replicas=1, inner_steps=4, optimizer=OPTIMIZER),
-    ],
+    ("split", "starts", "strategy"),
+    deep.sweep([(*split, strategy) for split in SPLITS for strategy in LOCAL_STEPS], 3),
 )
 def test_parts_push_what_one_process_pushes(split: Any, starts: Any, strategy: Any) -> None:
     def task() -> squall.Task:

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import squall
+from tests import deep
 from tests.parts.replica import apart, plain, replica, train
 from tests.tasks import mean_square, numbers
 
@@ -123,8 +124,8 @@ def same_updates(model: Callable[[], nn.Module], starts: Sequence[int], split: s
     ("schedule", "starts"),
     [
         ("1f1b", (0, 2)),
-        ("gpipe", (0, 2)),
-        ("1f1b", (0, 1, 4)),
+        pytest.param("gpipe", (0, 2), marks=deep.only),
+        pytest.param("1f1b", (0, 1, 4), marks=deep.only),
         ("gpipe", (0, 1, 4)),
         ("interleaved", (0, 1, 2, 4)),
         ("zero-bubble", (0, 1, 2, 4)),
@@ -135,7 +136,7 @@ def test_fifty_steps_with_momentum_are_those_of_plain_pytorch(schedule: Any, sta
     same_updates(sequential, starts, squall.Pipeline(microbatches=4, schedule=schedule))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", deep.sweep(["1f1b", "gpipe"], 1))
 @pytest.mark.parametrize(
     ("model", "starts", "data", "loss"),
     [(normed, (0, 3), numbers, mean_square), (frozen_front, (0, 1), numbers, mean_square),
@@ -151,15 +152,15 @@ def test_kinds_of_models(
     same_updates(model, starts, split, train=data(90) if data is numbers else data(), loss=loss)
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zero-bubble"])
+@pytest.mark.parametrize("schedule", deep.sweep(["zero-bubble", "interleaved"], 1))
 def test_tied_weights_with_two_stages_a_part(schedule: Any) -> None:
-    def deep() -> nn.Module:
+    def tied() -> nn.Module:
         model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 1))
         model[2].weight = model[1].weight
         model[3].requires_grad_(False)
         return model
 
-    same_updates(deep, (0, 1, 2, 3), squall.Pipeline(microbatches=4, schedule=schedule))
+    same_updates(tied, (0, 1, 2, 3), squall.Pipeline(microbatches=4, schedule=schedule))
 
 
 def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import squall
 from squall.parts.check import check_split
+from tests import deep
 from tests.parts.replica import apart, plain, replica, train
 from tests.tasks import mean_square, numbers
 
@@ -77,7 +78,7 @@ PAIRS = {"blocks.*.up": "column", "blocks.*.down": "row"}
 @pytest.mark.parametrize(
     ("model", "layers", "parts", "options"),
     [
-        (Perceptron, PAIRS, 2, {}),
+        pytest.param(Perceptron, PAIRS, 2, {}, marks=deep.only),
         (Perceptron, PAIRS, 3, {}),
         (Perceptron, PAIRS | {"head": "gathered"}, 2, {"clip_norm": 0.05}),
         (
@@ -86,7 +87,7 @@ PAIRS = {"blocks.*.up": "column", "blocks.*.down": "row"}
             2,
             TOKENS,
         ),
-        (Embedded, {"embedding": "gathered", "down": "gathered"}, 2, TOKENS),
+        pytest.param(Embedded, {"embedding": "gathered", "down": "gathered"}, 2, TOKENS, marks=deep.only),
     ],
 )
 def test_fifty_steps_with_momentum_are_those_of_plain_pytorch(

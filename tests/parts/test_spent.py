@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from squall.protocol.effects import End, UseWeights
 from squall.protocol.events import GradientComputed
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
+from tests import deep
 from tests.parts.replica import compute, replica
 from tests.tasks import mean_square, numbers
 
@@ -113,8 +115,10 @@ def told(steps: int) -> Any:
     return script
 
 
-@pytest.mark.parametrize("heavy", [0, 1])
-@pytest.mark.parametrize("kind", ["pipeline", "interleaved", "zero-bubble", "slices", "branches"])
+KINDS = ("pipeline", "interleaved", "zero-bubble", "slices", "branches")
+
+
+@pytest.mark.parametrize(("kind", "heavy"), deep.sweep(list(product(KINDS, (0, 1))), 4))
 def test_who_has_less_to_do_waits_longer(kind: str, heavy: int) -> None:
     piped = kind not in ("slices", "branches")
     split: Any = squall.Branches("left", "right")

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 import squall
 from squall.run import Run
 from squall.vector import Layout
+from tests import deep
 from tests.tasks import assert_same, mean_square, numbers, regression, snapshot
 
 Fit = Callable[..., Run]
@@ -127,10 +128,9 @@ COUNTING = {
 }
 
 
-@pytest.mark.parametrize("strategy", COUNTING.values(), ids=COUNTING)
-def test_counts_of_batches_are_those_of_a_replica_and_averages_over_them_are_right(
-    inline: Fit, strategy: squall.Strategy
-) -> None:
+@pytest.mark.parametrize("name", deep.sweep(list(COUNTING), 6))
+def test_counts_of_batches_are_those_of_a_replica_and_averages_over_them_are_right(inline: Fit, name: str) -> None:
+    strategy = COUNTING[name]
     data = TensorDataset(numbers(288).tensors[0] + 3, numbers(288).tensors[1])  # far from what statistics begin as
     norm = inline(regression(averaged_norm, train=data), strategy, epochs=12).model[0]
     assert norm.num_batches_tracked.item() == pytest.approx(12 * 18 / strategy.recipe().replicas, abs=0.5)

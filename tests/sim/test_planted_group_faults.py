@@ -24,6 +24,7 @@ from squall.protocol.snapshot_rounds import SnapshotRounds
 from squall.sim.proof import share_phantoms
 from squall.sim.proof.chaos import ALL_REDUCE, DIVIDED
 from squall.sim.proof.soak import verdict
+from tests import deep
 from tests.sim.test_planted_faults import Planted, worlds, wrapped
 
 
@@ -184,7 +185,7 @@ PLANTED: dict[str, Planted] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*PLANTED, *DIVIDED_ONES])
+@pytest.mark.parametrize("name", deep.sweep([*PLANTED, *DIVIDED_ONES], 9))
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = (PLANTED | DIVIDED_ONES)[name]
     planted.plant(monkeypatch)

@@ -385,7 +385,7 @@ def test_a_lost_shard_of_real_numbers_goes_on_from_the_snapshot(tmp_path: Path) 
     assert_replayed(tmp_path / "run")
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.01])
+@pytest.mark.parametrize("loss", deep.sweep([0.01, 0.0], 1))
 def test_a_simulated_run_with_preempted_replicas_is_replayed(loss: float, tmp_path: Path) -> None:
     """With and without links, which change who performs what in which order."""
     cluster = workers(4, jitter=LogNormal(0.3))

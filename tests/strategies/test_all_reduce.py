@@ -17,6 +17,7 @@ import squall
 from squall.run import Run
 from squall.runtime.run_plan import Aims
 from squall.script import script_plan
+from tests import deep
 from tests.tasks import INLINE, LOCAL, by_hand, difference, regression
 
 Fit = Callable[..., Run]
@@ -115,9 +116,13 @@ class Deep(nn.Module):
         return self.layers(inputs)
 
 
-@pytest.mark.parametrize("name", [*WHOLE, "AdamW"])
+# Of the members, and whether each has a share: before and after.
+CHANGES = [((3, True), (4, True)), ((4, True), (2, False)), ((2, False), (3, True))]
+
+
 @pytest.mark.parametrize(
-    ("before", "after"), [((3, True), (4, True)), ((4, True), (2, False)), ((2, False), (3, True))]
+    ("before", "after", "name"),
+    deep.sweep([(*change, name) for change in CHANGES for name in (*WHOLE, "AdamW")], 4),
 )
 def test_shares_of_the_optimizers_state_go_on_in_other_shares_or_whole(
     inline: Fit, name: str, before: tuple[int, bool], after: tuple[int, bool]
