@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 import squall
+from squall.launchers.parts import tell_raised, traceback_file
+from squall.protocol.nodes import Node
 from squall.record.rows import MemberRow, ProgressRow
 from squall.report import Reader, audit
 from tests import deep
@@ -195,3 +197,14 @@ def test_one_part_ignores_the_split(tmp_path: Path) -> None:
     strategy = squall.Downpour(replicas=1, optimizer=partial(torch.optim.SGD, lr=0.1))
     task = regression(deeper, split=squall.Tensor({"no.such.layer": "row"}))
     assert squall.fit(task, strategy, run_dir=tmp_path / "run", settings=LOCAL).summary().examples == 90
+
+
+def test_of_parts_that_raise_at_once_the_first_is_heard_whole(tmp_path: Path) -> None:
+    """A later story must not be written over it: of unlike length, their mixture is told as it is, to people."""
+    node = Node("replica", 0)
+    for part in range(2):
+        if not (pid := os.fork()):
+            tell_raised(tmp_path, node, f"part {part}" + " and more" * (2 - part))
+            os._exit(0)
+        os.waitpid(pid, 0)
+    assert traceback_file(tmp_path, node).read_text() == "part 0 and more and more"

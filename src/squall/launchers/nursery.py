@@ -34,7 +34,7 @@ from squall.launchers import scratch
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
 from squall.launchers.leaving import DONE, RAISED, explain, leave
-from squall.launchers.parts import traceback_file
+from squall.launchers.parts import tell_raised, traceback_file
 from squall.launchers.role_processes import blame, run_role
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Effect, KillMembers, StartMember, Transmit
@@ -271,7 +271,7 @@ class Nursery:
             status = DONE
         except BaseException as error:
             blame(error, node, self._job)
-            traceback_file(self._sockets, node).write_text(encode(error))
+            tell_raised(self._sockets, node, encode(error))
         finally:  # a child never returns into the nursery's own code
             leave(status)
 

@@ -63,6 +63,14 @@ def traceback_file(sockets: Path, node: Node) -> Path:
     return sockets / f"{node}.traceback"
 
 
+def tell_raised(sockets: Path, node: Node, story: str) -> None:
+    """What a process of this node has raised. Where several parts raise at once, the first is heard, whole."""
+    own = sockets / f"{node}.{os.getpid()}.traceback"
+    own.write_text(story)
+    with suppress(FileExistsError):
+        os.link(own, traceback_file(sockets, node))
+
+
 def die_of(lost: NeighbourLost, node: Node, sockets: Path) -> NoReturn:
     """End as the part did that is gone: one that has raised told the nursery what."""
     with suppress(ChildProcessError):
@@ -107,6 +115,6 @@ def _follow(job: Job, node: Node, sockets: Path, part: int) -> NoReturn:
         status = LOST  # that one knows why
     except BaseException as error:
         note(error, f"in part {part} of replica {node.index}", role="replica", index=node.index)
-        traceback_file(sockets, node).write_text(encode(error))
+        tell_raised(sockets, node, encode(error))
     finally:  # it never returns into what the first part goes on with
         leave(status)

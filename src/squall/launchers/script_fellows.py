@@ -18,7 +18,7 @@ from torch.distributed import DistError
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.leaving import DONE, LOST, RAISED, leave
-from squall.launchers.parts import folder, meet, shared_vector, traceback_file, with_own
+from squall.launchers.parts import folder, meet, shared_vector, tell_raised, traceback_file, with_own
 from squall.launchers.script_parts import Following, Speaking
 from squall.launchers.script_replica import ReplicaBackend, ScriptBackend
 from squall.parts.host import Watch
@@ -79,7 +79,7 @@ class Fellows:
                     self._story(self.part).write_text(story)
                 leave(LOST)
             story = self._told(error, story)
-        traceback_file(self._sockets, self._node).write_text(story)
+        tell_raised(self._sockets, self._node, story)
         leave(RAISED)
 
     def _told(self, error: BaseException, story: str) -> str:
