@@ -19,7 +19,8 @@ from typing import NamedTuple
 from squall.protocol.nodes import Node
 from squall.transports.certificates import machine_name
 from squall.transports.mesh import MeshBroken
-from squall.transports.opening import Door, Opening
+from squall.transports.opening import Door
+from squall.transports.openings import Openings
 from squall.transports.stream import Broken
 
 NUMBER_BYTES = 8  # of a meeting, behind the handshake
@@ -49,14 +50,13 @@ class Meeting:
 
     def __init__(self, way: Way, number: int, guests: Sequence[Guest], own: int) -> None:
         """`own` is this process's place among them."""
-        self._way = way
         self._number = number.to_bytes(NUMBER_BYTES)
         self._guests, self._own = guests, own
         self._cancelled = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._cancelled, select.EPOLLIN)
         self._door = Door(way.listener, self._epoll)
-        self._opening: dict[int, tuple[Opening, int | None]] = {}  # by descriptor, and whom it calls
+        self._opening: Openings[int] = Openings(self._epoll, way.contexts, way.plaintext)
         self._asked: dict[int, tuple[socket.socket, int]] = {}  # by descriptor: callers that have not said their number
         self._open: dict[int, socket.socket] = {}
         self._call_at = dict.fromkeys(range(own), -math.inf)  # whom it has still to call, and when
@@ -83,7 +83,7 @@ class Meeting:
             for descriptor, _ in self._epoll.poll(min(until, self._door.wake_at, *self._call_at.values()) - now):
                 self._attend(descriptor, now)
             for descriptor in [d for d, (each, whom) in self._opening.items() if whom is None and now >= each.until]:
-                self._drop(descriptor)
+                self._opening.drop(descriptor)
         found, self._open = self._open, {}
         return found
 
@@ -103,22 +103,15 @@ class Meeting:
     def _call(self, place: int, now: float) -> None:
         del self._call_at[place]
         try:
-            address = self._guests[place].address
-            opening = Opening.dial(address, self._way.contexts[0], now, plaintext=self._way.plaintext)
+            self._opening.dial(self._guests[place].address, place, now)
         except (OSError, ValueError, OverflowError) as error:  # also for what is no host or port
             self._call_again(place, error, now)
-        else:
-            self._watch(opening, place)
 
     def _call_again(self, place: int, error: Exception, now: float) -> None:
         """The link may come back. Raises `MeshBroken` when it has had time for that."""
         if now >= self._call_until:
             raise MeshBroken(f"{self._guests[place].node} cannot be called: {error}") from error
         self._call_at[place] = now + CALL_AGAIN_S
-
-    def _watch(self, opening: Opening, whom: int | None) -> None:
-        self._opening[opening.fileno()] = opening, whom
-        self._epoll.register(opening.fileno(), opening.waits_for)
 
     def _attend(self, descriptor: int, now: float) -> None:
         if descriptor == self._cancelled:
@@ -130,21 +123,18 @@ class Meeting:
         elif (raw := self._door.accept(now)) is not None:
             callers = [caller for caller, (_, whom) in self._opening.items() if whom is None]
             if len(callers) >= CALLERS_AT_MOST + len(self._guests):
-                self._drop(callers[0])  # the oldest: whoever is to come says soon who it is
-            with suppress(OSError):  # whoever called has hung up
-                opening = Opening(raw, self._way.contexts[1], now, server=True, plaintext=self._way.plaintext)
-                self._watch(opening, None)
+                self._opening.drop(callers[0])  # the oldest: whoever is to come says soon who it is
+            self._opening.answer(raw, now)
 
     def _go_on(self, descriptor: int, now: float) -> None:
         opening, whom = self._opening[descriptor]
         try:
-            if not opening.go():
-                self._epoll.modify(descriptor, opening.waits_for)
+            if not self._opening.go(descriptor):
                 return
             connection, node, authority = opening.opened()
             place = self._place(node, authority, whom)
         except Broken as error:
-            self._drop(descriptor)
+            self._opening.drop(descriptor)
             if whom is not None:
                 self._call_again(whom, error, now)
             return
@@ -192,8 +182,3 @@ class Meeting:
     def _keep(self, descriptor: int, connection: socket.socket, place: int) -> None:
         self._epoll.unregister(descriptor)
         self._open[place] = connection
-
-    def _drop(self, descriptor: int) -> None:
-        opening, _ = self._opening.pop(descriptor)
-        self._epoll.unregister(descriptor)
-        opening.close()

@@ -24,6 +24,7 @@ from squall.protocol.nodes import Node
 from squall.transports.forks import abandon_at_fork, keep_at_fork
 from squall.transports.lanes import TRY_AGAIN_S, Lanes
 from squall.transports.opening import OPEN_WITHIN_S, Door, Opening
+from squall.transports.openings import Openings
 from squall.transports.part import Part
 from squall.transports.stream import Broken, Foul, Head, Stream, Views
 from squall.transports.texts import shown
@@ -43,14 +44,11 @@ class Streams:
         listener: socket.socket | None = None, plaintext: bool = False, lanes: Lanes | None = None,
     ) -> None:  # fmt: skip
         """`plaintext`: both ends prove their names, and then nothing is encrypted."""
-        self._client, self._server = contexts
         self._part = part
         self._addresses = dict(addresses)
-        self._plaintext = plaintext
         self._lanes = lanes or Lanes()
         self._streams: dict[Node, Stream] = {}
         self._nodes: dict[int, Node] = {}  # by descriptor
-        self._opening: dict[int, tuple[Opening, Node | None]] = {}  # by descriptor, and whom it dials
         self._redial: dict[Node, tuple[float, float]] = {}  # when it may be dialled again, and the pause after that
         self._redial_at = 0.0  # the earliest of those
         self._had: dict[Node, int] = {}  # number of the last message of each peer whose numbers have come
@@ -60,6 +58,7 @@ class Streams:
         self._heard: dict[Node, None] = {}  # from whom something has come since the last report
         self._report_at = 0.0
         self._epoll = select.epoll()
+        self._opening: Openings[Node] = Openings(self._epoll, contexts, plaintext)
         self._arrived: deque[Event] = deque()
         self._door = None if listener is None else Door(listener, self._epoll)
         abandon_at_fork(self)
@@ -179,7 +178,7 @@ class Streams:
                 at = now + pause
                 self._redial[node] = at, min(2 * pause, REDIAL_AT_MOST_S)
                 with suppress(OSError):
-                    self._open(Opening.dial(address, self._client, now, plaintext=self._plaintext), node)
+                    self._opening.dial(address, node, now)
             self._redial_at = min(self._redial_at, at)
 
     def _serve(self, node: Node, stream: Stream, now: float) -> None:
@@ -215,8 +214,7 @@ class Streams:
         if len(self._opening) >= OPENING_AT_MOST and not self._make_room(now):
             raw.close()
             return
-        with suppress(OSError):  # whoever called has hung up
-            self._open(Opening(raw, self._server, now, server=True, plaintext=self._plaintext), None)
+        self._opening.answer(raw, now)
 
     def _make_room(self, now: float) -> bool:
         """Send the stranger away that came first, if it had its time: processes that call all at once get through."""
@@ -226,15 +224,10 @@ class Streams:
         self._give_up(oldest)
         return True
 
-    def _open(self, opening: Opening, whom: Node | None) -> None:
-        self._opening[opening.fileno()] = opening, whom
-        self._epoll.register(opening.fileno(), opening.waits_for)
-
     def _go_on(self, descriptor: int) -> None:
         opening, whom = self._opening[descriptor]
         try:
-            if not opening.go():
-                self._epoll.modify(descriptor, opening.waits_for)
+            if not self._opening.go(descriptor):
                 return
             connection, node, authority = opening.opened()
             if not self._part.vouches(authority, node):
@@ -263,10 +256,8 @@ class Streams:
         return views, frame.number > self._had[node]
 
     def _give_up(self, descriptor: int) -> None:
-        opening, _ = self._opening.pop(descriptor)
         self._redial_at = 0.0
-        self._epoll.unregister(descriptor)
-        opening.close()
+        self._opening.drop(descriptor)
 
     def _say_goodbye(self, node: Node) -> None:
         """Close, behind what goes at once: the peer may wait for its last words to be acknowledged."""
