@@ -25,6 +25,7 @@ from squall.run import Run
 from squall.runtime.seeds import epoch_order
 from squall.task import TaskFunction
 from tests import deep
+from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.launchers.test_all_reduce import check_end, examples
 from tests.parts.test_branches import Columns, entropy, images
@@ -255,3 +256,15 @@ def test_kills_of_parts_at_any_moment_lose_no_example(tmp_path: Path, seed: int)
 
 def joined(run: Started) -> int:
     return sum(row.change == "joined" and row.node.startswith("replica") for row in run.rows(MemberRow))
+
+
+def test_an_interrupted_run_is_resumed_with_one_part_and_more_replicas(tmp_path: Path) -> None:
+    with training(tmp_path, 2, 1000) as run:
+        run.process.send_signal(signal.SIGINT)
+        assert wait_for(run.gone, 10.0, "the children to be gone") < 3.0
+        status, out, err = run.finish()
+        assert status == 130, err
+        assert "Traceback" not in err
+    epochs = examples(run) // EXAMPLES + 1
+    command = ("resume", str(run.directory), "--epochs", str(epochs), "--parts", "1", "--replicas", "3")
+    check_end(Started(run.directory, *command), epochs)

@@ -45,7 +45,7 @@ def read_start(path: Path) -> Start:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
     if not start.kept:
         why = "with --keep-schedule none, as a script in parts, or with AllReduce"
-        how = "in one process, on GPUs or several machines, or with a divided optimizer"
+        how = "in parts, in one process, on GPUs or several machines, or with a divided optimizer"
         raise Damaged(f"{path} holds no schedule: its attempt ran {why} {how}")
     return start
 
@@ -131,7 +131,7 @@ def begin(job: Job, script: bool = False) -> Job:
 
 
 def _is_replayed(job: Job, script: bool) -> bool:
-    """Scripts of parts are not yet; all-reduce where its members are processes of one machine, on the CPU."""
+    """Scripts of parts are not yet; all-reduce where each member is a process of one machine, on the CPU."""
     if isinstance(job.recipe.work, Collective):
         here = job.site is None and job.plan.settings.launcher != "inline"
         return here and job.plan.device == "cpu" and not job.recipe.divided and job.plan.settings.parts == 1
