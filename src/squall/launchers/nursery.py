@@ -23,7 +23,7 @@ import shutil
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -31,13 +31,14 @@ from typing import Any
 
 from squall.errors import SquallError
 from squall.launchers import scratch
+from squall.launchers.child import Child
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
 from squall.launchers.leaving import DONE, RAISED, explain, leave
 from squall.launchers.parts import tell_raised, traceback_file
 from squall.launchers.role_processes import blame, run_role
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.effects import Effect, KillMembers, StartMember, Transmit
+from squall.protocol.effects import Effect, KillMember, KillMembers, StartMember, Transmit
 from squall.protocol.events import Event, ProcessEnded, StopRequested, TimePassed
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node
@@ -52,14 +53,6 @@ from squall.usercode.blame import encode
 GRACE_S = 1.0  # seconds for processes to end after the coordinator has
 STOPPED_GRACE_S = 0.3  # the same, when somebody waits for the end
 ANSWER_S = 0.3  # seconds that the coordinator may take beyond its own deadlines
-
-
-@dataclass
-class Child:
-    node: Node
-    pid: int
-    handle: int  # a pidfd: readable when the process has ended
-    turn: int  # of a replica, in which it takes a GPU
 
 
 class Nursery:
@@ -177,8 +170,18 @@ class Nursery:
                 self._line.send(effect)
             case StartMember(node):
                 self._replace(node)
+            case KillMember(node):
+                self._kill(node)
             case KillMembers():
                 self._kill_members()
+
+    def _kill(self, node: Node) -> None:
+        child = next((child for child in self._children.values() if child.node == node), None)
+        if child is None:
+            self._tell(ProcessEnded(node, "it had ended"))
+        else:
+            child.ordered = True
+            child.kill()
 
     def _stop(self, why: str) -> None:
         self._tell(StopRequested(why))
@@ -209,7 +212,9 @@ class Nursery:
         code = os.waitstatus_to_exitcode(status)
         if child.node == COORDINATOR:
             self._hear()  # its last words
-        if code == DONE:
+        if child.ordered:
+            self._tell(ProcessEnded(child.node, explain(code)))
+        elif code == DONE:
             self._done(child)
         elif not self._killing:
             self._lose(child, code)
@@ -239,7 +244,7 @@ class Nursery:
 
     def _kill_members(self) -> None:
         for child in self._children.values():
-            signal.pidfd_send_signal(child.handle, signal.SIGKILL)
+            child.kill()
 
     # ------------------------------------------------------------ forking
 

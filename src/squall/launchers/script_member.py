@@ -13,9 +13,10 @@ import signal
 import time
 from typing import Any
 
+from squall.launchers.child import Child
 from squall.launchers.last_weights import take_weights
 from squall.launchers.member_nursery import MemberNursery
-from squall.launchers.nursery import GRACE_S, Child
+from squall.launchers.nursery import GRACE_S
 from squall.launchers.script_forks import ScriptForks
 from squall.protocol.effects import Effect, End, KillMembers
 from squall.protocol.events import LauncherLost

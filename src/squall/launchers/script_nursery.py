@@ -18,11 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from squall.launchers.child import Child
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import PipeLine
 from squall.launchers.late_rows import add_end, add_values
 from squall.launchers.leaving import RAISED, explain
-from squall.launchers.nursery import GRACE_S, Child
+from squall.launchers.nursery import GRACE_S
 from squall.launchers.script_forks import ScriptForks
 from squall.protocol.events import StopRequested
 from squall.protocol.nodes import Node

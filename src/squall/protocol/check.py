@@ -103,6 +103,10 @@ def _coordinator(coordinator: Coordinator) -> Iterator[Claim]:
     yield not placing.on.keys() & placing.waiting.keys(), "who waits for room has no place"
     yield all(machine in placing.rooms for machine in placing.on.values()), "everybody is on a machine that is there"
     yield all(placing.free(machine) >= 0 for machine in placing.rooms), "no machine has more replicas than room"
+    parts = [node for node in placing.on if node.role == "part"]
+    yield all(placing.whole(part) in placing.on for part in parts), "a part is a replica's that has a place"
+    others = [len(placing.apart(placing.whole(part))) for part in parts]
+    yield all(count == coordinator.policy.parts - 1 for count in others), "a replica has places for all its parts"
 
 
 def _lease_coordinator(coordinator: LoopCoordinator) -> Iterator[Claim]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from squall.protocol import notes
+from squall.protocol.apart import Apart
 from squall.protocol.best import Best, Verdict
 from squall.protocol.effects import Cause, Effect, End, Send
 from squall.protocol.evaluations import Evaluations
@@ -59,6 +60,7 @@ class Closing(ABC):
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._replacing = Replacing()
         self._placing = Placing(policy)
+        self._apart = Apart(self._placing)
         self._heartbeats = Heartbeats(policy.pulse.every_s, policy.pulse.lost_after_s)  # of other machines' nurseries
         self._begun = False  # a replica was welcomed
         self._wanted = False  # a script asked for the end: the run has finished well

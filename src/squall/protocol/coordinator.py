@@ -160,6 +160,7 @@ class Coordinator(Staffing):
         elif self.phase is not Phase.RUNNING:
             effects.append(Send(node, Stop()))
         else:
+            effects += self._apart.start(node, message.address)
             self._joins[node] = None
             self._admit(effects)
 

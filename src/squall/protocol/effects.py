@@ -15,6 +15,7 @@ from squall.protocol.collective.messages import Place
 from squall.protocol.frames import Frame, Message
 from squall.protocol.messages import Factors, SnapshotPiece
 from squall.protocol.nodes import Node
+from squall.protocol.nursery_messages import PartPlace
 from squall.protocol.sandblaster.messages import Calculation
 
 
@@ -73,6 +74,12 @@ class Forget(Effect, frozen=True, gc=False):
     """Drop the link to a node that is gone: nothing is resent to it any more."""
 
     node: Node
+
+
+class MeetParts(Effect, frozen=True, gc=False):
+    """Meet the other parts of this replica, which come from these machines. All else that it does, they do as well."""
+
+    places: tuple[PartPlace, ...]
 
 
 class Compute(Effect, frozen=True, gc=False):
@@ -246,7 +253,14 @@ class KeepWeights(Effect, frozen=True, gc=False):
 
 
 class StartMember(Effect, frozen=True, gc=False):
-    """Launch a process for this node, on the nursery's machine."""
+    """Launch a process for this node, on the nursery's machine. `first` is that of `StartProcess`."""
+
+    node: Node
+    first: PartPlace | None = None
+
+
+class KillMember(Effect, frozen=True, gc=False):
+    """Kill this process of the nursery's machine; the answer is `ProcessEnded`, also where there is none."""
 
     node: Node
 

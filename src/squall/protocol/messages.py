@@ -76,7 +76,7 @@ class Stats(Struct, frozen=True, array_like=True, gc=False):
 class Join(Struct, frozen=True, tag="join", array_like=True, gc=False):
     """A replica or the evaluator is ready. `pid` is for people who read the record.
 
-    `address` is where other replicas call it, if they do.
+    `address` is where other replicas, or its other parts, call it if they do.
     """
 
     pid: OrNone

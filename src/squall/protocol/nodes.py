@@ -11,10 +11,10 @@ class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
     """A process of a run. A replacement is a new node (next incarnation) with the same index.
 
     The index of a replica is its slot in the arena; the evaluator's slot, and index, comes after theirs. That of a
-    nursery is its machine's number.
+    nursery is its machine's number. A part is a process of a replica that lies on several machines (`part_nodes`).
     """
 
-    role: str  # "coordinator" | "shard" | "replica" | "evaluator" | "nursery"
+    role: str  # "coordinator" | "shard" | "replica" | "part" | "evaluator" | "nursery"
     index: int = 0
     incarnation: int = 0
 
@@ -39,6 +39,17 @@ def replica_node(slot: int, incarnation: int) -> Node:
     There is no default for the incarnation: `cache` would keep a second object for those who leave it out.
     """
     return Node("replica", slot, incarnation)
+
+
+def part_nodes(replica: Node, parts: int) -> tuple[Node, ...]:
+    """The other processes of a replica that lies on several machines, which is its first part itself."""
+    numbers = range(1, parts) if replica.role == "replica" else ()
+    return tuple(Node("part", replica.index * parts + part, replica.incarnation) for part in numbers)
+
+
+def whole(node: Node, parts: int) -> Node:
+    """The replica of a part; of any other process the process itself."""
+    return replica_node(node.index // parts, node.incarnation) if node.role == "part" else node
 
 
 @cache

@@ -7,7 +7,7 @@ where the launching process is gone as well.
 
 from __future__ import annotations
 
-from squall.protocol.effects import Effect, End, KillMembers, Send, StartMember
+from squall.protocol.effects import Effect, End, KillMember, KillMembers, Send, StartMember
 from squall.protocol.events import (
     Event,
     LauncherLost,
@@ -22,7 +22,7 @@ from squall.protocol.frames import Message
 from squall.protocol.heartbeats import PATIENCE, Heartbeats, Pulse
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
-from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, Replaced, StartProcess, StopAsked
+from squall.protocol.nursery_messages import Alive, KillProcess, Leaving, ProcessLost, Replaced, StartProcess, StopAsked
 
 LEAVE_WITHIN_S = 10.0  # for replicas that were told to leave to finish their exchange; who takes longer is killed
 
@@ -70,8 +70,12 @@ class NurseryMachine:
 
     def _on_message(self, message: Message, now: float) -> list[Effect]:
         match message:
-            case StartProcess(node):  # a machine that leaves is asked for nothing that is awaited
-                return [] if self._leaving else [StartMember(node)]
+            case StartProcess(node) if self._leaving:  # nothing is awaited of it, but by a replica of its parts
+                return [Send(COORDINATOR, ProcessLost(node, "its machine leaves"))] if node.role == "part" else []
+            case StartProcess(node, first):
+                return [StartMember(node, first)]
+            case KillProcess(node):
+                return [KillMember(node)]
             case Alive():
                 self._heartbeats.heard(COORDINATOR, now)
                 return []

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from squall.protocol.messages import Count, Struct
+from squall.protocol.messages import Address, Count, Struct
 from squall.protocol.nodes import Node
 
 
-class StartProcess(Struct, frozen=True, tag="start", array_like=True, gc=False):
-    """To a nursery: start this process on your machine."""
+class PartPlace(Struct, frozen=True, array_like=True, gc=False):
+    """Where a part of a replica is. `address` is where the others call it, if it is known yet."""
 
     node: Node
+    machine: Count
+    address: Address = ""
+
+
+class StartProcess(Struct, frozen=True, tag="start", array_like=True, gc=False):
+    """To a nursery: start this process on your machine.
+
+    `first` is given where a replica lies on several machines: the place of its first part, which the others call, and
+    which is `node` itself where that is what to start.
+    """
+
+    node: Node
+    first: PartPlace | None = None
+
+
+class KillProcess(Struct, frozen=True, tag="kill", array_like=True, gc=False):
+    """To a nursery: this process belongs to a replica that is gone. `ProcessLost` answers, when it is gone as well."""
+
+    node: Node
+
+
+class PartsPlaced(Struct, frozen=True, tag="parts", array_like=True, gc=False):
+    """To a replica that lies on several machines: its other parts are started there, and will call."""
+
+    places: tuple[PartPlace, ...]
 
 
 class ProcessLost(Struct, frozen=True, tag="lost", array_like=True, gc=False):
@@ -69,4 +94,7 @@ class Refused(Struct, frozen=True, tag="refused", array_like=True, gc=False):
     why: str
 
 
-Message = StartProcess | ProcessLost | StopAsked | Leaving | Alive | Replaced | Placed | Heard | Refused
+Message = (
+    StartProcess | KillProcess | PartsPlaced | ProcessLost | StopAsked | Leaving | Alive | Replaced | Placed | Heard
+    | Refused
+)  # fmt: skip

@@ -12,10 +12,13 @@ SAVE_WITHIN_S = 1.2  # how long a small snapshot is waited for after a user's st
 
 
 class MachineRoom(msgspec.Struct, frozen=True):
-    """A machine of a run: how many replicas it has room for, and what it begins with."""
+    """A machine of a run: how many parts of replicas it has room for, and what it begins with.
+
+    Parts that are in no machine's `nodes` lie where their replica is.
+    """
 
     machine: int
-    replicas: int
+    places: int
     nodes: tuple[Node, ...] = ()
 
 
@@ -32,4 +35,6 @@ class Policy(msgspec.Struct, frozen=True):
     save_within_s: float = SAVE_WITHIN_S  # how long the last snapshot of a run that a user stops may take
     goal: Goal = Goal()
     rooms: tuple[MachineRoom, ...] = ()  # empty: one machine, with room for all; who is in none waits for room
+    parts: int = 1  # of each replica
+    spread_parts: bool = False  # over as many machines as there are, whatever room each has
     pulse: Pulse = Pulse()  # of the nurseries on other machines than the coordinator's

@@ -20,6 +20,7 @@ class Replacing:
         self._joined: dict[Node, float] = {}  # when
         self._in_a_row: dict[tuple[str, int], int] = {}  # slot -> processes that died soon, one after the other
         self._due: dict[Node, float] = {}  # processes to be started -> when
+        self._held: dict[Node, float] = {}  # the same, but something has to happen before
 
     @property
     def wake_at(self) -> float | None:
@@ -49,9 +50,18 @@ class Replacing:
         self._due[successor] = now + pause_s
         return successor
 
+    def hold(self, node: Node) -> None:
+        """Have it started in its time, but not before `let_go`."""
+        self._held[node] = self._due.pop(node)
+
+    def let_go(self, slot: int) -> None:
+        """Of a replica."""
+        for node in [node for node in self._held if node.index == slot]:
+            self._due[node] = self._held.pop(node)
+
     def awaits(self, node: Node) -> bool:
         """It is not started yet."""
-        return node in self._due
+        return node in self._due or node in self._held
 
     def take_due(self, now: float) -> list[Node]:
         due = [node for node, at in self._due.items() if at <= now]
@@ -66,3 +76,4 @@ class Replacing:
     def cease(self) -> None:
         """Nobody is started any more."""
         self._due.clear()
+        self._held.clear()

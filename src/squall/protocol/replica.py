@@ -7,7 +7,7 @@ in `held_work`, and what it tells the coordinator in `reports`.
 
 from __future__ import annotations
 
-from squall.protocol.effects import Effect, End, Expect, Send
+from squall.protocol.effects import Effect, End, Expect, MeetParts, Send
 from squall.protocol.events import (
     BatchOver,
     BatchSkipped,
@@ -36,6 +36,7 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery_messages import PartsPlaced
 from squall.protocol.replica_exchanges import ReplicaExchanges
 from squall.protocol.reports import Reports, ReportSums
 
@@ -44,17 +45,21 @@ class Replica:
     """Its state shows in what it has: without a clock it joins, with a batch it computes, else it waits."""
 
     __slots__ = (  # thousands are simulated at once, and more than 30 attributes would cost each a dictionary
-        "_again", "_awaited", "_batch", "_computing_since", "_ended", "_epoch", "_exchanges", "_hand", "_in_rounds",
-        "_poisoned", "_reports", "_retried", "_stepped", "_stopping", "_waiting_since", "cadence", "node", "pid",
+        "_address", "_again", "_awaited", "_batch", "_computing_since", "_ended", "_epoch", "_exchanges", "_hand",
+        "_in_rounds", "_poisoned", "_reports", "_retried", "_stepped", "_stopping", "_waiting_since", "cadence", "node",
+        "pid",
     )  # fmt: skip
 
     wake_at: float | None = None
 
-    def __init__(self, node: Node, shards: int, batch_size: int, exchanges: Exchanges, pid: int = 0) -> None:
+    def __init__(
+        self, node: Node, shards: int, batch_size: int, exchanges: Exchanges, pid: int = 0, address: str = ""
+    ) -> None:  # fmt: skip
+        """`address` is where its other parts call it, if they do."""
         self.node = node
         self.cadence = exchanges.cadence
         self._in_rounds, self._awaited = exchanges.in_rounds, exchanges.awaited
-        self.pid = pid
+        self.pid, self._address = pid, address
         self._hand = HeldWork(batch_size)
         self._exchanges = ReplicaExchanges(node, shards, exchanges.cadence)
         self._reports = Reports()
@@ -81,7 +86,7 @@ class Replica:
             case GradientComputed():
                 self._on_gradient(event, now, effects)
             case Started():
-                effects.append(Send(COORDINATOR, Join(self.pid)))
+                effects.append(Send(COORDINATOR, Join(self.pid, self._address)))
             case BatchSkipped() if not self._stepped:
                 self._skip(effects)
             case BatchOver() | BatchSkipped():
@@ -115,6 +120,8 @@ class Replica:
                 self._reports.tally = ReportSums()  # what every newcomer needs is not what the algorithm moves
             case SkipNoted():
                 self._on_skipped(now, effects)
+            case PartsPlaced(places):
+                effects.append(MeetParts(places))
             case Stop():
                 self._stopping = True
                 self._proceed(now, effects)

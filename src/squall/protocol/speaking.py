@@ -21,8 +21,8 @@ Says = Mapping[tuple[str, str], frozenset[type]]  # (role that speaks, role that
 
 COMMON: Says = {
     ("coordinator", "evaluator"): frozenset({m.Evaluate, m.Stop}),
-    ("coordinator", "nursery"): frozenset({n.StartProcess, n.Leaving, n.Alive, n.Replaced, m.Stop}),
-    ("coordinator", "replica"): frozenset({m.Welcome, m.Stop}),
+    ("coordinator", "nursery"): frozenset({n.StartProcess, n.KillProcess, n.Leaving, n.Alive, n.Replaced, m.Stop}),
+    ("coordinator", "replica"): frozenset({m.Welcome, n.PartsPlaced, m.Stop}),
     ("coordinator", "shard"): frozenset({m.View, m.TakeSnapshot, m.PieceKept, n.Placed, m.Stop}),
     ("evaluator", "coordinator"): frozenset({m.Join, m.Evaluated, n.Heard, n.Refused}),
     ("evaluator", "shard"): frozenset({m.Exchange}),

@@ -67,6 +67,7 @@ class Staffing(Closing):
         if self.phase is Phase.ENDED:
             return
         effects.append(notes.MemberDied(node, why))
+        effects += self._apart.end(node, self._placing.apart(node))
         if node.role == "shard":
             self._fail(f"shard {node.index} was lost ({why})", effects)
             return
@@ -79,7 +80,7 @@ class Staffing(Closing):
         ends = self.phase is Phase.EVALUATING  # and would not, if each evaluator died late
         hopeless = not blameless and self._replacing.lost(node, now, however_late=ends) >= LOST_IN_A_ROW
         if not self._needs(node):
-            self._placing.on.pop(node, None)
+            self._placing.vacate(node)
             return
         text = f"{node.role} {node.index} was lost {LOST_IN_A_ROW} times in a row, last: {why}"
         if node.role == "replica" and hopeless:
@@ -88,10 +89,16 @@ class Staffing(Closing):
             effects.append(notes.Remark("warning", f"{text}; the final weights are not evaluated"))
             self._close_with_snapshot(now, effects)
         else:
-            self._placing.succeed(node, self._replacing.replace(node, now, at_once=blameless))
+            self._placing.succeed(node, self._successor(node, now, at_once=blameless))
             if ends:
                 self._replacing.hasten(now)
             self._start_due(now, effects)
+
+    def _successor(self, node: Node, now: float, *, at_once: bool) -> Node:
+        successor = self._replacing.replace(node, now, at_once)
+        if node.role == "replica" and self._apart.ends(node.index):
+            self._replacing.hold(successor)
+        return successor
 
     def _needs(self, node: Node) -> bool:
         """Somebody in its place: until all is trained, or for the evaluation of the final weights."""
@@ -102,7 +109,7 @@ class Staffing(Closing):
     def _give_slot_up(self, node: Node, text: str, now: float, effects: list[Effect]) -> None:
         """Nobody takes this replica's place any more; without any replica the run ends."""
         self._replacing.given_up[node.index] = None
-        self._placing.on.pop(node, None)
+        self._placing.vacate(node)
         if len(self._replacing.given_up) < self.policy.replicas:
             effects.append(notes.Remark("warning", f"{text}; the others go on without it"))
             self._start_due(now, effects)  # who waits for room has it now
@@ -119,7 +126,8 @@ class Staffing(Closing):
             machine, why = self._placing.place(node)
             if machine is not None:
                 self._let_in(node, machine, effects)
-                effects += [Send(Node("nursery", machine), StartProcess(node)), notes.MemberReplaced(node, why)]
+                effects += [Send(Node("nursery", machine), StartProcess(node, self._apart.first(node)))]
+                effects.append(notes.MemberReplaced(node, why))
             elif not waited:
                 effects.append(notes.Remark("warning", f"{node.role} {node.index} waits: {why}"))
                 self._proceed(now, effects)  # who waits for it need not
@@ -176,15 +184,31 @@ class Staffing(Closing):
                 self._hear(machine, now)
                 effects.append(Send(nursery, Alive()))
             case ProcessLost(node, why):
-                if self._placing.on.get(node) == machine:  # else it has left, or others have its work
-                    self._on_lost(node, why, now, effects)
-                    self._see_off(machine, effects)
+                self._on_process_lost(machine, node, why, now, effects)
             case StopAsked():
                 self._on_stop(message, now, effects)
             case Leaving(why):
                 self._on_leaving(machine, why, now, effects)
             case _:
                 raise AssertionError(f"the coordinator does not know {message!r}")
+
+    def _on_process_lost(self, machine: int, node: Node, why: str, now: float, effects: list[Effect]) -> None:
+        if self._placing.on.get(node) == machine:  # else it has left, or others have its work
+            replica = self._placing.whole(node)
+            if node != replica:
+                effects += self._apart.end(replica, {replica: self._placing.on[replica]})
+                why = f"its part on machine {machine} was lost: {why}"
+            self._on_lost(replica, why, now, effects)
+        self._on_ended([node], now, effects)
+        self._see_off(effects)
+
+    def _on_ended(self, processes: list[Node], now: float, effects: list[Effect]) -> None:
+        """Who is to start in their place can, if nothing else of theirs is left."""
+        slots = [slot for slot in map(self._apart.ended, processes) if slot is not None]
+        for slot in slots:
+            self._replacing.let_go(slot)
+        if slots:
+            self._start_due(now, effects)
 
     def _on_machine_joined(self, machine: int, room: int, now: float, effects: list[Effect]) -> None:
         if machine in self._lost_machines:
@@ -204,15 +228,18 @@ class Staffing(Closing):
             return
         self._lost_machines[machine] = why
         self._heartbeats.forget(Node("nursery", machine))
-        nodes = [node for node in self._placing.remove(machine) if not self._replacing.awaits(node)]
+        gone, elsewhere = self._placing.remove(machine)
+        nodes = [node for node in gone if not self._replacing.awaits(self._placing.whole(node))]
         effects.append(notes.MachineDied(machine, tuple(nodes), why))
         text = f"machine {machine} was lost: {why}"
         if shards := _shards(nodes):
             effects += [notes.MemberDied(node, text) for node in nodes if node.role == "shard"]
             self._fail(f"{text}; {shards} was there", effects)
             return
-        for node in nodes:
+        for node in dict.fromkeys(map(self._placing.whole, nodes)):
+            effects += self._apart.end(node, elsewhere.get(node, {}))
             self._on_lost(node, text, now, effects, blameless=True)
+        self._on_ended(self._apart.ending_on(machine), now, effects)
 
     def _on_leaving(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
         """Replicas finish their exchange; with a shard there all do, and the run goes on elsewhere from a snapshot."""
@@ -222,7 +249,7 @@ class Staffing(Closing):
             self._lost_machines[machine] = why
             effects.append(Send(Node("nursery", machine), Stop()))
             return
-        nodes = self._placing.there(machine)
+        nodes = list(dict.fromkeys(map(self._placing.whole, self._placing.there(machine))))
         if kept := self._kept_by(nodes):
             self._move(f"machine {machine} leaves ({why}) with {kept}", now, effects)
             return
@@ -235,24 +262,29 @@ class Staffing(Closing):
                 if not self._replacing.awaits(node):
                     self._joins.pop(node, None)
                     effects += [Forget(node), notes.MemberLeft(node)]
+                    if self._placing.on[node] != machine:
+                        effects += self._apart.end(node, {node: self._placing.on[node]})
                 self._on_left(node, now, effects)
-        self._see_off(machine, effects)
+        self._see_off(effects)
 
     def _on_left(self, node: Node, now: float, effects: list[Effect]) -> None:
-        machine = self._placing.on.pop(node, None)
-        if machine is None or machine not in self._placing.leaving:
+        awaited = self._replacing.awaits(node)
+        if not awaited:
+            effects += self._apart.end(node, self._placing.apart(node))
+        if self._placing.leaving.keys().isdisjoint(self._placing.vacate(node).values()):
             return
-        if not self._replacing.awaits(node) and self._needs(node):
-            self._replacing.replace(node, now, at_once=True)
+        if not awaited and self._needs(node):
+            self._successor(node, now, at_once=True)
         self._start_due(now, effects)
-        self._see_off(machine, effects)
+        self._see_off(effects)
 
-    def _see_off(self, machine: int, effects: list[Effect]) -> None:
-        """The machine may go when nothing of the run is there."""
-        if machine in self._placing.leaving and not self._placing.there(machine):
-            self._placing.remove(machine)
-            self._heartbeats.forget(Node("nursery", machine))
-            effects += [Send(Node("nursery", machine), Stop()), notes.MachineLeft(machine)]
+    def _see_off(self, effects: list[Effect]) -> None:
+        """Machines that leave may go when nothing of the run is there."""
+        for machine in list(self._placing.leaving):
+            if not (self._placing.there(machine) or self._apart.ending_on(machine)):
+                self._placing.remove(machine)
+                self._heartbeats.forget(Node("nursery", machine))
+                effects += [Send(Node("nursery", machine), Stop()), notes.MachineLeft(machine)]
 
 
 def _shards(nodes: list[Node]) -> str:

@@ -45,7 +45,7 @@ def _shard(job: Job, index: int) -> Shard:
 
 
 def _replica(job: Job, node: Node) -> Replica:
-    return Replica(node, job.recipe.shards, job.task.batch_size, job.recipe.loop.exchanges, os.getpid())
+    return Replica(node, job.recipe.shards, job.task.batch_size, job.recipe.loop.exchanges, os.getpid(), _address(job))
 
 
 def _batch_shard(job: Job, index: int) -> BatchShard:
@@ -53,7 +53,7 @@ def _batch_shard(job: Job, index: int) -> BatchShard:
 
 
 def _batch_replica(job: Job, node: Node) -> BatchReplica:
-    return BatchReplica(node, job.recipe.shards, os.getpid())
+    return BatchReplica(node, job.recipe.shards, os.getpid(), _address(job))
 
 
 def _replica_host(job: Job, node: Node) -> ReplicaHost:
@@ -69,10 +69,14 @@ def _no_shard(job: Job, index: int) -> Never:
 
 
 def _collective_replica(job: Job, node: Node) -> CollectiveReplica:
-    address = ""
-    if job.site is not None and job.listener is not None:
-        address = f"{job.site.host}:{job.listener.getsockname()[1]}"
-    return CollectiveReplica(node, job.recipe.replicas, *begun(job), os.getpid(), address, job.recipe.divided)
+    return CollectiveReplica(node, job.recipe.replicas, *begun(job), os.getpid(), _address(job), job.recipe.divided)
+
+
+def _address(job: Job) -> str:
+    """Where a replica is called by others, and by its own parts; empty where it is not."""
+    if job.site is None or job.listener is None:
+        return ""
+    return f"{job.site.host}:{job.listener.getsockname()[1]}"
 
 
 KINDS: dict[type[Work], Kind] = {

@@ -64,7 +64,7 @@ def batch_coordinator(job: Job) -> BatchCoordinator:
 def _policy(job: Job) -> Policy:
     policy = msgspec.structs.replace(job.plan.policy(job.task), save_within_s=job.save_within_s)
     if job.site is not None:
-        rooms = job.site.rooms(job.plan.threads)
+        rooms = job.site.rooms(job.plan.threads, job.plan.settings.parts)
         policy = msgspec.structs.replace(policy, rooms=rooms, pulse=job.site.pulse)
     so_far = best.kept(job.directory) if policy.goal.keep and job.restored is not None else None
     if so_far is not None and so_far.metric == policy.goal.metric:

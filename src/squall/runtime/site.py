@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node
+from squall.protocol.placing import places_taken
 from squall.protocol.policy import MachineRoom
 from squall.record.inventory import Inventory
 from squall.runtime.pieces import Pieces
@@ -55,11 +56,12 @@ class Site:
         """The process begins on this machine."""
         return self.seats.get((node.role, node.index)) == self.machine
 
-    def rooms(self, threads: int) -> tuple[MachineRoom, ...]:
-        """All machines with what begins there, and for how many replicas of so many threads their cores are enough."""
+    def rooms(self, threads: int, parts: int) -> tuple[MachineRoom, ...]:
+        """All machines with what begins there, and for how many parts of so many threads their cores are enough."""
+        on = {Node(*process): at for process, at in self.seats.items()}
         rooms = []
         for machine, cores in self.cores.items():
-            there = [Node(role, index) for (role, index), at in self.seats.items() if at == machine]
-            placed = sum(node.role == "replica" for node in there)
-            rooms.append(MachineRoom(machine, max(placed, cores // threads), tuple(there)))
+            there = tuple(node for node, at in on.items() if at == machine)
+            placed = sum(places_taken(node, on, parts) for node in there)
+            rooms.append(MachineRoom(machine, max(placed, cores // threads), there))
         return tuple(rooms)

@@ -15,7 +15,7 @@ from heapq import heappop, heappush, heapreplace
 from itertools import repeat
 from typing import Any
 
-from squall.protocol.effects import Admit, Effect, End, Forget, KillMembers, Send, StartMember, Transmit
+from squall.protocol.effects import Admit, Effect, End, Forget, KillMember, KillMembers, Send, StartMember, Transmit
 from squall.protocol.events import Event, FrameArrived, MessageArrived, ProcessEnded, Started, TimePassed
 from squall.protocol.frames import Frame, Message
 from squall.protocol.link import Linked
@@ -29,12 +29,10 @@ from squall.usercode.blame import note
 _FREE, _STARTED, _TIME_PASSED = Free(), Started(), TimePassed()
 _WORLD = Absent(Node("world", 0))  # to whom the actions of `at` are put into the queue
 _HEARD: dict[type, Callable[[Node, Any], Event]] = {
-    Frame: FrameArrived,
-    Parcel: lambda sender, parcel: ParcelArrived(sender, *parcel),
-}  # what comes, as an event; without links it is a message
-_ARRIVALS = (FrameArrived, ParcelArrived, MessageArrived)
-_CALLS = (TimePassed, Free)
-_MEMBERSHIP = (End, StartMember, KillMembers, Forget, Admit)
+    Frame: FrameArrived, Parcel: lambda sender, parcel: ParcelArrived(sender, *parcel),
+}  # fmt: skip  # what comes, as an event; without links it is a message
+_ARRIVALS, _CALLS = (FrameArrived, ParcelArrived, MessageArrived), (TimePassed, Free)
+_MEMBERSHIP = (End, StartMember, KillMember, KillMembers, Forget, Admit)
 
 
 class World:
@@ -51,7 +49,7 @@ class World:
         self, conditions: Conditions = IDEAL, *, seed: int = 0, now: float = 0.0,
         spawn: Callable[[Node], tuple[Linked | Machine, Host]] | None = None,
     ) -> None:  # fmt: skip
-        self.now = now
+        self.now, self._count = now, 0
         self.ended = False  # the coordinator has, or somebody who watches wants no more
         self.processes: dict[Node, WorldNode] = {}
         self.on_kill: list[Callable[[Node], None]] = []
@@ -63,7 +61,6 @@ class World:
         self._spawn = spawn  # makes the machine and host of a replacement
         self._queue: list[Entry] = []
         self._heads: list[tuple[*Entry, Stream]] = []  # the first message of each stream
-        self._count = 0
 
     def add(self, node: Node, linked: Linked | Machine, host: Host, home: Node = NURSERY) -> None:
         """A process on the machine of the nursery `home`, which is told when it is killed."""
@@ -90,8 +87,8 @@ class World:
         """Do something to the world at a time of its clock."""
         self._put(time_s, _WORLD, action)
 
-    def kill(self, node: Node, why: str = "killed", notice_s: float | None = None) -> None:
-        """The process is gone between two events; its nursery is told a little later, or after `notice_s`."""
+    def kill(self, node: Node, why: str = "killed", notice_s: float | None = None) -> bool:
+        """The process, if there is one, is gone; its nursery is told a little later, or after `notice_s`."""
         process = self.processes.pop(node, None)
         if process is not None:
             process.alive = False
@@ -100,6 +97,7 @@ class World:
             if not process.over:
                 after_s = self._conditions.notice_s if notice_s is None else notice_s
                 self.post(process.home, ProcessEnded(node, why), after_s)
+        return process is not None and not process.over
 
     def pause(self, node: Node, seconds: float) -> None:
         """The process does nothing for so long, as if its machine slept; what comes meanwhile waits."""
@@ -288,6 +286,8 @@ class World:
             case KillMembers(why):
                 for node in [n for n, other in self.processes.items() if other.home == process.node != n]:
                     self.kill(node, why)
+            case KillMember(gone) if not self.kill(gone):
+                self.post(process.node, ProcessEnded(gone, "it had ended"))
             case Forget(gone) if not isinstance(process.linked, Linked):  # links have done so themselves
                 process.forgotten = {**(process.forgotten or {}), gone: None}
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from squall.protocol.effects import Compute, Effect, End, Keep, Payload, Send, UseWeights
+from squall.protocol.effects import Compute, Effect, End, Keep, MeetParts, Payload, Send, UseWeights
 from squall.protocol.events import Event, GradientComputed, MessageArrived, Started, TimePassed
 from squall.protocol.frames import Message
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Exchange, Exchanged, Join, Left, Progress, Stop, Welcome
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery_messages import PartsPlaced
 from squall.protocol.reports import REPORT_EVERY_S, ReportSums
 from squall.protocol.sandblaster.messages import Portion, PortionRequest, PortionsTaken, PushPortions
 
@@ -22,10 +23,11 @@ class BatchReplica:
 
     wake_at: float | None = None
 
-    def __init__(self, node: Node, shards: int, pid: int = 0) -> None:
+    def __init__(self, node: Node, shards: int, pid: int = 0, address: str = "") -> None:
+        """`address` is where its other parts call it, if they do."""
         self.node = node
         self.shards = [Node("shard", i) for i in range(shards)]
-        self.pid = pid
+        self.pid, self._address = pid, address
         self._evaluation = 0  # that the weights are of
         self._told: deque[Portion] = deque()  # what to do next; done in turn, when the buffer is free
         self._portion: Portion | None = None  # fetched for, computed, or computed last
@@ -48,7 +50,7 @@ class BatchReplica:
             case GradientComputed():
                 self._on_gradient(event, now, effects)
             case Started():
-                effects.append(Send(COORDINATOR, Join(self.pid)))
+                effects.append(Send(COORDINATOR, Join(self.pid, self._address)))
             case TimePassed():
                 pass
             case _:
@@ -77,6 +79,8 @@ class BatchReplica:
                 del self._pushing[sender]
                 if not self._pushing:
                     self._obey(effects)
+            case PartsPlaced(places):
+                effects.append(MeetParts(places))
             case Stop():
                 self._stopping = True
             case _:

@@ -1,0 +1,52 @@
+"""Replicas that lie on several machines: what a coordinator does about the processes of their other parts.
+
+The first part is the replica to all others. When it is ready, the nurseries of the others' machines start those, and
+they call it. Any of them that dies is the replica's death. Then, and when the replica has left, the rest of its
+processes are killed; the next one in its slot starts when all are known to have ended, because till then they could
+write into the slot of their machine's arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from squall.protocol.effects import Effect, Send
+from squall.protocol.nodes import Node
+from squall.protocol.nursery_messages import KillProcess, PartPlace, PartsPlaced, StartProcess
+from squall.protocol.placing import Placing
+
+
+class Apart:
+    def __init__(self, placing: Placing) -> None:
+        self._placing = placing
+        self._ending: dict[Node, tuple[int, int]] = {}  # processes that are to end -> their replica's slot, machine
+
+    def first(self, node: Node) -> PartPlace | None:
+        """What the replica's own nursery is told as it starts; None where all of it lies together."""
+        return PartPlace(node, self._placing.on[node]) if self._placing.apart(node) else None
+
+    def start(self, node: Node, address: str) -> list[Effect]:
+        """The first part is ready: the others, if there are any elsewhere, call it."""
+        if not (apart := self._placing.apart(node)):
+            return []
+        first = PartPlace(node, self._placing.on[node], address)
+        starts = [Send(Node("nursery", at), StartProcess(part, first)) for part, at in apart.items()]
+        return [Send(node, PartsPlaced(tuple(PartPlace(part, at) for part, at in apart.items()))), *starts]
+
+    def end(self, node: Node, processes: Mapping[Node, int]) -> list[Effect]:
+        """The replica is gone, and these processes of it, with their machines, may not be."""
+        self._ending |= {process: (node.index, machine) for process, machine in processes.items()}
+        return [Send(Node("nursery", machine), KillProcess(process)) for process, machine in processes.items()]
+
+    def ended(self, process: Node) -> int | None:
+        """The process was to end, and has. Returns the slot if it was the last one there."""
+        slot, _ = self._ending.pop(process, (None, 0))
+        return None if slot is None or self.ends(slot) else slot
+
+    def ends(self, slot: int) -> bool:
+        """Processes of the slot may still be there."""
+        return any(of == slot for of, _ in self._ending.values())
+
+    def ending_on(self, machine: int) -> list[Node]:
+        """Processes of that machine that may still be there."""
+        return [process for process, (_, at) in self._ending.items() if at == machine]
