@@ -22,8 +22,9 @@ from squall.parts.host import Speaker, follow
 from squall.parts.inside import inside
 from squall.parts.neighbours import NeighbourLost, Neighbours
 from squall.plan import make_plan
-from squall.protocol.effects import Compute, End, UseWeights
+from squall.protocol.effects import Compute, End, Payload, UseWeights
 from squall.protocol.events import GradientComputed
+from squall.protocol.nodes import Node
 from squall.runtime.driver import Host
 from squall.runtime.groups import Group
 from squall.runtime.hosts import ReplicaHost
@@ -145,7 +146,7 @@ def train(steps: int = 50, lr: float = 0.1) -> Script:
             assert isinstance(computed, GradientComputed)
             losses.append(computed.loss)
             extras.append(computed.extras)
-            gradient = job.arena.gradient(0, 0)
+            gradient = pushed(host, job, number)
             if computed.finite:
                 velocity.mul_(0.9).add_(gradient[: layout.tail])
                 weights[: layout.tail].sub_(lr * velocity)
@@ -155,6 +156,12 @@ def train(steps: int = 50, lr: float = 0.1) -> Script:
         return Trained(weights.clone(), losses, extras)
 
     return script
+
+
+def pushed(host: Host, job: Job, number: int) -> Tensor:
+    """The gradient, as it lies there when it is pushed."""
+    host.attach(Payload("gradient", Node("replica", 0), 0, number, 0))
+    return job.arena.gradient(0, 0)
 
 
 def compute(task: squall.Task, number: int) -> Compute:

@@ -11,6 +11,7 @@ import select
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -33,11 +34,28 @@ from squall.protocol.effects import (
 from squall.protocol.events import Event, GradientComputed, StepTaken
 from squall.runtime.driver import Host, HostAround
 
+
+class Collect(Effect, frozen=True, gc=False):
+    """Bring the gradients in this buffer to part 0, where the parts have no memory in common."""
+
+    buffer: int
+
+
 KINDS: tuple[type[Effect], ...] = (
-    Compute, Keep, PreparePush, UseWeights, Expect, End, JoinGroup, LeaveGroup, Step, WriteSnapshot,
+    Compute, Keep, PreparePush, UseWeights, Expect, End, JoinGroup, LeaveGroup, Step, WriteSnapshot, Collect,
 )  # fmt: skip
 PUT_OFF = (UseWeights, Expect)  # nothing comes of these before another effect does
 MOST_PUT_OFF = 16
+
+
+class Ends(Protocol):
+    """What tells part 0 that another part has ended. Its descriptor is readable then."""
+
+    def fileno(self) -> int: ...
+
+    def ended(self) -> bool: ...
+
+    def close(self) -> None: ...  # they may end
 
 
 class Watch:
@@ -67,7 +85,7 @@ class Speaker(HostAround):
     """Of part 0, where the replica's machine is."""
 
     def __init__(
-        self, host: Host, neighbours: Neighbours, own_weights: bool = False, watch: Watch | None = None
+        self, host: Host, neighbours: Neighbours, own_weights: bool = False, watch: Ends | None = None
     ) -> None:  # fmt: skip
         """`own_weights`: fetched weights are copied into the replica's own, which all parts compute on."""
         super().__init__(host)

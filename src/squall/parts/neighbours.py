@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from squall.parts.spent import NUMBERS, Spent
+from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
+from squall.transports.mesh import MeshBroken
 
 SPEAKER = 0  # a pipeline's backward passes end at the first stage, so part 0 is the last to be done with a batch
 TOLD_BYTES = 4096
@@ -26,7 +28,7 @@ class Neighbours:
     The group becomes torch's default one in this process, which DTensor and pipelining ask for.
     """
 
-    def __init__(self, group: Group, part: int, parts: int, tag: int = 0) -> None:
+    def __init__(self, group: Group | FarGroup, part: int, parts: int, tag: int = 0) -> None:
         """`tag`: of the messages here, where others use the group as well."""
         self.part = part
         self.parts = parts
@@ -131,6 +133,6 @@ def lost_neighbours() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "gloo" not in str(error):
+        if not any(of in str(error) for of in ("gloo", MeshBroken.__name__)):
             raise
         raise NeighbourLost(f"another part of this replica is gone: {error}") from error

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch._C._distributed_c10d import Work
+from torch._C._distributed_c10d import Work, _register_process_group
 from torch.distributed import ReduceOp
 from torch.distributed import distributed_c10d as c10d
 from torch.futures import Future
@@ -26,12 +26,17 @@ from squall.transports.mesh import Mesh, Steps
 class FarGroup:
     """Of this process and others, which have met (`transports.meeting`)."""
 
-    def __init__(self, mesh: Mesh, members: Sequence[Node], own: int) -> None:
-        """`own` is this process's place among the members."""
+    def __init__(self, mesh: Mesh, members: Sequence[Node], own: int, name: str = "") -> None:
+        """`own` is this process's place among the members. By a `name` DTensor finds the group, as Gloo's have one."""
         self.members, self.own = tuple(members), own
         self._mesh = mesh
-        self.torch = MeshProcessGroup(mesh, own, len(members))
+        self.torch = MeshProcessGroup(mesh, own, len(members), name)
         c10d._world.pg_group_ranks[self.torch] = {rank: rank for rank in range(len(members))}
+        if name:
+            group_name = c10d.GroupName(name)
+            _register_process_group(group_name, self.torch)
+            c10d._world.pg_names[self.torch] = group_name
+            c10d._world.pg_map[self.torch] = (self.torch.getBackendName(), None)  # type: ignore[assignment]
 
     def cut(self) -> None:
         """Whoever waits for this process in the group has an error at once, and so has this one."""
@@ -62,13 +67,18 @@ class _Work(Work):
 class MeshProcessGroup(dist.ProcessGroup):
     """Of the member `rank` of `size`. An operation that cannot be done raises `MeshBroken`, a `RuntimeError`."""
 
-    def __init__(self, mesh: Mesh, rank: int, size: int) -> None:
+    def __init__(self, mesh: Mesh, rank: int, size: int, name: str) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # it has no store
+        self._name = name
         self._mesh = mesh
         self._ring = Ring(mesh, rank, size)
 
     def getBackendName(self) -> str:
         return "squall"
+
+    @property
+    def group_name(self) -> c10d.GroupName:
+        return c10d.GroupName(self._name)
 
     # torch has overloads of these, which it does not call itself.
 
@@ -89,6 +99,15 @@ class MeshProcessGroup(dist.ProcessGroup):
     def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> _Work:
         parts = list(output.view(self.size(), -1))
         return self._do([output], lambda: self._ring.gather(parts, own.view(-1)))
+
+    def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> _Work:
+        """As DTensor asks for it: into tensors that hold those of all members one behind the other."""
+
+        def gather_each() -> Steps:
+            for output, own in zip(outputs, inputs):
+                yield from self._ring.gather(list(output.view(self.size(), -1)), own.view(-1))
+
+        return self._do(outputs, gather_each)
 
     def barrier(self, opts: Any = None) -> _Work:
         nothing = torch.zeros(1)

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass, field
 
 from squall.protocol.heartbeats import Pulse
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.placing import places_taken
 from squall.protocol.policy import MachineRoom
 from squall.record.inventory import Inventory
@@ -51,6 +51,14 @@ class Site:
         for node, listener in self.listeners.items():
             if node != keep:
                 listener.close()
+
+    def called(self, address: str) -> Address:
+        """Where a process is called that has said so; one of machine 0 where this machine reaches the coordinator.
+
+        Raises `ValueError` for what is no address.
+        """
+        host, _, port = address.rpartition(":")
+        return host or self.addresses[COORDINATOR][0], int(port)
 
     def has(self, node: Node) -> bool:
         """The process begins on this machine."""

@@ -114,12 +114,13 @@ class _Line:
 class Mesh:
     """The connections of one process, by the places of its peers. They are its own, and do not block."""
 
-    def __init__(self, connections: Mapping[int, socket], names: Sequence[str]) -> None:
-        """`names` are those of all places, for people."""
+    def __init__(self, connections: Mapping[int, socket], names: Sequence[str], news: int | None = None) -> None:
+        """`names` are those of all places, for people. `news`: an eventfd that is written to when it has failed."""
         self._lines = {peer: _Line(connection, names[peer]) for peer, connection in connections.items()}
         self._peers = {connection.fileno(): peer for peer, connection in connections.items()}
         self._asked: deque[_Task] = deque()
         self._under_way: list[_Task] = []
+        self._news = news
         self._why = ""  # it has failed
         self._lock = threading.Lock()  # of what is asked for, and of whether it has failed
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -240,3 +241,5 @@ class Mesh:
         os.close(self._wake)
         for task in tasks:
             task.over(MeshBroken(self._why))
+        if self._news is not None:
+            os.eventfd_write(self._news, 1)

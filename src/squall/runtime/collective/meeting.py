@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from squall.protocol.collective.messages import Place
 from squall.protocol.effects import JoinGroup
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import Node
 from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
 from squall.runtime.site import Site
@@ -97,12 +97,9 @@ class FarFellows:
                 raise MeshBroken(CUT)
 
     def _guest(self, node: Node, place: Place) -> Guest:
-        """Machine 0 is where this one reaches the coordinator. Raises `MeshBroken` for what is no address."""
-        host, _, port = place.address.rpartition(":")
-        if not host:
-            host = self._site.addresses[COORDINATOR][0]
+        """Raises `MeshBroken` for what is no address."""
         try:
-            return Guest(node, place.machine, (host, int(port)))
+            return Guest(node, place.machine, self._site.called(place.address))
         except ValueError as error:
             raise MeshBroken(f"{node} says that it is called at {place.address!r}") from error
 

@@ -1,0 +1,113 @@
+"""A replica on several machines: its first part meets the others, each of which a nursery has forked by itself.
+
+Each dies with its own nursery, and when its connections to the others break.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from setproctitle import setproctitle
+
+from squall.launchers.leaving import LOST, leave
+from squall.launchers.parts import with_own
+from squall.parts.carrying import ConnectionWatch, FarHost, FirstHost, SpreadSpeaker, own_arena
+from squall.parts.gathering import Gathering
+from squall.parts.host import follow
+from squall.parts.neighbours import SPEAKER, NeighbourLost, Neighbours, lost_neighbours
+from squall.protocol.effects import Effect, End, MeetParts, Payload
+from squall.protocol.events import Event
+from squall.protocol.nodes import Node, part_nodes, whole
+from squall.protocol.nursery_messages import PartPlace
+from squall.runtime.driver import Host
+from squall.runtime.job import Job
+from squall.runtime.kinds import host
+from squall.runtime.processes import keep_freed_memory
+from squall.transports.meeting import Way
+from squall.transports.opening import listening
+
+
+class SpreadHost(Host):
+    """Of the first part. It does nothing until it has met the others, and dies with any of them."""
+
+    def __init__(self, job: Job, node: Node, make: Callable[[Job], Host]) -> None:
+        """`make` has the host of a replica whose place in it the job has."""
+        self._job, self._node, self._make = job, node, make
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._met: Host | None = None
+
+    @property
+    def wakes(self) -> Sequence[int]:
+        return (self._news,)
+
+    def attach(self, payload: Payload) -> None:
+        assert self._met is not None
+        self._met.attach(payload)
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if isinstance(effect, MeetParts):
+            self._met = self._meet(effect.places)
+            return None
+        if self._met is None and isinstance(effect, End):
+            return None
+        assert self._met is not None, f"{effect} before the other parts are known"
+        return self._met.perform(effect, now)
+
+    def poll(self) -> Event | None:
+        return self._met.poll() if self._met is not None else None
+
+    def rest(self) -> None:
+        if self._met is not None:
+            self._met.rest()
+
+    def _meet(self, others: Sequence[PartPlace]) -> Host:
+        parts = [_place(self._job, self._node), *others]
+        job, neighbours = _joined(with_own(self._job), parts, SPEAKER, self._news)
+        first = FirstHost(self._make(job), neighbours, job, self._node.index)
+        return SpreadSpeaker(first, neighbours, ConnectionWatch(self._news))
+
+
+def run_far_part(job: Job, node: Node, first: PartPlace) -> None:
+    """Be a part of the replica `first.node` until that ends. Raises what it raises."""
+    count = job.plan.settings.parts
+    part = node.index % count
+    replica = whole(node, count)
+    setproctitle(f"squall replica {replica.index} part {part} of {job.directory.name}")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends a run in order
+    torch.set_num_threads(job.plan.threads)
+    keep_freed_memory()
+    job = with_own(replace(job, arena=own_arena(job.arena.shape), listener=listening(), schedule=None))
+    others = [_place(job, node) if other == node else PartPlace(other, -1) for other in part_nodes(replica, count)]
+    try:
+        job, neighbours = _joined(job, [first, *others], part)
+        with neighbours.together():
+            made = FarHost(host(job, replica), neighbours, job, replica.index)
+        follow(made, neighbours)
+    except NeighbourLost:
+        leave(LOST)  # that one knows why
+
+
+def _joined(job: Job, parts: Sequence[PartPlace], own: int, news: int | None = None) -> tuple[Job, Neighbours]:
+    """The job with this process's place in the replica, and the way to the other parts."""
+    from squall.parts.inside import inside  # which imports torch's compiler
+
+    assert job.site is not None
+    assert job.listener is not None
+    way = Way(job.site.identity.issue(str(parts[own].node)).contexts(), job.listener, job.site.plaintext)
+    with lost_neighbours():
+        group = Gathering(way, job.site, parts, own, news).run()
+    neighbours = Neighbours(group, own, len(parts))
+    with neighbours.together():
+        place = inside(job.task, job.layout, job.starts, neighbours, job.device(parts[SPEAKER].node.index))
+    return replace(job, inside=place), neighbours
+
+
+def _place(job: Job, node: Node) -> PartPlace:
+    """Where this process is, which is that node."""
+    assert job.site is not None
+    assert job.listener is not None
+    return PartPlace(node, job.site.machine, f"{job.site.host}:{job.listener.getsockname()[1]}")
