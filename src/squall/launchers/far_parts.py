@@ -71,19 +71,21 @@ class SpreadHost(Host):
         return SpreadSpeaker(first, neighbours, ConnectionWatch(self._news))
 
 
-def run_far_part(job: Job, node: Node, first: PartPlace) -> None:
-    """Be a part of the replica `first.node` until that ends. Raises what it raises."""
+def run_far_part(job: Job, node: Node) -> None:
+    """Be a part of a replica until that ends. Raises what it raises itself."""
+    first = job.first
+    assert first is not None
     count = job.plan.settings.parts
-    part = node.index % count
-    replica = whole(node, count)
+    part, replica = node.index % count, whole(node, count)
     setproctitle(f"squall replica {replica.index} part {part} of {job.directory.name}")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends a run in order
     torch.set_num_threads(job.plan.threads)
     keep_freed_memory()
     job = with_own(replace(job, arena=own_arena(job.arena.shape), listener=listening(), schedule=None))
     others = [_place(job, node) if other == node else PartPlace(other, -1) for other in part_nodes(replica, count)]
+    parts = [first, *others]
     try:
-        job, neighbours = _joined(job, [first, *others], part)
+        job, neighbours = _joined(job, parts, part)
         with neighbours.together():
             made = FarHost(host(job, replica), neighbours, job, replica.index)
         follow(made, neighbours)

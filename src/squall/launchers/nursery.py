@@ -45,7 +45,7 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.snapshot_rounds import SILENT_S
 from squall.runtime.job import Job
-from squall.runtime.machines import nodes
+from squall.runtime.machines import firsts, nodes
 from squall.runtime.processes import fork, outlive_parent
 from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
 from squall.usercode.blame import encode
@@ -68,6 +68,7 @@ class Nursery:
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         self._deadline: float | None = None  # when processes that still live are killed
         self._linked = Linked(NurseryMachine())
+        self._firsts = firsts(job)  # of processes of replicas on several machines, the first part's place
         self._line: Line = PipeLine()
 
     def run(self) -> None:
@@ -168,7 +169,8 @@ class Nursery:
         match effect:
             case Transmit():
                 self._line.send(effect)
-            case StartMember(node):
+            case StartMember(node, first):
+                self._firsts[node] = first
                 self._replace(node)
             case KillMember(node):
                 self._kill(node)
@@ -272,7 +274,7 @@ class Nursery:
         try:
             self._detach(node)
             pipe = self._line.give() if node == COORDINATOR and isinstance(self._line, PipeLine) else None
-            run_role(replace(self._job, turn=self._turn(node)), node, self._sockets, pipe)
+            run_role(replace(self._job, turn=self._turn(node), first=self._firsts.get(node)), node, self._sockets, pipe)
             status = DONE
         except BaseException as error:
             blame(error, node, self._job)

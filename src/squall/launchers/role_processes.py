@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from socket import gethostname
 
@@ -16,13 +17,14 @@ import torch
 from setproctitle import setproctitle
 
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.far_parts import SpreadHost, run_far_part
 from squall.launchers.parts import die_of, first_part
 from squall.parts.host import Speaker
 from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import End, Payload
 from squall.protocol.events import Event, FrameArrived, MachineJoined, StopRequested
 from squall.protocol.frames import Frame
-from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes, whole
 from squall.record.writer import COMMIT_EVERY_S
 from squall.runtime.collective.showing import ShowingHost
 from squall.runtime.driver import Driver, Host
@@ -106,6 +108,9 @@ EVALUATOR_NICE, JUDGE_NICE = 10, 5
 
 def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> None:
     """Be one of the run's processes until its machine ends."""
+    if node.role == "part":
+        run_far_part(job, node)
+        return
     name_process(node, job)
     signal.signal(signal.SIGTERM, LeftToLauncher())
     torch.set_num_threads({"replica": job.plan.threads, "shard": job.plan.settings.shard_threads}.get(node.role, 1))
@@ -115,18 +120,20 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         never_interrupt()
     elif node.role == "evaluator":
         os.nice(EVALUATOR_NICE if job.plan.until is None and job.plan.patience is None else JUDGE_NICE)
-    several = node.role == "replica" and job.plan.settings.parts > 1
+    spread = job.first is not None
+    several = node.role == "replica" and job.plan.settings.parts > 1 and not spread
     watch = None
     if several:
         job, neighbours, watch = first_part(job, node, sockets)
-    if node.role == "replica" and job.site is not None and isinstance(job.recipe.work, Collective):
+    if spread or (node.role == "replica" and job.site is not None and isinstance(job.recipe.work, Collective)):
         job = replace(job, listener=listening())
     transport, carriers = connections(job, node, sockets, pipe, () if watch is None else (watch.fileno(),))
     channel = NurseryChannel(pipe, job.plan.threads) if pipe is not None else None
     try:
         # The coordinator's rows are written while nobody speaks, too.
         poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf
-        host, own = make_host(job, node, channel), () if channel is None else (channel,)
+        host = SpreadHost(job, node, partial(make_host, node=node)) if spread else make_host(job, node, channel)
+        own = () if channel is None else (channel,)
         transport.wake_on(host.wakes)
         if several:
             host = Speaker(host, neighbours, own_weights=job.recipe.work.local is not None, watch=watch)
@@ -203,7 +210,14 @@ def _spin_s(job: Job, node: Node) -> float:
 def blame(error: BaseException, node: Node, job: Job) -> None:
     """Add to an exception in which process it was raised."""
     where = "" if job.site is None else f", on machine {job.site.machine} ({gethostname()})"
-    note(error, f"in {node.role} {node.index}{where}", role=node.role, index=node.index)
+    part, node = _named(node, job)
+    note(error, f"in {part}{node.role} {node.index}{where}", role=node.role, index=node.index)
+
+
+def _named(node: Node, job: Job) -> tuple[str, Node]:
+    """Of a replica's part, which it is, and the replica."""
+    count = job.plan.settings.parts
+    return (f"part {node.index % count} of ", whole(node, count)) if node.role == "part" else ("", node)
 
 
 def name_process(node: Node, job: Job) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from squall.protocol.nodes import Node
+from squall.protocol.nursery_messages import PartPlace
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.backward import resolve_device
@@ -48,7 +49,8 @@ class Job:
     starts: tuple[int, ...] = ()  # where the stages of a pipeline begin, in a replica of several parts
     inside: Inside | None = None  # this process's place in such a replica
     own: Tensor | None = None  # float32 [length]: weights that its parts share, where it trains on its own
-    listener: socket.socket | None = None  # where other replicas call this process
+    listener: socket.socket | None = None  # where other replicas, or parts of this one, call this process
+    first: PartPlace | None = None  # of a replica on several machines: its first part, which this process is or calls
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property

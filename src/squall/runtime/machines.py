@@ -8,7 +8,8 @@ from msgspec import UNSET
 from squall.protocol.collective.coordinator import CollectiveCoordinator
 from squall.protocol.leases import Leases
 from squall.protocol.loop_coordinator import LoopCoordinator
-from squall.protocol.nodes import COORDINATOR, Node, replica_node, shard_nodes
+from squall.protocol.nodes import COORDINATOR, Node, part_nodes, replica_node, shard_nodes
+from squall.protocol.nursery_messages import PartPlace
 from squall.protocol.policy import Policy
 from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchWork
 from squall.protocol.sandblaster.method import MethodState
@@ -25,6 +26,15 @@ def nodes(job: Job) -> list[Node]:
     shards = shard_nodes(job.recipe.shards)
     replicas = [replica_node(slot, 0) for slot in range(job.recipe.replicas)]
     return [n for n in (COORDINATOR, *shards, *evaluators, *replicas) if job.site is None or job.site.has(n)]
+
+
+def firsts(job: Job) -> dict[Node, PartPlace | None]:
+    """Of the replicas that begin on this machine those whose other parts have places of their own, with theirs."""
+    if job.site is None:
+        return {}
+    begun, seats = nodes(job), {Node(*process) for process in job.site.seats}
+    apart = [n for n in begun if n.role == "replica" and not seats.isdisjoint(part_nodes(n, job.plan.settings.parts))]
+    return {node: PartPlace(node, job.site.machine) for node in apart}
 
 
 def collective_coordinator(job: Job) -> CollectiveCoordinator:
