@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -52,10 +53,13 @@ def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
     """The job, with everything that all processes of the run share on this machine."""
     strategy = message["strategy"]
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-    directory, snapshot, site = order
+    directory, snapshot, site, starts = order
     restored = Snapshots(directory).restore(snapshot, layout) if snapshot is not None else None
     recipe = strategy.recipe()
-    starts = _cut(task, message["plan"].settings) if "script" not in message else ()
+    if starts is None:
+        starts = cut(task, message["plan"].settings) if "script" not in message else ()
+    elif message["plan"].settings.parts > 1:
+        importlib.import_module("squall.parts.inside")  # with torch's compiler: before the forks, once for all
     shape = arena_shape(layout, recipe)
     used = shape.spans(evaluated=task.validate is not None)
     if site is not None:
@@ -82,7 +86,7 @@ def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
     )
 
 
-def _cut(task: Task, settings: Settings) -> tuple[int, ...]:
+def cut(task: Task, settings: Settings) -> tuple[int, ...]:
     """Where the stages of replicas of several parts begin, which is told."""
     if settings.parts == 1:
         return ()

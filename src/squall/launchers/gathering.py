@@ -249,7 +249,10 @@ class Gathering:
         machine.step = Step.LAUNCHED
         addresses = {name: (m.address, port) for m in self.machines.values() for name, port in m.ports.items()}
         cores = [(number, self.machines[number].room.cores) for number in self._first if number in self.machines]
-        told = {"kind": "launch", "snapshot": launched.snapshot, "addresses": addresses, "cores": cores}
+        starts = facts.starts if (facts := self.machines[0].facts) is not None else ()
+        told = {
+            "kind": "launch", "snapshot": launched.snapshot, "addresses": addresses, "cores": cores, "starts": starts
+        }  # fmt: skip
         if machine.number == 0:
             identity = self._root.issue(machine_name(0), authority=True)
             where = str(launched.directory.resolve())

@@ -14,7 +14,7 @@ import torch
 
 from squall.errors import SquallError, TaskError
 from squall.launchers import scratch
-from squall.launchers.building import build_task
+from squall.launchers.building import build_task, cut
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.joining.address import written
 from squall.launchers.joining.call import Call
@@ -101,5 +101,6 @@ def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member
     if isinstance(recipe.work, Collective):
         import_beforehand()
     if message["machines"]:
-        launcher.say(kind="built", facts=Facts.of(task))
+        starts = cut(task, message["plan"].settings) if member is None else ()
+        launcher.say(kind="built", facts=Facts.of(task, starts))
     Launching(launcher, sockets, member).run(task, message)

@@ -52,11 +52,12 @@ class Facts(msgspec.Struct, frozen=True):
     layout: Layout
     examples: int
     evaluated: bool = True  # there is something to evaluate on
+    starts: tuple[int, ...] = ()  # where stages begin: the head's own machine cuts them for all
 
     @classmethod
-    def of(cls, task: Task) -> Facts:
+    def of(cls, task: Task, starts: tuple[int, ...] = ()) -> Facts:
         layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-        return cls(layout, task.examples, task.validate is not None)
+        return cls(layout, task.examples, task.validate is not None, starts)
 
     def differences(self, other: Facts) -> str:
         """How `other` differs, in words; "" if it does not."""
@@ -72,6 +73,7 @@ class Order(NamedTuple):
     directory: Path  # of the run; of this machine's part of it, where the run's own is elsewhere
     snapshot: int | None
     site: Site | None = None
+    starts: tuple[int, ...] | None = None  # where the stages of replicas of several parts begin; None: not known yet
 
 
 class Member(NamedTuple):
@@ -187,7 +189,7 @@ class Orders:
             Pulse(lost_after_s / BEATS, lost_after_s), found, plaintext=plan.settings.plaintext,
             host=member.host if member is not None else "",
         )  # fmt: skip
-        return Order(directory, said["snapshot"], site)
+        return Order(directory, said["snapshot"], site, tuple(said["starts"]))
 
     def hear(self) -> dict[str, Any] | None:
         """What the head says next; None where this machine does not wait for it any more."""
