@@ -84,6 +84,11 @@ def _check_parts(recipe: Recipe, settings: Settings, device: str) -> None:
         what = _not_in_columns(recipe, settings, device)
     if what:
         raise ValueError(f"parts is {settings.parts}, and {what}: leave it out, or use Synchronous or Downpour")
+    if settings.several and named_device(device).type != "cpu":
+        raise ValueError(
+            f"parts is {settings.parts} on several machines, where parts compute on CPUs for now: use device='cpu', or"
+            " one machine"
+        )
 
 
 def _not_in_columns(recipe: Recipe, settings: Settings, device: str) -> str:

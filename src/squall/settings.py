@@ -70,9 +70,13 @@ class Settings:
             raise ValueError(f"launcher is {self.launcher!r}: use one of {', '.join(LAUNCHERS)}")
         threads, slow = self.threads, self.slow
         require("parts", self.parts, isinstance(self.parts, int) and self.parts >= 1, "at least 1, and whole")
-        if self.parts > 1 and (self.several or self.launcher != "local"):
-            where = "machines" if self.several else f"the launcher {self.launcher}"
-            raise ValueError(f"parts is {self.parts}, with {where}: a replica's parts are processes of one machine yet")
+        if self.parts > 1 and self.launcher != "local":
+            raise ValueError(
+                f"parts is {self.parts}, with the launcher {self.launcher}: leave one of them out; on several machines"
+                " start squall join on each"
+            )
+        if self.spread_parts and not (self.parts > 1 and self.several):
+            raise ValueError("spread_parts is for replicas of several parts on several machines: leave it out")
         require("threads", threads, threads is None or threads >= 1, "at least 1, or None to divide the cores")
         require("shard_threads", self.shard_threads, self.shard_threads >= 1, "at least 1")
         require("slow", slow, slow is None or 0 < slow <= 1, "above 0 and at most 1, such as 0.1")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
     from squall.run import Run
     from squall.runtime.run_plan import Plan
+    from squall.settings import Settings
 
 
 def add(commands: Any, arguments: Sequence[str]) -> None:
@@ -62,13 +63,17 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
             raise ValueError("a script's replicas keep the parts that it was started with: leave --parts out")
         if options.keep_best is not None:
             raise ValueError(f"leave --keep-best out: {SAVES_ITSELF}")
-    settings = None if options.parts is None else dataclasses.replace(old["settings"], parts=options.parts)
+    settings = None if options.parts is None else _with_parts(old["settings"], options.parts)
     code = resumed_code(old, strategy, settings, **limits)
     code["plan"] = _moved(code["plan"], options)
     run = Launch(code, local, commanded_at).go(path, again=True)
     if not scripted:
         sys.stderr.write(_of_before(run, code["plan"], limits))
     return summarized(run, options.json)
+
+
+def _with_parts(settings: Settings, parts: int) -> Settings:
+    return dataclasses.replace(settings, parts=parts, spread_parts=settings.spread_parts and parts > 1)
 
 
 def _moved(plan: Plan, options: argparse.Namespace) -> Plan:

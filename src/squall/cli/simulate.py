@@ -43,7 +43,7 @@ def _add_world_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--faults", type=_numbers, metavar="I,J,...", help="only these of the world's faults, by their numbers, or none"
     )
-    for name in ("replicas", "shards", "examples", "epochs", "machines"):
+    for name in ("replicas", "shards", "examples", "epochs", "machines", "parts"):
         parser.add_argument(f"--{name}", type=int, help="in place of what the seed says")
     parser.add_argument("--no-evaluator", dest="evaluate", action="store_false", help="without evaluations")
     parser.add_argument("--no-snapshots", action="store_true", help="without a snapshot before the end")

@@ -18,8 +18,9 @@ from squall.launchers.member_messages import understood
 from squall.launchers.orders import Facts, give_files
 from squall.launchers.roster import Gathered, Launched, Step, Wanted
 from squall.protocol.nodes import Node
+from squall.protocol.placing import places_taken
 from squall.record.inventory import Inventory
-from squall.runtime.placement import Seats, place
+from squall.runtime.placement import Parts, Seats, place
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity, machine_name
 
@@ -90,7 +91,8 @@ class Gathering:
     @property
     def _room(self) -> int:
         """Replicas that the machines have cores for."""
-        return sum(machine.room.cores // self._wanted.threads for machine in self.machines.values())
+        places = sum(machine.room.cores // self._wanted.threads for machine in self.machines.values())
+        return places // self._wanted.parts
 
     @property
     def begun(self) -> bool:
@@ -200,12 +202,17 @@ class Gathering:
         at_most = None if self._wanted.least_replicas is None else self._room
         if self._placings:
             machines = [machine for machine in machines if machine.facts is not None]
-            at_most = max(1, sum(map(self._keeps, machines)))
+            at_most = max(1, sum(map(self._keeps, machines)) // self._wanted.parts)
         elif not self._complete(machines):
             return False
+        wanted = self._wanted
+        parts = Parts(wanted.parts, wanted.spread_parts, wanted.threads)
         try:
-            found = place(self._recipe, [machine.room.spread for machine in machines], at_most)
+            found = place(self._recipe, [machine.room.spread for machine in machines], at_most, parts)
         except ValueError as error:
+            if wanted.parts > 1 and not self._placings:
+                remedy = "have more machines join (--machines), or use fewer --parts or --threads"
+                raise SquallError(f"{error}: {remedy}") from None
             self._tell(f"{error}: more machines have to join")
             return False
         seats = {process: machines[at].number for process, at in found.items()}
@@ -213,7 +220,7 @@ class Gathering:
         self.seats = {process: at for process, at in seats.items() if evaluated or process[0] != "evaluator"}
         self._first = {machine.number for machine in machines}
         told = [(m.number, m.name, m.room) for m in machines]
-        self._inventory = inventory(told, self.seats, self._wanted.plaintext)
+        self._inventory = inventory(told, self.seats, wanted.plaintext, parts)
         self._tell(in_words(self._inventory))
         return True
 
@@ -223,8 +230,9 @@ class Gathering:
         return len(machines) >= self._wanted.machines and built and self._room >= (self._wanted.least_replicas or 0)
 
     def _keeps(self, machine: Gathered) -> int:
-        """Replicas for which a machine has cores, or that it has had though it has not."""
-        had = sum(role == "replica" and at == machine.number for (role, _), at in self.seats.items())
+        """Parts of replicas for which a machine has cores, or that it has had though it has not."""
+        on = {Node(*process): at for process, at in self.seats.items()}
+        had = sum(places_taken(node, on, self._wanted.parts) for node, at in on.items() if at == machine.number)
         return max(had, machine.room.cores // self._wanted.threads)
 
     def _begin(self, machine: Gathered) -> None:

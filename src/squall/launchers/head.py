@@ -277,7 +277,10 @@ def head_of(plan: Plan, recipe: Recipe) -> Head | None:
             raise
     if listen is None:
         return None
-    wanted = Wanted(settings.machines or 1, settings.least_replicas, plan.threads, plan.device, settings.plaintext)
+    wanted = Wanted(
+        settings.machines or 1, settings.least_replicas, plan.threads, plan.device, settings.plaintext, settings.parts,
+        settings.spread_parts,
+    )  # fmt: skip
     return Head(listen, wanted, recipe, schedules_bytes=kept)
 
 

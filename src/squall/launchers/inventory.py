@@ -5,22 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from squall.record.inventory import Inventory
-from squall.runtime.placement import Seats
+from squall.runtime.placement import ONE_PART, Parts, Seats
 
 WHY = "replicas by cores or GPUs, shards where the fewest processes are, the rest where the run is kept"
 
 
-def inventory(machines: Sequence[tuple[int, str, object]], seats: Seats, plaintext: bool = False) -> Inventory:
+def inventory(
+    machines: Sequence[tuple[int, str, object]], seats: Seats, plaintext: bool = False, parts: Parts = ONE_PART
+) -> Inventory:  # fmt: skip
     """Of machines with their numbers, names, and what they have."""
-    return Inventory(WHY, [(number, name, str(has), _runs(number, seats)) for number, name, has in machines], plaintext)
+    why = WHY
+    if parts.number > 1:
+        apart = "on as many machines as possible" if parts.spread else "on one machine where that has cores for all"
+        why += f", the {parts.number} parts of a replica {apart}"
+    runs = [(number, name, str(has), _runs(number, seats, parts.number)) for number, name, has in machines]
+    return Inventory(why, runs, plaintext)
 
 
-def _runs(machine: int, seats: Seats) -> str:
+def _runs(machine: int, seats: Seats, parts: int) -> str:
     runs = [
         f"{role}{'s' * (len(found) > 1)} {ranges(found)}" if role in ("replica", "shard") else role
         for role in ("coordinator", "evaluator", "shard", "replica")
         if (found := sorted(index for (r, index), at in seats.items() if (r, at) == (role, machine)))
     ]
+    there = [index for (role, index), at in seats.items() if (role, at) == ("part", machine)]
+    for part in range(1, parts):
+        if found := sorted(index // parts for index in there if index % parts == part):
+            runs.append(f"part {part} of replica{'s' * (len(found) > 1)} {ranges(found)}")
     return ", ".join(runs) or "nothing"
 
 

@@ -71,9 +71,11 @@ class Wanted(NamedTuple):
 
     machines: int  # the head's own included
     least_replicas: int | None = None  # that there are cores for; None: all are placed, whatever cores there are
-    threads: int = 1  # of a replica
+    threads: int = 1  # of each part of a replica
     device: str = "cpu"  # of the replicas
     plaintext: bool = False  # between machines
+    parts: int = 1  # of each replica
+    spread_parts: bool = False  # over as many machines as possible
 
 
 class Provider(Protocol):

@@ -236,8 +236,10 @@ class Staffing(Closing):
             effects += [notes.MemberDied(node, text) for node in nodes if node.role == "shard"]
             self._fail(f"{text}; {shards} was there", effects)
             return
-        for node in dict.fromkeys(map(self._placing.whole, nodes)):
-            effects += self._apart.end(node, elsewhere.get(node, {}))
+        lost = list(dict.fromkeys(map(self._placing.whole, nodes)))
+        for node in lost:  # before anybody starts in their places
+            effects += self._apart.end(node, elsewhere[node])
+        for node in lost:
             self._on_lost(node, text, now, effects, blameless=True)
         self._on_ended(self._apart.ending_on(machine), now, effects)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from squall.protocol.nodes import part_nodes, replica_node
+from squall.protocol.placing import machines_of
 from squall.strategies import Recipe
 
 Seats = dict[tuple[str, int], int]  # (role, index) of a process -> number of its machine
@@ -21,8 +23,22 @@ class Room(Protocol):
     def roles(self) -> Collection[str]: ...  # what may be placed there
 
 
-def place(recipe: Recipe, machines: Sequence[Room], at_most: int | None = None) -> Seats:
+class Parts(NamedTuple):
+    """Of each replica."""
+
+    number: int = 1
+    spread: bool = False  # over as many machines as possible
+    threads: int = 1  # of each part
+
+
+ONE_PART = Parts()
+
+
+def place(recipe: Recipe, machines: Sequence[Room], at_most: int | None = None, parts: Parts = ONE_PART) -> Seats:
     """Replicas are spread over the cores of all machines that may have them, shards over those with the fewest.
+
+    A replica of several parts lies on one machine that has cores for all of them, else on as few as possible. Where
+    there are more parts than cores all machines are crowded alike. Only parts that lie apart have seats of their own.
 
     The coordinator is on the first machine that may have it, where the run's directory is, and so is the evaluator if
     it may. Of the replicas `at_most` so many are placed. Raises `ValueError` where none may have a role.
@@ -43,10 +59,31 @@ def place(recipe: Recipe, machines: Sequence[Room], at_most: int | None = None) 
                 crowd[i] += 1 / machines[i].cores
             heapq.heapreplace(able, (crowd[i], i))
 
-    spread("replica", range(min(recipe.replicas, at_most or recipe.replicas)), crowd)
+    count = min(recipe.replicas, at_most or recipe.replicas)
+    if parts.number > 1:
+        _lay(count, parts, machines, seats, crowd)
+    else:
+        spread("replica", range(count), crowd)
     spread("shard", range(recipe.shards), crowd)
     order = [float(i) for i in range(len(machines))]
     spread("coordinator", range(1), order)
     order[seats["coordinator", 0]] = -1.0
     spread("evaluator", range(recipe.replicas, recipe.replicas + 1), order)
     return seats
+
+
+def _lay(replicas: int, parts: Parts, machines: Sequence[Room], seats: Seats, crowd: list[float]) -> None:
+    """Seats for replicas of several parts, and what they make of the crowd."""
+    free = {i: machine.cores // parts.threads for i, machine in enumerate(machines) if "replica" in machine.roles}
+    if sum(free.values()) < parts.number:
+        had = f"the machines have cores for {sum(free.values())}, of {parts.threads} threads each"
+        raise ValueError(f"a replica has {parts.number} parts, and {had}")
+    for slot in range(replicas):
+        while not (found := machines_of(free, parts.number, parts.spread)):
+            free = {i: room + 1 for i, room in free.items()}
+        replica = replica_node(slot, 0)
+        for node, i in zip((replica, *part_nodes(replica, parts.number)), found):
+            seats[node.role, node.index] = i
+        for i in found if len(found) > 1 else found * parts.number:
+            free[i] -= 1
+            crowd[i] += 1 / machines[i].cores

@@ -74,7 +74,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             f"until {self.until[0]} is {self.until[1]:g}" if self.until else "",
             f"patience {self.patience}" if self.patience else "",
         ]
-        where = f"{self.replicas} replicas x {self.threads} threads on {self.device}, {self.shards} shards"
+        parts = f" of {self.settings.parts} parts" if self.settings.parts > 1 else ""
+        where = f"{self.replicas} replicas{parts} x {self.threads} threads on {self.device}, {self.shards} shards"
         return ", ".join([f"{self.strategy}: {where}", self.optimizer, *filter(None, limits), f"seed {self.seed}"])
 
 

@@ -16,6 +16,7 @@ INVARIANTS = {
     "I13": "a run that moves has a last snapshot to go on from",
     "I14": "where the first machine is gone, the others end soon",
     "I15": "where members divide an optimizer's state, two have the newest of each parameter",
+    "I16": "a replica that lies on several machines works with its own parts, and none outlives it",
 }
 
 

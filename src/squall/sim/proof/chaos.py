@@ -11,8 +11,9 @@ from typing import Any
 
 from squall.protocol.collective.tries import BROKEN_IN_A_ROW
 from squall.protocol.policy import MachineRoom
+from squall.runtime.placement import ONE_PART, Parts
 from squall.runtime.wire import Network
-from squall.sim.proof.chaotic_machines import lies_and_jams, machine_faults, machines_of, rooms, slow_stops
+from squall.sim.proof import chaotic_machines as several
 from squall.sim.proof.faults import (
     Cut,
     Fault,
@@ -122,6 +123,8 @@ class Chaos:
     travels: bool = False  # hosts share no memory: payloads travel with their frames
     breaks_at: int | None = None  # computation with which a user's loop ends the training, by a break
     machines: int = 1  # that the run begins on; more may join
+    parts: int = 1  # of each replica
+    spread_parts: bool = False  # over as many machines as possible
 
     @property
     def recipe(self) -> Recipe:
@@ -130,10 +133,16 @@ class Chaos:
     @property
     def rooms(self) -> tuple[MachineRoom, ...]:
         """The machines, where there are several. The first has the coordinator, and room for a replica at least."""
-        return rooms(self.seed, self.machines, self.replicas, self.recipe.shards) if self.machines > 1 else ()
+        sizes = self.machines, self.replicas, self.recipe.shards, self.parted
+        return several.rooms(self.seed, *sizes) if self.machines > 1 else ()
+
+    @property
+    def parted(self) -> Parts:
+        return Parts(self.parts, self.spread_parts)
 
     def __str__(self) -> str:
         machines = f" on {self.machines} machines" if self.machines > 1 else ""
+        machines += f" in {self.parts} parts{', spread' * self.spread_parts}" if self.parts > 1 else ""
         lines = [
             f"world {self.seed}: {self.strategy}, {self.replicas} replicas, {self.recipe.shards} shards{machines},"
             f" {self.epochs} epochs of {self.examples} examples in batches of {self.batch_size}",
@@ -163,7 +172,8 @@ def chaos(seed: int) -> Chaos:
     slow, pace_s = chance.choice((1.0, 1.0, 3.0, 8.0)), 0.01
     if chance.random() < LONG:  # as many leases as a replica does not report at once, and more than shards remember
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
-    machines = 1 if strategy == DIVIDED else machines_of(seed)
+    machines = 1 if strategy == DIVIDED else several.machines_of(seed)
+    parts = several.parts_of(seed) if machines > 1 and not grouped else ONE_PART
     if grouped:
         shards = 0
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
@@ -175,11 +185,12 @@ def chaos(seed: int) -> Chaos:
         paces=paces, notice_s=chance.choice((0.0, 0.002, 0.02)),
         snapshot_every_s=chance.choice((None, 0.02, 0.05)), evaluate=chance.random() < 0.7,
         evaluate_every_s=chance.choice((None, None, 0.03)),
-        faults=slow_stops(seed, machines, _hung(
-            seed, _faults(chance, events, replicas, shards) + machine_faults(seed, machines, events)
-            + lies_and_jams(seed, machines, replicas, events) + (_tears(seed, events) if grouped else ()),
+        faults=several.slow_stops(seed, machines, _hung(
+            seed, _faults(chance, events, replicas, shards) + several.machine_faults(seed, machines, events)
+            + several.lies_and_jams(seed, machines, replicas, events)
+            + several.part_faults(seed, parts, replicas, events) + (_tears(seed, events) if grouped else ()),
             _others(replicas, shards),
-        )), machines=machines,
+        )), machines=machines, parts=parts.number, spread_parts=parts.spread,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
         travels=random.Random(f"{seed} travels").random() < TRAVELS,
         breaks_at=breaks.randint(1, 3 * batches) if breaks.random() < BREAKS else None,
@@ -277,8 +288,7 @@ def smaller(world: Chaos) -> list[Chaos]:
         without.append({"epochs": world.epochs - 1})
     if world.examples > 2 * world.batch_size and world.strategy != "sandblaster, sampled":
         without.append({"examples": world.examples - world.batch_size})
-    without += [
-        {size: getattr(world, size) - 1} for size in ("replicas", "shards", "machines") if getattr(world, size) > 1
-    ]
+    sizes = [size for size in ("replicas", "shards", "machines", "parts") if getattr(world, size) > 1]
+    without += [{size: getattr(world, size) - 1} for size in sizes]
     without += [{name: value} for name, (value, _) in OFF.items() if getattr(world, name) != value]
     return [dataclasses.replace(world, **less) for less in without]

@@ -7,9 +7,10 @@ from functools import cache
 from typing import NamedTuple
 
 from squall.protocol.heartbeats import Pulse
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import Node, part_nodes
+from squall.protocol.placing import places_taken
 from squall.protocol.policy import MachineRoom
-from squall.runtime.placement import place
+from squall.runtime.placement import Parts, place
 from squall.sim.proof.faults import (
     Fault,
     Jam,
@@ -30,6 +31,9 @@ FAULTS_AT_MOST = 4  # of machines, in a world of several
 LIES, JAMS = 0.15, 0.15  # of the worlds of several machines have a process that lies, and a link that is full
 SLOW = 0.5  # of the user's stops there find a link that is full
 LATE = 0.3  # of the worlds of several machines begin with a replica that has no room
+MORTALITY = 0.7  # of the faults of parts are deaths
+SPREAD = 0.5  # of the worlds with parts spread them on purpose, and of the replicas of others
+PARTS = (1, 1, 1, 2, 2, 3)  # of a replica in a world of several machines, equally likely each
 PULSE = Pulse(every_s=0.25, lost_after_s=3.0)  # links send again after 1 s, and then after 2
 
 
@@ -37,8 +41,13 @@ def machines_of(seed: int) -> int:
     return random.Random(f"{seed} machines").choice(MACHINES)  # of its own: worlds of one machine stay as they were
 
 
+def parts_of(seed: int) -> Parts:
+    chance = random.Random(f"{seed} parts")  # of its own, as above
+    return Parts(chance.choice(PARTS), chance.random() < SPREAD)
+
+
 @cache
-def rooms(seed: int, machines: int, replicas: int, shards: int) -> tuple[MachineRoom, ...]:
+def rooms(seed: int, machines: int, replicas: int, shards: int, parts: Parts) -> tuple[MachineRoom, ...]:
     chance = random.Random(f"{seed} rooms")
     on: list[list[Node]] = [[] for _ in range(machines)]
     late = replicas - 1 if chance.random() < LATE else replicas  # this one waits for room
@@ -47,13 +56,33 @@ def rooms(seed: int, machines: int, replicas: int, shards: int) -> tuple[Machine
         on[chosen if shards else 0].append(node)  # replicas show their weights on the coordinator's machine
     for slot in range(max(1, late)):
         on[chance.randrange(machines)].append(Node("replica", slot))
-    held = [sum(node.role == "replica" for node in nodes) for nodes in on]
+        _lay_apart(Node("replica", slot), seed, on, parts)
+    placed = {node for nodes in on for node in nodes}
+    held = [sum(places_taken(node, placed, parts.number) for node in nodes) for nodes in on]
     spare = [chance.choice((0, 0, 1, 2)) for _ in on]
     if late < replicas:
         spare = [0] * machines
-    if not held[0]:
-        spare[0] = 1
+    if held[0] < parts.number:
+        spare[0] = parts.number - held[0]
     return tuple(MachineRoom(i, held[i] + spare[i], tuple(on[i])) for i in range(machines))
+
+
+def _lay_apart(replica: Node, seed: int, on: list[list[Node]], parts: Parts) -> None:
+    chance = random.Random(f"{seed} parts of {replica}")
+    if parts.spread or chance.random() < SPREAD:
+        for part in part_nodes(replica, parts.number):
+            on[chance.randrange(len(on))].append(part)
+
+
+def part_faults(seed: int, parts: Parts, replicas: int, events: int) -> tuple[Fault, ...]:
+    """Of the other parts of replicas that lie on several machines; of others they come to nothing."""
+    chance = random.Random(f"{seed} faults of parts")
+    found: list[Fault] = []
+    for _ in range(chance.randint(0, FAULTS_AT_MOST) if parts.number > 1 else 0):
+        slot, part = chance.randrange(replicas), chance.randrange(1, parts.number)
+        at, role = chance.randrange(events), Role("part", slot * parts.number + part)
+        found.append(Kill(at, role) if chance.random() < MORTALITY else Pause(at, chance.uniform(0.1, 8.0), role))
+    return tuple(found)
 
 
 def lies_and_jams(seed: int, machines: int, replicas: int, events: int) -> tuple[Fault, ...]:
@@ -75,15 +104,17 @@ def slow_stops(seed: int, machines: int, faults: tuple[Fault, ...]) -> tuple[Fau
     return tuple(sorted((*faults, *jams), key=lambda fault: fault.at))
 
 
-def without(rooms: dict[int, int], recipe: Recipe) -> tuple[MachineRoom, ...]:
-    """What begins where when a run goes on with these machines, each of which has room for so many replicas."""
+def without(rooms: dict[int, int], recipe: Recipe, parts: Parts) -> tuple[MachineRoom, ...]:
+    """What begins where when a run goes on with these machines, each of which has places for so many parts."""
     numbers = list(rooms)
-    seats = place(recipe, [Cores(max(1, room)) for room in rooms.values()], max(1, sum(rooms.values())))
+    cores = [Cores(max(1, room)) for room in rooms.values()]
+    seats = place(recipe, cores, max(1, sum(rooms.values()) // parts.number), parts)
     on: dict[int, list[Node]] = {machine: [] for machine in numbers}
     for (role, index), at in seats.items():
         if role != "coordinator":
             on[numbers[at]].append(Node(role, index))
-    held = {machine: sum(node.role == "replica" for node in nodes) for machine, nodes in on.items()}
+    placed = {node for nodes in on.values() for node in nodes}
+    held = {m: sum(places_taken(node, placed, parts.number) for node in nodes) for m, nodes in on.items()}
     return tuple(MachineRoom(m, max(held[m], room), tuple(on[m])) for m, room in rooms.items())
 
 

@@ -11,24 +11,19 @@ from collections.abc import Callable
 from heapq import heapify
 from itertools import permutations
 
-from squall.protocol.effects import Effect, End, KillMembers, StartMember, Transmit
+from squall.protocol.effects import Effect, KillMembers, StartMember
 from squall.protocol.events import (
     Event,
-    FrameArrived,
     LauncherLost,
     LeaveRequested,
     MachineJoined,
     PeerReached,
     PeersHeard,
-    StopRequested,
 )
 from squall.protocol.heartbeats import PATIENCE
 from squall.protocol.link import Linked
-from squall.protocol.messages import Stop
-from squall.protocol.nodes import COORDINATOR, Node
-from squall.protocol.notes import MachineDied, Remark, TrainingOver
+from squall.protocol.nodes import COORDINATOR, Node, whole
 from squall.protocol.nursery import NurseryMachine
-from squall.protocol.nursery_messages import Leaving, Replaced, StartProcess, StopAsked
 from squall.protocol.policy import MachineRoom
 from squall.protocol.speaking import hears
 from squall.runtime.world import World
@@ -37,7 +32,9 @@ from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.chaotic_machines import PULSE
 from squall.sim.proof.faults import FaultyWire, Jam, MachineComes, MachineGone, MachineLeaves, OfMachines, Partition
+from squall.sim.proof.machine_books import MachineBooks
 from squall.sim.proof.phantoms import PhantomHosts
+from squall.sim.proof.spread import SpreadReplicas
 
 HALVED = 0.8  # of the payloads that are under way as a connection breaks
 
@@ -53,10 +50,13 @@ class WorldMachines:
         self.gone: set[int] = set()
         self._leave: set[int] = set()
         self.silenced = False  # something has happened for which a machine may be taken for lost
-        self.books = MachineBooks(chaos.replicas, self.rooms, self._of if rooms else None)
+        self.books = MachineBooks(chaos.replicas, chaos.parts, self.rooms, self._of if rooms else None)
+        apart = {whole(node, chaos.parts) for node in self._of if node.role == "part"}
+        self._spread = SpreadReplicas(chaos.seed + life, chaos.parts, self.of, self.books.died, apart)
 
     def open(self, world: World, wire: FaultyWire, hosts: PhantomHosts) -> None:
         self._world, self._wire, self._hosts = world, wire, hosts
+        self._spread.open(world, lambda one, other: wire.parted(one, other, world.now), self.gone)
         for machine in self.rooms:
             self._add_nursery(machine)
 
@@ -144,9 +144,12 @@ class WorldMachines:
             self.silenced = True
         if isinstance(what, StartMember):
             self._of[what.node] = node.index
-            replicas = sum(other.role == "replica" for other in self.there(node.index))
-            if what.node.role == "replica" and replicas >= self.rooms[node.index]:
-                raise Broken("I10", f"{what.node} starts on machine {node.index}, which is full with {replicas}")
+            self._spread.watch(node, what)
+            taken, takes = sum(map(self._spread.takes, self.there(node.index))), self._spread.takes(what.node)
+            if takes and taken + takes > self.rooms[node.index]:
+                raise Broken("I10", f"{what.node} starts on machine {node.index}, which is full with {taken}")
+        else:
+            self._spread.watch(node, what)
         if isinstance(what, Event) and self.books.told_ended is not None:
             machine, self.books.told_ended = self.books.told_ended, None
             if there := self.there(machine):
@@ -187,74 +190,6 @@ class WorldMachines:
 # A slow clock may run at half the speed.
 OUTLIVES_S = 2 * PATIENCE * PULSE.lost_after_s + 10
 ORPHANED_S = 2 * PULSE.lost_after_s + 2
-
-
-class MachineBooks:
-    """What the coordinator must know of machines, from what it hears and says."""
-
-    def __init__(self, replicas: int, rooms: dict[int, int], of: dict[Node, int] | None) -> None:
-        """`of`: where nodes begin; None: all on machine 0."""
-        self.died: dict[int, None] = {}
-        self.told_ended: int | None = None  # a machine that has just taken the news that it was replaced
-        self._rooms = dict(rooms)
-        slots = range(replicas)
-        at = of if of is not None else {Node("replica", slot): 0 for slot in slots}
-        self._at = {node.index: machine for node, machine in at.items() if node.role == "replica"}
-        self._owed = {slot: None for slot in slots if slot not in self._at}  # replicas that are to start somewhere
-        self._told: dict[int, int] = {}  # machine -> number of the message that tells it that it was replaced
-        self._leaving: dict[int, None] = {}
-        self._begun = self._over = False
-
-    def watch(self, node: Node, what: Event | Effect) -> None:
-        if isinstance(what, Transmit):
-            self._on_sent(node, what)
-        elif node == COORDINATOR:
-            if isinstance(what, Event):
-                self._check_owed()
-                self._begun = True
-            self._on_coordinator(what)
-
-    def _check_owed(self) -> None:
-        if not self._begun or self._over or not self._owed:
-            return
-        taken = list(self._at.values())
-        free = {machine: room - taken.count(machine) for machine, room in self._rooms.items()}
-        if machine := next((str(machine) for machine, room in free.items() if room > 0), ""):
-            raise Broken("I10", f"replica {min(self._owed)} is nowhere, and machine {machine} has room: {free}")
-
-    def _on_coordinator(self, what: Event | Effect) -> None:
-        match what:
-            case MachineJoined(machine, room):
-                self._rooms[machine] = room
-            case MachineDied(machine, nodes):
-                self.died[machine] = None
-                self._rooms.pop(machine, None)
-                self._at = {slot: at for slot, at in self._at.items() if at != machine}
-                self._owed |= {node.index: None for node in nodes if node.role == "replica"}
-            case FrameArrived(Node("nursery", machine), frame) if isinstance(frame.message, Leaving):
-                self._rooms.pop(machine, None)
-            case FrameArrived(_, frame) if isinstance(frame.message, StopAsked):
-                self._over = True
-            case StopRequested() | TrainingOver() | End() | Remark(kind="nonfinite"):
-                self._over = True
-
-    def _on_sent(self, node: Node, sent: Transmit) -> None:
-        message = sent.frame.message
-        if node.role == "nursery" and self._told.get(node.index, sent.frame.seen + 1) <= sent.frame.seen:
-            self.told_ended = node.index
-            del self._told[node.index]
-        if node != COORDINATOR or sent.again:
-            return
-        match message:
-            case StartProcess(Node("replica", slot)):
-                self._at[slot] = sent.to.index
-                self._owed.pop(slot, None)
-            case Leaving():  # without a shard there: else the run moves
-                self._leaving[sent.to.index] = None
-            case Replaced():
-                self._told.setdefault(sent.to.index, sent.frame.number)
-            case Stop() if sent.to.role != "nursery" and self._at.get(sent.to.index) not in self._leaving:
-                self._over = True
 
 
 def lose_under_way(world: World, severed: Callable[[Node, Node], bool]) -> list[tuple[Node, tuple[Node, Parcel]]]:

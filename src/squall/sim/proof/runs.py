@@ -30,6 +30,8 @@ from squall.protocol.sandblaster.portions import Balance
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
+from squall.runtime.driver import Host
+from squall.runtime.world_nodes import Premises
 from squall.sim.proof.batch_invariants import BatchAuditor
 from squall.sim.proof.batch_phantoms import BatchPhantomHosts
 from squall.sim.proof.broken import Broken
@@ -40,9 +42,10 @@ from squall.sim.proof.group_phantoms import GroupPhantomHosts, MemberPhantom, We
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
-from squall.sim.proof.phantoms import Phantom, PhantomHosts
+from squall.sim.proof.phantoms import PhantomHosts
 from squall.sim.proof.positions import restored
 from squall.sim.proof.share_phantoms import SharePhantom
+from squall.sim.proof.spread import Follower
 from squall.strategies.work import BatchMethod
 
 
@@ -114,8 +117,10 @@ class ChaoticRun(ABC):
             if told != kept or self._least < kept:
                 raise Broken("I9", f"the best loss is {self._least}, and weights of {kept} are kept as those of {told}")
 
-    def member(self, node: Node) -> tuple[Linked, Phantom]:
+    def member(self, node: Node) -> tuple[Linked, Host]:
         """A new process: its machine and its host."""
+        if node.role == "part":
+            return Linked(Follower(node)), Premises()
         file = self.saved.files[node.index] if self.saved is not None and node.role == "shard" else None
         machine: Machine
         match node.role:
@@ -141,7 +146,7 @@ class ChaoticRun(ABC):
             chaos.replicas, self.recipe.shards, evaluate=chaos.evaluate, evaluate_every_s=chaos.evaluate_every_s,
             snapshot_every_s=chaos.snapshot_every_s,
             goal=Goal(keep=chaos.keeps, best=self.best[0] if self.best is not None else None),
-            rooms=self._rooms, pulse=PULSE,
+            rooms=self._rooms, parts=chaos.parts, spread_parts=chaos.spread_parts, pulse=PULSE,
         )  # fmt: skip
 
     @property

@@ -24,7 +24,7 @@ from squall.sim.proof.trial import Seen, Trial
 CHUNK = 20  # worlds that a process takes at a time
 SHRINKS_AT_MOST = 2000  # worlds tried
 SHOWN = 80  # last lines of a trace
-SIZES = ("replicas", "shards", "examples", "epochs", "machines")
+SIZES = ("replicas", "shards", "examples", "epochs", "machines", "parts")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,9 +17,10 @@ from squall.protocol.collective.coordinator import LOST, SHARE_LOST
 from squall.protocol.effects import Cause, Effect, End
 from squall.protocol.events import Event, PeerRefused, StopRequested
 from squall.protocol.link import Linked
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, Node, whole
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.protocol.replacing import LOST_IN_A_ROW
+from squall.runtime.driver import Host
 from squall.runtime.wire import Conditions
 from squall.runtime.world import World
 from squall.runtime.world_nodes import Clock
@@ -50,7 +51,6 @@ from squall.sim.proof.last_files import LastFiles
 from squall.sim.proof.machines import WorldMachines
 from squall.sim.proof.manners import Manners
 from squall.sim.proof.memory import BatchRange
-from squall.sim.proof.phantoms import Phantom
 from squall.sim.proof.runs import ChaoticBatchRun, ChaoticGroupRun, ChaoticLoopRun, ChaoticRun
 from squall.strategies.work import BatchMethod, Collective, Loop
 
@@ -96,8 +96,8 @@ class Trial:
                 self.run.finished(self.lives, spoilt=self.happened["Spoil"] > 0)
                 return self
             self.run.over()
-            moves = end is not None and end.status == "moved"
-            self._rooms = without(self._machines.stay, self.chaos.recipe) if moves else self.chaos.rooms
+            chaos, moves = self.chaos, end is not None and end.status == "moved"
+            self._rooms = without(self._machines.stay, chaos.recipe, chaos.parted) if moves else chaos.rooms
             self._lived_s += self.world.now
 
     # ------------------------------------------------------------ a life
@@ -256,7 +256,7 @@ class Trial:
         self._strike(fault.part)
 
     def _strike(self, part: Role) -> None:
-        self._deaths[part] += 1
+        self._deaths[Role.of(whole(Node(part.role, part.index), self.chaos.parts))] += 1
         for node in self._nodes(part):
             if part.role in MORTAL:
                 self.run.hosts.memories[node].in_use.pop(node.index, None)
@@ -282,7 +282,7 @@ class Trial:
 
     # ------------------------------------------------------------ the world's questions
 
-    def _replace(self, node: Node) -> tuple[Linked, Phantom]:
+    def _replace(self, node: Node) -> tuple[Linked, Host]:
         self._started.append(node)
         return self.run.member(node)
 

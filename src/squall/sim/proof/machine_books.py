@@ -1,0 +1,106 @@
+"""What the coordinator of a chaotic world must know of machines, and where it must have replicas started."""
+
+from __future__ import annotations
+
+from squall.protocol.effects import Effect, End, Transmit
+from squall.protocol.events import Event, FrameArrived, MachineJoined, StopRequested
+from squall.protocol.messages import Stop
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.notes import MachineDied, Remark, TrainingOver
+from squall.protocol.nursery_messages import KillProcess, Leaving, ProcessLost, Replaced, StartProcess, StopAsked
+from squall.sim.proof.broken import Broken
+
+
+class MachineBooks:
+    """What the coordinator must know of machines, from what it hears and says."""
+
+    def __init__(self, replicas: int, parts: int, rooms: dict[int, int], of: dict[Node, int] | None) -> None:
+        """`of`: where nodes begin; None: all on machine 0."""
+        self.died: dict[int, None] = {}
+        self.told_ended: int | None = None  # a machine that has just taken the news that it was replaced
+        self._rooms = dict(rooms)
+        slots = range(replicas)
+        at = of if of is not None else {Node("replica", slot): 0 for slot in slots}
+        self._parts = parts
+        apart = {self._slot(node) for node in at if node.role == "part"}
+        self._at = {  # slot -> machines of the replica's processes, as far as it has had them started
+            node.index: [machine] * (1 if node.index in apart else parts)
+            for node, machine in at.items()
+            if node.role == "replica"
+        }
+        self._owed = {slot: None for slot in slots if slot not in self._at}  # replicas that are to start somewhere
+        self._ending: dict[Node, int] = {}  # processes that it wants killed, and their machines
+        self._ended: dict[Node, tuple[int, int]] = {}  # those of which word has come: from where, in which message
+        self._told: dict[int, int] = {}  # machine -> number of the message that tells it that it was replaced
+        self._leaving: dict[int, None] = {}
+        self._begun = self._over = False
+
+    def watch(self, node: Node, what: Event | Effect) -> None:
+        if isinstance(what, Transmit):
+            self._on_sent(node, what)
+        elif node == COORDINATOR:
+            if isinstance(what, Event):
+                self._check_owed()
+                self._begun = True
+            self._on_coordinator(what)
+
+    def _check_owed(self) -> None:
+        ending = set(map(self._slot, self._ending))
+        owed = [slot for slot in self._owed if slot not in ending]
+        if not self._begun or self._over or not owed:
+            return
+        taken = [machine for on in self._at.values() for machine in on]
+        free = {machine: room - taken.count(machine) for machine, room in self._rooms.items()}
+        untold = sum(self._parts - len(on) for on in self._at.values())  # places of parts that start later
+        if sum(room for room in free.values() if room > 0) - untold >= self._parts:
+            raise Broken("I10", f"replica {min(owed)} is nowhere, and there is room: {free}")
+
+    def _slot(self, node: Node) -> int:
+        return node.index // self._parts if node.role == "part" else node.index
+
+    def _on_coordinator(self, what: Event | Effect) -> None:
+        match what:
+            case MachineJoined(machine, room):
+                self._rooms[machine] = room
+            case MachineDied(machine, nodes):
+                self.died[machine] = None
+                self._rooms.pop(machine, None)
+                self._at = {slot: on for slot, on in self._at.items() if machine not in on}
+                self._owed |= {self._slot(node): None for node in nodes if node.role in ("replica", "part")}
+                self._ending = {process: at for process, at in self._ending.items() if at != machine}
+            case FrameArrived(Node("nursery", machine), frame) if isinstance(frame.message, ProcessLost):
+                self._ended[frame.message.node] = machine, frame.number
+            case FrameArrived(Node("nursery", machine), frame) if isinstance(frame.message, Leaving):
+                self._rooms.pop(machine, None)
+            case FrameArrived(_, frame) if isinstance(frame.message, StopAsked):
+                self._over = True
+            case StopRequested() | TrainingOver() | End() | Remark(kind="nonfinite"):
+                self._over = True
+
+    def _on_sent(self, node: Node, sent: Transmit) -> None:
+        message = sent.frame.message
+        if node.role == "nursery" and self._told.get(node.index, sent.frame.seen + 1) <= sent.frame.seen:
+            self.told_ended = node.index
+            del self._told[node.index]
+        if node != COORDINATOR:
+            return
+        for process, (machine, number) in list(self._ended.items()):
+            if sent.to == Node("nursery", machine) and number <= sent.frame.seen:
+                self._ending.pop(process, None)
+                del self._ended[process]
+        if sent.again:
+            return
+        match message:
+            case StartProcess(Node("replica", slot), first):
+                self._at[slot] = [sent.to.index] * (self._parts if first is None else 1)
+                self._owed.pop(slot, None)
+            case StartProcess(Node("part") as part):
+                self._at[self._slot(part)].append(sent.to.index)
+            case KillProcess(process):
+                self._ending[process] = sent.to.index
+            case Leaving():  # without a shard there: else the run moves
+                self._leaving[sent.to.index] = None
+            case Replaced():
+                self._told.setdefault(sent.to.index, sent.frame.number)
+            case Stop() if sent.to.role != "nursery":
+                self._over |= self._leaving.keys().isdisjoint(self._at.get(sent.to.index, []))

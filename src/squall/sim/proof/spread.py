@@ -1,0 +1,141 @@
+"""Replicas of a chaotic world that lie on several machines: their other parts, and what must hold of them.
+
+The parts have no numbers here. They are there, or not: what a replica computes takes until all of them are there and
+can be reached. Where the connection of a part breaks, who was at its other end mostly notices and dies.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Container
+from functools import partial
+
+from squall.protocol.effects import Compute, Effect, End, MeetParts, StartMember
+from squall.protocol.events import Event, GradientComputed
+from squall.protocol.nodes import Node, part_nodes, whole
+from squall.runtime.world import World
+from squall.sim.proof.broken import Broken
+
+NOTICED = 0.6  # of the deaths
+NOTICE_S, LOOK_EVERY_S = 0.002, 0.01
+
+
+class Follower:
+    """The machine of a part: it does what the first part says, which is not in this world."""
+
+    wake_at: float | None = None
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        return []
+
+
+class SpreadReplicas:
+    """Of one life. `apart` are those that begin."""
+
+    def __init__(
+        self, seed: int, parts: int, machine: Callable[[Node], int], lost: Container[int], apart: set[Node]
+    ) -> None:  # fmt: skip
+        """`machine` says where a node is; those that are `lost` are so for the coordinator."""
+        self._chance = random.Random(f"{seed} spread")
+        self._count = parts
+        self._machine, self._lost = machine, lost
+        self._apart = set(apart)
+        self._met: dict[Node, dict[Node, int]] = {}  # replica -> its other parts, and where it was told they are
+        self._computing: set[Node] = set()
+        self._waiting: set[Node] = set()
+
+    def open(self, world: World, parted: Callable[[Node, Node], bool], gone: Container[int]) -> None:
+        """`parted`: whether two processes' machines are cut off from each other; `gone`: machines, without a word."""
+        self._world, self._parted, self._gone = world, parted, gone
+        world.on_kill.append(self._on_killed)
+
+    def takes(self, node: Node) -> int:
+        """Places of its machine's room."""
+        if node.role == "replica":
+            return 1 if node in self._apart else self._count
+        return int(node.role == "part")
+
+    def watch(self, node: Node, what: Event | Effect) -> None:
+        match what:
+            case StartMember(started, first) if first is not None and node.index not in self._lost:
+                self._on_started(started, first.node, first.machine)
+            case MeetParts(places) if node in self._apart:
+                self._met[node] = {place.node: place.machine for place in places}
+                if tuple(self._met[node]) != part_nodes(node, self._count):
+                    raise Broken("I16", f"{node} is told of other parts than its own: {[*map(str, self._met[node])]}")
+                self._wait(node)
+            case Compute() if node in self._apart:
+                if node not in self._met:
+                    raise Broken("I16", f"{node} is at work before it has met its parts")
+                self._computing.add(node)
+                self._wait(node)
+            case GradientComputed() if node in self._apart:
+                self._computing.discard(node)
+                if lacking := self._lacking(node):
+                    raise Broken("I16", f"{node} has computed without {lacking}")
+            case End() if node in self._apart:
+                self._told_to_end(node)
+
+    def _on_started(self, node: Node, replica: Node, machine: int) -> None:
+        for other in self._world.processes:
+            mine = whole(other, self._count)
+            earlier = mine.role == "replica" and mine.index == replica.index and mine != replica
+            if earlier and self._goes_on(other) and self._machine(other) not in self._lost:
+                raise Broken("I16", f"{node} starts while {other} still goes on")
+        if node == replica:
+            self._apart.add(node)
+        elif whole(node, self._count) != replica or self._machine(replica) != machine:
+            raise Broken("I16", f"{node} is to call {replica} on machine {machine}")
+
+    def _lacking(self, replica: Node) -> Node | None:
+        """A part that is not where the replica was told, or not there at all."""
+        processes = self._world.processes
+        told = self._met[replica].items()
+        return next((part for part, at in told if part not in processes or self._machine(part) != at), None)
+
+    def _wait(self, replica: Node) -> None:
+        """Until all parts are there, and go on."""
+        world = self._world
+        stands = [part for part in self._met[replica] if self._stands_still(part, replica)]
+        if replica in world.processes and (stands or self._lacking(replica) is not None):
+            world.prolong(replica, world.now + 2 * LOOK_EVERY_S)
+            if replica not in self._waiting:
+                self._waiting.add(replica)
+                world.at(world.now + LOOK_EVERY_S, lambda: self._look_again(replica))
+
+    def _stands_still(self, part: Node, replica: Node) -> bool:
+        process = self._world.processes.get(part)
+        paused = process is not None and process.busy_until > self._world.now
+        return paused or self._parted(part, replica)
+
+    def _look_again(self, replica: Node) -> None:
+        self._waiting.discard(replica)
+        self._wait(replica)
+
+    def _on_killed(self, node: Node) -> None:
+        replica = whole(node, self._count)
+        if replica not in self._apart:
+            return
+        for other in (replica, *part_nodes(replica, self._count)):
+            if other == node or self._machine(node) in self._gone or self._parted(node, other):
+                continue
+            if self._chance.random() < NOTICED:
+                self._world.at(self._world.now + NOTICE_S, partial(self._die, other))
+        if replica in self._computing:
+            self._wait(replica)
+
+    def _die(self, node: Node) -> None:
+        if self._goes_on(node):
+            self._world.kill(node, "one of its parts was lost")
+
+    def _goes_on(self, node: Node) -> bool:
+        return node in self._world.processes and self._world.processes[node].end is None
+
+    def _told_to_end(self, replica: Node) -> None:
+        for part in part_nodes(replica, self._count):
+            process = self._world.processes.get(part)
+            if process is not None and not self._parted(part, replica):
+                process.end = End("finished")
