@@ -181,7 +181,6 @@ def test_what_parts_cannot_do_yet_is_refused_with_the_remedy(
 @pytest.mark.parametrize(("given", "message"), [
     ({"parts": 0}, "parts is 0"),
     ({"parts": 2, "launcher": "inline"}, "parts is 2, with the launcher inline"),
-    ({"parts": 2, "machines": 2, "listen": "127.0.0.1:0"}, "parts is 2, with machines"),
 ])  # fmt: skip
 def test_settings_that_cannot_be(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,85 @@
+"""Mistakes with replicas that lie on several machines are caught; as in `test_planted_faults`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from squall.protocol import placing
+from squall.protocol.apart import Apart
+from squall.protocol.effects import Effect, Send
+from squall.protocol.nodes import Node
+from squall.protocol.nursery_messages import PartPlace, PartsPlaced, StartProcess
+from squall.protocol.staffing import Staffing
+from squall.sim.proof.soak import verdict
+from tests.sim.test_planted_faults import Planted, worlds, wrapped
+
+
+def none_are_ended(original: Any, apart: Apart, node: Node, processes: dict[Node, int]) -> list[Effect]:
+    return []
+
+
+def at_once(original: Any, apart: Apart, slot: int) -> bool:
+    return False
+
+
+def not_told(original: Any, apart: Apart, node: Node, address: str) -> list[Effect]:
+    return [send for send in original(apart, node, address) if not isinstance(send.message, PartsPlaced)]
+
+
+def told_of_the_machine_beside(original: Any, apart: Apart, node: Node, address: str) -> list[Effect]:
+    first, *starts = original(apart, node, address) or [None]
+    if first is None:
+        return []
+    places = tuple(PartPlace(place.node, place.machine + 1) for place in first.message.places)
+    return [Send(node, PartsPlaced(places)), *starts]
+
+
+def to_call_another_machine(original: Any, apart: Apart, node: Node, address: str) -> list[Effect]:
+    sends = original(apart, node, address)
+    for i, send in enumerate(sends):
+        if isinstance(send.message, StartProcess):
+            first = msgspec.structs.replace(send.message.first, machine=send.message.first.machine + 1)
+            sends[i] = Send(send.to, StartProcess(send.message.node, first))
+    return list(sends)
+
+
+def parts_die_unheard(
+    original: Any, staffing: Staffing, machine: int, node: Node, why: str, now: float, effects: list[Effect]
+) -> None:  # fmt: skip
+    if node.role == "part" and not staffing._apart._ending.get(node):
+        return
+    original(staffing, machine, node, why, now, effects)
+
+
+def parts_take_no_room(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(placing, "places_taken", lambda node, on, parts: int(node.role == "replica"))
+
+
+PLANTED = {
+    "the other parts of a replica that is gone go on": Planted(wrapped(Apart, "end", none_are_ended), 30, "I16"),
+    "the next replica does not wait for the end of the one before": Planted(wrapped(Apart, "ends", at_once), 30, "I16"),
+    "a replica does not hear of its parts": Planted(wrapped(Apart, "start", not_told), 10, "I16"),
+    "a replica is told of other machines than its parts are on": Planted(
+        wrapped(Apart, "start", told_of_the_machine_beside), 10, "I5"),
+    "parts are told of another machine than the first is on": Planted(
+        wrapped(Apart, "start", to_call_another_machine), 10, "I16"),
+    "a part's death is not its replica's": Planted(wrapped(Staffing, "_on_process_lost", parts_die_unheard), 30, "I5"),
+    "parts take no room": Planted(parts_take_no_room, 30, "I10"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = PLANTED[name]
+    planted.plant(monkeypatch)
+    in_parts = (world for world in worlds("", 2) if world.parts > 1)
+    for world in itertools.islice(in_parts, planted.within):
+        found = verdict(world, self_checks=False)
+        if found.error:
+            assert found.invariant == planted.caught_by, found.error
+            return
+    pytest.fail(f"{planted.within} worlds, and nobody has noticed")
