@@ -115,6 +115,55 @@ def test_machines_without_room_for_the_least_of_a_range_are_told_that_more_have_
     assert sum(role == "replica" for role, _ in found.seats) == 6
 
 
+def of_parts(directory: Path, cores: tuple[int, ...], spread: bool = False, threads: int = 1) -> tuple[Gathering, str]:
+    """Two replicas of two parts each on machines that have so many cores, and what the user is told of them."""
+    told: list[str] = []
+    wanted = Wanted(len(cores), threads=threads, parts=2, spread_parts=spread)
+    first, *others = [Gathered(i, "host", Room(count), ControlPipe(Line())) for i, count in enumerate(cores)]
+    recipe = Downpour(replicas=2).recipe()
+    found = Gathering(first, wanted, recipe, Identity.new_root("squall"), told.append)
+    found.launch(Launched(directory, None, -1))
+    for machine in others:
+        found.add(machine, b"the task")
+    for number in range(len(cores)):
+        found.hear(number, FACTS)
+    return found, told[-1]
+
+
+def test_parts_lie_together_where_a_machine_has_cores_for_all(tmp_path: Path) -> None:
+    found, told = of_parts(tmp_path, (2, 2))
+    assert {key: at for key, at in found.seats.items() if key[0] in ("replica", "part")} == {
+        ("replica", 0): 0, ("replica", 1): 1,
+    }  # fmt: skip
+    assert "the 2 parts of a replica on one machine where that has cores for all" in told
+
+
+def test_parts_lie_apart_where_no_machine_has_cores_for_all(tmp_path: Path) -> None:
+    found, told = of_parts(tmp_path, (3, 1))
+    seats = {key: at for key, at in found.seats.items() if key[0] in ("replica", "part")}
+    assert seats == {("replica", 0): 0, ("replica", 1): 0, ("part", 3): 1}
+    assert "part 1 of replica 1" in told.splitlines()[-1]
+
+
+def test_parts_are_spread_on_purpose(tmp_path: Path) -> None:
+    found, told = of_parts(tmp_path, (4, 4), spread=True)
+    seats = {key: at for key, at in found.seats.items() if key[0] in ("replica", "part")}
+    assert {seats["replica", 0], seats["part", 1]} == {seats["replica", 1], seats["part", 3]} == {0, 1}
+    assert "the 2 parts of a replica on as many machines as possible" in told
+
+
+def test_more_parts_than_cores_crowd_all_machines_alike(tmp_path: Path) -> None:
+    found, _ = of_parts(tmp_path, (1, 1))
+    on = sorted(at for (role, _), at in found.seats.items() if role in ("replica", "part"))
+    assert on == [0, 0, 1, 1]
+
+
+def test_a_replica_that_fits_on_no_machines_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    why = "a replica has 2 parts, and the machines have cores for 1, of 2 threads each: have more machines join"
+    with pytest.raises(SquallError, match=why):
+        of_parts(tmp_path, (3, 1), threads=2)
+
+
 def test_machines_begin_when_all_are_ready(run: Run) -> None:
     """One that is slow, or has no room, is not awaited by processes that train already."""
     run.built(0, 1)

@@ -65,7 +65,7 @@ def test_they_are_of_every_strategy_and_every_fault(found: list[soak.WorldVerdic
     }  # fmt: skip
     assert min(happened.values()) > WORLDS // 20
     killed = {fault.part.role for each in found for fault in each.chaos.faults if isinstance(fault, Kill)}
-    assert killed == {"coordinator", "shard", "replica", "evaluator", "nursery"}
+    assert killed == {"coordinator", "shard", "replica", "part", "evaluator", "nursery"}
 
 
 def test_the_invariants_are_those_of_the_design() -> None:

@@ -46,7 +46,7 @@ class WorldMachines:
         """`rooms` are those that the life begins on."""
         self._chance = random.Random(f"{chaos.seed} machines of life {life}")
         self._of = {node: room.machine for room in rooms for node in room.nodes}
-        self.rooms = {room.machine: room.places for room in rooms} or {0: chaos.replicas}
+        self.rooms = {room.machine: room.places for room in rooms} or {0: chaos.replicas * chaos.parts}
         self.gone: set[int] = set()
         self._leave: set[int] = set()
         self.silenced = False  # something has happened for which a machine may be taken for lost
