@@ -205,14 +205,16 @@ class Gathering:
             at_most = max(1, sum(map(self._keeps, machines)) // self._wanted.parts)
         elif not self._complete(machines):
             return False
+        elif not self._room and self._wanted.parts > 1:
+            raise SquallError(
+                f"a replica has {self._wanted.parts} parts of {self._wanted.threads} threads each, and the machines have"
+                " fewer cores: have more machines join (--machines), or use fewer --parts or --threads"
+            )
         wanted = self._wanted
         parts = Parts(wanted.parts, wanted.spread_parts, wanted.threads)
         try:
             found = place(self._recipe, [machine.room.spread for machine in machines], at_most, parts)
         except ValueError as error:
-            if wanted.parts > 1 and not self._placings:
-                remedy = "have more machines join (--machines), or use fewer --parts or --threads"
-                raise SquallError(f"{error}: {remedy}") from None
             self._tell(f"{error}: more machines have to join")
             return False
         seats = {process: machines[at].number for process, at in found.items()}

@@ -75,9 +75,8 @@ def place(recipe: Recipe, machines: Sequence[Room], at_most: int | None = None, 
 def _lay(replicas: int, parts: Parts, machines: Sequence[Room], seats: Seats, crowd: list[float]) -> None:
     """Seats for replicas of several parts, and what they make of the crowd."""
     free = {i: machine.cores // parts.threads for i, machine in enumerate(machines) if "replica" in machine.roles}
-    if sum(free.values()) < parts.number:
-        had = f"the machines have cores for {sum(free.values())}, of {parts.threads} threads each"
-        raise ValueError(f"a replica has {parts.number} parts, and {had}")
+    if not free:
+        raise ValueError("no machine has room for a replica")
     for slot in range(replicas):
         while not (found := machines_of(free, parts.number, parts.spread)):
             free = {i: room + 1 for i, room in free.items()}

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from squall.protocol.nodes import Node
-from squall.runtime.placement import place
+from squall.runtime.placement import Parts, place
 from squall.sim.cluster.cores import Cores
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.parts import MachineKind
@@ -43,10 +43,13 @@ class Placement:
 
     def __init__(self, cluster: Cluster, recipe: Recipe) -> None:
         self.places = [UsedMachine(kind, number) for kind in cluster.machines for number in range(kind.count)]
-        seats = place(recipe, [used.kind for used in self.places])
+        parts = cluster.parts
+        seats = place(recipe, [used.kind for used in self.places], parts=Parts(parts))
         self._held = {key: [self.places[i]] for key, i in seats.items()}  # (role, index) -> where each part is
-        if cluster.parts > 1:
-            self._lay(recipe.replicas, cluster.parts)
+        for slot in range(recipe.replicas if parts > 1 else 0):
+            first = self._held["replica", slot]
+            numbers = range(slot * parts + 1, (slot + 1) * parts)
+            self._held["replica", slot] = first + [self._held.pop(("part", number), first)[0] for number in numbers]
         self.several = len({used for held in self._held.values() for used in held}) > 1  # machines that have processes
         self.seats: dict[Node, UsedMachine] = {}  # what `of` has found so far: nodes are asked for again and again
         self.computing = Counter(  # replicas, or their parts, and shards that are there
@@ -54,18 +57,6 @@ class Placement:
         )
         for used, count in self.computing.items():
             used.cores.alone = count == 1 and not (self.several and used.kind.carry < math.inf)
-
-    def _lay(self, replicas: int, parts: int) -> None:
-        """Parts are where their replica is; where it has fewer cores than those, each takes the next free core."""
-        able = [used for used in self.places if "replica" in used.kind.roles]
-        if all(used.kind.cores >= parts for used in able):
-            for index in range(replicas):
-                self._held["replica", index] *= parts
-            return
-        cores = [used for used in able for _ in range(used.kind.cores)]
-        for index in range(replicas):
-            own = range(index * parts, (index + 1) * parts)
-            self._held["replica", index] = [cores[number % len(cores)] for number in own]
 
     def of(self, node: Node) -> UsedMachine:
         """The machine of a process; of a replica's first part."""
