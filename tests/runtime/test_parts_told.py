@@ -29,7 +29,8 @@ def test_a_replica_tells_sums_and_its_replacement_begins_anew(tmp_path: Path) ->
     plan = make_plan(strategy, dataclasses.replace(LOCAL, parts=2))
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     job = private_job(plan, strategy, task, layout, tmp_path)
-    host = PartsHost(CoordinatorHost(job, LoneChannel()), job)
+    recorder = CoordinatorHost(job, LoneChannel())
+    host = PartsHost(recorder, recorder, job)
     first, other, again = Node("replica", 0), Node("replica", 1), Node("replica", 0, 1)
     host.perform(TrainingBegan(), 1.0)
     for node, inside in (

@@ -189,11 +189,13 @@ def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:
 def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Host:
     if node == COORDINATOR:
         assert channel is not None
-        coordinator = CoordinatorHost(job, channel, time.monotonic)
+        recorder = CoordinatorHost(job, channel, time.monotonic)
+        coordinator: Host = recorder if job.site is None else TrafficHost(recorder, job, job.site)
+        if job.plan.settings.parts > 1:
+            coordinator = PartsHost(coordinator, recorder, job)
         if job.site is None:
-            return PartsHost(coordinator, job) if job.plan.settings.parts > 1 else coordinator
-        counting = TrafficHost(coordinator, job, job.site)
-        showing = ShowingHost(counting, job.site.pieces, job.arena.weights(job.arena.shape.replicas, 0))
+            return coordinator
+        showing = ShowingHost(coordinator, job.site.pieces, job.arena.weights(job.arena.shape.replicas, 0))
         return PiecesHost(showing, job.directory, job.recipe.shards or 1, job.site.pieces)
     made, ratio = host(job, node), job.slowness(node)
     if node.role == "shard":

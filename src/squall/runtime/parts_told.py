@@ -8,7 +8,7 @@ from squall.protocol.messages import Stats
 from squall.protocol.nodes import Node
 from squall.protocol.notes import WorkReported
 from squall.record.rows import PartRow
-from squall.runtime.driver import HostAround
+from squall.runtime.driver import Host, HostAround
 from squall.runtime.job import Job
 from squall.runtime.recorder import CoordinatorHost
 from squall.splits import Pipeline
@@ -19,12 +19,13 @@ EACH = 4  # numbers of a part: see `squall.parts.spent.measured`
 class PartsHost(HostAround):
     """The coordinator's. A replica tells what its parts have spent since it began; the record has what is new."""
 
-    def __init__(self, host: CoordinatorHost, job: Job) -> None:
+    def __init__(self, host: Host, recorder: CoordinatorHost, job: Job) -> None:
+        """`host` is the recorder, or one around it."""
         super().__init__(host)
-        self._recorder = host
+        self._recorder = recorder
         self._told: dict[Node, tuple[float, ...]] = {}
         bubble = job.task.split.bubble(job.plan.settings.parts) if isinstance(job.task.split, Pipeline) else None
-        host.facts(bubble="" if bubble is None else bubble)
+        recorder.facts(bubble="" if bubble is None else bubble)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         event = super().perform(effect, now)

@@ -1,0 +1,105 @@
+"""Replicas whose parts are on two machines, in whole runs: what they train, and what a lost part leads to."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from squall import replay
+from squall.record.rows import MemberRow, ProgressRow
+from squall.report import Reader, audit, summarize
+from tests import deep
+from tests.launchers.blobs import EXAMPLES
+from tests.launchers.processes import START_S, Started
+from tests.launchers.test_all_reduce import last_weights
+from tests.launchers.test_machines import Cluster, cluster, titles
+
+PIPED = Path(__file__).with_name("piped.py")
+FLAGS = ("--parts", "2", "--threads", "1", "--optimizer", "SGD", "--lr", "0.05")
+
+
+@contextmanager
+def training(directory: Path, *flags: str, shards: int = 1) -> Iterator[Cluster]:
+    """Two replicas, each with a part on each of two machines; both have trained. A shard alone is on the head's."""
+    size = ("--replicas", "2", "--shards", str(shards), "--spread-parts")
+    with cluster(directory, 2, *FLAGS, *size, *flags, file=PIPED) as found:
+        for replica in range(2):
+            found.run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)  # type: ignore[misc]
+        yield found
+
+
+def check(directory: Path) -> None:
+    """All examples are trained, and the record has what each part did, and replays."""
+    with closing(Reader(directory / "run.sqlite")) as reader:
+        assert audit(reader).complete
+        parts = {(each.replica, each.part) for each in summarize(reader).parts}
+        assert parts == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert replay(directory, check=True).as_asked
+
+
+def test_the_weights_are_those_of_parts_on_one_machine(tmp_path: Path) -> None:
+    size = ("--strategy", "synchronous", "--epochs", "2")
+    with training(tmp_path, *size, shards=2) as found:
+        assert sum("part 1" in title for title in titles(found.machines[0])) == 2
+        status, _, err = found.run.finish()
+        assert status == 0, err
+    check(found.directory)
+    near = Started(tmp_path / "near", "train", str(PIPED), "--run-dir", str(tmp_path / "near"), *FLAGS,
+                   "--replicas", "2", "--shards", "2", *size)  # fmt: skip
+    status, _, err = near.finish()
+    assert status == 0, err
+    mine, others = last_weights(found.directory), last_weights(near.directory)
+    assert (mine - others).norm() < 1e-6 * others.norm()
+
+
+@pytest.mark.parametrize("victim", deep.sweep(["replica 1 part 1", "replica 1"], 1))
+def test_a_part_that_is_killed_is_its_replicas_death(tmp_path: Path, victim: str) -> None:
+    with training(tmp_path, "--epochs", "8") as found:
+        rest = found.run.processes()[{"replica 1": "replica 1 part 1"}.get(victim, "replica 1")]
+        found.run.kill(victim)
+        found.run.wait_rows(MemberRow, lambda row: (row.node, row.change) == ("replica-1.1", "joined"))  # type: ignore[attr-defined]
+        assert not Path(f"/proc/{rest}").exists(), "the rest of it has ended before another begins"
+        status, _, err = found.run.finish(2 * START_S)
+        assert status == 0, err
+    check(found.directory)
+
+
+def test_a_machine_with_parts_is_lost_and_the_other_one_goes_on(tmp_path: Path) -> None:
+    """With as many whole replicas as it has room for."""
+    with training(tmp_path, "--epochs", "100000") as found:
+        found.machines[0].signal(signal.SIGKILL)
+        found.event("lost", "machine 1 was lost")
+        found.run.wait_rows(MemberRow, lambda row: row.change == "joined" and row.node.endswith(".1"))  # type: ignore[attr-defined]
+        assert found.machines[0].finish()[0] == 1
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130
+
+
+def test_a_run_with_spread_parts_is_resumed_on_one_machine_without(tmp_path: Path) -> None:
+    with training(tmp_path, "--epochs", "100000") as found:
+        found.run.process.send_signal(signal.SIGINT)
+        status, _, err = found.run.finish()
+        assert status == 130, err
+        assert "Traceback" not in err
+    epochs = sum(row.examples for row in found.run.rows(ProgressRow)) // EXAMPLES + 1  # type: ignore[attr-defined]
+    command = ("resume", str(found.directory), "--epochs", str(epochs), "--parts", "1", "--machines", "1")
+    status, _, err = Started(found.directory, *command).finish()
+    assert status == 0, err
+    assert json.loads((found.directory / "run.json").read_text())["plan"]["settings"]["parts"] == 1
+
+
+def test_what_a_part_elsewhere_raises_is_told_as_the_users_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = ("--replicas", "1", "--shards", "1", "--spread-parts")
+    monkeypatch.setenv("RAISES", "replica 0 part 1")
+    with cluster(tmp_path, 2, *FLAGS, *size, file=PIPED) as found:
+        status, _, err = found.run.finish()
+        assert status == 1, err
+        assert "the user's own mistake" in err
+        assert "in part 1 of replica 0, on machine 1" in err
