@@ -262,7 +262,7 @@ def test_an_interrupted_run_is_resumed_with_one_part_and_more_replicas(tmp_path:
     with training(tmp_path, 2, 1000) as run:
         run.process.send_signal(signal.SIGINT)
         assert wait_for(run.gone, 10.0, "the children to be gone") < 3.0
-        status, out, err = run.finish()
+        status, _, err = run.finish()
         assert status == 130, err
         assert "Traceback" not in err
     epochs = examples(run) // EXAMPLES + 1

@@ -207,7 +207,7 @@ class Gathering:
             return False
         elif not self._room and self._wanted.parts > 1:
             raise SquallError(
-                f"a replica has {self._wanted.parts} parts of {self._wanted.threads} threads each, and the machines have"
+                f"a replica has {self._wanted.parts} parts of {self._wanted.threads} threads each, and machines have"
                 " fewer cores: have more machines join (--machines), or use fewer --parts or --threads"
             )
         wanted = self._wanted
