@@ -221,7 +221,8 @@ class Costs:
         size = 0
         if payload is not None:
             sizes = self._pushed if payload.kind == "gradient" else self._fetched
-            size = sizes[sender.index if sender.role == "shard" else to.index]
+            shard = sender if sender.role == "shard" else to
+            size = sizes[shard.index if shard.role == "shard" else 0]  # without shards there is one range
         self.messages += 1
         self.bytes += size
         if source is target:
