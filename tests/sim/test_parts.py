@@ -245,5 +245,5 @@ def test_what_parts_cannot_be_is_refused_with_the_remedy() -> None:
         run(squall.Downpour(replicas=1), boxes(2))
     with pytest.raises(ValueError, match=r"parts is 3, and the cluster's \[parts\] has 2: give as many, or leave the"):
         run(squall.Downpour(replicas=1), dataclasses.replace(boxes(2), split=IDEAL), parts=3)
-    with pytest.raises(ValueError, match="AllReduce has the optimizer on replicas, which have one process each yet"):
-        run(squall.AllReduce(replicas=2), dataclasses.replace(boxes(2), split=IDEAL))
+    with pytest.raises(ValueError, match="AllReduce divides the optimizer's state between parts already"):
+        run(squall.AllReduce(replicas=2, shard_optimizer=True), dataclasses.replace(boxes(2), split=IDEAL))
