@@ -172,6 +172,22 @@ def test_an_exception_is_no_break(
     assert backend.left == 1
 
 
+def test_an_end_that_fails_is_not_told_as_led_to_by_the_break(
+    session: Session, backend: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise KeyError("the end")
+
+    monkeypatch.setattr(backend, "leave", fail)
+    batches = session.batches(DATA)
+    loop = iter(batches)
+    next(loop)
+    with pytest.raises(KeyError) as found:
+        loop.close()  # type: ignore[attr-defined]
+    assert found.value.__context__ is None
+    monkeypatch.undo()
+
+
 def test_a_plain_loop_that_breaks_has_left(session: Session, backend: Replica) -> None:
     for _ in session.batches(DATA):
         break

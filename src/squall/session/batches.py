@@ -53,10 +53,9 @@ class Batches:
             while self._session._next() is not None:
                 yield self._session._take()
         except GeneratorExit:
-            if not _raising():
-                self._broken = True
-                self.close()
-            raise
+            if _raising():
+                raise
+            self._broken = True  # and is closed below: what that raises is not told as if this had led to it
         self.close()
 
     def __len__(self) -> int:
