@@ -34,6 +34,7 @@ from squall.launchers import nursery_main as serve
 from squall.launchers import nursery_process
 from squall.launchers.environment import environment
 from squall.replaying import apart
+from squall.run import Run
 
 IMPORTED = [
     "pytest", "torch", "torch._dynamo", "sklearn.datasets", "matplotlib.backends.backend_svg", "rich.live",
@@ -67,8 +68,10 @@ def nurseries() -> Iterator[None]:
 class _Forked:
     """As much of `subprocess.Popen` as is used, of a process that the warm one forks."""
 
-    def __init__(self, be: Callable[..., None], arguments: Any, cwd: Path | None, env: Mapping[str, str]) -> None:
-        call = (be, str(cwd or Path.cwd()), dict(env), arguments)
+    def __init__(
+        self, be: Callable[..., None], arguments: Any, cwd: Path | None, env: Mapping[str, str], draws: bool = False
+    ) -> None:
+        call = (be, str(cwd or Path.cwd()), dict(env), draws, arguments)
         self._process = _warm_process().Process(target=_run, args=call)
         self._process.start()
         assert self._process.pid is not None
@@ -90,18 +93,21 @@ class _Forked:
 
 
 class Warm(_Forked):
-    """`squall` with these arguments. Both outputs are pipes, of text."""
+    """`squall` with these arguments. Both outputs are pipes, of text.
+
+    `draws`: its runs have a report, which takes longer to draw than most of these runs to train.
+    """
 
     def __init__(
         self, arguments: list[str] | tuple[str, ...], cwd: Path | None = None, env: Mapping[str, str] | None = None,
-        be: Callable[..., None] | None = None,
+        be: Callable[..., None] | None = None, draws: bool = False,
     ) -> None:  # fmt: skip
         outputs = [os.pipe(), os.pipe()]
         self.stdout, self.stderr = (os.fdopen(reading) for reading, _ in outputs)
         out, err = (Connection(writing, readable=False) for _, writing in outputs)
         with out, err:
             given = os.environ if env is None else env
-            super().__init__(be or be_squall, (list(arguments), out, err), cwd, given)
+            super().__init__(be or be_squall, (list(arguments), out, err), cwd, given, draws)
 
     def completed(self) -> subprocess.CompletedProcess[str]:
         out, err = self.communicate()
@@ -147,8 +153,10 @@ def _warm_process() -> ForkServerContext:
     return context
 
 
-def _run(be: Callable[..., None], cwd: str, variables: dict[str, str], arguments: Any) -> None:
+def _run(be: Callable[..., None], cwd: str, variables: dict[str, str], draws: bool, arguments: Any) -> None:
     """In the new process: be that."""
+    if not draws:
+        Run.report = lambda run: run.directory / "report.html"  # type: ignore[method-assign]
     setproctitle("squall")  # it looks for its room while the environment is what it was
     multiprocessing.set_start_method("fork", force=True)  # as it is in any process that was not made by a server
     os.environ.clear()

@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def train(example: str, directory: Path, *flags: str) -> dict[str, Any]:
-    ran = squall("train", EXAMPLES / example, "--run-dir", directory, "--json", *flags)
+    ran = squall("train", EXAMPLES / example, "--run-dir", directory, "--json", *flags, draws=True)
     assert ran.returncode == 0, ran.stderr
     summary: dict[str, Any] = json.loads(ran.stdout)
     return summary

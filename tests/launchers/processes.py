@@ -43,8 +43,8 @@ class Started:
         self.process = Warm(arguments, **options)
 
     @classmethod
-    def train(cls, directory: Path, *flags: str) -> Started:
-        return cls(directory, "train", str(FILE), "--run-dir", str(directory), *flags)
+    def train(cls, directory: Path, *flags: str, **options: Any) -> Started:
+        return cls(directory, "train", str(FILE), "--run-dir", str(directory), *flags, **options)
 
     def processes(self) -> dict[str, int]:
         """Title -> pid of the run's living processes."""

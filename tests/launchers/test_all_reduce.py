@@ -188,7 +188,7 @@ def test_nothing_is_left_behind(tmp_path: Path, how: str) -> None:
     directory, scratch = tmp_path / f"run-{uuid4().hex[:8]}", Path(tempfile.mkdtemp())  # where sockets' names fit
     flags = ("--strategy", "all_reduce", "--epochs", str(2 if how == "it ends" else ENDLESS))
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    run = Started(directory, "train", str(FILE), "--run-dir", str(directory), *flags, env=environment)
+    run = Started(directory, "train", str(FILE), "--run-dir", str(directory), *flags, env=environment, draws=True)
     try:
         run.wait_rows(ProgressRow, lambda row: row.examples > 0)
         if how == "the launching process is killed":

@@ -32,7 +32,7 @@ def shared_memory_before() -> set[str]:
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[Started]:
     """Two replicas, two shards, an evaluator, a coordinator, in full training."""
-    run = Started.train(tmp_path / f"run-{uuid4().hex[:8]}", *ENDLESS, "--snapshot-every-s", "0.5")
+    run = Started.train(tmp_path / f"run-{uuid4().hex[:8]}", *ENDLESS, "--snapshot-every-s", "0.5", draws=True)
     try:
         run.wait_rows(ProgressRow, lambda row: row.replica == 0)
         run.wait_rows(ProgressRow, lambda row: row.replica == 1)
