@@ -58,7 +58,8 @@ def test_a_killed_replica_is_replaced_and_the_method_goes_on(started: Started, a
     assert any(event.kind == "replaced" for event in started.rows(EventRow))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("changes", deep.sweep([("--replicas", "1", "--shards", "3"), ()], 1))
+@deep.only
+@pytest.mark.parametrize("changes", [("--replicas", "1", "--shards", "3"), ()])
 def test_an_interrupted_run_goes_on_from_its_iteration(started: Started, alone: Path, changes: tuple[str, ...]) -> None:
     started.process.send_signal(signal.SIGINT)
     assert started.finish()[0] == 130

@@ -128,6 +128,7 @@ def test_kills_at_any_moment(tmp_path: Path, seed: int) -> None:
     assert_replayed(directory, tmp_path / "weights")
 
 
+@deep.only
 def test_a_run_that_was_killed_whole_is_replayed_to_where_it_was(tmp_path: Path) -> None:
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = Started(directory, "train", str(FILE), "--run-dir", str(directory), "--strategy", "all_reduce")
