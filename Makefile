@@ -41,6 +41,7 @@ clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 
 $(READY): pyproject.toml constraints.txt
+	@echo 'Once: torch and the rest are installed into $(VENV). pip says nothing while it takes its minutes.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt torch
 	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
