@@ -14,7 +14,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -35,8 +37,7 @@ from squall.parts.host import Speaker, follow
 from squall.parts.inside import inside
 from squall.parts.neighbours import Neighbours
 from squall.plan import make_plan
-from squall.protocol.effects import Compute, End, UseWeights
-from squall.runtime.driver import Host
+from squall.protocol.effects import Compute, UseWeights
 from squall.runtime.groups import Group
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job, private_job
@@ -49,8 +50,10 @@ ROUNDS = 12
 STEPS = 6  # of each in a round
 BATCHES = 4
 TRAININGS = 5
+MEMORY_STEPS = 24
 TRAINING_S, TRAINING_STEPS = 6.0, 30  # of ours, and of bare torch
 LR = 0.01
+STRATEGY = squall.Downpour(replicas=1, optimizer=partial(torch.optim.SGD, lr=LR))
 Step = Callable[[int], object]
 
 
@@ -87,8 +90,9 @@ def measure(width: int = 1024, blocks: int = 4, batch: int = 512) -> Section:
         "Replicas of two processes",
         f"Steps of a perceptron with {2 * blocks} layers of {width}, {batch} examples, {MICROBATCHES} microbatches, on"
         " 2 processes of one thread, against bare torch with the same stages or slices in the same processes. Memory:"
-        " the private heap of the larger part against that of one process with the whole replica, behind 6 steps: of 8"
-        " layers of 256 and 16,384 examples, and of 32 layers of 1,024 and 256 examples (33.6 million parameters).",
+        " that of the larger part that it shares with nobody, against a whole replica's, in a run each, behind"
+        f" {MEMORY_STEPS} steps: of 8 layers of 256 and 16,384 examples, of 32 layers of 1,024 and 256 examples (33.6"
+        " million parameters), and of 8 layers of 2,048 and 256 examples (16 MiB each).",
     )
     starts = (0, blocks // 2)
     splits: dict[str, squall.splits.Split] = {
@@ -113,12 +117,16 @@ def measure(width: int = 1024, blocks: int = 4, batch: int = 512) -> Section:
         ours, theirs = (f"{statistics.median(rates):,.0f} examples/s" for rates in found.values())
         ratio = median_ratio(found[name], found["bare"])
         section.at_least(f"{name}, an exchange every step", ours, f"bare {theirs}", ratio, 0.85)
-    for name, sizes in (("activations", (256, 4, 16384)), ("parameters", (1024, 16, 256))):
-        split, starts = squall.Pipeline(microbatches=MICROBATCHES), (0, sizes[1] // 2)
-        whole = max(_run(_memory, _job(task(split, *sizes)), starts, parts=1))
-        parts = _run(_memory, _job(task(split, *sizes)), starts)
+    sizes = {
+        "mostly activations": (256, 4, 16384),
+        "mostly parameters": (1024, 16, 256),
+        "large layers": (2048, 4, 256),
+    }
+    for name, of in sizes.items():
+        parts = _memory(partial(task, splits["pipeline, 1F1B"], *of), PARTS)
+        (whole,) = _memory(partial(task, splits["pipeline, 1F1B"], *of), 1)
         print(f"  memory, {name}: {parts} of {whole} MiB", flush=True)
-        what = f"memory of a part, mostly {name}"
+        what = f"memory of a part, {name}"
         section.at_most(what, f"{max(parts):.0f} MiB", f"whole {whole:.0f} MiB", max(parts) / whole, 0.6)
     return section
 
@@ -262,22 +270,29 @@ def _train_bare(job: Job, starts: tuple[int, ...], neighbours: Neighbours, barri
     return TRAINING_STEPS * job.task.batch_size / (time.perf_counter() - started)
 
 
-def _memory(job: Job, starts: tuple[int, ...], neighbours: Neighbours | None, barrier: Barrier) -> float:
-    """MiB of this process's own heap behind some steps."""
-    host: Host
-    if neighbours is None:
-        own = host = ReplicaHost(job, 0)
-    else:
-        own = ReplicaHost(job, 0, inside(job.task, job.layout, starts, neighbours, torch.device("cpu")))
-        host = Speaker(own, neighbours)
-    if neighbours is None or neighbours.part == 0:
-        host.perform(UseWeights(0), 0.0)
-        for number in range(STEPS):
-            host.perform(_compute(job.task, number), 0.0)
-        host.perform(End("finished"), 0.0)
-    else:
-        follow(own, neighbours)
-    return private_bytes() / 2**20
+def _memory(given: Callable[[], squall.Task], parts: int) -> list[float]:
+    """MiB of its own that each process of a replica has in the last steps of a run."""
+    settings = squall.Settings(threads=1, snapshot_every_s=None, progress=False, parts=parts)
+    with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
+        notes = Path(folder) / "notes"
+        run = partial(_noting, given, notes, (MEMORY_STEPS - 2) * (MICROBATCHES if parts > 1 else 1))
+        squall.fit(run, STRATEGY, steps=MEMORY_STEPS, run_dir=Path(folder) / "run", settings=settings)
+        found = dict(line.split() for line in notes.read_text().splitlines())
+    assert len(found) == parts
+    return [int(each) / 2**20 for each in found.values()]
+
+
+def _noting(given: Callable[[], squall.Task], notes: Path, beyond: int) -> squall.Task:
+    """The task, whose loss function tells the memory of its process when it was called so often."""
+    calls = count()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        if next(calls) > beyond:
+            with notes.open("a") as file:
+                file.write(f"{os.getpid()} {private_bytes()}\n")
+        return _loss(model, batch)
+
+    return replace(given(), loss=loss)
 
 
 if __name__ == "__main__":

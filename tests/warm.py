@@ -203,10 +203,10 @@ def _be_nursery(line: Connection, life: Connection, out: Connection, err: Connec
     os._exit(0)
 
 
-def _start_nursery(line: int, life: int) -> _Forked:
+def _start_nursery(line: int, life: int, parts: bool) -> _Forked:
     with ExitStack() as ends:
         given = tuple(ends.enter_context(Connection(os.dup(handle))) for handle in (line, life, 1, 2))
-        nursery = _Forked(_be_nursery, given, None, environment())
+        nursery = _Forked(_be_nursery, given, None, environment(parts))
     _until_it_leads(nursery.pid)
     return nursery
 
@@ -251,7 +251,7 @@ class _Child:
         return self.returncode
 
 
-def _fork_nursery(line: int, life: int) -> _Child:
+def _fork_nursery(line: int, life: int, parts: bool) -> _Child:
     pid = os.fork()
     if pid:
         _until_it_leads(pid)
@@ -262,7 +262,7 @@ def _fork_nursery(line: int, life: int) -> _Child:
         kept = sorted((0, 1, 2, line, life, resource_tracker.getfd()))
         for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")]):
             os.closerange(before + 1, after)
-        os.environ.update(environment())
+        os.environ.update(environment(parts))
         serve.main(line)
         sys.stdout.flush()
     except BaseException:

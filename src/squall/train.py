@@ -143,7 +143,7 @@ class Launch:
             local.close()
         self._watch = watch or EvaluationCallback()
         self._head = None if here else head_of(self.plan, self._strategy.recipe())
-        self._local = None if here else local or LocalRun()
+        self._local = None if here else local or LocalRun(self.plan.settings.parts > 1)
 
     @chance_kept()
     def go(self, directory: str | Path | None, again: bool = False) -> Run:

@@ -90,9 +90,11 @@ def _start_early(arguments: Sequence[str]) -> LocalRun | None:
     several = own[:1] in (["doctor"], ["measure"]) and "--cluster" in own
     if not own or not (several or own[0] in ("train", "resume", "run")) or {"-h", "--help"} & set(own):
         return None
+    from squall.launchers.environment import has_parts
     from squall.launchers.local import LocalRun
 
-    return LocalRun()
+    parts = any(each.startswith("--parts") for each in own)
+    return LocalRun(parts or (own[0] == "resume" and any(has_parts(Path(each)) for each in own[1:])))
 
 
 def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:

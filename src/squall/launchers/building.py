@@ -7,16 +7,20 @@ import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
-from squall.errors import TaskError
+from squall.errors import SquallError, TaskError
+from squall.launchers.leaving import DONE, leave
 from squall.launchers.orders import Order
 from squall.runtime.arena import Arena
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.places import used_spans
+from squall.runtime.processes import ending, fork
 from squall.runtime.seeds import seed_everything
 from squall.runtime.snapshot import Snapshots
 from squall.settings import Settings
@@ -90,9 +94,39 @@ def cut(task: Task, settings: Settings) -> tuple[int, ...]:
     """Where the stages of replicas of several parts begin, which is told."""
     if settings.parts == 1:
         return ()
-    from squall.parts.check import check_split  # which imports torch's compiler
-
-    starts, told = check_split(task, settings.parts)
+    starts, told = _tried_aside(task, settings.parts)
     if settings.progress:
         sys.stderr.write(f"squall: a replica of {settings.parts} parts:\n{told}\n")
     return starts
+
+
+def _tried_aside(task: Task, parts: int) -> tuple[tuple[int, ...], str]:
+    """What `check_split` says, in a fork: the holes that it leaves in a heap would be copied by all that inherit it."""
+    readable, writable = os.pipe()
+    if not (pid := fork()):
+        try:
+            from squall.parts.check import check_split  # which imports torch's compiler
+
+            answer: dict[str, Any] = {"found": check_split(task, parts)}
+        except ValueError as error:
+            answer = {"refused": str(error)}
+        except BaseException as error:
+            answer = {"raised": encode(error)}
+        finally:  # it never returns into the nursery's own code
+            with suppress(BaseException), open(writable, "wb") as pipe:
+                pipe.write(msgspec.json.encode(answer))
+            leave(DONE)
+    os.close(writable)
+    with open(readable, "rb") as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    if not told:
+        how = ending(os.waitstatus_to_exitcode(status))
+        raise SquallError(f"the process that tried how the model is split has died: {how}")
+    match msgspec.json.decode(told):
+        case {"found": [starts, words]}:
+            return tuple(starts), words
+        case {"refused": why}:
+            raise ValueError(why)
+        case answer:
+            raise TaskError(answer["raised"])

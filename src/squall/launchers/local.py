@@ -44,11 +44,12 @@ INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
 class LocalRun:
     """Starts the nursery as early as possible: it imports torch while the launching process checks the task."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: bool = False) -> None:
+        """`parts`: its replicas are several processes each."""
         # The nursery makes this directory, when it can also see to it that it is removed.
         self._sockets = scratch.new_name()
         self._environment = dict(os.environ)
-        self._nursery = NurseryProcess()
+        self._nursery = NurseryProcess(parts)
         self._pipe = self._nursery.pipe
         self._launched = False
         self._listening = False  # whether the nursery does; before, it runs the user's code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -100,6 +101,8 @@ def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member
     check_optimizers(recipe)  # what a first step imports is imported here, once for all
     if isinstance(recipe.work, Collective):
         import_beforehand()
+    if message["plan"].settings.parts > 1:
+        importlib.import_module("squall.parts.inside")  # torch's compiler: 50 MB in each part, were it imported there
     if message["machines"]:
         starts = cut(task, message["plan"].settings) if member is None else ()
         launcher.say(kind="built", facts=Facts.of(task, starts))

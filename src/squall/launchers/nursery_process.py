@@ -20,11 +20,12 @@ LEAVE_WITHIN_S = 1.0  # seconds that a process has to end when all is done
 class NurseryProcess:
     """It leads a session of its own, which Ctrl-C does not reach."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: bool = False) -> None:
+        """`parts`: it will fork replicas of several processes."""
         mine, theirs = socket.socketpair()
         self._life, held = Pipe(duplex=False)  # its other end is open for as long as anybody lives who inherits it
         with theirs, held:
-            self._process = start_nursery(theirs.fileno(), held.fileno())
+            self._process = start_nursery(theirs.fileno(), held.fileno(), parts)
         self.pid = self._process.pid
         self.pipe = ControlPipe(Connection(mine.detach()))
 
@@ -49,11 +50,11 @@ class NurseryProcess:
         self._life.close()
 
 
-def start_nursery(pipe: int, life: int) -> subprocess.Popen[bytes]:
+def start_nursery(pipe: int, life: int, parts: bool) -> subprocess.Popen[bytes]:
     """A new process that has these two descriptors: its end of the pipe, and what tells that it lives."""
     return subprocess.Popen(
         [sys.executable, "-c", _ENTRY, str(pipe)], pass_fds=[pipe, life], start_new_session=True,
-        stdin=subprocess.DEVNULL, env=environment(),
+        stdin=subprocess.DEVNULL, env=environment(parts),
     )  # fmt: skip
 
 
