@@ -165,8 +165,11 @@ def test_a_part_that_dies_while_its_replica_waits_is_noticed_at_once(tmp_path: P
         wait_for(run.gone, 10, "the processes to end")
 
 
-def test_an_interrupt_ends_all_parts_and_a_resume_goes_on_with_them(tmp_path: Path) -> None:
-    run = started(tmp_path, "--how", "pipeline", "--epochs", "40")
+@pytest.mark.parametrize(("how", "parts"), [("pipeline", None), ("examples", 1), ("examples", 3)])
+def test_an_interrupt_ends_all_parts_and_a_resume_goes_on_with_as_many_or_others(
+    tmp_path: Path, how: str, parts: int | None
+) -> None:
+    run = started(tmp_path, "--how", how, "--epochs", "40")
     run.wait_rows(ProgressRow, lambda row: row.examples > 0)
     run.process.send_signal(signal.SIGINT)
     status, out, err = run.finish()
@@ -174,8 +177,10 @@ def test_an_interrupt_ends_all_parts_and_a_resume_goes_on_with_them(tmp_path: Pa
     assert err == f"squall: interrupted; go on from snapshot 1 with: squall resume {run.directory}\n"
     assert "part 0" not in out
     assert run.gone()
-    status, out, err = Started(run.directory, "resume", str(run.directory)).finish()
+    others = () if parts is None else ("--parts", str(parts))
+    status, out, err = Started(run.directory, "resume", str(run.directory), *others).finish()
     assert status == 0, err
-    assert len(set(re.findall(r"part (\d) of 2 of 0", out))) == 2
+    number = parts or 2
+    assert set(re.findall(r"part (\d) of (\d) of 0", out)) == {(str(part), str(number)) for part in range(number)}
     with closing(Reader(run.directory / "run.sqlite")) as reader:
         assert audit(reader).complete

@@ -247,7 +247,6 @@ def test_what_a_script_decides_itself_is_not_changed_on_resume(tmp_path: Path) -
     assert run.finish()[0] == 0
     for changes, message in (
         (("--epochs", "9"), "how much a script trains it says itself"),
-        (("--parts", "2"), "a script's replicas keep the parts"),
         (("--until", "nonsense"), "until is 'nonsense'"),
     ):
         status, _, err = Started(run.directory, "resume", str(run.directory), *changes).finish()

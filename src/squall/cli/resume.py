@@ -59,8 +59,6 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
     if scripted:
         if {"epochs", "steps"} & set(limits):
             raise ValueError("how much a script trains it says itself, to session.batches: leave --epochs, --steps out")
-        if options.parts is not None:
-            raise ValueError("a script's replicas keep the parts that it was started with: leave --parts out")
         if options.keep_best is not None:
             raise ValueError(f"leave --keep-best out: {SAVES_ITSELF}")
     settings = None if options.parts is None else _with_parts(old["settings"], options.parts)
