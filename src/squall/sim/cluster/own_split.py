@@ -28,6 +28,7 @@ from squall.parts.microbatches import Call, given, in_pieces, taken
 from squall.parts.slices import layers_of, slice_layers
 from squall.parts.stages import Stage, chain_of, cut_chain
 from squall.runtime.inside import computing
+from squall.runtime.processes import keep_freed_memory
 from squall.sim.cluster.forks import answer, forked
 from squall.sim.cluster.quiet import Stopwatch
 from squall.sim.cluster.split_step import ParallelStep, PipelineStep, SplitStep
@@ -67,7 +68,24 @@ def _without_gradients(model: nn.Module) -> Iterator[None]:
 
 
 def _shares(whole: Work, works: Sequence[Work]) -> list[float]:
-    """What each takes, by what the whole step takes: medians of rounds in which all have their turn."""
+    """What each takes, by what the whole step takes, where freed memory is kept as in a run.
+
+    Else the whole step, which frees all gradients at once, has page faults that its parts do not have.
+    """
+    if torch.get_num_threads() > 1:  # a pool of threads does not survive a fork
+        return _in_rounds(whole, works)
+    with forked([partial(_keeping, whole, works)]) as lines:
+        shares: list[float] = answer(*lines)["shares"]
+    return shares
+
+
+def _keeping(whole: Work, works: Sequence[Work], line: ControlPipe) -> None:
+    keep_freed_memory()
+    line.say(shares=_in_rounds(whole, works))
+
+
+def _in_rounds(whole: Work, works: Sequence[Work]) -> list[float]:
+    """Medians of rounds in which all have their turn."""
     rounds: list[list[float]] = []
     whole()  # there may be threads now that there were not before
     watch, until = Stopwatch(torch.get_num_threads()), time.monotonic() + ROUNDS_S
