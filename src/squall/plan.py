@@ -55,8 +55,6 @@ def make_plan(
         _check_parts(recipe, settings, device)
     if settings.several and isinstance(recipe.work, Collective) and named_device(device).type != "cpu":
         raise ValueError(f"{asked}, and AllReduce computes on CPUs there for now: use device='cpu', or Synchronous")
-    if settings.several and recipe.divided:
-        raise ValueError(f"{asked}, and AllReduce divides the optimizer on one machine: leave shard_optimizer out")
     if settings.last_snapshots and recipe.why_from_the_start:
         raise ValueError(
             f"keep_schedule is {settings.keep_schedule!r} with {type(strategy).__name__}, where"

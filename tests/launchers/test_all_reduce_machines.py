@@ -12,6 +12,7 @@ import pytest
 
 from squall.record.rows import MemberRow, ProgressRow
 from squall.report import Reader, audit, summarize
+from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import START_S, Started, wait_for
@@ -140,4 +141,48 @@ def test_an_interrupted_run_is_resumed_on_two_machines(tmp_path: Path) -> None:
     assert status == 0, err
     assert machine.finish()[0] == 0
     assert examples(run) == epochs * EXAMPLES
+    check(found.directory)
+
+
+# ---------------------------------------------------------------- the optimizer's state divided
+
+SHARES = ("--shard-optimizer", "--optimizer", "Adam", "--lr", "0.01")
+
+
+def test_shares_of_a_snapshot_come_from_both_machines_and_the_run_goes_on_from_them(tmp_path: Path) -> None:
+    with training(tmp_path, 4, ENDLESS, *SHARES) as found:
+        found.run.process.send_signal(signal.SIGINT)
+        status, _, err = found.run.finish()
+        assert status == 130, err
+    check(found.directory)
+    snapshots = Snapshots(found.directory)
+    number = snapshots.newest()
+    assert number is not None
+    assert len(snapshots.manifest(number).checksums) == 4
+    epochs = examples(found.run) // EXAMPLES + 2
+    run = Started(found.directory, "resume", str(found.directory), "--machines", "1", "--epochs", str(epochs))
+    status, _, err = run.finish()
+    assert status == 0, err
+    assert examples(run) == epochs * EXAMPLES
+
+
+def test_half_of_the_members_go_with_their_machine_and_no_share_with_them(tmp_path: Path) -> None:
+    """Neighbours are on different machines."""
+    with training(tmp_path, 4, ENDLESS, *SHARES) as found:
+        found.machines[0].signal(signal.SIGKILL)
+        found.event("lost", "machine 1 was lost: nothing was heard of it")
+        goes_on(found.run)
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130
+    check(found.directory)
+
+
+def test_a_machine_with_shares_leaves_in_order(tmp_path: Path) -> None:
+    with training(tmp_path, 4, ENDLESS, *SHARES) as found:
+        (leaver,) = found.machines
+        leaver.process.send_signal(signal.SIGINT)
+        assert leaver.finish()[0] == 0
+        goes_on(found.run)
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130
     check(found.directory)

@@ -315,7 +315,7 @@ def test_a_file_comes_piece_by_piece() -> None:
         ):
             with pytest.raises(Refusal):
                 office.tell(shard, wrong)
-        assert office.tell(shard, piece) == [WritePiece(shard.index, piece)]
+        assert office.tell(shard, piece) == [WritePiece(shard.index, piece, 0, 1)]
 
 
 def test_nobody_sees_a_view_before_it_is_shown() -> None:

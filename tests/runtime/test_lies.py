@@ -145,7 +145,7 @@ def _host(job: Job, node: Node) -> Host:
     if node != COORDINATOR:
         return own_host(job, node)
     recorder = CoordinatorHost(job, LoneChannel())
-    return PiecesHost(TrafficHost(recorder, job, SITE), job.directory, 2, Pieces())
+    return PiecesHost(TrafficHost(recorder, job, SITE), job.directory, Pieces())
 
 
 def chosen(chance: random.Random, kind: Any) -> Any:

@@ -56,8 +56,8 @@ class Machines:
     def __init__(self, tmp_path: Path) -> None:
         self.there, self.here = tmp_path / "there", tmp_path / "here"
         self.sent, self.received = Pieces(), Pieces()
-        self.far = FarShardHost(Writer(self.there), self.there, SHARD, SHARDS, self.sent)
-        self.kept = PiecesHost(Writer(self.here), self.here, SHARDS, self.received)
+        self.far = FarShardHost(Writer(self.there), self.there, SHARD, lambda: (SHARD, SHARDS), self.sent)
+        self.kept = PiecesHost(Writer(self.here), self.here, self.received)
         self.shard = Shard(SHARD, Exchanges())
         self.pieces: list[SnapshotPiece] = []
         self.travelled = 0  # bytes
@@ -82,7 +82,7 @@ class Machines:
         )
         received[:] = sent
         self.travelled += sent.nbytes
-        stored = self.kept.perform(WritePiece(SHARD, said.message), 0.0)
+        stored = self.kept.perform(WritePiece(SHARD, said.message, SHARD, SHARDS), 0.0)
         assert isinstance(stored, PieceWritten)
         return PieceKept(stored.number, stored.error)
 
@@ -136,11 +136,11 @@ def test_a_disk_that_takes_no_more_is_the_snapshots_error(tmp_path: Path, monkey
 
 def test_a_disk_that_is_full_in_the_middle_of_the_last_piece_is_told(tmp_path: Path) -> None:
     """The kernel writes what there is room for and calls that well."""
-    kept = PiecesHost(Writer(tmp_path), tmp_path, SHARDS, Pieces())
+    kept = PiecesHost(Writer(tmp_path), tmp_path, Pieces())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (PIECE_BYTES // 2, before[1]))
     try:
-        stored = kept.perform(WritePiece(SHARD, SnapshotPiece(1, 0, PIECE_BYTES, PIECE_BYTES)), 0.0)
+        stored = kept.perform(WritePiece(SHARD, SnapshotPiece(1, 0, PIECE_BYTES, PIECE_BYTES), SHARD, SHARDS), 0.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert isinstance(stored, PieceWritten)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from squall.protocol.collective import coordinator as coordinators
 from squall.protocol.collective import tries
 from squall.protocol.collective.coordinator import CollectiveCoordinator
 from squall.protocol.collective.messages import ShowWeights
@@ -144,6 +145,11 @@ def disbelieved(original: Any, coordinator: CollectiveCoordinator, node: Node) -
     coordinator._gone = 0
 
 
+def in_their_own_order(patch: pytest.MonkeyPatch) -> None:
+    """The coordinator takes parts of a snapshot in another order than that of the members."""
+    patch.setattr(coordinators, "spread", lambda machines: list(range(len(machines))))
+
+
 def at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tries, "PAUSE_S", 0.0)
 
@@ -155,6 +161,7 @@ DIVIDED_ONES: dict[str, Planted] = {
         wrapped(CollectiveReplica, "_on_answer", of_the_step_before), 50, "I7"),
     "one member writes a snapshot for all": Planted(by_one, 50, "I15"),
     "shares of a snapshot are not asked for again": Planted(wrapped(SnapshotRounds, "ask_again", once), 400, "I5"),
+    "parts of a snapshot are in another order than the members": Planted(in_their_own_order, 400, "I6"),
     "who says that a share is lost is not believed": Planted(
         wrapped(CollectiveCoordinator, "_forget", disbelieved), 400, "I5"),
     "nobody has a second copy": Planted(own_share_alone, 50, "I15"),
@@ -169,7 +176,7 @@ PLANTED: dict[str, Planted] = {
     "what some survivors have finished is dealt again": Planted(wrapped(Rounds, "settle", by_all), 100, "I7"),
     "what no survivor has finished is not dealt again": Planted(wrapped(Rounds, "give_back", nothing), 50, "I1"),
     "a newcomer is taken for one that has the weights": Planted(
-        wrapped(CollectiveCoordinator, "_form", at_once_theirs), 400, "I12"),
+        wrapped(CollectiveCoordinator, "_form", at_once_theirs), 400, "I7"),
     "the first member's weights go on, whatever they are": Planted(the_first_member, 50, "I6"),
     "a snapshot is taken while a round is under way": Planted(whatever_is_under_way, 50, "I7"),
     "members leave before the last snapshot": Planted(

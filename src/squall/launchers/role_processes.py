@@ -196,7 +196,7 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
         if job.site is None:
             return coordinator
         showing = ShowingHost(coordinator, job.site.pieces, job.arena.weights(job.arena.shape.replicas, 0))
-        return PiecesHost(showing, job.directory, job.recipe.shards or 1, job.site.pieces)
+        return PiecesHost(showing, job.directory, job.site.pieces)
     made, ratio = host(job, node), job.slowness(node)
     if node.role == "shard":
         return prepared(made, job, node.index)

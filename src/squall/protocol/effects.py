@@ -30,8 +30,8 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
     """Numbers that belong to a message, by their place: a shard's range of a buffer of a replica or the evaluator.
 
     Every host has such a place, or all have the same in shared memory. A later clock, or version, replaces an earlier.
-    A piece of a shard's file belongs to the shard: its buffer counts bytes, its clock pieces, and its version is the
-    snapshot's number.
+    A piece of a file belongs to the shard or replica that has written it, whose number it has for a shard: its buffer
+    counts bytes, its clock pieces, and its version is the snapshot's number.
     """
 
     kind: PayloadKind
@@ -218,10 +218,12 @@ class WriteSnapshot(Effect, frozen=True, gc=False):
 
 
 class WritePiece(Effect, frozen=True, gc=False):
-    """Write what a piece's payload has brought into a shard's file of a snapshot, at its place."""
+    """Write what a piece's payload has brought into a file of a snapshot, at its place."""
 
-    shard: int
+    shard: int  # or replica, that has sent it
     piece: SnapshotPiece
+    part: int  # which file it is
+    parts: int  # of so many
 
 
 class PublishSnapshot(Effect, frozen=True, gc=False):

@@ -169,7 +169,7 @@ class SnapshotWritten(Event, frozen=True, gc=False):
 class PieceWritten(Event, frozen=True, gc=False):
     """The answer to `WritePiece`."""
 
-    shard: int
+    part: int
     number: int  # of the snapshot
     error: str = ""
 

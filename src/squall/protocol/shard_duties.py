@@ -45,14 +45,14 @@ class Travelling:
             self.taken = msgspec.structs.replace(self.taken, error=error)
             self._size = 0
 
-    def send_next(self, node: Node, part: int, effects: list[Effect]) -> bool:
-        """The next piece of part `part` of the snapshot; behind the last one, that it is taken. False: that was all."""
+    def send_next(self, node: Node, effects: list[Effect]) -> bool:
+        """The next piece of the node's file; behind the last one, that the snapshot is taken. False: that was all."""
         piece = self.next_piece()
         if piece is None:
             effects.append(Send(COORDINATOR, self.taken))
             return False
         count, number = piece.start // PIECE_BYTES, piece.number
-        effects.append(Send(COORDINATOR, piece, Payload("piece", node, piece.size, count, part, number)))
+        effects.append(Send(COORDINATOR, piece, Payload("piece", node, piece.size, count, node.index, number)))
         return True
 
 
@@ -105,7 +105,7 @@ class ShardDuties(ABC):
     def _send_piece(self, effects: list[Effect]) -> None:
         """Send the next piece of the file on its way; behind the last one, that the snapshot is taken."""
         assert self._travelling is not None
-        if not self._travelling.send_next(self.node, self.node.index, effects):
+        if not self._travelling.send_next(self.node, effects):
             self._travelling = None
 
     def _show(self, evaluator: Node, asked: Exchange, effects: list[Effect]) -> None:

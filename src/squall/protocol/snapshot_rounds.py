@@ -42,9 +42,9 @@ class SnapshotRounds:
         """Who writes the snapshot under way, and has not answered."""
         return [] if self._answers is None else [shard for shard in self._shards if shard not in self._answers]
 
-    def part(self, node: Node) -> int:
-        """Which part of the snapshot it writes."""
-        return self._shards.index(node)
+    def part(self, node: Node) -> tuple[int, int]:
+        """Which part of the snapshot it writes, and of how many."""
+        return self._shards.index(node), len(self._shards)
 
     def writer(self, part: int) -> Sequence[Node]:
         """Of a part; none, where the snapshot was given up."""

@@ -109,5 +109,4 @@ def _named(message: Message, sender: Node, receiver: Node) -> Iterator[Payload]:
         case s.PushPortions(_, buffer, _, clock):
             yield Payload("gradient", sender, buffer, clock, receiver.index)
         case m.SnapshotPiece(number, start, size):
-            part = sender.index if sender.role == "shard" else 0  # a replica's file is the only one
-            yield Payload("piece", sender, size, start // m.PIECE_BYTES, part, number)
+            yield Payload("piece", sender, size, start // m.PIECE_BYTES, sender.index, number)

@@ -26,11 +26,20 @@ from squall.transports.mesh import Mesh, Steps
 class FarGroup:
     """Of this process and others, which have met (`transports.meeting`)."""
 
-    def __init__(self, mesh: Mesh, members: Sequence[Node], own: int, name: str = "") -> None:
-        """`own` is this process's place among the members. By a `name` DTensor finds the group, as Gloo's have one."""
+    def __init__(
+        self, mesh: Mesh, members: Sequence[Node], own: int, machines: Sequence[int] = (), name: str = ""
+    ) -> None:  # fmt: skip
+        """`own` is this process's place among the members, whose machines these are.
+
+        Those of one machine follow on each other in the ring, so that it crosses between machines as rarely as can be.
+        By a `name` DTensor finds the group, as Gloo's have one.
+        """
         self.members, self.own = tuple(members), own
         self._mesh = mesh
-        self.torch = MeshProcessGroup(mesh, own, len(members), name)
+        order = list(range(len(members)))
+        if machines:
+            order.sort(key=lambda member: (machines[member], member))
+        self.torch = MeshProcessGroup(mesh, own, order, name)
         c10d._world.pg_group_ranks[self.torch] = {rank: rank for rank in range(len(members))}
         if name:
             group_name = c10d.GroupName(name)
@@ -65,13 +74,13 @@ class _Work(Work):
 
 
 class MeshProcessGroup(dist.ProcessGroup):
-    """Of the member `rank` of `size`. An operation that cannot be done raises `MeshBroken`, a `RuntimeError`."""
+    """Of the member `rank`; `order` is the ring's. An operation that cannot be done raises `MeshBroken`."""
 
-    def __init__(self, mesh: Mesh, rank: int, size: int, name: str) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]  # it has no store
+    def __init__(self, mesh: Mesh, rank: int, order: Sequence[int], name: str = "") -> None:
+        super().__init__(rank, len(order))  # type: ignore[call-arg]  # it has no store
         self._name = name
         self._mesh = mesh
-        self._ring = Ring(mesh, rank, size)
+        self._ring = Ring(mesh, rank, order)
 
     def getBackendName(self) -> str:
         return "squall"

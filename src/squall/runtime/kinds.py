@@ -117,7 +117,8 @@ def host(job: Job, node: Node) -> Host:
     wrapped = recorded(made, job, node)
     if job.site is not None and not job.site.has(COORDINATOR):
         if node.role == "shard":
-            return FarShardHost(wrapped, job.directory, node.index, job.recipe.shards, job.site.pieces)
-        if isinstance(job.recipe.work, Collective):
-            return FarShardHost(wrapped, job.directory, 0, 1, job.site.pieces)
+            part = (node.index, job.recipe.shards)
+            return FarShardHost(wrapped, job.directory, node.index, lambda: part, job.site.pieces)
+        if isinstance(made, CollectiveHost):
+            return FarShardHost(wrapped, job.directory, node.index, made.part, job.site.pieces)
     return wrapped

@@ -1,8 +1,9 @@
-"""A shard's snapshot files on their way to the coordinator's machine: read there and written here, piece by piece."""
+"""Snapshot files of shards and replicas on their way to the coordinator's machine: read there, written here."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -14,9 +15,11 @@ from squall.protocol.nodes import Node
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.snapshot import Snapshots, sync
 
+Part = Callable[[], tuple[int, int]]
+
 
 class Pieces:
-    """Where a piece lies that travels, by shard: PIECE_BYTES, of which the last piece of a file takes a part.
+    """Where a piece lies that travels, by shard or replica: PIECE_BYTES; the last piece of a file takes a part.
 
     On the coordinator's machine also what lies there until it is known that it was asked for.
     """
@@ -41,12 +44,15 @@ class Pieces:
 
 
 class FarShardHost(HostAround):
-    """A shard whose machine is not the coordinator's: its files are written here and have to travel."""
+    """A shard, or replica, whose machine is not the coordinator's: its files are written here and have to travel."""
 
-    def __init__(self, host: Host, directory: Path, shard: int, shards: int, pieces: Pieces) -> None:
+    def __init__(
+        self, host: Host, directory: Path, own: int, part: Callable[[], tuple[int, int]], pieces: Pieces
+    ) -> None:
+        """`own` is its number; `part` says which part of a snapshot it writes, and of how many."""
         super().__init__(host)
         self._snapshots = Snapshots(directory)
-        self._shard, self._shards = shard, shards
+        self._own, self._part = own, part
         self._pieces = pieces
         # Its name is gone: another shard here that has no room for its file removes all that there are.
         self._written: FileIO | None = None
@@ -58,7 +64,7 @@ class FarShardHost(HostAround):
             return
         assert self._written is not None
         self._written.seek(payload.clock * PIECE_BYTES)
-        self._written.readinto(self._pieces.view(self._shard))
+        self._written.readinto(self._pieces.view(self._own))
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if isinstance(effect, WriteSnapshot) and self._written is not None:
@@ -68,7 +74,7 @@ class FarShardHost(HostAround):
         event = super().perform(effect, now)
         if not isinstance(event, SnapshotWritten) or event.error:
             return event
-        self._path = self._snapshots.part(event.number, self._shard, self._shards)
+        self._path = self._snapshots.part(event.number, *self._part())
         try:
             self._written = FileIO(self._path)
             self._path.unlink()
@@ -80,17 +86,16 @@ class FarShardHost(HostAround):
 class PiecesHost(HostAround):
     """The coordinator's, which writes the pieces that come from other machines."""
 
-    def __init__(self, host: Host, directory: Path, shards: int, pieces: Pieces) -> None:
+    def __init__(self, host: Host, directory: Path, pieces: Pieces) -> None:
         super().__init__(host)
         self._snapshots = Snapshots(directory)
-        self._shards = shards
         self._pieces = pieces
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if not isinstance(effect, WritePiece):
             return super().perform(effect, now)
         piece, error = effect.piece, ""
-        path = self._snapshots.part(piece.number, effect.shard, self._shards)
+        path = self._snapshots.part(piece.number, effect.part, effect.parts)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | (0 if piece.start else os.O_TRUNC)
@@ -101,4 +106,4 @@ class PiecesHost(HostAround):
                 sync(path)
         except OSError as problem:
             error = str(problem)
-        return PieceWritten(effect.shard, piece.number, error)
+        return PieceWritten(effect.part, piece.number, error)

@@ -40,7 +40,7 @@ class Places:
         if not self._exchanged(payload, peer):
             raise ValueError(f"{payload} between {self._node} and {peer}")
         if payload.kind == "piece":
-            start, stop = self._ranges[payload.shard]
+            start, stop = self._ranges[payload.shard if self._shards else 0]
             at, size = payload.clock * PIECE_BYTES, payload.buffer
             if not (0 <= at <= state_bytes_at_most(stop - start) and 0 < size <= PIECE_BYTES):
                 raise ValueError(f"no file of a snapshot has a place for {payload}")
@@ -60,11 +60,11 @@ class Places:
             other = COORDINATOR if payload.kind == "piece" else payload.owner
             return ends == {Node("shard", payload.shard), other}
         replicas = [node for node in ends if node.role == "replica"]
-        if COORDINATOR not in ends or len(replicas) != 1 or payload.shard:
+        if COORDINATOR not in ends or len(replicas) != 1:
             return False
         if payload.kind == "piece":
-            return payload.owner == replicas[0]
-        return payload.kind == "weights" and payload.owner.role == "evaluator"
+            return payload.owner == replicas[0] and payload.shard == replicas[0].index
+        return payload.kind == "weights" and payload.owner.role == "evaluator" and not payload.shard
 
     def _find(self, payload: Payload) -> Views:
         shape, slot, buffer = self._shape, payload.slot, payload.buffer

@@ -18,22 +18,27 @@ PIECE_BYTES = 1 << 19
 
 
 class Ring:
-    """Steps of the member `own` of `size`, on tensors that are contiguous and on the CPU."""
+    """Steps of the member `own`, on tensors that are contiguous and on the CPU."""
 
-    def __init__(self, mesh: Mesh, own: int, size: int) -> None:
+    def __init__(self, mesh: Mesh, own: int, order: Sequence[int]) -> None:
+        """`order`: all members, as they stand in the ring."""
         self._mesh = mesh
-        self.own, self.size = own, size
-        self._before, self._behind = (own - 1) % size, (own + 1) % size
+        self.own, self.size, self._order = own, len(order), order
+        self._at = order.index(own)
+        self._before, self._behind = self._next(-1), self._next(1)
         self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def _next(self, steps: int) -> int:
+        return self._order[(self._at + steps) % self.size]
 
     def sum(self, tensor: Tensor) -> Steps:
         """In place, of all members' tensors."""
         if self.size == 1:
             return
         parts = list(tensor.view(-1).tensor_split(self.size))
-        on_way = [self._mesh.send(self._behind, _bytes(piece)) for piece in _pieces(parts[self.own])]
+        on_way = [self._mesh.send(self._behind, _bytes(piece)) for piece in _pieces(parts[self._at])]
         for step in range(1, self.size):
-            pieces = _pieces(parts[(self.own - step) % self.size])
+            pieces = _pieces(parts[(self._at - step) % self.size])
             theirs = _pieces(self._room_like(parts[0]))
             coming = [self._mesh.receive(self._before, _bytes(there[: len(own)])) for own, there in zip(pieces, theirs)]
             for piece, there, transfer in zip(pieces, theirs, coming):
@@ -41,7 +46,7 @@ class Ring:
                 piece.add_(there[: len(piece)])
                 on_way.append(self._mesh.send(self._behind, _bytes(piece)))  # the last time as the whole sum
         for step in range(self.size - 1):
-            pieces = _pieces(parts[(self.own - step) % self.size])
+            pieces = _pieces(parts[(self._at - step) % self.size])
             coming = [self._mesh.receive(self._before, _bytes(piece)) for piece in pieces]
             for piece, transfer in zip(pieces, coming):
                 yield transfer
@@ -66,8 +71,8 @@ class Ring:
         tensors[self.own].copy_(own)
         on_way: list[Transfer] = []
         for step in range(self.size - 1):
-            on_way.append(self._mesh.send(self._behind, _bytes(tensors[(self.own - step) % self.size].view(-1))))
-            yield self._mesh.receive(self._before, _bytes(tensors[(self.own - step - 1) % self.size].view(-1)))
+            on_way.append(self._mesh.send(self._behind, _bytes(tensors[self._next(-step)].view(-1))))
+            yield self._mesh.receive(self._before, _bytes(tensors[self._next(-step - 1)].view(-1)))
         yield from on_way
 
     def send(self, tensor: Tensor, to: int) -> Steps:

@@ -24,7 +24,8 @@ class AllReduce(Strategy):
         shard_optimizer: each replica has the optimizer's state of a share of the parameters, and of its neighbour's
             share, and gets the other weights from those who step on them. So the state takes 2/replicas of its memory
             in each, and a replica's death loses none of it. Two neighbours that die at once take a share with them:
-            the run ends, and `squall resume` goes on from a snapshot.
+            the run ends, and `squall resume` goes on from a snapshot. Where there are several machines, neighbours are
+            on different ones: a machine with up to half of the replicas takes no share with it.
 
     Example:
         >>> from functools import partial

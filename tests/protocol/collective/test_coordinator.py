@@ -4,14 +4,27 @@ import pytest
 
 from squall.protocol.collective.coordinator import LOST, SHARE_LOST
 from squall.protocol.collective.messages import Broken, Finished, Form, Shown, ShowWeights, Turn
+from squall.protocol.collective.order import spread
 from squall.protocol.collective.rounds import AHEAD
 from squall.protocol.collective.tries import BROKEN_IN_A_ROW, PAUSE_S
-from squall.protocol.effects import Cause, End, Payload, PublishSnapshot, Send
+from squall.protocol.effects import Cause, End, Payload, PublishSnapshot, Send, WritePiece
 from squall.protocol.events import StopRequested, TimePassed
 from squall.protocol.machine import Refusal
-from squall.protocol.messages import Evaluate, Join, Stats, Stop, TakeSnapshot, View, ViewSeen, Weights
+from squall.protocol.messages import (
+    Evaluate,
+    Join,
+    Left,
+    SnapshotPiece,
+    Stats,
+    Stop,
+    TakeSnapshot,
+    View,
+    ViewSeen,
+    Weights,
+)
 from squall.protocol.nodes import Node, replica_node
 from squall.protocol.notes import LeaseEnded
+from squall.protocol.nursery_messages import Leaving
 from squall.protocol.policy import MachineRoom
 from tests.protocol.collective.group import BATCH, Circle
 
@@ -313,3 +326,40 @@ def test_who_comes_when_all_is_over_is_not_wanted() -> None:
     circle.tell(NEWCOMER, Join(1))
     assert circle.heard(NEWCOMER, Stop)
     assert not circle.heard(NEWCOMER, Form)
+
+
+def test_neighbours_that_leave_do_so_one_after_the_other_when_others_have_their_shares() -> None:
+    a, b, c, d = (replica_node(slot, 0) for slot in range(4))
+    rooms = (MachineRoom(0, 1, (a,)), MachineRoom(1, 3, (b, c, d)))
+    circle = Circle(replicas=4, examples=400, divided=True, rooms=rooms)
+    circle.begun()
+    circle.finish(1, a, b, c, d)
+    circle.tell(Node("nursery", 1), Leaving("its user wants it back"))
+    for clock in (2, 3):
+        assert not circle.heard(b, Stop)
+        circle.finish(clock, a, b, c, d)
+    assert [len(circle.heard(node, Stop)) for node in (a, b, c, d)] == [0, 1, 1, 0]
+    for node in (b, c):
+        circle.tell(node, Left((), Stats()))
+    circle.see(r0=3, r3=3)
+    assert circle.forms(d)[-1].clock == 3
+    for clock in (4, 5):
+        assert not circle.heard(d, Stop)
+        circle.finish(clock, a, d)
+    assert circle.heard(d, Stop)
+    assert circle.turns(a)[-1] == 5
+
+
+def test_parts_of_a_snapshot_are_in_the_members_order() -> None:
+    nodes = [replica_node(slot, 0) for slot in range(4)]
+    rooms = (MachineRoom(0, 2, tuple(nodes[:2])), MachineRoom(1, 2, tuple(nodes[2:])))
+    circle = Circle(replicas=4, divided=True, snapshot_every_s=1.0, rooms=rooms)
+    circle.begun()
+    circle.now = 1.0
+    circle.give(TimePassed())
+    for clock in (1, 2):
+        circle.finish(clock, *nodes)
+    piece = SnapshotPiece(1, 0, 10, 10)
+    order = spread([0, 0, 1, 1])
+    for node in nodes[2:]:
+        assert circle.tell(node, piece) == [WritePiece(node.index, piece, order.index(node.index), 4)]

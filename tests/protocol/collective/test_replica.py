@@ -120,11 +120,11 @@ def test_a_view_ends_a_forming_that_waits_for_somebody_who_is_gone() -> None:
     assert effects == [LeaveGroup(), Send(COORDINATOR, Broken(1, "cut")), Send(COORDINATOR, ViewSeen(2))]
 
 
-def test_members_of_one_machine_follow_on_each_other_in_the_group() -> None:
+def test_neighbours_in_the_group_are_on_different_machines() -> None:
     nodes = [replica_node(slot, 0) for slot in range(4)]
     replica = CollectiveReplica(A, 4)
     heard(replica, View(1, tuple(Member(slot, 0, 0) for slot in range(4))))
-    places = tuple(Place(machine, f"10.0.0.{machine}:{slot}") for slot, machine in enumerate((0, 1, 0, 1)))
+    places = tuple(Place(machine, f"10.0.0.{machine}:{slot}") for slot, machine in enumerate((0, 0, 1, 1)))
     (join,) = heard(replica, Form(1, 0, 0, A, (), places))
     assert isinstance(join, JoinGroup)
     assert join.members == (nodes[0], nodes[2], nodes[1], nodes[3])

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from squall.protocol.closing import Phase
 from squall.protocol.collective.holders import WeightHolders
 from squall.protocol.collective.messages import Broken, Finished, Form, Place, Shown, Turn
+from squall.protocol.collective.order import spread
 from squall.protocol.collective.rounds import AHEAD, Round
 from squall.protocol.collective.tries import BROKEN_IN_A_ROW
 from squall.protocol.effects import Effect, Send
@@ -108,8 +109,9 @@ class CollectiveCoordinator(WeightHolders):
                 if sender not in self._group:
                     raise Refusal(f"it has finished round {clock}, and is in no group")
                 self.rounds.told(sender, clock, stats)
-                if counted := self.rounds.count():
-                    self._gone = 0
+                counted = self.rounds.count()
+                if counted and self._group.keys() <= self.members.live.keys():
+                    self._gone, self._whole = 0, self._formed
                 self._count(counted, effects)
                 if now >= self._report_at or self._over() is not None:
                     self._report_at = now + REPORT_EVERY_S
@@ -152,12 +154,13 @@ class CollectiveCoordinator(WeightHolders):
         if clock < self.rounds.counted:
             self._fail(LOST, effects)
             return
-        self._formed, self._group, self._torn = number, dict.fromkeys(self.members.live), False
+        members = sorted(self.members.live)
+        places = tuple(Place(self._placing.on.get(node, 0), self._addresses.get(node, "")) for node in members)
+        order = spread([place.machine for place in places]) if self.policy.rooms else range(len(members))
+        self._formed, self._group, self._torn = number, dict.fromkeys(members[at] for at in order), False
         self._tries.again_at, self.rounds.base = None, clock
         self._settle(effects)
         behind = tuple(node for node in self.members.live if self.rounds.clock_of(node) < clock)
-        members = sorted(self.members.live)
-        places = tuple(Place(self._placing.on.get(node, 0), self._addresses.get(node, "")) for node in members)
         form = Form(number, clock, self.trained, source, behind, places if self.policy.rooms else ())
         effects.extend(Send(node, form) for node in members)
         self._evaluations.ask_of(source, self.members.live, effects)

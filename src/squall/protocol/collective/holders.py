@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
+from squall.protocol.collective.order import strangers
 from squall.protocol.collective.rounds import Rounds
 from squall.protocol.collective.tries import Tries
 from squall.protocol.coordinator import Coordinator
@@ -26,7 +27,8 @@ class WeightHolders(Coordinator):
         self._divided = divided
         self.leases, self.rounds, self._first = leases, Rounds(leases, clock), clock
         self._formed = 0  # number of the view whose members were told to form a group
-        self._group: dict[Node, None] = {}  # those members
+        self._group: dict[Node, None] = {}  # those members, in their order
+        self._whole = 0  # alike, of the newest group of which all have finished a round, so that each has its share
         self._torn = False  # a member was lost, or the group has broken: what was dealt is not waited for
         self._tries = Tries()  # of groups
         self._snapshot_due = False
@@ -87,9 +89,13 @@ class WeightHolders(Coordinator):
 
     @property
     def _handed_over(self) -> bool:
-        """Somebody who stays has the newest weights."""
+        """Somebody who stays has the newest weights; and each its share, since the last one has left."""
+        if self.rounds.newest <= self._first:
+            return True
+        if self._divided and self._whole != self.members.number:
+            return False
         clocks = [self.rounds.clock_of(node) for node in self.members.live if node not in self._released]
-        return max(clocks, default=-1) >= max(self.rounds.newest, self._first) or self.rounds.newest <= self._first
+        return max(clocks, default=-1) >= self.rounds.newest
 
     def _take_snapshot(self, effects: list[Effect]) -> None:
         self._snapshot_due = not self._snapshots.under_way
@@ -101,7 +107,7 @@ class WeightHolders(Coordinator):
     @property
     def _writers(self) -> list[Node]:
         """Who writes a snapshot: in their order those who each have a share, or one for all."""
-        return sorted(self._group) if self._divided else [self._source]
+        return list(self._group) if self._divided else [self._source]
 
     def _on_snapshot_taken(self, shard: Node, message: SnapshotTaken, now: float, effects: list[Effect]) -> None:
         super()._on_snapshot_taken(shard, message, now, effects)
@@ -141,6 +147,10 @@ class WeightHolders(Coordinator):
         return self.leases.state()
 
     def _see_off_released(self, effects: list[Effect]) -> None:
-        if self._quiet and self._handed_over:
-            effects.extend(Send(node, Stop()) for node, told in self._released.items() if not told)
-            self._released = dict.fromkeys(self._released, True)  # no round is dealt until they have left
+        """No round is dealt until they have left. Neighbours would take a share of the optimizer's state with them."""
+        if self._quiet and self._handed_over and not (self._divided and any(self._released.values())):
+            leaving = [node for node, told in self._released.items() if not told]
+            if self._divided and self.rounds.newest > self._first:
+                leaving = strangers(list(self._group), leaving)
+            effects.extend(Send(node, Stop()) for node in leaving)
+            self._released |= dict.fromkeys(leaving, True)

@@ -12,6 +12,7 @@ from collections import deque
 import msgspec
 
 from squall.protocol.collective.messages import Broken, Finished, Form, Shown, ShowWeights, Turn
+from squall.protocol.collective.order import spread
 from squall.protocol.effects import (
     CutGroup,
     Effect,
@@ -101,7 +102,7 @@ class CollectiveReplica:
             case SnapshotWritten(number, error, checksum, size):
                 taken = msgspec.structs.replace(self._snapshots.pop(number), error=error, checksum=checksum)
                 self._travelling = Travelling(taken, size)
-                self._travelling.send_next(self.node, 0, effects)
+                self._travelling.send_next(self.node, effects)
             case Started():
                 effects.append(Send(COORDINATOR, Join(self.pid, self._address)))
             case TimePassed():
@@ -150,7 +151,7 @@ class CollectiveReplica:
             case PieceKept(number, error):
                 if self._travelling is not None and number == self._travelling.taken.number:
                     self._travelling.kept(error)
-                    self._travelling.send_next(self.node, 0, effects)
+                    self._travelling.send_next(self.node, effects)
             case Stop():
                 self._leave_group(effects)
                 self._ended = True
@@ -243,11 +244,10 @@ class CollectiveReplica:
 
 
 def _join(form: Form, members: tuple[Node, ...]) -> JoinGroup:
-    """Those on one machine follow on each other, so that a ring crosses between machines as rarely as can be."""
     places = form.places
     if places:
-        placed = sorted(zip(members, places), key=lambda each: (each[1].machine, each[0]))
-        members, places = tuple(member for member, _ in placed), tuple(place for _, place in placed)
+        order = spread([place.machine for place in places])
+        members, places = tuple(members[at] for at in order), tuple(places[at] for at in order)
     return JoinGroup(form.number, members, form.source, bool(form.behind), form.clock, places)
 
 

@@ -77,13 +77,18 @@ class CollectiveHost(Host):
                 raise AssertionError(f"a replica cannot {effect!r}")
         return None
 
+    def part(self) -> tuple[int, int]:
+        """Which part of a snapshot it writes, and of how many."""
+        holding = self.in_group.holding
+        return (0, 1) if holding is None else (holding.place, len(holding.bounds) - 1)
+
     def _write(self, number: int) -> Event | None:
         holding = self.in_group.holding
         if holding is None:
             state = self.in_group.state()
             whole = 0, self._job.layout.length
             return None if state is None else self._snapshots.write(number, 0, 1, state, whole)
-        return self._snapshots.write(number, holding.place, len(holding.bounds) - 1, *holding.part())
+        return self._snapshots.write(number, *self.part(), *holding.part())
 
     @property
     def wakes(self) -> Sequence[int]:

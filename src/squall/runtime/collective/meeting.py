@@ -78,7 +78,7 @@ class FarFellows:
             meeting.close()
         mesh = Mesh(connections, [str(node) for node in effect.members])
         self._go_on(mesh)
-        return FarGroup(mesh, effect.members, own)
+        return FarGroup(mesh, effect.members, own, [place.machine for place in effect.places])
 
     def cut(self) -> None:
         with self._lock:

@@ -172,7 +172,7 @@ def chaos(seed: int) -> Chaos:
     slow, pace_s = chance.choice((1.0, 1.0, 3.0, 8.0)), 0.01
     if chance.random() < LONG:  # as many leases as a replica does not report at once, and more than shards remember
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
-    machines = 1 if strategy == DIVIDED else several.machines_of(seed)
+    machines = several.machines_of(seed)
     parts = several.parts_of(seed) if machines > 1 and not grouped else ONE_PART
     if grouped:
         shards = 0

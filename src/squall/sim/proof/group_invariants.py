@@ -49,8 +49,8 @@ class GroupAuditor:
                 raise Broken("I7", "nothing was shown, and it is measured")
             case WeightsMeasured(_, weights) if (weights.updates, weights.examples) not in self._told:
                 raise Broken("I7", f"the record names weights that nobody has told of: {weights}")
-            case PublishSnapshot(number, ledger, versions, examples):
-                self._on_published(number, ledger, versions, examples)
+            case PublishSnapshot():
+                self._on_published(what)
             case Ended("failed", reason) if node == COORDINATOR and reason == LOST:
                 self._check_lost()
             case Ended("failed", reason) if node == COORDINATOR and reason == SHARE_LOST:
@@ -84,9 +84,10 @@ class GroupAuditor:
             case SnapshotTaken(number, version, error="") if version != self.hosts.written[number].clock:
                 raise Broken("I6", f"snapshot {number} is told as of round {version}")
 
-    def _on_published(
-        self, number: int, ledger: dict[str, object], versions: tuple[int, ...], examples: tuple[int, ...]
-    ) -> None:
+    def _on_published(self, published: PublishSnapshot) -> None:
+        number, ledger, versions, examples = published.number, published.ledger, published.versions, published.examples
+        if tuple(file.checksum for file in self.hosts.files(number)) != published.checksums:
+            raise Broken("I6", f"snapshot {number} has other files than those that were written, or not all")
         weights = self.hosts.written[number]
         labels = set(zip(versions, examples))
         if ledger["trained"] != weights.examples or labels != {(weights.clock, weights.examples)}:

@@ -59,9 +59,9 @@ class GroupPhantomHosts(PhantomHosts):
 
         self.circle = Circle(world, delays, between=self)
         self.members: dict[Node, MemberPhantom] = {}
-        self.written: dict[int, Weights] = {}  # snapshot -> what its file holds
-        self.writers: dict[int, Node] = {}
-        self.parts: dict[int, dict[int, Share]] = {}  # alike, by place, where each writes its share
+        self.written: dict[int, Weights] = {}  # snapshot -> the weights that its files hold
+        self.saved: dict[int, dict[int, tuple[Node, File]]] = {}  # alike, by part: who has written it, and what
+        self.parts: dict[int, dict[int, Share]] = {}  # alike, where each writes its share
         self.shown: Weights | None = None  # what was put into the evaluator's buffer last
         self.under_way: dict[tuple[int, int], Weights] = {}  # evaluation, and clock -> what was sent there for it
         self.prices[Step] = lambda node, effect, begins: self.compute_s(node)
@@ -79,9 +79,6 @@ class GroupPhantomHosts(PhantomHosts):
     def silent(self, node: Node) -> bool:
         return self.gone(self.machine(node))
 
-    def writer(self, number: int, part: int) -> int:
-        return self.writers[number].index
-
     def make(self, node: Node, version: int, file: File | None) -> Phantom:
         if node.role == "replica":
             made = self.members[node] = self.kind(self, node)
@@ -90,9 +87,10 @@ class GroupPhantomHosts(PhantomHosts):
         return GroupCoordinatorPhantom(self, node) if node == COORDINATOR else super().make(node, version, file)
 
     def files(self, number: int) -> list[File]:
-        if self.machine(self.writers[number]):
-            return [self.arrived.get((number, 0), NOTHING)]
-        return [File(self.written[number].fold)]
+        return [
+            self.arrived.get((number, part), NOTHING) if self.machine(node) else file
+            for part, (node, file) in sorted(self.saved[number].items())
+        ]
 
 
 class GroupCoordinatorPhantom(CoordinatorPhantom):
@@ -126,7 +124,7 @@ class MemberPhantom(Phantom):
 
     def attach(self, payload: Payload) -> None:
         if payload.kind == "piece":
-            file = File(self.hosts.written[payload.version].fold)
+            file = next(file for node, file in self.hosts.saved[payload.version].values() if node == self.node)
             self.memory.write(payload, (payload.version, payload.clock, file))
             return
         if self.hosts.machine(self.node):
@@ -153,13 +151,17 @@ class MemberPhantom(Phantom):
             case effects.LeaveGroup() | effects.End():
                 self.hosts.circle.leave(self.node)
             case effects.WriteSnapshot(number):
-                self.save(number)
+                checksum = self.save(number, 0)
                 size = PIECES * PIECE_BYTES if self.hosts.machine(self.node) else 0
-                return events.SnapshotWritten(number, self.hosts.disk(number), File(self.weights.fold).checksum, size)
+                return events.SnapshotWritten(number, self.hosts.disk(number), checksum, size)
         return None
 
-    def save(self, number: int) -> None:
-        self.hosts.written[number], self.hosts.writers[number] = self.weights, self.node
+    def save(self, number: int, part: int) -> int:
+        """The checksum of its file."""
+        file = File(folded_with(self.weights.fold, (part,)))
+        self.hosts.written[number] = self.weights
+        self.hosts.saved.setdefault(number, {})[part] = self.node, file
+        return file.checksum
 
     def _step(self, effect: Step) -> None:
         hosts = self.hosts

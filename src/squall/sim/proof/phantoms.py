@@ -45,7 +45,7 @@ class PhantomHosts:
         self.cut_off: Callable[[Node, Node], bool] = lambda one, other: False
         self._shared: dict[int, Memory] = {}  # by the processes of a machine
         self.shards: list[ShardPhantom] = []
-        self.arrived: dict[tuple[int, int], File] = {}  # snapshot, shard -> the file that has come in pieces
+        self.arrived: dict[tuple[int, int], File] = {}  # snapshot, part -> the file that has come in pieces
         self.notes: list[Note] = []
         self.published: list[PublishSnapshot] = []
         self.computed = first  # computations so far
@@ -85,10 +85,6 @@ class PhantomHosts:
             self.arrived.get((number, shard.node.index), NOTHING) if self.machine(shard.node) else shard.files[number]
             for shard in self.shards
         ]
-
-    def writer(self, number: int, part: int) -> int:
-        """The index of who has written this part of the snapshot."""
-        return part
 
     def noted(self, kind: type[N]) -> list[N]:
         """The notes of a kind that the coordinator has made."""
@@ -248,10 +244,10 @@ class CoordinatorPhantom(Phantom):
         return None
 
     def _write(self, effect: WritePiece) -> Event:
-        number = effect.piece.number
-        came = self._came.setdefault((number, effect.shard), [])
-        torn = self.memory.torn("piece", self.hosts.writer(number, effect.shard), 0, effect.shard)
+        number, part = effect.piece.number, effect.part
+        came = self._came.setdefault((number, part), [])
+        torn = self.memory.torn("piece", effect.shard, 0, effect.shard)
         came.append((-1, -1, NOTHING) if torn else self.memory.pieces[effect.shard])
         if came == [(number, i, came[0][2]) for i in range(PIECES)]:
-            self.hosts.arrived[number, effect.shard] = came[0][2]
-        return events.PieceWritten(effect.shard, number, self.hosts.disk(number))
+            self.hosts.arrived[number, part] = came[0][2]
+        return events.PieceWritten(part, number, self.hosts.disk(number))

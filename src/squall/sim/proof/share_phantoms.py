@@ -106,11 +106,10 @@ class SharePhantom(MemberPhantom):
 
     # ------------------------------------------------------------ snapshots
 
-    def save(self, number: int) -> None:
-        super().save(number)
+    def save(self, number: int, part: int) -> int:
         share = range(*self._bounds[self._place : self._place + 2])
-        part = {n: (self.rows[n], self.states.get(n)) for n in share}
-        self.hosts.parts.setdefault(number, {})[self._place] = part
+        self.hosts.parts.setdefault(number, {})[self._place] = {n: (self.rows[n], self.states.get(n)) for n in share}
+        return super().save(number, self._place)
 
 
 def _givers(form: JoinGroup, members: Mapping[Node, SharePhantom]) -> list[SharePhantom]:

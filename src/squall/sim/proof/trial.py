@@ -194,7 +194,8 @@ class Trial:
         tries_again = not isinstance(self.chaos.recipe.work, BatchMethod)
         taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
         died = had["replica"] + self._machines.silenced + late + taken if end.reason == LOST else had["shard"]
-        died = had["replica"] - 1 if end.reason == SHARE_LOST else died  # one death takes no share with it
+        if end.reason == SHARE_LOST:  # one death takes no share with it
+            died = max(0, had["replica"] - 1) + self._machines.silenced + late + taken
         excused = {
             "finished": True,
             "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
