@@ -216,6 +216,21 @@ def test_a_call_for_an_earlier_meeting_is_not_taken(members: Members) -> None:
         mesh.close()
 
 
+def test_who_calls_and_says_nothing_does_not_keep_members_out(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest of them makes room; more of them than are answered wait before the member does."""
+    monkeypatch.setattr(meeting, "CALLERS_AT_MOST", 2)
+    first, second = members(2)
+    strangers = [socket.create_connection(first.guest.address) for _ in range(20)]
+    meshes = met([first, second])
+    for stranger in strangers[:-4]:
+        stranger.settimeout(SOON_S)
+        assert stranger.recv(1) == b""  # it was sent away
+    for each in (*meshes, *strangers):
+        each.close()
+
+
 LIARS = [("replica-1.0", 0), ("replica-2.0", 1), ("nobody", 1)]  # the certificate's name, and the machine
 
 

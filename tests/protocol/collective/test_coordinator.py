@@ -2,6 +2,7 @@
 
 import pytest
 
+from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.collective.coordinator import LOST, SHARE_LOST
 from squall.protocol.collective.messages import Broken, Finished, Form, Shown, ShowWeights, Turn
 from squall.protocol.collective.order import spread
@@ -363,3 +364,37 @@ def test_parts_of_a_snapshot_are_in_the_members_order() -> None:
     order = spread([0, 0, 1, 1])
     for node in nodes[2:]:
         assert circle.tell(node, piece) == [WritePiece(node.index, piece, order.index(node.index), 4)]
+
+
+def test_who_is_late_at_a_stop_is_not_waited_for_and_not_refused() -> None:
+    circle = Circle()
+    a, b = circle.begun()
+    circle.finish(1, a, b)
+    circle.give(StopRequested("interrupted"))
+    number = circle.machine.members.number
+    circle.tell(a, ViewSeen(number, clock=1))
+    assert not circle.heard(a, TakeSnapshot)
+    circle.now = STOP_WITHIN_S
+    circle.give(TimePassed())
+    circle.finish(2, b)
+    circle.tell(b, ViewSeen(number, clock=2))
+    assert len(circle.heard(a, TakeSnapshot)) == 1
+    circle.save(1, 2 * BATCH)
+    assert circle.effects[-1] == End("interrupted", "interrupted", Cause.STOPPED)
+    assert circle.leases.trained == 2 * BATCH
+
+
+def test_who_leaves_is_dealt_no_round() -> None:
+    a, b = replica_node(0, 0), replica_node(1, 0)
+    circle = Circle(rooms=(MachineRoom(0, 1, (a,)), MachineRoom(1, 1, (b,))))
+    circle.begun()
+    circle.finish(1, a, b)
+    circle.tell(Node("nursery", 1), Leaving("its user wants it back"))
+    circle.finish(2, a, b)
+    circle.finish(3, a, b)
+    assert circle.heard(b, Stop)
+    assert circle.turns(b) == circle.turns(a) == [1, 2, 3]
+    circle.tell(b, Left((), Stats()))
+    circle.see(r0=3)
+    assert circle.turns(a)[3:] == [4, 5]
+    assert circle.turns(b) == [1, 2, 3]
