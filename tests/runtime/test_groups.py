@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,8 +15,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as c10d
 
+from squall.runtime import groups
 from squall.runtime.groups import FORM_WITHIN_S, Group
+from tests.launchers.processes import wait_for
 
 SOON_S = FORM_WITHIN_S / 2  # sooner than by a timeout
 
@@ -71,6 +76,25 @@ class _Work:
         assert self._group is not None
         self._group.torch.recv([received := torch.zeros(1)], source, 0).wait()
         return float(received)
+
+    def form_beside_a_death(self) -> int:
+        """Groups that are used by nobody, and not destroyed, of 50 that form at the moment when a member dies."""
+        for number in range(50):
+            died, lives = os.pipe()
+
+            def form(name: str = f"beside-{number}", lives: int = lives) -> ProcessGroup:
+                group = Group(name, self._directory, [os.getpid()], 0)
+                os.close(lives)
+                return group.torch
+
+            with suppress(RuntimeError):
+                found = groups._while_all_live(form, [died])
+                dist.all_reduce(torch.ones(1), group=found)
+                dist.destroy_process_group(found)
+            os.close(died)
+        with suppress(AssertionError):
+            wait_for(lambda: not c10d._world.pg_map, 5.0, "the end of all groups")
+        return len(c10d._world.pg_map)
 
     def close(self) -> int:
         """The descriptors that are open afterwards."""
@@ -192,3 +216,10 @@ def test_a_group_leaves_no_descriptor(members: Callable[[int], list[Member]]) ->
         told(two, "sum", 10)
         opened.append(told(two, "close"))
     assert opened[1] == opened[2] == opened[3]
+
+
+def test_a_group_that_forms_at_the_moment_of_a_death_is_used_or_destroyed(
+    members: Callable[[int], list[Member]],
+) -> None:
+    (one,) = members(1)
+    assert told([one], "form_beside_a_death") == [0]
