@@ -8,7 +8,7 @@ import random
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import squall
-from squall.record.rows import MemberRow, ProgressRow
+from squall.record.rows import ExtraRow, MemberRow, ProgressRow
+from squall.report import Reader
 from squall.run import Run
 from squall.runtime.seeds import epoch_order
 from squall.task import TaskFunction
@@ -76,12 +77,15 @@ ALIKE: dict[str, TaskFunction] = {
 
 
 @pytest.mark.usefixtures("warm_nursery")
-@pytest.mark.parametrize("name", deep.sweep([*ALIKE], 2))
+@pytest.mark.parametrize("name", deep.sweep([*ALIKE], 3))
 def test_replicas_of_parts_make_the_updates_of_lock_step_training(run_dir: Path, inline: Fit, name: str) -> None:
     chosen: dict[str, Any] = {"replicas": 3, "optimizer": MOMENTUM}  # on shards each one's gradient would be clipped
     epochs = 10 if ALIKE[name]().examples == 110 else 25
     grid = squall.fit(ALIKE[name], squall.AllReduce(**chosen), run_dir=run_dir, settings=TWO, epochs=epochs)
     assert grid.summary().updates == 50
+    with closing(Reader(run_dir / "run.sqlite")) as reader:
+        told = sum(row.examples for row in reader.rows(ExtraRow) if row.name == "right")
+    assert told == (grid.summary().examples if name in ("branches", "tied weights") else 0)
     clipped = ALIKE[name]().clip_norm is not None
     for whole in (squall.AllReduce(**chosen), *([] if clipped else [squall.Synchronous(shards=2, **chosen)])):
         assert difference(grid.model, inline(ALIKE[name], whole, epochs=epochs).model) < 1e-6

@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from squall.parts.neighbours import SPEAKER, Neighbours
+from squall.parts.neighbours import SPEAKER, Found, Neighbours
 from squall.runtime.inside import Computed, scale
 
 
@@ -20,11 +20,15 @@ def settle(
     """The batch's loss, or NaN where some gradient is not finite, on all parts; the numbers beside it on part 0.
 
     `teller` is the part that has computed the loss. `at_the_end`: what the others do next does not depend on it,
-    so they say what they have when they are done, and do not wait.
+    so they say what they have when they are done, and do not wait. Where they agree on more (`Neighbours.later`), each
+    keeps what it has found.
     """
     telling, first = neighbours.part == teller, neighbours.part == SPEAKER
     text = msgspec.msgpack.encode(extras) if telling and not first and extras is not None else b""
     values = loss if telling else 0.0, sum(gradient.sum().item() for gradient in gradients), float(len(text))
+    if neighbours.later:
+        neighbours.found = Found(values, text, extras if telling else None, teller)
+        return values[0], None
     if at_the_end and not first:
         neighbours.put_off(*values, text=text)
         return 0.0, None
@@ -35,9 +39,22 @@ def settle(
         if text:
             neighbours.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), SPEAKER)
     if length > 0 and first:
-        received = neighbours.receive(torch.empty(int(length), dtype=torch.uint8), teller)
-        extras = msgspec.msgpack.decode(received.numpy().tobytes(), type=dict[str, float])
+        extras = _received(neighbours, int(length), teller)
     return (loss if math.isfinite(seen) else math.nan), extras
+
+
+def extras_of(neighbours: Neighbours, found: Found, length: float) -> dict[str, float] | None:
+    """The numbers beside the loss, on part 0. `length` is the sum of what the parts have said of theirs."""
+    if found.text:
+        neighbours.send(torch.frombuffer(bytearray(found.text), dtype=torch.uint8), SPEAKER)
+    if length > 0 and neighbours.part == SPEAKER:
+        return _received(neighbours, int(length), found.teller)
+    return found.extras
+
+
+def _received(neighbours: Neighbours, length: int, teller: int) -> dict[str, float]:
+    received = neighbours.receive(torch.empty(length, dtype=torch.uint8), teller)
+    return msgspec.msgpack.decode(received.numpy().tobytes(), type=dict[str, float])
 
 
 def clip_together(neighbours: Neighbours, gradients: Sequence[Tensor], most: float) -> float:

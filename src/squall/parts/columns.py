@@ -17,7 +17,8 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
-from squall.parts.neighbours import SPEAKER, Neighbours
+from squall.parts.agreement import extras_of
+from squall.parts.neighbours import NOTHING, SPEAKER, Neighbours
 from squall.protocol.effects import Gather, JoinGroup, Step
 from squall.protocol.events import Event, GroupBroken, GroupJoined, StepTaken
 from squall.protocol.nodes import Node
@@ -46,6 +47,7 @@ class ColumnMember:
         self._row: Neighbours = inside.neighbours
         self._fellows = NearFellows(node, directory, member.device, self._row.part)
         self._row.agreed(0.0)
+        self._row.later = True
         self._column: Group | None = None
         self._number = 0
         self._sizes = [parameter.numel() for parameter in member.parameters]
@@ -103,38 +105,41 @@ class ColumnMember:
     def step(self, effect: Step) -> Event:
         member, started = self.member, time.perf_counter()
         member.look_again()  # what another part answers for has moved
-        share, loss = member.share(effect), 0.0
-        if (batch := member.load(effect)) is not None:
-            loss = member.backward.differentiate(batch)
-        guilty = not math.isfinite(loss)  # all parts know
-        self._bring(share, guilty)
+        share, batch = member.share(effect), member.load(effect)
+        self._row.found = NOTHING
+        if batch is not None:
+            member.backward.differentiate(batch)
+        found = self._row.found
+        self._bring(share, own_finite=all(map(math.isfinite, found.values)))
         changes = member.buffer_changes(share)
         computed = time.perf_counter()
         with self._row.spent.elsewhere():
             why = self._add_up([*self._sum.split(BUCKET), *([] if changes is None else [changes])])
         reduced = time.perf_counter()
-        most, clipped = member.task.clip_norm, 0.0
+        most, squares = member.task.clip_norm, 0.0
         if most is not None:
-            clipped = sum(norm.item() ** 2 for norm in torch._foreach_norm(self._gradients))
-        seen = self._sum[:-1].sum().item()
-        broken, seen, squares = self._row.agreed(bool(why), seen, clipped)
+            squares = sum(norm.item() ** 2 for norm in torch._foreach_norm(self._gradients))
+        summed = self._sum[:-1].sum().item(), self._sum[-1].item()
+        loss, own, length, broken, squares, seen, guilty = self._row.agreed(*found.values, bool(why), squares, *summed)
         if broken:
             return self._broken(why)
+        extras = extras_of(self._row, found, length)
         finite = math.isfinite(seen) and math.isfinite(squares)
         if finite:
             if most is not None:
                 scale(self._gradients, most, torch.tensor(math.sqrt(squares)))
             member.move()
             member.move_buffers(changes)
-        elif not guilty and not self._sum[-1] and self._column is not None:
-            guilty = self._column.own == 0  # nobody's batch: one speaks for all
+        speaks = not (math.isfinite(loss) and math.isfinite(own))
+        if not guilty and self._column is not None:
+            speaks = self._column.own == 0  # nobody's batch: one speaks for all
         compute_s = time.perf_counter() - started - (reduced - computed)
-        return StepTaken(self._number, loss, finite, compute_s, reduced - computed, member.backward.extras, guilty)
+        return StepTaken(self._number, loss, finite, compute_s, reduced - computed, extras, speaks and not finite)
 
-    def _bring(self, share: float, guilty: bool) -> None:
+    def _bring(self, share: float, own_finite: bool) -> None:
         """The part's own gradients, times the member's share of the examples, to where they are added up."""
         member = self.member
-        self._sum[-1] = guilty
+        self._sum[-1] = not own_finite
         found = zip(member.backward.parameters, member.backward.gradients(), member.parameters, self._gradients)
         for computed, fresh, stepped, place in found:
             if fresh is None or not share:  # nothing was computed, and a slice may have an older gradient

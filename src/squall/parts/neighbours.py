@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,18 @@ from squall.transports.mesh import MeshBroken
 
 SPEAKER = 0  # a pipeline's backward passes end at the first stage, so part 0 is the last to be done with a batch
 TOLD_BYTES = 4096
+
+
+class Found(NamedTuple):
+    """What a part has found in computing a batch."""
+
+    values: tuple[float, float, float]  # its share of the loss, the sum of its gradients, the length of the text
+    text: bytes  # for part 0: the numbers beside the loss, of the part that has computed it
+    extras: dict[str, float] | None  # these numbers
+    teller: int  # that part
+
+
+NOTHING = Found((0.0, 0.0, 0.0), b"", None, SPEAKER)
 
 
 class NeighbourLost(Exception):
@@ -36,6 +49,8 @@ class Neighbours:
         self.group = group
         self.torch = group.torch
         self.spent = Spent()
+        self.later = False  # parts agree on what they have found when they agree on more
+        self.found = NOTHING  # then: of the batch that was computed last
         c10d._update_default_pg(group.torch)
         self._others = [other for other in range(parts) if other != part]
         self._heard = False  # part 0: the others are done
