@@ -64,7 +64,7 @@ class Spread:
         return script(made, job)
 
     def other(self, part: int) -> None:
-        run_far_part(replace(self._job, site=self._site(part), first=self.places[0]), self.nodes[part])
+        run_far_part(replace(self._job, site=self._site(part), first=self.places[0]), self.nodes[part], print)
 
     def answers(self) -> dict[int, Any]:
         """By part, what it has returned or raised; None of one that was killed, or has lost another."""

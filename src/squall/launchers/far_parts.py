@@ -71,8 +71,8 @@ class SpreadHost(Host):
         return SpreadSpeaker(first, neighbours, ConnectionWatch(self._news))
 
 
-def run_far_part(job: Job, node: Node) -> None:
-    """Be a part of a replica until that ends. Raises what it raises itself."""
+def run_far_part(job: Job, node: Node, tell: Callable[[BaseException], None]) -> None:
+    """Be a part of a replica until that ends. Raises what it raises itself, which it tells before the others end."""
     first = job.first
     assert first is not None
     count = job.plan.settings.parts
@@ -86,6 +86,7 @@ def run_far_part(job: Job, node: Node) -> None:
     parts = [first, *others]
     try:
         job, neighbours = _joined(job, parts, part)
+        neighbours.failing = lambda error: None if isinstance(error, NeighbourLost) else tell(error)
         with neighbours.together():
             made = FarHost(host(job, replica), neighbours, job, replica.index)
         follow(made, neighbours)

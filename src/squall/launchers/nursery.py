@@ -22,7 +22,6 @@ import os
 import shutil
 import signal
 import time
-from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from multiprocessing.connection import wait
@@ -35,13 +34,13 @@ from squall.launchers.child import Child
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
 from squall.launchers.leaving import DONE, RAISED, explain, leave
-from squall.launchers.parts import tell_raised, traceback_file
+from squall.launchers.parts import raised, tell_raised
 from squall.launchers.role_processes import blame, run_role
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Effect, KillMember, KillMembers, StartMember, Transmit
 from squall.protocol.events import Event, ProcessEnded, StopRequested, TimePassed
 from squall.protocol.link import Linked
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, Node, whole
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.snapshot_rounds import SILENT_S
 from squall.runtime.job import Job
@@ -214,7 +213,7 @@ class Nursery:
         code = os.waitstatus_to_exitcode(status)
         if child.node == COORDINATOR:
             self._hear()  # its last words
-        if child.ordered:
+        if child.ordered and not raised(self._sockets, child.node):
             self._tell(ProcessEnded(child.node, explain(code)))
         elif code == DONE:
             self._done(child)
@@ -226,18 +225,14 @@ class Nursery:
 
     def _lose(self, child: Child, code: int) -> None:
         """Tell of a process that has ended before its work was done."""
-        why = explain(code)
-        story = ""
-        if code == RAISED:
-            with suppress(OSError):  # its disk was full, say
-                story = traceback_file(self._sockets, child.node).read_text()
+        why, story = explain(code), raised(self._sockets, child.node)
         self._launcher.say(kind="exited", node=str(child.node), pid=child.pid, why=why, traceback=story)
         if child.node == COORDINATOR:
             self._kill_all()
             return
         if story and child.node.role != "shard":
-            stop = f"{child.node.role} {child.node.index} raised an exception"
-            self._tell(StopRequested(stop, failed=True))
+            node = whole(child.node, self._job.plan.settings.parts)
+            self._tell(StopRequested(f"{node.role} {node.index} raised an exception", failed=True))
         self._tell(ProcessEnded(child.node, why))
 
     def _kill_all(self) -> None:

@@ -71,6 +71,14 @@ def tell_raised(sockets: Path, node: Node, story: str) -> None:
         os.link(own, traceback_file(sockets, node))
 
 
+def raised(sockets: Path, node: Node) -> str:
+    """What `tell_raised` was told; empty if nothing was, or its disk was full."""
+    try:
+        return traceback_file(sockets, node).read_text()
+    except OSError:
+        return ""
+
+
 def die_of(lost: NeighbourLost, node: Node, sockets: Path) -> NoReturn:
     """End as the part did that is gone: one that has raised told the nursery what."""
     with suppress(ChildProcessError):

@@ -18,7 +18,7 @@ from setproctitle import setproctitle
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.far_parts import SpreadHost, run_far_part
-from squall.launchers.parts import die_of, first_part
+from squall.launchers.parts import die_of, first_part, tell_raised
 from squall.parts.host import Speaker
 from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import End, Payload
@@ -47,7 +47,7 @@ from squall.transports.host import HostTransport
 from squall.transports.lanes import Lanes
 from squall.transports.opening import listening
 from squall.transports.streams import Streams
-from squall.usercode.blame import note
+from squall.usercode.blame import encode, note
 
 
 class NurseryChannel:
@@ -109,7 +109,7 @@ EVALUATOR_NICE, JUDGE_NICE = 10, 5
 def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> None:
     """Be one of the run's processes until its machine ends."""
     if node.role == "part":
-        run_far_part(job, node)
+        run_far_part(job, node, partial(_tell, node, job, sockets))
         return
     name_process(node, job)
     signal.signal(signal.SIGTERM, LeftToLauncher())
@@ -214,6 +214,11 @@ def blame(error: BaseException, node: Node, job: Job) -> None:
     where = "" if job.site is None else f", on machine {job.site.machine} ({gethostname()})"
     part, node = _named(node, job)
     note(error, f"in {part}{node.role} {node.index}{where}", role=node.role, index=node.index)
+
+
+def _tell(node: Node, job: Job, sockets: Path, error: BaseException) -> None:
+    blame(error, node, job)
+    tell_raised(sockets, node, encode(error))
 
 
 def _named(node: Node, job: Job) -> tuple[str, Node]:

@@ -47,6 +47,7 @@ class Neighbours:
         self.parts = parts
         self._tag = tag
         self.group = group
+        self.failing: Callable[[BaseException], None] = lambda error: None  # is told first what this part fails of
         self.torch = group.torch
         self.spent = Spent()
         self.later = False  # parts agree on what they have found when they agree on more
@@ -63,7 +64,8 @@ class Neighbours:
         """What fails in here ends the others' waiting: they have `NeighbourLost`."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            self.failing(error)
             self.group.cut()
             raise
 
