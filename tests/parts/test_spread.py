@@ -9,13 +9,14 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 import squall
 from squall.parts.neighbours import NeighbourLost
-from squall.protocol.effects import Compute, End, PreparePush, UseWeights
+from squall.protocol.effects import Compute, End, Keep, PreparePush, UseWeights
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from tests.launchers.processes import wait_for
@@ -89,14 +90,33 @@ def exchanging(host: Host, job: Job) -> Any:
     return torch.cat(found)
 
 
+def portions(host: Host, job: Job) -> Any:
+    """Of Sandblaster: the sum of the portions that count, at two trial weights."""
+    found = []
+    for trial in range(2):
+        job.arena.weights(0, 0).copy_(job.initial).mul_(1 + trial)
+        host.perform(UseWeights(0), 0.0)
+        for number, weight in enumerate((0.5, 0.25, 2.0)):
+            host.perform(msgspec.structs.replace(compute(job.task, number), buffer=-1), 0.0)
+            if number != 1:
+                host.perform(Keep(0, weight, accumulate=number > 0), 0.0)
+        found.append(pushed(host, job, trial).clone())
+    host.perform(End("finished"), 0.0)
+    return torch.cat(found)
+
+
 OWN = squall.ElasticAveraging(replicas=1, every=4)
 AHEAD = squall.Downpour(replicas=1, shards=1, overlap=True)  # two buffers
 SOON_S = 5.0  # on a loaded machine
 
 
-@pytest.mark.parametrize(("script", "strategy"), [(accumulating, AHEAD), (exchanging, OWN)], ids=["steps", "own"])
+@pytest.mark.parametrize(
+    ("script", "strategy"),
+    [(accumulating, AHEAD), (exchanging, OWN), (portions, squall.Sandblaster(replicas=1))],
+    ids=["steps", "own", "portions"],
+)
 @pytest.mark.parametrize("split", SPLITS)
-def test_steps_of_its_own_are_seen_by_all_parts(split: str, script: Any, strategy: Any) -> None:
+def test_whatever_a_replica_pushes_is_the_same(split: str, script: Any, strategy: Any) -> None:
     how, parts, starts = SPLITS[split]
     near, far = (
         trained(model_task(how), parts, script, starts, strategy) for trained in (replica, spread_replica)
