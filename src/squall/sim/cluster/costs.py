@@ -219,7 +219,7 @@ class Costs:
         except KeyError:  # the first message from or to somebody
             source, target = self.placement.of(sender), self.placement.of(to)
         size = 0
-        if payload is not None:
+        if payload is not None and sender.role != "coordinator":  # it sends none: the evaluator is on its machine
             sizes = self._pushed if payload.kind == "gradient" else self._fetched
             shard = sender if sender.role == "shard" else to
             size = sizes[shard.index if shard.role == "shard" else 0]  # without shards there is one range
