@@ -221,8 +221,7 @@ class Costs:
         size = 0
         if payload is not None and sender.role != "coordinator":  # it sends none: the evaluator is on its machine
             sizes = self._pushed if payload.kind == "gradient" else self._fetched
-            shard = sender if sender.role == "shard" else to
-            size = sizes[shard.index if shard.role == "shard" else 0]  # without shards there is one range
+            size = sizes[sender.index if sender.role == "shard" else to.index]
         self.messages += 1
         self.bytes += size
         if source is target:
