@@ -80,6 +80,22 @@ def test_a_machine_with_parts_is_lost_and_the_other_one_goes_on(tmp_path: Path) 
         assert found.run.finish()[0] == 130
 
 
+@deep.only
+def test_a_machine_with_parts_leaves_in_order_and_another_takes_its_place(tmp_path: Path) -> None:
+    with training(tmp_path, "--epochs", "100000") as found:
+        found.machines[0].process.send_signal(signal.SIGINT)
+        assert found.machines[0].finish()[0] == 0
+        found.event("warning", "waits: machines have no room for all its parts")
+        found.machines[0] = found.join()
+        found.event("replaced", "on machine 2, which had room for 2")
+        for replica in range(2):
+            joined = f"replica-{replica}.1", "joined"
+            found.run.wait_rows(MemberRow, lambda row, joined=joined: (row.node, row.change) == joined)  # type: ignore[misc]
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130
+    check(found.directory)
+
+
 def test_a_run_with_spread_parts_is_resumed_on_one_machine_without(tmp_path: Path) -> None:
     with training(tmp_path, "--epochs", "100000") as found:
         found.run.process.send_signal(signal.SIGINT)
