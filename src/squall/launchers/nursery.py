@@ -42,6 +42,7 @@ from squall.protocol.events import Event, ProcessEnded, StopRequested, TimePasse
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node, whole
 from squall.protocol.nursery import NurseryMachine
+from squall.protocol.nursery_messages import PartPlace
 from squall.protocol.snapshot_rounds import SILENT_S
 from squall.runtime.job import Job
 from squall.runtime.machines import firsts, nodes
@@ -67,7 +68,7 @@ class Nursery:
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         self._deadline: float | None = None  # when processes that still live are killed
         self._linked = Linked(NurseryMachine())
-        self._firsts = firsts(job)  # of processes of replicas on several machines, the first part's place
+        self._firsts: dict[Node, PartPlace | None] = {}  # first parts of replicas on several machines, by process
         self._line: Line = PipeLine()
 
     def run(self) -> None:
@@ -88,6 +89,7 @@ class Nursery:
         gc.freeze()  # a collection in a child would otherwise copy the pages that all share
 
     def _begin(self) -> None:
+        self._firsts = firsts(self._job)
         for node in nodes(self._job):
             self._fork(node)
         self._close_listeners()
