@@ -47,7 +47,7 @@ def add_launcher(group: Any, *names: str, text: str) -> None:
 def add_common(group: Any, parts: str) -> None:
     """The flags of every run, also of a script's. `parts` says what --parts does."""
     group.add_argument("--parts", type=int, default=1, metavar="N", help=parts)
-    spread = "parts of a replica on as many machines as possible, for a model whose training fits on none"
+    spread = "a replica's parts on as many machines as possible"
     group.add_argument("--spread-parts", action="store_true", help=spread)
     group.add_argument("--seed", type=int, default=0, help="of weights, data order, dropout (default: 0)")
     group.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:1 (default: cpu)")

@@ -19,9 +19,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
         "train", help="train the task of a Python file", usage="%(prog)s FILE[:function] [--strategy NAME] [flags]"
     )
     train.set_defaults(run=_train)
-    train.add_argument(
-        "file", metavar="FILE[:function]", help="a file whose function (default: task) builds a squall.Task"
-    )
+    train.add_argument("file", metavar="FILE[:function]", help="its function (default: task) builds a squall.Task")
     if arguments[:1] == ["train"]:  # the flags of strategies need torch, which the other commands should not wait for
         from squall.cli.strategies import add_strategy_flags
 
