@@ -71,6 +71,8 @@ LIES: dict[str, Lie] = {
     "another parameter": changed("state:nobody:exp_avg", torch.zeros(3)),
     "no parameter": changed("what", torch.zeros(3)),
     "another group": changed("settings:7:lr", torch.zeros(())),
+    "a group with a long number": changed(f"settings:{'0' * 5000}:lr", torch.zeros(())),
+    "a long name": changed("x" * 100_000, torch.zeros(())),
     "no group": changed("settings:x:lr", torch.zeros(())),
     "another setting": changed("settings:0:params", torch.zeros(())),
     "no number": changed("settings:0:lr", torch.zeros(2)),

@@ -57,10 +57,15 @@ def _received(neighbours: Neighbours, length: int, teller: int) -> dict[str, flo
     return msgspec.msgpack.decode(received.numpy().tobytes(), type=dict[str, float])
 
 
+def squares_of(gradients: Sequence[Tensor]) -> float:
+    """The square of their 2-norm; a part may have none."""
+    norms = torch._foreach_norm(list(gradients)) if gradients else []
+    return sum(norm.item() ** 2 for norm in norms)
+
+
 def clip_together(neighbours: Neighbours, gradients: Sequence[Tensor], most: float) -> float:
     """Scale the gradients of all parts down to this 2-norm; the norm they had."""
-    norms = torch._foreach_norm(list(gradients)) if gradients else []
-    (squares,) = neighbours.agreed(sum(norm.item() ** 2 for norm in norms))
+    (squares,) = neighbours.agreed(squares_of(gradients))
     norm = math.sqrt(squares)
     scale(gradients, most, torch.tensor(norm))
     return norm

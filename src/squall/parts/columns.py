@@ -17,7 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
-from squall.parts.agreement import extras_of
+from squall.parts.agreement import extras_of, squares_of
 from squall.parts.neighbours import NOTHING, SPEAKER, Neighbours
 from squall.protocol.effects import Gather, JoinGroup, Step
 from squall.protocol.events import Event, GroupBroken, GroupJoined, StepTaken
@@ -118,7 +118,7 @@ class ColumnMember:
         reduced = time.perf_counter()
         most, squares = member.task.clip_norm, 0.0
         if most is not None:
-            squares = sum(norm.item() ** 2 for norm in torch._foreach_norm(self._gradients))
+            squares = squares_of(self._gradients)
         summed = self._sum[:-1].sum().item(), self._sum[-1].item()
         loss, own, length, broken, squares, seen, guilty = self._row.agreed(*found.values, bool(why), squares, *summed)
         if broken:

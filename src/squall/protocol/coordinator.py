@@ -125,9 +125,9 @@ class Coordinator(Staffing):
             case Evaluated():
                 self._on_evaluated(message, now, effects)
             case SnapshotPiece():
-                self._snapshots.check(sender, message)
-                effects.append(WritePiece(sender.index, message, *self._snapshots.part(sender)))
-                self._on_arriving([sender], now, effects)
+                if self._snapshots.wants(sender, message):
+                    effects.append(WritePiece(sender.index, message, *self._snapshots.part(sender)))
+                    self._on_arriving([sender], now, effects)
             case SnapshotTaken():
                 self._on_snapshot_taken(sender, message, now, effects)
             case _:

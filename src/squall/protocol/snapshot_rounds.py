@@ -79,14 +79,20 @@ class SnapshotRounds:
         """Bytes of files that have come in pieces, and of all that come so, as far as that is known."""
         return sum(start for start, _ in self._received.values()), sum(total for _, total in self._received.values())
 
-    def check(self, shard: Node, piece: SnapshotPiece) -> None:
-        """Raises `Refusal` for a piece that is not the next of the shard's file."""
+    def wants(self, shard: Node, piece: SnapshotPiece) -> bool:
+        """Whether the piece is of the snapshot under way: it may be of one that was asked for again meanwhile.
+
+        Raises `Refusal` for a piece that is not the next of the shard's file.
+        """
+        if piece.number < self.newest:
+            return False
         if not self.under_way or piece.number != self.newest or shard not in self.awaited:
             raise Refusal(f"nobody waits for its piece of snapshot {piece.number}")
         start, total = self._received.get(shard, (0, piece.total))
         if (piece.start, piece.total) != (start, total) or start + piece.size > total:
             raise Refusal(f"of its file of {total} bytes {start} are here, and {piece!r} comes")
         self._received[shard] = start + piece.size, total
+        return True
 
     def answered(
         self, shard: Node, message: SnapshotTaken, final: bool, extended: Extend, effects: list[Effect]

@@ -35,7 +35,9 @@ class Pieces:
 
     def room(self, replica: Node, size: int) -> memoryview:
         """For the weights that a replica on another machine shows: the same bytes each time."""
-        return self._shown.setdefault(replica, memoryview(bytearray(size)))
+        if replica not in self._shown:
+            self._shown[replica] = memoryview(bytearray(size))
+        return self._shown[replica]
 
     def take(self, replica: Node) -> memoryview | None:
         """What it has shown; what others have is dropped."""

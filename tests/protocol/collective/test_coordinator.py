@@ -25,7 +25,7 @@ from squall.protocol.messages import (
 )
 from squall.protocol.nodes import Node, replica_node
 from squall.protocol.notes import LeaseEnded
-from squall.protocol.nursery_messages import Leaving
+from squall.protocol.nursery_messages import Leaving, ProcessLost
 from squall.protocol.policy import MachineRoom
 from tests.protocol.collective.group import BATCH, Circle
 
@@ -229,7 +229,7 @@ def test_what_nobody_can_mean_is_refused() -> None:
         circle.tell(a, Shown(0, Weights(1, BATCH, 0.0)))
     circle.lose(b)
     for clock in (0, AHEAD + 1):
-        with pytest.raises(Refusal, match=f"finished round {clock}, behind 1, and 2 were dealt"):
+        with pytest.raises(Refusal, match=f"finished round {clock}, behind 1, and 2 is the newest"):
             circle.tell(a, ViewSeen(2, clock=clock))
     circle.join(NEWCOMER)
     circle.tell(a, ViewSeen(2, clock=1))
@@ -364,6 +364,36 @@ def test_parts_of_a_snapshot_are_in_the_members_order() -> None:
     order = spread([0, 0, 1, 1])
     for node in nodes[2:]:
         assert circle.tell(node, piece) == [WritePiece(node.index, piece, order.index(node.index), 4)]
+
+
+def test_a_piece_of_a_snapshot_that_was_asked_for_again_is_dropped_and_nobody_refused() -> None:
+    """A group may form over one whose pieces are on their way."""
+    nodes = [replica_node(slot, 0) for slot in range(3)]
+    rooms = (MachineRoom(0, 1, (nodes[0],)), MachineRoom(1, 2, tuple(nodes[1:])))
+    circle = Circle(replicas=3, divided=True, snapshot_every_s=1.0, rooms=rooms)
+    circle.begun()
+    circle.now = 1.0
+    circle.give(TimePassed())
+    for clock in (1, 2):
+        circle.finish(clock, *nodes)
+    far = nodes[1]
+    assert circle.tell(far, SnapshotPiece(1, 0, 10, 20))
+    circle.tell(Node("nursery", 1), ProcessLost(nodes[2], "killed"))
+    circle.see(r0=2, r1=2)
+    assert circle.heard(far, TakeSnapshot) == [TakeSnapshot(1), TakeSnapshot(2)]
+    assert circle.tell(far, SnapshotPiece(1, 10, 10, 20)) == []
+    assert circle.tell(far, SnapshotPiece(2, 0, 10, 20))
+
+
+def test_a_newcomer_that_says_that_it_has_finished_rounds_is_refused() -> None:
+    circle = Circle(replicas=2)
+    a, b = circle.begun()
+    circle.finish(1, a, b)
+    circle.lose(b)
+    circle.tell(a, ViewSeen(circle.machine.members.number, clock=1))
+    circle.join(NEWCOMER)
+    with pytest.raises(Refusal, match="0 is the newest"):
+        circle.tell(NEWCOMER, ViewSeen(circle.machine.members.number, clock=2))
 
 
 def test_who_is_late_at_a_stop_is_not_waited_for_and_not_refused() -> None:

@@ -43,7 +43,7 @@ class Rounds:
     """
 
     def __init__(self, leases: Leases, clock: int) -> None:
-        self.leases = leases
+        self.leases, self._first = leases, clock
         self.counted = clock  # the newest round that counts
         self.open: dict[int, Round] = {}  # dealt and not counted, the oldest first
         self.dealt_ever = clock  # the newest round that was dealt, though it may have been taken back
@@ -63,19 +63,20 @@ class Rounds:
 
     def finished(self, node: Node, clock: int) -> None:
         """It says that it has come so far. Raises `Refusal` where it cannot say so."""
-        if not self.clock_of(node) <= clock <= self.dealt_ever:
-            least = self.clock_of(node)
-            raise Refusal(f"it has finished round {clock}, behind {least}, and {self.dealt_ever} were dealt")
+        most = self.dealt_ever if node in self._finished else self._first  # with which each begins
+        if not self.clock_of(node) <= clock <= most:
+            raise Refusal(f"it has finished round {clock}, behind {self.clock_of(node)}, and {most} is the newest")
         self._finished[node] = -1 if node in self.doubted and clock > self.base else clock
 
     def doubt(self, group: Iterable[Node]) -> None:
         """Hold against each other what all members of the newest group have said.
 
-        A round needs the gradients of all, so nobody is two rounds ahead of another one. What is said beyond counts for
-        nothing, and its rounds are dealt again; it may be the other one who lies, so that nobody is refused.
+        A round needs the gradients of all, so nobody is two rounds ahead of another one, and of none of them it is
+        believed that it has fallen behind the group's base. What is said beyond counts for nothing, and its rounds are
+        dealt again; it may be the other one who lies, so that nobody is refused.
         """
         said = {node: self._finished[node] for node in group if node in self._finished and node not in self.doubted}
-        most = max(self.base, min(said.values(), default=self.base) + 1)
+        most = max(self.base, min(said.values(), default=self.base)) + 1
         for node in [node for node, clock in said.items() if clock > most]:
             self._finished[node], self.doubted[node] = -1, None
 

@@ -20,6 +20,8 @@ from squall.runtime.places import state_bytes_at_most
 from squall.runtime.states import SETTINGS, STATE
 from squall.transports.mesh import MeshBroken
 
+TOLD = 200  # characters of what another one has named
+
 
 def broadcast_state(
     group: Group | FarGroup, source: int, given: dict[str, Tensor] | None, member: Member, whole: bool = False
@@ -40,10 +42,10 @@ def broadcast_state(
         return given
     try:
         found = load(data.cpu().numpy().tobytes())
-    except SafetensorError as error:
-        raise MeshBroken(f"what {group.members[source]} gives is no state: {error}") from error
+    except (SafetensorError, KeyError, ValueError) as error:  # also for a type that torch has not
+        raise MeshBroken(f"what {group.members[source]} gives is no state: {str(error)[:TOLD]}") from error
     if wrong := _misfit(found, member, whole):
-        raise MeshBroken(f"what {group.members[source]} gives is no state of this model: {wrong}")
+        raise MeshBroken(f"what {group.members[source]} gives is no state of this model: {wrong[:TOLD]!r}")
     return found
 
 
@@ -51,7 +53,7 @@ def _misfit(state: Mapping[str, Tensor], member: Member, whole: bool) -> str:
     """What does not belong there; the optimizer alone knows what its state of a parameter looks like."""
     names = {span.name for span in member.layout.parameters}
     held = sum(region.numel() for region in member.layout.regions(member.vector))
-    groups = member.optimizer.param_groups
+    numbers = {str(number): group for number, group in enumerate(member.optimizer.param_groups)}
     if ("weights" in state) != whole:
         return "weights"
     for name, value in state.items():
@@ -60,8 +62,8 @@ def _misfit(state: Mapping[str, Tensor], member: Member, whole: bool) -> str:
         if name == "weights":
             fits = value.shape == (held,) and value.dtype == member.vector.dtype
         elif kind == SETTINGS:
-            at = int(owner) if owner.isascii() and owner.isdecimal() else len(groups)
-            fits = at < len(groups) and isinstance(groups[at].get(key), int | float) and value.numel() == 1
+            at = numbers.get(owner, {})
+            fits = isinstance(at.get(key), int | float) and value.numel() == 1
         else:
             fits = kind == STATE and owner in names
         if not fits:

@@ -8,6 +8,7 @@ from squall.protocol.effects import Admit, Apply, Effect, End, Transmit
 from squall.protocol.events import Event, FrameArrived, PeerRefused
 from squall.protocol.messages import Exchange
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.notes import MachineDied
 from squall.protocol.nursery_messages import Refused
 from squall.protocol.policy import MachineRoom
 from squall.protocol.speaking import BATCHES, COLLECTIVE, LOOP, Says, places_of
@@ -44,6 +45,8 @@ class Manners:
             case End("failed", reason) if node == COORDINATOR and reason.partition(" ")[2].startswith("was refused: "):
                 if not any(self._machine(by) == self._machine(liar) == 0 for by, liar in self._refused):
                     raise Broken("I12", f"another machine's word ends the run: {reason}")
+            case MachineDied(machine, _, why) if " refused" in why and not self.liars:
+                raise Broken("I12", f"machine {machine} is given up, and nobody has lied: {why}")
             case Admit(newcomer):
                 self._admitted.add((node, newcomer))
             case FrameArrived(Node("replica") as sender, frame) if type(frame.message) is Exchange:
