@@ -1,4 +1,7 @@
-"""The blobs, on a model that can be split in any way. A part that the environment names raises in its loss."""
+"""The blobs, on a model that can be split in any way. A part that the environment names raises in its loss.
+
+The environment also says how many processes load data.
+"""
 
 import dataclasses
 import os
@@ -19,4 +22,5 @@ def loss(model, batch):
 
 
 def task() -> squall.Task:
-    return dataclasses.replace(blobs.task(), loss=loss, split=squall.Pipeline(microbatches=2))
+    loader = {"num_workers": int(os.environ.get("WORKERS", "0"))}
+    return dataclasses.replace(blobs.task(), loss=loss, loader=loader, split=squall.Pipeline(microbatches=2))

@@ -80,9 +80,13 @@ def started(directory: Path, *flags: str, **environment: str) -> Started:
     return Started(directory, *command, env={**os.environ, **environment})
 
 
-@pytest.mark.parametrize("victim", deep.sweep(["replica 1 part 1", "replica 1"], 1))
-def test_a_part_that_dies_is_its_replicas_death(tmp_path: Path, victim: str) -> None:
-    run = started(tmp_path / "parted", "--epochs", "3")
+@pytest.mark.parametrize(
+    ("victim", "workers"),
+    [("replica 1 part 1", "1"), *((v, "0") for v in deep.sweep(["replica 1 part 1", "replica 1"], 1))],
+)
+def test_a_part_that_dies_is_its_replicas_death(tmp_path: Path, victim: str, workers: str) -> None:
+    """Processes that load data, which the first part has too, do not keep it."""
+    run = started(tmp_path / "parted", "--epochs", "3", WORKERS=workers)
     try:
         for replica in range(2):
             run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)

@@ -42,9 +42,9 @@ class Spread:
         settings = dataclasses.replace(job.plan.settings, launcher="local", parts=parts)
         self._job = replace(job, plan=msgspec.structs.replace(job.plan, settings=settings), starts=tuple(starts))
         self._root = Identity.new_root("squall")
-        self._listener = listening()
+        self.listener = listening()
         self.nodes = (REPLICA, *part_nodes(REPLICA, parts))
-        self.places = [PartPlace(REPLICA, 0, f":{self._listener.getsockname()[1]}")]
+        self.places = [PartPlace(REPLICA, 0, f":{self.listener.getsockname()[1]}")]
         self.places += [PartPlace(node, machine + 1) for machine, node in enumerate(self.nodes[1:])]
         self._pipes: dict[int, Connection] = {}
         self.processes: list[BaseProcess] = []
@@ -58,8 +58,8 @@ class Spread:
         self._pipes[part] = ours
 
     def first(self, script: Script) -> Any:
-        job = replace(self._job, site=self._site(0), listener=self._listener)
-        made = SpreadHost(job, REPLICA, lambda job: host(job, REPLICA))
+        job = replace(self._job, site=self._site(0), listener=self.listener)
+        made = SpreadHost(job, REPLICA, lambda job: host(job, REPLICA), print)
         made.perform(MeetParts(tuple(self.places[1:])), 0.0)
         return script(made, job)
 

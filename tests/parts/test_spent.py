@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from itertools import product
@@ -69,6 +70,10 @@ def test_equal_stages_have_the_bubble_of_the_books(microbatches: int, monkeypatc
 def test_the_first_use_of_a_schedule_is_no_bubble(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers_ = measured(Clock(monkeypatch).run([1, 1], used=False), [])
     assert numbers_[:3] == pytest.approx((3 * 1.5, 3 * 1.25, 0))
+
+
+def test_what_no_part_can_have_spent_is_kept_in_bounds() -> None:
+    assert measured(Spent(), [(-1.0, math.nan, math.inf)])[EACH:] == (0.0, 0.0, 0.0, 1e15)
 
 
 class Heavy(nn.Module):

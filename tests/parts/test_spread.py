@@ -15,13 +15,17 @@ import torch
 from torch import nn
 
 import squall
+from squall.launchers.leaving import LOST
+from squall.parts.carrying import own_arena
+from squall.parts.gathering import Gathering
 from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import Compute, End, Keep, PreparePush, UseWeights
+from squall.runtime.arena import Shape
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from tests.launchers.processes import wait_for
-from tests.parts.replica import apart, compute, pushed, replica, train
-from tests.parts.spread import spread, spread_replica
+from tests.parts.replica import DOWNPOUR, apart, compute, pushed, replica, train
+from tests.parts.spread import Spread, spread, spread_replica
 from tests.parts.test_local import Model, summed
 from tests.parts.test_replica import Event
 from tests.tasks import mean_square, numbers
@@ -158,3 +162,44 @@ def test_a_part_that_dies_ends_the_others_also_when_nobody_is_at_work(
         ended = time.monotonic()
     assert ended - float((tmp_path / "died").read_text()) < SOON_S
     assert isinstance(answers[0], NeighbourLost) or dying == 0
+
+
+def test_a_first_part_that_answers_nobody_is_a_lost_neighbour() -> None:
+    found = Spread(model_task(CHAIN), 2, (0, 3), DOWNPOUR)
+    found.listener.close()
+    found.start(1, lambda: found.other(1))
+    try:
+        assert found.answers() == {1: None}, "else what it has raised"
+        found.processes[0].join()
+        assert found.processes[0].exitcode == LOST
+    finally:
+        found.processes[0].kill()
+
+
+def test_a_part_that_goes_while_the_others_meet_is_a_lost_neighbour() -> None:
+    """It has called the first part, and is killed before it says where it listens."""
+    found = Spread(model_task(CHAIN), 3, (0, 1, 3), DOWNPOUR)
+
+    def dies(self: Gathering, connection: Any, what: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def second() -> None:
+        Gathering._say = dies  # type: ignore[method-assign]
+        found.other(2)
+
+    try:
+        found.start(0, lambda: found.first(train()))
+        found.start(1, lambda: found.other(1))
+        found.start(2, second)
+        answers = found.answers()
+        found.processes[1].join()
+    finally:
+        for process in found.processes:
+            process.kill()
+    assert isinstance(answers[0], NeighbourLost)
+    assert found.processes[1].exitcode == LOST
+
+
+def test_a_part_of_its_own_machine_has_an_arena_larger_than_memory() -> None:
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert own_arena(Shape(size, 1)).weights(0, 0).numel() == size

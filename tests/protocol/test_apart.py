@@ -8,6 +8,7 @@ from squall.protocol.effects import Effect, KillMember, MeetParts, Send, StartMe
 from squall.protocol.events import LeaveRequested, MachineJoined, ProcessEnded, Started, StopRequested
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.leases import Limits
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Join, Stop, Welcome
 from squall.protocol.nodes import COORDINATOR, Node, part_nodes, replica_node, whole
 from squall.protocol.notes import MachineLeft, MemberDied
@@ -151,6 +152,19 @@ def test_a_parts_death_is_its_replicas() -> None:
     assert started(effects) == [(N1, R1)]
     assert not of.notes(MemberDied), "it had died before"
     assert started(of.tell(R1, Join(1, "a:2"))) == [(N2, P1)]
+
+
+def test_only_the_machine_that_has_a_process_tells_that_it_has_ended() -> None:
+    of = joined()
+    of.tell(N2, ProcessLost(P0, "killed by SIGKILL"))
+    assert not started(of.tell(N2, ProcessLost(R0, "it had ended")))
+    assert started(of.tell(N1, ProcessLost(R0, "killed by SIGKILL"))) == [(N1, R1)]
+
+
+def test_a_replica_joins_once() -> None:
+    of = joined()
+    with pytest.raises(Refusal, match="it joins again"):
+        of.tell(R0, Join(1, "10.0.0.1:70"))
 
 
 def test_the_first_parts_death_ends_the_others() -> None:

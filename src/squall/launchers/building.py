@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
@@ -62,8 +61,6 @@ def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
     recipe = strategy.recipe()
     if starts is None:
         starts = cut(task, message["plan"].settings) if "script" not in message else ()
-    elif message["plan"].settings.parts > 1:
-        importlib.import_module("squall.parts.inside")  # with torch's compiler: before the forks, once for all
     shape = arena_shape(layout, recipe)
     used = shape.spans(evaluated=task.validate is not None)
     if site is not None:
@@ -105,7 +102,7 @@ def _tried_aside(task: Task, parts: int) -> tuple[tuple[int, ...], str]:
     readable, writable = os.pipe()
     if not (pid := fork()):
         try:
-            from squall.parts.check import check_split  # which imports torch's compiler
+            from squall.parts.check import check_split  # imports much that a run of one part has no use for
 
             answer: dict[str, Any] = {"found": check_split(task, parts)}
         except ValueError as error:

@@ -5,7 +5,6 @@ Each dies with its own nursery, and when its connections to the others break.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,19 +29,21 @@ from squall.runtime.processes import keep_freed_memory
 from squall.transports.meeting import Way
 from squall.transports.opening import listening
 
+Tell = Callable[[BaseException], None]
+
 
 class SpreadHost(Host):
     """Of the first part. It does nothing until it has met the others, and dies with any of them."""
 
-    def __init__(self, job: Job, node: Node, make: Callable[[Job], Host]) -> None:
-        """`make` has the host of a replica whose place in it the job has."""
-        self._job, self._node, self._make = job, node, make
-        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    def __init__(self, job: Job, node: Node, make: Callable[[Job], Host], tell: Tell) -> None:
+        """`make` has the host of a replica whose place in it the job has. `tell`: as of `run_far_part`."""
+        self._job, self._node, self._make, self._tell = job, node, make, tell
+        self._watch = ConnectionWatch()
         self._met: Host | None = None
 
     @property
     def wakes(self) -> Sequence[int]:
-        return (self._news,)
+        return (self._watch.fileno(),)
 
     def attach(self, payload: Payload) -> None:
         assert self._met is not None
@@ -66,12 +67,13 @@ class SpreadHost(Host):
 
     def _meet(self, others: Sequence[PartPlace]) -> Host:
         parts = [_place(self._job, self._node), *others]
-        job, neighbours = _joined(with_own(self._job), parts, SPEAKER, self._news)
-        first = FirstHost(self._make(job), neighbours, job, self._node.index)
-        return SpreadSpeaker(first, neighbours, ConnectionWatch(self._news))
+        job, neighbours = _joined(with_own(self._job), parts, SPEAKER, self._tell, self._watch.news)
+        with neighbours.together():
+            first = FirstHost(self._make(job), neighbours, job, self._node.index)
+        return SpreadSpeaker(first, neighbours, self._watch)
 
 
-def run_far_part(job: Job, node: Node, tell: Callable[[BaseException], None]) -> None:
+def run_far_part(job: Job, node: Node, tell: Tell) -> None:
     """Be a part of a replica until that ends. Raises what it raises itself, which it tells before the others end."""
     first = job.first
     assert first is not None
@@ -85,8 +87,7 @@ def run_far_part(job: Job, node: Node, tell: Callable[[BaseException], None]) ->
     others = [_place(job, node) if other == node else PartPlace(other, -1) for other in part_nodes(replica, count)]
     parts = [first, *others]
     try:
-        job, neighbours = _joined(job, parts, part)
-        neighbours.failing = lambda error: None if isinstance(error, NeighbourLost) else tell(error)
+        job, neighbours = _joined(job, parts, part, tell)
         with neighbours.together():
             made = FarHost(host(job, replica), neighbours, job, replica.index)
         follow(made, neighbours)
@@ -94,7 +95,9 @@ def run_far_part(job: Job, node: Node, tell: Callable[[BaseException], None]) ->
         leave(LOST)  # that one knows why
 
 
-def _joined(job: Job, parts: Sequence[PartPlace], own: int, news: int | None = None) -> tuple[Job, Neighbours]:
+def _joined(
+    job: Job, parts: Sequence[PartPlace], own: int, tell: Tell, news: int | None = None
+) -> tuple[Job, Neighbours]:  # fmt: skip
     """The job with this process's place in the replica, and the way to the other parts."""
     from squall.parts.inside import inside  # which imports torch's compiler
 
@@ -104,6 +107,7 @@ def _joined(job: Job, parts: Sequence[PartPlace], own: int, news: int | None = N
     with lost_neighbours():
         group = Gathering(way, job.site, parts, own, news).run()
     neighbours = Neighbours(group, own, len(parts))
+    neighbours.failing = lambda error: None if isinstance(error, NeighbourLost) else tell(error)
     with neighbours.together():
         place = inside(job.task, job.layout, job.starts, neighbours, job.device(parts[SPEAKER].node.index))
     return replace(job, inside=place), neighbours

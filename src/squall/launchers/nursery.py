@@ -34,8 +34,8 @@ from squall.launchers.child import Child
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
 from squall.launchers.leaving import DONE, RAISED, explain, leave
-from squall.launchers.parts import raised, tell_raised
-from squall.launchers.role_processes import blame, run_role
+from squall.launchers.parts import raised
+from squall.launchers.role_processes import run_role, tell
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Effect, KillMember, KillMembers, StartMember, Transmit
 from squall.protocol.events import Event, ProcessEnded, StopRequested, TimePassed
@@ -48,7 +48,6 @@ from squall.runtime.job import Job
 from squall.runtime.machines import firsts, nodes
 from squall.runtime.processes import fork, outlive_parent
 from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
-from squall.usercode.blame import encode
 
 GRACE_S = 1.0  # seconds for processes to end after the coordinator has
 STOPPED_GRACE_S = 0.3  # the same, when somebody waits for the end
@@ -274,8 +273,7 @@ class Nursery:
             run_role(replace(self._job, turn=self._turn(node), first=self._firsts.get(node)), node, self._sockets, pipe)
             status = DONE
         except BaseException as error:
-            blame(error, node, self._job)
-            tell_raised(self._sockets, node, encode(error))
+            tell(node, self._job, self._sockets, error)
         finally:  # a child never returns into the nursery's own code
             leave(status)
 

@@ -79,11 +79,11 @@ def raised(sockets: Path, node: Node) -> str:
         return ""
 
 
-def die_of(lost: NeighbourLost, node: Node, sockets: Path) -> NoReturn:
-    """End as the part did that is gone: one that has raised told the nursery what."""
-    with suppress(ChildProcessError):
-        while True:  # the group is cut, so all others end
-            os.wait()
+def die_of(lost: NeighbourLost, node: Node, sockets: Path, others: Sequence[int]) -> NoReturn:
+    """End as the part did that is gone: one that has raised told the nursery what. `others` are the other parts."""
+    for pid in others:  # and no other children, such as those that load data
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)  # the group is cut, so it ends
     leave(RAISED if traceback_file(sockets, node).exists() else LOST)
 
 

@@ -109,7 +109,7 @@ EVALUATOR_NICE, JUDGE_NICE = 10, 5
 def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> None:
     """Be one of the run's processes until its machine ends."""
     if node.role == "part":
-        run_far_part(job, node, partial(_tell, node, job, sockets))
+        run_far_part(job, node, partial(tell, node, job, sockets))
         return
     name_process(node, job)
     signal.signal(signal.SIGTERM, LeftToLauncher())
@@ -132,14 +132,17 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
     try:
         # The coordinator's rows are written while nobody speaks, too.
         poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf
-        host = SpreadHost(job, node, partial(make_host, node=node)) if spread else make_host(job, node, channel)
+        if spread:
+            host: Host = SpreadHost(job, node, partial(make_host, node=node), partial(tell, node, job, sockets))
+        else:
+            host = make_host(job, node, channel)
         own = () if channel is None else (channel,)
         transport.wake_on(host.wakes)
         if several:
             host = Speaker(host, neighbours, own_weights=job.recipe.work.local is not None, watch=watch)
         Driver(machine(job, node), transport, host, carriers=(*own, *carriers)).run(poll_every_s)
     except NeighbourLost as lost:
-        die_of(lost, node, sockets)
+        die_of(lost, node, sockets, () if watch is None else watch.pids)
     finally:
         close(transport, carriers)
 
@@ -216,7 +219,8 @@ def blame(error: BaseException, node: Node, job: Job) -> None:
     note(error, f"in {part}{node.role} {node.index}{where}", role=node.role, index=node.index)
 
 
-def _tell(node: Node, job: Job, sockets: Path, error: BaseException) -> None:
+def tell(node: Node, job: Job, sockets: Path, error: BaseException) -> None:
+    """Leave to the nursery what this process has raised."""
     blame(error, node, job)
     tell_raised(sockets, node, encode(error))
 

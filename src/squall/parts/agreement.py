@@ -9,8 +9,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from squall.parts.neighbours import SPEAKER, Found, Neighbours
+from squall.parts.neighbours import SPEAKER, Found, NeighbourLost, Neighbours
 from squall.runtime.inside import Computed, scale
+from squall.transports.texts import printable
+
+MOST_BYTES = 1 << 20  # of the numbers beside a loss, with their names
 
 
 def settle(
@@ -39,7 +42,7 @@ def settle(
         if text:
             neighbours.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), SPEAKER)
     if length > 0 and first:
-        extras = _received(neighbours, int(length), teller)
+        extras = _received(neighbours, length, teller)
     return (loss if math.isfinite(seen) else math.nan), extras
 
 
@@ -48,13 +51,20 @@ def extras_of(neighbours: Neighbours, found: Found, length: float) -> dict[str, 
     if found.text:
         neighbours.send(torch.frombuffer(bytearray(found.text), dtype=torch.uint8), SPEAKER)
     if length > 0 and neighbours.part == SPEAKER:
-        return _received(neighbours, int(length), found.teller)
+        return _received(neighbours, length, found.teller)
     return found.extras
 
 
-def _received(neighbours: Neighbours, length: int, teller: int) -> dict[str, float]:
-    received = neighbours.receive(torch.empty(length, dtype=torch.uint8), teller)
-    return msgspec.msgpack.decode(received.numpy().tobytes(), type=dict[str, float])
+def _received(neighbours: Neighbours, length: float, teller: int) -> dict[str, float]:
+    """The names as they may be shown. Raises `NeighbourLost` for what are no such numbers."""
+    if length > MOST_BYTES:
+        raise NeighbourLost(f"parts of this replica say that the numbers beside the loss take {length} bytes")
+    received = neighbours.receive(torch.empty(int(length), dtype=torch.uint8), teller)
+    try:
+        found: dict[str, float] = msgspec.msgpack.decode(received.numpy().tobytes(), type=dict[str, float])
+    except msgspec.MsgspecError as error:
+        raise NeighbourLost(f"part {teller} says what are no numbers beside the loss: {error}") from error
+    return {printable(name, kept=""): value for name, value in found.items()}
 
 
 def squares_of(gradients: Sequence[Tensor]) -> float:

@@ -8,16 +8,18 @@ comes in before it is pushed. What one part steps and another reads goes through
 from __future__ import annotations
 
 import mmap
+import os
 import select
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 import torch
 from torch import Tensor
 
 from squall.parts.host import Collect, Speaker
-from squall.parts.neighbours import SPEAKER, Neighbours
+from squall.parts.neighbours import SPEAKER, NeighbourLost, Neighbours
 from squall.protocol.effects import Compute, Effect, Keep, Payload, PreparePush, UseWeights
 from squall.protocol.events import Event
 from squall.runtime.arena import Arena, Shape
@@ -26,6 +28,10 @@ from squall.runtime.hosts import ReplicaHost
 from squall.runtime.inside import Inside
 from squall.runtime.job import Job
 from squall.vector import Layout, Slice
+
+MAP_NORESERVE = 0x4000  # Linux; `mmap` has no name for it before Python 3.13
+MOST_BYTES = 1 << 26  # that a part says of its share: a name takes some dozens
+T = TypeVar("T")
 
 
 class _Share(msgspec.Struct, frozen=True, array_like=True):
@@ -48,7 +54,8 @@ class _Share(msgspec.Struct, frozen=True, array_like=True):
 
 def own_arena(shape: Shape) -> Arena:
     """For a part with no memory of part 0's: it takes as much as is used of it."""
-    return Arena(shape, mmap.mmap(-1, shape.total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE  # all replicas' slots may be more than there is
+    return Arena(shape, mmap.mmap(-1, shape.total_bytes, flags=flags))
 
 
 class _Carrying(HostAround):
@@ -108,9 +115,15 @@ class _Carrying(HostAround):
         for said in (torch.tensor([len(text)]), torch.frombuffer(text, dtype=torch.uint8)):
             self._neighbours.send(said, to)
 
-    def _hear(self, source: int) -> bytes:
-        length = self._neighbours.receive(torch.zeros(1, dtype=torch.int64), source)
-        return self._neighbours.receive(torch.empty(int(length), dtype=torch.uint8), source).numpy().tobytes()
+    def _hear(self, source: int, kind: type[T]) -> T:
+        length = int(self._neighbours.receive(torch.zeros(1, dtype=torch.int64), source))
+        if not 0 <= length <= MOST_BYTES:
+            raise NeighbourLost(f"part {source} says that its share takes {length} bytes")
+        text = self._neighbours.receive(torch.empty(length, dtype=torch.uint8), source).numpy().tobytes()
+        try:
+            return msgspec.msgpack.decode(text, type=kind)
+        except msgspec.MsgspecError as error:
+            raise NeighbourLost(f"part {source} says what is no share: {error}") from error
 
 
 class FirstHost(_Carrying):
@@ -118,7 +131,7 @@ class FirstHost(_Carrying):
 
     def _introduce(self, own: _Share) -> None:
         others = [other for other in range(self._neighbours.parts) if other != SPEAKER]
-        shares = {other: msgspec.msgpack.decode(self._hear(other), type=_Share) for other in others}
+        shares = {other: self._hear(other, _Share) for other in others}
         lacking = own.lacks().union(*(share.lacks() for share in shares.values()))
         self._shares = {other: (self._fetched(share), share.written(self._layout)) for other, share in shares.items()}
         self._lent = {other: self._layout.share(lacking.intersection(share.writes)) for other, share in shares.items()}
@@ -158,7 +171,7 @@ class FarHost(_Carrying):
         self._say(own, SPEAKER)
         self._reads, self._writes = self._fetched(own), own.written(self._layout)
         self._lacks = self._layout.share(own.lacks())
-        self._lent = self._layout.share(set(msgspec.msgpack.decode(self._hear(SPEAKER), type=list[str])))
+        self._lent = self._layout.share(set(self._hear(SPEAKER, list[str])))
 
     def _fetch(self, rates: list[Tensor], weights: Tensor) -> None:
         self._receive([*rates, *self._reads.regions(weights)], SPEAKER)
@@ -197,21 +210,20 @@ class SpreadSpeaker(Speaker):
 class ConnectionWatch:
     """Of part 0 over its connections to the others, by an eventfd that is written to when one has broken."""
 
-    def __init__(self, news: int) -> None:
-        self._news = news
-        self._poll = select.poll()
-        self._poll.register(news, select.POLLIN)
-        self._over = False
+    def __init__(self) -> None:
+        self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self.news, select.EPOLLIN)
 
     def fileno(self) -> int:
-        return self._news
+        return self._epoll.fileno()
 
     def ended(self) -> bool:
-        return not self._over and bool(self._poll.poll(0))
+        return bool(self._epoll.poll(0))
 
     def close(self) -> None:
-        """They may end."""
-        self._over = True
+        """They may end. Who waits for the descriptor goes on to, in vain."""
+        self._epoll.unregister(self.news)
 
 
 def _share_of(place: Inside) -> _Share:

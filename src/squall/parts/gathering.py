@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from squall.protocol.messages import Address
 from squall.protocol.nursery_messages import PartPlace
 from squall.runtime.far_group import FarGroup
 from squall.runtime.site import Site
@@ -51,7 +52,7 @@ class Gathering:
     def _among_each_other(self, connections: Mapping[int, socket]) -> dict[int, socket]:
         """The connections between those that are not the first."""
         if self._own == 0:
-            told = [(part, self._hear(connections[k], str)) for k, part in enumerate(self._parts) if k]
+            told = [(part, self._hear(connections[k], Address)) for k, part in enumerate(self._parts) if k]
             places = [PartPlace(part.node, part.machine, address) for part, address in told]
             for connection in connections.values():
                 self._say(connection, places)

@@ -62,6 +62,7 @@ class Watch:
     """Of part 0 over the processes of the others. Its descriptor is readable when one of them has ended."""
 
     def __init__(self, pids: Sequence[int]) -> None:
+        self.pids = pids
         self._epoll = select.epoll()
         self._handles = [os.pidfd_open(pid) for pid in pids]
         for handle in self._handles:
@@ -157,5 +158,9 @@ def _encoded(effects: list[Effect]) -> bytes:
 
 
 def _decoded(text: bytes) -> list[Effect]:
-    told = ((KINDS[kind], values) for kind, *values in msgspec.msgpack.decode(text))
-    return [msgspec.convert(dict(zip(kind.__struct_fields__, values)), kind) for kind, values in told]
+    """Raises `NeighbourLost` for what the first part does not say."""
+    try:
+        told = ((KINDS[kind], values) for kind, *values in msgspec.msgpack.decode(text))
+        return [msgspec.convert(dict(zip(kind.__struct_fields__, values)), kind) for kind, values in told]
+    except (msgspec.MsgspecError, IndexError, TypeError, ValueError) as error:
+        raise NeighbourLost(f"the first part of this replica says what is no effect: {error}") from error

@@ -150,6 +150,6 @@ def lost_neighbours() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not any(of in str(error) for of in ("gloo", MeshBroken.__name__)):
+        if not (isinstance(error, MeshBroken) or any(of in str(error) for of in ("gloo", MeshBroken.__name__))):
             raise
         raise NeighbourLost(f"another part of this replica is gone: {error}") from error

@@ -11,6 +11,7 @@ from squall.runtime.processes import private_bytes
 LOOK_AFTER = 2  # computations, with which all is there that a part needs
 LOOK_SHARE = 0.001  # of the time, at most, goes into looking at memory
 NUMBERS = 3  # that a part tells: see `Spent.told`
+MOST = 1e15  # of each, as in `Stats.inside`
 
 
 class Spent:
@@ -92,10 +93,11 @@ def measured(own: Spent, others: Iterable[Sequence[float]]) -> tuple[float, ...]
     """Of each part, the first being `own`: seconds computing, waiting, in a pipeline's bubble, and bytes.
 
     The three add up to the time that the replica was at work. A part is in the bubble while the first part's schedule
-    runs, which ends last, and it has no microbatch to compute.
+    runs, which ends last, and it has no microbatch to compute. Others may tell any numbers: they are kept in bounds.
     """
     found: list[float] = []
-    for busy_s, stages_s, memory in (own.told(), *others):
+    bounded = ([min(MOST, max(0.0, number)) for number in told] for told in others)
+    for busy_s, stages_s, memory in (own.told(), *bounded):
         idle_s = max(0.0, own.total_s - busy_s)
         # A part that begins late with a batch is busy while the first part's schedule runs already.
         bubble_s = min(idle_s, max(0.0, own.schedule_s - stages_s))

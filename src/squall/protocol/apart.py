@@ -2,8 +2,8 @@
 
 The first part is the replica to all others. When it is ready, the nurseries of the others' machines start those, and
 they call it. Any of them that dies is the replica's death. Then, and when the replica has left, the rest of its
-processes are killed; the next one in its slot starts when all are known to have ended, because till then they could
-write into the slot of their machine's arena.
+processes are killed; the next one in its slot starts when all are known to have ended: till then they hold the places,
+memory and GPUs that it is to have, and the first part could write into the slot of its machine's arena.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ class Apart:
         self._ending |= {process: (node.index, machine) for process, machine in processes.items()}
         return [Send(Node("nursery", machine), KillProcess(process)) for process, machine in processes.items()]
 
-    def ended(self, process: Node) -> int | None:
-        """The process was to end, and has. Returns the slot if it was the last one there."""
-        slot, _ = self._ending.pop(process, (None, 0))
-        return None if slot is None or self.ends(slot) else slot
+    def ended(self, process: Node, machine: int) -> int | None:
+        """That machine says that the process has ended. Returns the slot if it was to, as the last one there."""
+        slot, at = self._ending.get(process, (None, None))
+        if slot is None or at != machine:
+            return None
+        del self._ending[process]
+        return None if self.ends(slot) else slot
 
     def ends(self, slot: int) -> bool:
         """Processes of the slot may still be there."""

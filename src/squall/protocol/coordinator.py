@@ -23,6 +23,7 @@ from squall.protocol.events import (
     TimePassed,
 )
 from squall.protocol.frames import Message
+from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
 from squall.protocol.messages import (
     Evaluated,
@@ -153,6 +154,8 @@ class Coordinator(Staffing):
     # ------------------------------------------------------------ members
 
     def _on_join(self, node: Node, message: Join, now: float, effects: list[Effect]) -> None:
+        if node in self._joins or node in self.members.live:
+            raise Refusal("it joins again")
         self._replacing.joined(node, now)
         effects.append(notes.MemberJoined(node, message.pid, self._placing.on.get(node, 0)))
         if node.role == "evaluator":

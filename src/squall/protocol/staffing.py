@@ -199,12 +199,13 @@ class Staffing(Closing):
                 effects += self._apart.end(replica, {replica: self._placing.on[replica]})
                 why = f"its part on machine {machine} was lost: {why}"
             self._on_lost(replica, why, now, effects)
-        self._on_ended([node], now, effects)
+        self._on_ended([node], machine, now, effects)
         self._see_off(effects)
 
-    def _on_ended(self, processes: list[Node], now: float, effects: list[Effect]) -> None:
+    def _on_ended(self, processes: list[Node], machine: int, now: float, effects: list[Effect]) -> None:
         """Who is to start in their place can, if nothing else of theirs is left."""
-        slots = [slot for slot in map(self._apart.ended, processes) if slot is not None]
+        ended = [self._apart.ended(process, machine) for process in processes]
+        slots = [slot for slot in ended if slot is not None]
         for slot in slots:
             self._replacing.let_go(slot)
         if slots:
@@ -241,7 +242,7 @@ class Staffing(Closing):
             effects += self._apart.end(node, elsewhere[node])
         for node in lost:
             self._on_lost(node, text, now, effects, blameless=True)
-        self._on_ended(self._apart.ending_on(machine), now, effects)
+        self._on_ended(self._apart.ending_on(machine), machine, now, effects)
 
     def _on_leaving(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
         """Replicas finish their exchange; with a shard there all do, and the run goes on elsewhere from a snapshot."""

@@ -22,7 +22,7 @@ def abandon_at_fork(owner: Abandoned) -> None:
     _of_this_process.add(owner)
 
 
-def keep_at_fork(owner: Abandoned) -> None:
+def ignore_at_fork(owner: Abandoned) -> None:
     """Its connections are closed."""
     _of_this_process.discard(owner)
 

@@ -21,7 +21,7 @@ from squall.protocol.effects import Payload
 from squall.protocol.events import Event, FrameArrived, PeerReached, PeerRefused, PeersHeard
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import Node
-from squall.transports.forks import abandon_at_fork, keep_at_fork
+from squall.transports.forks import abandon_at_fork, ignore_at_fork
 from squall.transports.lanes import TRY_AGAIN_S, Lanes
 from squall.transports.opening import OPEN_WITHIN_S, Door, Opening
 from squall.transports.openings import Openings
@@ -123,7 +123,7 @@ class Streams:
             self._door.close()
         self._epoll.close()
         self._lanes.close()
-        keep_at_fork(self)
+        ignore_at_fork(self)
 
     def abandon(self) -> None:
         owners: list[socket.socket | Opening | Door] = [stream.connection for stream in self._streams.values()]
