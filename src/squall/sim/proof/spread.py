@@ -44,6 +44,7 @@ class SpreadReplicas:
         self._machine, self._lost = machine, lost
         self._apart = set(apart)
         self._met: dict[Node, dict[Node, int]] = {}  # replica -> its other parts, and where it was told they are
+        self._killed: dict[Node, float] = {}  # and when
         self._computing: set[Node] = set()
         self._waiting: set[Node] = set()
 
@@ -60,8 +61,11 @@ class SpreadReplicas:
 
     def watch(self, node: Node, what: Event | Effect) -> None:
         match what:
-            case StartMember(started, first) if first is not None and node.index not in self._lost:
-                self._on_started(started, first.node, first.machine)
+            case StartMember(started, first) if first is not None:
+                if started == first.node:
+                    self._apart.add(started)
+                if node.index not in self._lost:
+                    self._on_started(started, first.node, first.machine)
             case MeetParts(places) if node in self._apart:
                 self._met[node] = {place.node: place.machine for place in places}
                 if tuple(self._met[node]) != part_nodes(node, self._count):
@@ -74,7 +78,8 @@ class SpreadReplicas:
                 self._wait(node)
             case GradientComputed() if node in self._apart:
                 self._computing.discard(node)
-                if lacking := self._lacking(node):
+                lacking = self._lacking(node)
+                if lacking is not None and self._killed.get(lacking) != self._world.now:  # else it was over before
                     raise Broken("I16", f"{node} has computed without {lacking}")
             case End() if node in self._apart:
                 self._told_to_end(node)
@@ -85,9 +90,7 @@ class SpreadReplicas:
             earlier = mine.role == "replica" and mine.index == replica.index and mine != replica
             if earlier and self._goes_on(other) and self._machine(other) not in self._lost:
                 raise Broken("I16", f"{node} starts while {other} still goes on")
-        if node == replica:
-            self._apart.add(node)
-        elif whole(node, self._count) != replica or self._machine(replica) != machine:
+        if whole(node, self._count) != replica or self._machine(replica) != machine:
             raise Broken("I16", f"{node} is to call {replica} on machine {machine}")
 
     def _lacking(self, replica: Node) -> Node | None:
@@ -116,6 +119,7 @@ class SpreadReplicas:
         self._wait(replica)
 
     def _on_killed(self, node: Node) -> None:
+        self._killed[node] = self._world.now
         replica = whole(node, self._count)
         if replica not in self._apart:
             return
