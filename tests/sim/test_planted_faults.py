@@ -583,7 +583,7 @@ PLANTED: dict[str, Planted] = {
     "a snapshot is there before the rows of what it holds": Planted(
         wrapped(LoopCoordinator, "on", rows_behind_the_snapshot), 20, "I4"),
     "a manifest names another file's checksum": Planted(
-        wrapped(SnapshotRounds, "answered", one_checksum_for_all), 20, "I1"),
+        wrapped(SnapshotRounds, "answered", one_checksum_for_all), 20, "I6"),
     "a stop waits for shards for as long as they take": Planted(
         wrapped(Coordinator, "_set_deadline", patient_with_shards), 100, "I8"),
     "a stop waits for replicas for as long as they take": Planted(
@@ -623,13 +623,13 @@ PLANTED: dict[str, Planted] = {
     "nobody is told of a batch that a loop leaves out": Planted(wrapped(Replica, "_skip", skips_kept_secret), 40, "I1"),
     "the batch that a loop gives up counts as trained": Planted(wrapped(Replica, "on", given_up_as_done), 100, "I1"),
     "what follows a batch that is left out is added to the last push": Planted(
-        wrapped(ReplicaExchanges, "computation", added_to_what_was_pushed), 40, "I2", of="downpour, push 4"),
+        wrapped(ReplicaExchanges, "computation", added_to_what_was_pushed), 40, "I7", of="downpour, push 4"),
     "a further step on a batch is acknowledged and not applied": Planted(
         wrapped(Shard, "_apply_each", first_steps_alone), 40, "I1", of="downpour"),
     "a lost machine's late push is applied": Planted(
         wrapped(Staffing, "_on_machine_lost", members_for_too_long), 100, "I4", of="downpour", machines=2),
     "a machine's replicas are not replaced": Planted(
-        wrapped(Staffing, "_replace", nobody_in_their_place), 100, "I10", machines=2),
+        wrapped(Staffing, "_replace", nobody_in_their_place), 100, "I5", machines=2),
     "more replicas start on a machine than it has room for": Planted(
         wrapped(Placing, "free", one_more_replica), 100, "I10", machines=2),
     "half a payload is taken for whole": Planted(
