@@ -6,11 +6,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from squall.record.rows import Row
+from squall.record.rows import ProgressRow, Row
 from squall.report import Reader
 from tests.warm import Warm
 
@@ -83,3 +84,16 @@ class Started:
 
     def gone(self) -> bool:
         return not self.processes()
+
+
+@contextmanager
+def training_all(run: Started, replicas: int) -> Iterator[None]:
+    """When so many replicas have trained; behind it the run is killed, and its processes have ended."""
+    try:
+        for replica in range(replicas):
+            run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)
+        yield
+    finally:
+        run.process.kill()
+        run.finish()
+        wait_for(run.gone, 10, "the processes to end")

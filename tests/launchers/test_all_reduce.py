@@ -31,7 +31,7 @@ from squall.runtime.snapshot import Snapshots
 from squall.task import TaskFunction
 from tests import deep
 from tests.launchers.blobs import EXAMPLES
-from tests.launchers.processes import FILE, START_S, Started, wait_for
+from tests.launchers.processes import FILE, START_S, Started, training_all, wait_for
 from tests.strategies.test_all_reduce import Lars, Matrices
 from tests.tasks import LOCAL, difference, mean_square, numbers, regression
 
@@ -43,14 +43,8 @@ def training(directory: Path, replicas: int, epochs: int = ENDLESS, *flags: str)
     """So many replicas that have all trained."""
     size = ("--replicas", str(replicas), "--epochs", str(epochs))
     run = Started.train(directory / f"run-{uuid4().hex[:8]}", "--strategy", "all_reduce", *size, *flags)
-    try:
-        for replica in range(replicas):
-            run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)
+    with training_all(run, replicas):
         yield run
-    finally:
-        run.process.kill()
-        run.finish()
-        wait_for(run.gone, 10, "the processes to end")
 
 
 def examples(run: Started) -> int:

@@ -27,7 +27,7 @@ from squall.runtime.seeds import epoch_order
 from squall.task import TaskFunction
 from tests import deep
 from tests.launchers.blobs import EXAMPLES
-from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.processes import START_S, Started, training_all, wait_for
 from tests.launchers.test_all_reduce import check_end, examples
 from tests.parts.test_branches import Columns, entropy, images
 from tests.parts.test_pipeline import Tied, tokens
@@ -227,14 +227,8 @@ def training(directory: Path, replicas: int, epochs: int, *flags: str) -> Iterat
     at = directory / f"run-{uuid4().hex[:8]}"
     size = ("--replicas", str(replicas), "--parts", "2", "--epochs", str(epochs))
     run = Started(at, "train", str(PIPED), "--run-dir", str(at), "--strategy", "all_reduce", *size, *flags)
-    try:
-        for replica in range(replicas):
-            run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)
+    with training_all(run, replicas):
         yield run
-    finally:
-        run.process.kill()
-        run.finish()
-        wait_for(run.gone, 10, "the processes to end")
 
 
 @pytest.mark.parametrize("victim", deep.sweep(["replica 1 part 1", "replica 0", "replica 0 part 1"], 1))

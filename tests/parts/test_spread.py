@@ -16,8 +16,8 @@ from torch import nn
 
 import squall
 from squall.launchers.leaving import LOST
+from squall.parts.assembly import Assembly
 from squall.parts.carrying import own_arena
-from squall.parts.gathering import Gathering
 from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import Compute, End, Keep, PreparePush, UseWeights
 from squall.runtime.arena import Shape
@@ -180,11 +180,11 @@ def test_a_part_that_goes_while_the_others_meet_is_a_lost_neighbour() -> None:
     """It has called the first part, and is killed before it says where it listens."""
     found = Spread(model_task(CHAIN), 3, (0, 1, 3), DOWNPOUR)
 
-    def dies(self: Gathering, connection: Any, what: object) -> None:
+    def dies(self: Assembly, connection: Any, what: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def second() -> None:
-        Gathering._say = dies  # type: ignore[method-assign]
+        Assembly._say = dies  # type: ignore[method-assign]
         found.other(2)
 
     try:

@@ -583,7 +583,7 @@ PLANTED: dict[str, Planted] = {
     "a snapshot is there before the rows of what it holds": Planted(
         wrapped(LoopCoordinator, "on", rows_behind_the_snapshot), 20, "I4"),
     "a manifest names another file's checksum": Planted(
-        wrapped(SnapshotRounds, "answered", one_checksum_for_all), 20, "I6"),
+        wrapped(SnapshotRounds, "answered", one_checksum_for_all), 20, "I1", of="downpour"),
     "a stop waits for shards for as long as they take": Planted(
         wrapped(Coordinator, "_set_deadline", patient_with_shards), 100, "I8"),
     "a stop waits for replicas for as long as they take": Planted(
@@ -629,7 +629,8 @@ PLANTED: dict[str, Planted] = {
     "a lost machine's late push is applied": Planted(
         wrapped(Staffing, "_on_machine_lost", members_for_too_long), 100, "I4", of="downpour", machines=2),
     "a machine's replicas are not replaced": Planted(
-        wrapped(Staffing, "_replace", nobody_in_their_place), 100, "I5", machines=2),
+        wrapped(Staffing, "_replace", nobody_in_their_place), 100, "I10", of="downpour",
+        machines=2),
     "more replicas start on a machine than it has room for": Planted(
         wrapped(Placing, "free", one_more_replica), 100, "I10", machines=2),
     "half a payload is taken for whole": Planted(

@@ -19,7 +19,7 @@ from squall.protocol.evaluations import Evaluations
 from squall.protocol.events import Event, GroupJoined, StepTaken
 from squall.protocol.frames import Message
 from squall.protocol.machine import Refusal
-from squall.protocol.messages import Lease, Stats
+from squall.protocol.messages import Lease, SnapshotPiece, Stats
 from squall.protocol.nodes import Node
 from squall.protocol.snapshot_rounds import SnapshotRounds
 from squall.sim.proof import share_phantoms
@@ -154,7 +154,15 @@ def at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tries, "PAUSE_S", 0.0)
 
 
+def of_the_newest_alone(original: Any, rounds: SnapshotRounds, writer: Node, piece: SnapshotPiece) -> bool:
+    if piece.number < rounds.newest:
+        raise Refusal("nobody waits for it any more")
+    return bool(original(rounds, writer, piece))
+
+
 DIVIDED_ONES: dict[str, Planted] = {
+    "who sends a piece of a snapshot that was asked for again is refused": Planted(
+        wrapped(SnapshotRounds, "wants", of_the_newest_alone), 200, "I12", machines=2),
     "weights are shown that are of two rounds": Planted(
         wrapped(CollectiveReplica, "_can", torn_weights_too), 400, "I6"),
     "a share that has moved is told of as one that has not": Planted(
@@ -168,6 +176,8 @@ DIVIDED_ONES: dict[str, Planted] = {
     "a newcomer's state is taken for that of a member who is one round behind": Planted(also_a_newcomers, 400, "I6"),
     "who is one round behind is taken for a newcomer": Planted(of_who_is_up_to_date, 400, "I5"),
 }  # fmt: skip
+
+
 PLANTED: dict[str, Planted] = {
     "a group that breaks without a death is waited for": Planted(
         wrapped(CollectiveCoordinator, "_on_broken", nobody_tries_again), 50, "I5"),
@@ -197,7 +207,7 @@ def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
     planted = (PLANTED | DIVIDED_ONES)[name]
     planted.plant(monkeypatch)
     of = DIVIDED if name in DIVIDED_ONES else ALL_REDUCE
-    for world in itertools.islice(worlds(of), planted.within):
+    for world in itertools.islice(worlds(of, planted.machines), planted.within):
         found = verdict(world, self_checks=False)
         if found.error:
             assert found.invariant == planted.caught_by, found.error

@@ -14,8 +14,8 @@ from setproctitle import setproctitle
 
 from squall.launchers.leaving import LOST, leave
 from squall.launchers.parts import with_own
+from squall.parts.assembly import Assembly
 from squall.parts.carrying import ConnectionWatch, FarHost, FirstHost, SpreadSpeaker, own_arena
-from squall.parts.gathering import Gathering
 from squall.parts.host import follow
 from squall.parts.neighbours import SPEAKER, NeighbourLost, Neighbours, lost_neighbours
 from squall.protocol.effects import Effect, End, MeetParts, Payload
@@ -105,7 +105,7 @@ def _joined(
     assert job.listener is not None
     way = Way(job.site.identity.issue(str(parts[own].node)).contexts(), job.listener, job.site.plaintext)
     with lost_neighbours():
-        group = Gathering(way, job.site, parts, own, news).run()
+        group = Assembly(way, job.site, parts, own, news).run()
     neighbours = Neighbours(group, own, len(parts))
     neighbours.failing = lambda error: None if isinstance(error, NeighbourLost) else tell(error)
     with neighbours.together():

@@ -59,7 +59,7 @@ def own_arena(shape: Shape) -> Arena:
 
 
 class _Carrying(HostAround):
-    """One end. `place` is this process's part in the replica."""
+    """One end, of the replica in a slot."""
 
     def __init__(self, host: Host, neighbours: Neighbours, job: Job, slot: int) -> None:
         super().__init__(host)
@@ -73,12 +73,11 @@ class _Carrying(HostAround):
         if isinstance(effect, Collect):
             self._collect(self._arena.gradient(self._slot, effect.buffer))
             return None
-        fetched = isinstance(effect, UseWeights)
         if isinstance(effect, UseWeights):
             self._used = effect.buffer
             self._fetch([self._arena.rates(self._slot, effect.buffer)], self._arena.weights(self._slot, effect.buffer))
         event = super().perform(effect, now)
-        if self._own is not None and (fetched or isinstance(effect, Compute)):
+        if self._own is not None and isinstance(effect, UseWeights | Compute):
             self._share_steps(self._own)
         elif isinstance(effect, Compute) and effect.local_step:
             self._share_steps(self._arena.weights(self._slot, self._used))

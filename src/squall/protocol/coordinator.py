@@ -102,6 +102,8 @@ class Coordinator(Staffing):
 
     def _on_message(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
+            case Join() if sender in self._joins or sender in self.members.live:
+                raise Refusal("it joins again")
             case Join():
                 self._on_join(sender, message, now, effects)
             case ViewSeen():
@@ -154,8 +156,6 @@ class Coordinator(Staffing):
     # ------------------------------------------------------------ members
 
     def _on_join(self, node: Node, message: Join, now: float, effects: list[Effect]) -> None:
-        if node in self._joins or node in self.members.live:
-            raise Refusal("it joins again")
         self._replacing.joined(node, now)
         effects.append(notes.MemberJoined(node, message.pid, self._placing.on.get(node, 0)))
         if node.role == "evaluator":

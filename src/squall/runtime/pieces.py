@@ -48,9 +48,7 @@ class Pieces:
 class FarShardHost(HostAround):
     """A shard, or replica, whose machine is not the coordinator's: its files are written here and have to travel."""
 
-    def __init__(
-        self, host: Host, directory: Path, own: int, part: Callable[[], tuple[int, int]], pieces: Pieces
-    ) -> None:
+    def __init__(self, host: Host, directory: Path, own: int, part: Part, pieces: Pieces) -> None:
         """`own` is its number; `part` says which part of a snapshot it writes, and of how many."""
         super().__init__(host)
         self._snapshots = Snapshots(directory)

@@ -351,15 +351,21 @@ def test_neighbours_that_leave_do_so_one_after_the_other_when_others_have_their_
     assert circle.turns(a)[-1] == 5
 
 
-def test_parts_of_a_snapshot_are_in_the_members_order() -> None:
-    nodes = [replica_node(slot, 0) for slot in range(4)]
-    rooms = (MachineRoom(0, 2, tuple(nodes[:2])), MachineRoom(1, 2, tuple(nodes[2:])))
-    circle = Circle(replicas=4, divided=True, snapshot_every_s=1.0, rooms=rooms)
+def saving(near: int, far: int) -> tuple[Circle, list[Node]]:
+    """Members of two machines that each have a share of the optimizer's state, as they are to write a snapshot."""
+    nodes = [replica_node(slot, 0) for slot in range(near + far)]
+    rooms = (MachineRoom(0, near, tuple(nodes[:near])), MachineRoom(1, far, tuple(nodes[near:])))
+    circle = Circle(replicas=near + far, divided=True, snapshot_every_s=1.0, rooms=rooms)
     circle.begun()
     circle.now = 1.0
     circle.give(TimePassed())
     for clock in (1, 2):
         circle.finish(clock, *nodes)
+    return circle, nodes
+
+
+def test_parts_of_a_snapshot_are_in_the_members_order() -> None:
+    circle, nodes = saving(near=2, far=2)
     piece = SnapshotPiece(1, 0, 10, 10)
     order = spread([0, 0, 1, 1])
     for node in nodes[2:]:
@@ -368,14 +374,7 @@ def test_parts_of_a_snapshot_are_in_the_members_order() -> None:
 
 def test_a_piece_of_a_snapshot_that_was_asked_for_again_is_dropped_and_nobody_refused() -> None:
     """A group may form over one whose pieces are on their way."""
-    nodes = [replica_node(slot, 0) for slot in range(3)]
-    rooms = (MachineRoom(0, 1, (nodes[0],)), MachineRoom(1, 2, tuple(nodes[1:])))
-    circle = Circle(replicas=3, divided=True, snapshot_every_s=1.0, rooms=rooms)
-    circle.begun()
-    circle.now = 1.0
-    circle.give(TimePassed())
-    for clock in (1, 2):
-        circle.finish(clock, *nodes)
+    circle, nodes = saving(near=1, far=2)
     far = nodes[1]
     assert circle.tell(far, SnapshotPiece(1, 0, 10, 20))
     circle.tell(Node("nursery", 1), ProcessLost(nodes[2], "killed"))

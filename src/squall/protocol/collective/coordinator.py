@@ -73,7 +73,7 @@ class CollectiveCoordinator(WeightHolders):
 
     def _depart(self, node: Node, now: float, effects: list[Effect]) -> bool:
         departs = super()._depart(node, now, effects)
-        trained = self.rounds.counted > self._first or self.phase is not Phase.RUNNING
+        trained = self.rounds.counted > self.rounds.first or self.phase is not Phase.RUNNING
         if departs and trained and not self.members.live:
             self._fail(LOST, effects)
         elif departs:

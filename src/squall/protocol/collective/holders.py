@@ -25,7 +25,7 @@ class WeightHolders(Coordinator):
         """`clock` is that of the weights that all begin with; `divided`: each has a share of the optimizer's state."""
         super().__init__(policy, snapshots)
         self._divided = divided
-        self.leases, self.rounds, self._first = leases, Rounds(leases, clock), clock
+        self.leases, self.rounds = leases, Rounds(leases, clock)
         self._formed = 0  # number of the view whose members were told to form a group
         self._group: dict[Node, None] = {}  # those members, in their order
         self._whole = 0  # alike, of the newest group of which all have finished a round, so that each has its share
@@ -85,12 +85,12 @@ class WeightHolders(Coordinator):
 
     def _kept_by(self, nodes: list[Node]) -> str:
         all_leave = self.members.live.keys() <= {*nodes, *self._released}
-        return "all replicas" if all_leave and self.rounds.newest > self._first else ""
+        return "all replicas" if all_leave and self.rounds.newest > self.rounds.first else ""
 
     @property
     def _handed_over(self) -> bool:
         """Somebody who stays has the newest weights; and each its share, since the last one has left."""
-        if self.rounds.newest <= self._first:
+        if self.rounds.newest <= self.rounds.first:
             return True
         if self._divided and self._whole != self.members.number:
             return False
@@ -150,7 +150,7 @@ class WeightHolders(Coordinator):
         """No round is dealt until they have left. Neighbours would take a share of the optimizer's state with them."""
         if self._quiet and self._handed_over and not (self._divided and any(self._released.values())):
             leaving = [node for node, told in self._released.items() if not told]
-            if self._divided and self.rounds.newest > self._first:
+            if self._divided and self.rounds.newest > self.rounds.first:
                 leaving = strangers(list(self._group), leaving)
             effects.extend(Send(node, Stop()) for node in leaving)
             self._released |= dict.fromkeys(leaving, True)

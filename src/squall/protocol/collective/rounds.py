@@ -43,7 +43,7 @@ class Rounds:
     """
 
     def __init__(self, leases: Leases, clock: int) -> None:
-        self.leases, self._first = leases, clock
+        self.leases, self.first = leases, clock  # `first`: with which each begins
         self.counted = clock  # the newest round that counts
         self.open: dict[int, Round] = {}  # dealt and not counted, the oldest first
         self.dealt_ever = clock  # the newest round that was dealt, though it may have been taken back
@@ -63,7 +63,7 @@ class Rounds:
 
     def finished(self, node: Node, clock: int) -> None:
         """It says that it has come so far. Raises `Refusal` where it cannot say so."""
-        most = self.dealt_ever if node in self._finished else self._first  # with which each begins
+        most = self.dealt_ever if node in self._finished else self.first
         if not self.clock_of(node) <= clock <= most:
             raise Refusal(f"it has finished round {clock}, behind {self.clock_of(node)}, and {most} is the newest")
         self._finished[node] = -1 if node in self.doubted and clock > self.base else clock

@@ -193,9 +193,8 @@ class Trial:
         lost = end.reason.startswith("machine ") and (self._machines.silenced or late)
         tries_again = not isinstance(self.chaos.recipe.work, BatchMethod)
         taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
-        died = had["replica"] + self._machines.silenced + late + taken if end.reason == LOST else had["shard"]
-        if end.reason == SHARE_LOST:  # one death takes no share with it
-            died = max(0, had["replica"] - 1) + self._machines.silenced + late + taken
+        died = max(0, had["replica"] - (end.reason == SHARE_LOST))  # one death takes no share with it
+        died = died + self._machines.silenced + late + taken if end.reason in (LOST, SHARE_LOST) else had["shard"]
         excused = {
             "finished": True,
             "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,

@@ -27,7 +27,7 @@ LENGTH_BYTES = 2
 T = TypeVar("T")
 
 
-class Gathering:
+class Assembly:
     """Of the parts of `first.node`, its own included, in their order."""
 
     def __init__(self, way: Way, site: Site, parts: Sequence[PartPlace], own: int, news: int | None = None) -> None:
