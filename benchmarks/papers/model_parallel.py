@@ -187,4 +187,7 @@ time as one, it gains, at 5 GFLOP/s, {at_once[8]:.1f} times on 8 machines and {a
 What decides is how long a machine computes for each byte that it is sent. With 5 GFLOP/s a core the speech network
 gains what the paper says, and with 10 the image network does; with this geometry no one figure gives both. On faster
 machines the same network gains less, unless the links become faster by as much.
+The speech network was trained as well, in one process and in two on the two cores of one machine, beside the
+simulator's forecast from a measurement of that machine: `benchmarks/RESULTS.md`, Forecasts of parts, by
+`python -m benchmarks forecast-parts`.
 """
