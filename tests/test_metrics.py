@@ -181,6 +181,7 @@ WRONG_LOSSES = {
     "three": (({}, {}), r"return the loss, or \(loss, {name: number}\)"),
     "no number": (({"a": "b"},), "returned 'a' beside the loss, which is no number"),
     "a metric's name": (({"loss": 1.0},), "returns loss beside the loss"),
+    "a million": (({str(n): 1.0 for n in range(1 << 20)},), "1,048,576 numbers beside .* return sums or means of them"),
 }
 
 

@@ -91,6 +91,8 @@ class Task:
 
 TaskFunction = Callable[[], Task]
 OWN_LOADER_ARGUMENTS = ("batch_size", "shuffle", "sampler", "batch_sampler")
+MOST_EXTRAS_BYTES = 1 << 20  # of the numbers beside the loss, with their names
+NUMBER_BYTES = 16  # of each, and no more, without its name
 
 
 def check_task(task: object) -> Task:
@@ -201,6 +203,11 @@ def loss_and_extras(returned: Any) -> tuple[Any, dict[str, float] | None]:
             raise ValueError(
                 f"Task.loss returned {name!r} beside the loss, which is no number: {value!r:.80}"
             ) from None
+    if sum(len(name.encode()) + NUMBER_BYTES for name in extras) > MOST_EXTRAS_BYTES:
+        raise ValueError(
+            f"Task.loss returned {len(extras):,} numbers beside the loss, which with their names take more than"
+            f" {MOST_EXTRAS_BYTES >> 20} MiB: they are recorded in every report, so return sums or means of them"
+        )
     return returned[0], extras
 
 

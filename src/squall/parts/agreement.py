@@ -11,9 +11,8 @@ from torch import Tensor
 
 from squall.parts.neighbours import SPEAKER, Found, NeighbourLost, Neighbours
 from squall.runtime.inside import Computed, scale
+from squall.task import MOST_EXTRAS_BYTES
 from squall.transports.texts import printable
-
-MOST_BYTES = 1 << 20  # of the numbers beside a loss, with their names
 
 
 def settle(
@@ -57,7 +56,7 @@ def extras_of(neighbours: Neighbours, found: Found, length: float) -> dict[str, 
 
 def _received(neighbours: Neighbours, length: float, teller: int) -> dict[str, float]:
     """The names as they may be shown. Raises `NeighbourLost` for what are no such numbers."""
-    if length > MOST_BYTES:
+    if length > MOST_EXTRAS_BYTES:
         raise NeighbourLost(f"parts of this replica say that the numbers beside the loss take {length} bytes")
     received = neighbours.receive(torch.empty(int(length), dtype=torch.uint8), teller)
     try:
