@@ -39,6 +39,7 @@ from squall.runtime.pieces import PiecesHost
 from squall.runtime.places import Places
 from squall.runtime.processes import keep_freed_memory, never_interrupt
 from squall.runtime.recorder import CoordinatorHost
+from squall.runtime.recording import recorded_row
 from squall.runtime.site import Site
 from squall.runtime.traffic import TrafficHost
 from squall.strategies.work import Collective
@@ -140,6 +141,7 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         transport.wake_on(host.wakes)
         if several:
             host = Speaker(host, neighbours, own_weights=job.recipe.work.local is not None, watch=watch)
+            host = recorded_row(host, job, node)
         Driver(machine(job, node), transport, host, carriers=(*own, *carriers)).run(poll_every_s)
     except NeighbourLost as lost:
         die_of(lost, node, sockets, () if watch is None else watch.pids)

@@ -10,6 +10,7 @@ or the next group gives them the weights of one who has. One that nobody finishe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from torch import Tensor
 from squall.protocol.effects import Compute, JoinGroup, Step
 from squall.protocol.events import GradientComputed, GroupJoined, StepTaken
 from squall.protocol.nodes import Node
-from squall.replaying.grouped import GroupedProcess, GroupedReplicas, Stepped, TakeUp
+from squall.replaying.grouped import GroupedProcess, GroupedReplicas, Stepped
 from squall.replaying.losses import not_there
 from squall.replaying.processes import Strayed
 from squall.replaying.replayed_nodes import ReplayedNode
@@ -140,27 +141,27 @@ class GroupReplay:
         whole = len(joining) == len(group.members)
         self._group = group if whole else None
         if whole:
-            self._join(found[joining[0]])
+            self._join(group.members, found[joining[0]])
         for node in joining:
             self.replicas[node].advance()
         return True
 
     def _give(self, group: JoinGroup, takers: list[Node]) -> None:
-        """The source's weights and optimizer, as in the run. It may have died there over that."""
-        if group.transfer:
-            state = self._host(group.source).state()
-            for node in takers:
-                self._host(node).ask(TakeUp(state, group.clock))
+        """The source's weights and optimizer, as in the run, in a group for this alone: some may not have lived to
+        join the real one."""
+        if group.transfer and takers:
+            members = (group.source, *takers)
+            self._join(members, JoinGroup(-group.number, members, group.source, True, group.clock))
         self._weights.version = group.clock
         self._weights.holder = self._host(takers[0] if takers else group.source)
 
-    def _join(self, formed: Formed) -> None:
-        hosts = [self._host(node) for node in formed.group.members]
+    def _join(self, members: Sequence[Node], order: Formed | JoinGroup) -> None:
+        hosts = [self._host(node) for node in members]
         for host in hosts:
-            host.order(formed)
+            host.order(order)
         for host in hosts:
             if not isinstance(joined := host.answer(), GroupJoined):
-                raise Strayed(f"{host.node} could not join group {formed.group.number} again: {joined}")
+                raise Strayed(f"{host.node} could not join a group again: {joined}")
 
     def _host(self, node: Node) -> GroupedProcess:
         return self._processes.host(self.job, node)

@@ -1,12 +1,15 @@
-"""A member of all-reduce in the replay: a process with the host that it had in the run, in real groups with others."""
+"""A member of all-reduce in the replay: a process with the host that it had in the run, in real groups with others.
+
+One of several parts forks the others again.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
 import traceback
-from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -14,29 +17,28 @@ from typing import NamedTuple, NoReturn
 import cloudpickle
 import msgspec
 import torch
+from safetensors.torch import load_file
 from setproctitle import setproctitle
 from torch import Tensor
 
-from squall.protocol.effects import Compute, Effect, LeaveGroup, Step
-from squall.protocol.events import Event, StepTaken
+from squall.launchers.parts import first_part, with_own
+from squall.parts.host import Speaker
+from squall.parts.neighbours import NeighbourLost
+from squall.protocol.effects import Compute, Effect, JoinGroup, LeaveGroup, Step, WriteSnapshot
+from squall.protocol.events import Event, SnapshotWritten, StepTaken
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import NonFiniteBatch, examine
 from squall.replaying.processes import Failed, ReplicaProcess, forked
-from squall.runtime.collective.host import in_a_process
+from squall.runtime.collective.host import CollectiveHost, in_a_process
 from squall.runtime.collective.process import GroupedMember, import_beforehand
+from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from squall.runtime.records import SEEN, Fingerprint, Formed
+from squall.runtime.snapshot import Snapshots
 
 
 class GiveState(NamedTuple):
     """The order to say what the member holds."""
-
-
-class TakeUp(NamedTuple):
-    """The order to go on from what another holds."""
-
-    state: Mapping[str, Tensor]
-    clock: int
 
 
 class Examine(NamedTuple):
@@ -53,31 +55,45 @@ class Stepped(NamedTuple):
 
 
 class GroupedProcess(ReplicaProcess):
+    def __init__(self, job: Job, node: Node, pid: int, pipe: Connection) -> None:
+        super().__init__(node, pid, pipe)
+        self._job = job
+
     def state(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = self.ask(GiveState())
         return found
 
     def examine(self, effect: Compute) -> NonFiniteBatch:
-        found: NonFiniteBatch = self.ask(Examine(effect))
+        found: NonFiniteBatch
+        if self._job.own is None:
+            found = self.ask(Examine(effect))
+        else:
+            from squall.replaying.parted import examine_whole
+
+            found = examine_whole(self._job, self.node, effect, self._job.own)
         return found
 
 
 class GroupedReplicas:
     """The members of an attempt, forked one after the other."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: of the attempt, where members find each other."""
+    def __init__(self, folder: Path, parts: int) -> None:
+        """`folder`: of the attempt, where members find each other, and the parts of each."""
         import_beforehand()
+        if parts > 1:
+            import_module("squall.parts.inside")  # what takes seconds to import comes before the forks
         self._folder = folder
         self._hosts: dict[Node, GroupedProcess] = {}
 
     def host(self, job: Job, node: Node) -> GroupedProcess:
         """The member's, forked when it is first asked for. The others find it when this returns."""
         if node not in self._hosts:
+            if job.plan.settings.parts > 1:
+                job = with_own(job)
             pid, pipe = forked(self._hosts.values())
             if not pid:
                 _serve(replace(job, scratch=self._folder), node, pipe)
-            self._hosts[node] = GroupedProcess(node, pid, pipe)
+            self._hosts[node] = GroupedProcess(job, node, pid, pipe)
             self._hosts[node].answer()
         return self._hosts[node]
 
@@ -90,7 +106,8 @@ class GroupedReplicas:
 
 
 def _serve(job: Job, node: Node, pipe: Connection) -> NoReturn:
-    """Be the member."""
+    """Be the member, or its first part."""
+    assert job.scratch is not None
     try:
         setproctitle(f"squall replica {node.index} of the replay of {job.directory.name}")
         torch.set_num_threads(job.plan.threads)
@@ -101,6 +118,10 @@ def _serve(job: Job, node: Node, pipe: Connection) -> NoReturn:
             answer = member.on(pickle.loads(pipe.recv_bytes()))  # from the process that forked this one
     except (EOFError, ConnectionResetError):  # the replay is over
         pass
+    except NeighbourLost as lost:
+        from squall.replaying.parted import story
+
+        pipe.send_bytes(cloudpickle.dumps(Failed(story(lost, node, job.scratch))))
     except BaseException:  # this process never returns into the replay's own code
         pipe.send_bytes(cloudpickle.dumps(Failed(f"{node} raised\n{traceback.format_exc()}")))
     os._exit(1)
@@ -108,30 +129,46 @@ def _serve(job: Job, node: Node, pipe: Connection) -> NoReturn:
 
 class _Member:
     def __init__(self, job: Job, node: Node) -> None:
+        assert job.scratch is not None
         self._node = node
-        self._host = in_a_process(job, node)
-        assert isinstance(self._host.in_group, GroupedMember)
-        self._in_group = self._host.in_group
+        self._folder = job.scratch / f"state-{node}"
+        parts = job.plan.settings.parts > 1
+        if parts:
+            job, neighbours, watch = first_part(job, node, job.scratch)
+        self._in_group = in_a_process(job, node).in_group
         self._member = self._in_group.member
+        host = CollectiveHost(replace(job, directory=self._folder), self._in_group)
+        self._host: Host = Speaker(host, neighbours, watch=watch) if parts else host
         self._fingerprint = Fingerprint(self._member.vector)
 
-    def on(self, order: Effect | Formed | GiveState | TakeUp | Examine) -> object:
+    def on(self, order: Effect | Formed | GiveState | Examine) -> object:
         match order:
             case Formed(group, unused):
-                self._host.perform(LeaveGroup(), 0.0)
-                self._in_group.unused = unused
+                if isinstance(self._in_group, GroupedMember):
+                    self._in_group.unused = unused
                 self._fingerprint = Fingerprint(self._member.vector, group.clock)
-                return self._host.perform(msgspec.structs.replace(group, transfer=False), 0.0)  # it has been given
+                return self.on(msgspec.structs.replace(group, transfer=False))  # it has been given
+            case JoinGroup():
+                self._host.perform(LeaveGroup(), 0.0)
+                return self._host.perform(order, 0.0)
             case Step():
                 taken = self._host.perform(order, 0.0)
                 moved = isinstance(taken, StepTaken) and taken.finite
                 return Stepped(taken, self._fingerprint() & SEEN if moved else 0)
             case GiveState():
-                return self._member.state()
-            case TakeUp(state, clock):
-                self._member.take_up(state, clock)
-                return None
+                return self._state()
             case Examine(batch):
                 self._host.perform(LeaveGroup(), 0.0)  # by itself
                 return examine(self._node, batch, self._member.backward)
         raise AssertionError(order)
+
+    def _state(self) -> dict[str, Tensor]:
+        """As it would be in a snapshot: parts put that together."""
+        written = self._host.perform(WriteSnapshot(0, 0), 0.0)
+        assert isinstance(written, SnapshotWritten)
+        if written.error:
+            raise OSError(written.error)
+        path = Snapshots(self._folder).part(0, 0, 1)
+        state = load_file(path)
+        path.unlink()
+        return state

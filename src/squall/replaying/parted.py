@@ -17,6 +17,7 @@ from typing import NoReturn
 import cloudpickle
 import torch
 from setproctitle import setproctitle
+from torch import Tensor
 
 from squall.launchers.parts import first_part, traceback_file, with_own
 from squall.parts.host import Speaker
@@ -48,12 +49,17 @@ class PartedHost(ReplicaProcess):
         return super().perform(effect, now)
 
     def examine(self, effect: Compute) -> NonFiniteBatch:
-        """In this process, on the whole model: parts know no more than their own modules."""
-        job = own_model(self._job)
+        job = self._job
         weights = job.arena.weights(self.node.index, self._buffer) if job.own is None else job.own
-        backward = Backward(job.task, job.layout, [weights], job.plan.seed, job.device(self.node.index))
-        backward.on_vector.use(0)
-        return examine(self.node, effect, backward)
+        return examine_whole(job, self.node, effect, weights)
+
+
+def examine_whole(job: Job, node: Node, effect: Compute, weights: Tensor) -> NonFiniteBatch:
+    """In this process, on the whole model: parts know no more than their own modules."""
+    job = own_model(job)
+    backward = Backward(job.task, job.layout, [weights], job.plan.seed, job.device(node.index))
+    backward.on_vector.use(0)
+    return examine(node, effect, backward)
 
 
 class PartedReplicas:
@@ -88,7 +94,7 @@ def _serve(job: Job, node: Node, folder: Path, pipe: Connection) -> NoReturn:
     except (EOFError, ConnectionResetError):  # the replay is over
         pass
     except NeighbourLost as lost:
-        pipe.send_bytes(cloudpickle.dumps(Failed(_story(lost, node, folder))))
+        pipe.send_bytes(cloudpickle.dumps(Failed(story(lost, node, folder))))
     except BaseException:  # this process never returns into the replay's own code
         pipe.send_bytes(cloudpickle.dumps(Failed(f"{node} raised\n{traceback.format_exc()}")))
     os._exit(1)
@@ -99,7 +105,7 @@ def _first(job: Job, node: Node, folder: Path) -> Host:
     return Speaker(host(job, node), neighbours, own_weights=job.recipe.work.local is not None, watch=watch)
 
 
-def _story(lost: NeighbourLost, node: Node, folder: Path) -> str:
+def story(lost: NeighbourLost, node: Node, folder: Path) -> str:
     """What the part that is gone has raised, if it was that."""
     with suppress(ChildProcessError):
         while True:  # the group is cut, so all others end

@@ -181,7 +181,7 @@ class _Rerun:
         task = code["task"]()
         if self._forks and plan.settings.launcher != "inline" and not code["strategy"].recipe().alone:
             with scratch.directory() as folder:
-                perform(code["strategy"], task, _in_groups(code["strategy"], folder))
+                perform(code["strategy"], task, _in_groups(code["strategy"], folder, plan.settings.parts))
             return
         torch.set_num_threads(plan.threads)
         perform(code["strategy"], task)
@@ -271,10 +271,10 @@ class _Rerun:
         )  # fmt: skip
 
 
-def _in_groups(strategy: Strategy, folder: Path) -> Processes:
+def _in_groups(strategy: Strategy, folder: Path, parts: int) -> Processes:
     """Replicas in processes of their own, as many each as they had."""
     if isinstance(strategy.recipe().work, Collective):
-        return GroupedReplicas(folder)
+        return GroupedReplicas(folder, parts)
     from squall.replaying.parted import PartedReplicas  # torch's compiler comes with it, before the forks
 
     return PartedReplicas(folder)

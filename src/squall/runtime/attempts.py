@@ -134,7 +134,7 @@ def _is_replayed(job: Job, script: bool) -> bool:
     """Scripts of parts are not yet; all-reduce where each member is a process of one machine, on the CPU."""
     if isinstance(job.recipe.work, Collective):
         here = job.site is None and job.plan.settings.launcher != "inline"
-        return here and job.plan.device == "cpu" and not job.recipe.divided and job.plan.settings.parts == 1
+        return here and job.plan.device == "cpu" and not job.recipe.divided
     return not (script and job.plan.settings.parts > 1)
 
 

@@ -22,6 +22,7 @@ from squall.protocol.events import Event, GradientComputed, SnapshotWritten
 from squall.protocol.nodes import Node
 from squall.runtime import schedule
 from squall.runtime.collective.host import CollectiveHost
+from squall.runtime.collective.process import GroupedMember
 from squall.runtime.collective.recording import RecordedMember
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.hosts import ShardHost
@@ -31,23 +32,34 @@ from squall.runtime.replay_keeping import ReplicaParts, ShardCuts
 from squall.runtime.schedule import ScheduleWriter
 from squall.runtime.store import Store
 from squall.runtime.vectors import VectorHost
+from squall.strategies.work import Collective
 
 WRITTEN_TOGETHER = 64  # updates and answers of a shard, at most
 WRITTEN_EVERY_S = 0.1  # unless they are fewer: by the node's own clock
 
 
 def recorded(host: Host, job: Job, node: Node) -> Host:
-    """The host, with its schedule kept, where the run keeps one."""
-    if job.schedule is None:
+    """The host, with its schedule kept, where the run keeps one, and it is not that of a part (`recorded_row`)."""
+    if job.schedule is None or (isinstance(host, CollectiveHost) and job.inside is not None):
         return host
     log, last = ScheduleWriter(job.schedule / str(node), _may_take(job, node)), job.plan.settings.last_snapshots
     if isinstance(host, CollectiveHost):
-        return RecordedMember(host, log)
+        member = host.in_group
+        assert isinstance(member, GroupedMember)
+        return RecordedMember(host, member.member.vector, log, lambda: member.unused)
     if node.role == "replica":
         return RecordedReplica(host, log, ReplicaParts(job, node) if last else None)
     assert isinstance(host, ShardHost | VectorHost)
     cuts = ShardCuts(job, node, host.store, last) if last and isinstance(host.store, Store) else None
     return RecordedShard(host, log, job.recipe.replicas, cuts)
+
+
+def recorded_row(host: Host, job: Job, node: Node) -> Host:
+    """The host of all parts of a member of all-reduce. It is done when they all are, which one of them is not."""
+    if job.schedule is None or job.own is None or not isinstance(job.recipe.work, Collective):
+        return host
+    log = ScheduleWriter(job.schedule / str(node), _may_take(job, node))
+    return RecordedMember(host, job.own, log, lambda: False)
 
 
 def _may_take(job: Job, node: Node) -> float:

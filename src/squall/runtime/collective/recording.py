@@ -5,26 +5,28 @@ A step is written before it is taken: what a member brings to it others may fini
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 from squall.protocol.effects import Effect, End, JoinGroup, Step, WriteSnapshot
 from squall.protocol.events import Event, GroupJoined, StepTaken
 from squall.runtime import schedule
-from squall.runtime.collective.host import CollectiveHost
-from squall.runtime.collective.process import GroupedMember
-from squall.runtime.driver import HostAround
+from squall.runtime.driver import Host, HostAround
 from squall.runtime.records import SEEN, ClockSteps, Fingerprint, moved
 from squall.runtime.schedule import ScheduleWriter
 
 
 class RecordedMember(HostAround):
-    """Records a member in a process of its own."""
+    """Records a member in a process of its own, or in one for each of its parts."""
 
-    def __init__(self, host: CollectiveHost, log: ScheduleWriter) -> None:
+    def __init__(self, host: Host, vector: Tensor, log: ScheduleWriter, unused: Callable[[], bool]) -> None:
+        """`vector` has the weights that the host moves; `unused`: whether some batch does not use all parameters."""
         super().__init__(host)
-        assert isinstance(host.in_group, GroupedMember)
-        self._in_group = host.in_group
+        self._vector, self._unused = vector, unused
         self._log = log
         self._clocks = ClockSteps()
-        self._fingerprint = Fingerprint(host.in_group.member.vector)
+        self._fingerprint = Fingerprint(vector)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if isinstance(effect, Step):
@@ -36,8 +38,8 @@ class RecordedMember(HostAround):
                 check = self._fingerprint() & SEEN if event.finite else 0
                 self._log.add([schedule.MOVED, moved(check, event.finite, event.guilty)])
             case JoinGroup(), GroupJoined():
-                self._fingerprint = Fingerprint(self._in_group.member.vector, effect.clock)
-                self._log.add([schedule.FORMED, effect, self._in_group.unused])
+                self._fingerprint = Fingerprint(self._vector, effect.clock)
+                self._log.add([schedule.FORMED, effect, self._unused()])
             case WriteSnapshot(number, clock), _:
                 self._log.add([schedule.SAVED, number, clock])
             case End(), _:
