@@ -9,7 +9,6 @@ from itertools import pairwise
 from squall.protocol.closing import Phase
 from squall.protocol.collective.coordinator import CollectiveCoordinator
 from squall.protocol.collective.replica import CollectiveReplica
-from squall.protocol.collective.rounds import AHEAD
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.leases import Leases
@@ -120,7 +119,7 @@ def _collective_coordinator(coordinator: CollectiveCoordinator) -> Iterator[Clai
     rounds, members = coordinator.rounds, coordinator.members
     dealt = [lease.id for each in rounds.open.values() for lease in each.dealt.values() if lease is not None]
     yield sorted(dealt) == sorted(coordinator.leases.held), "what is held was dealt in a round that does not count yet"
-    yield len(rounds.open) <= AHEAD, f"{AHEAD} rounds are dealt ahead at most"
+    yield len(rounds.open) <= coordinator._ahead, f"{coordinator._ahead} rounds are dealt ahead at most"
     yield (
         all(node in coordinator._group for each in rounds.open.values() for node in each.dealt),
         "rounds are the group's",

@@ -37,4 +37,5 @@ class Policy(msgspec.Struct, frozen=True):
     rooms: tuple[MachineRoom, ...] = ()  # empty: one machine, with room for all; who is in none waits for room
     parts: int = 1  # of each replica
     spread_parts: bool = False  # over as many machines as there are, whatever room each has
+    loaders: int = 0  # processes that load a replica's batches
     pulse: Pulse = Pulse()  # of the nurseries on other machines than the coordinator's

@@ -18,6 +18,7 @@ from squall.protocol.frames import Frame, decode, encode
 from squall.protocol.link import Linked
 from squall.protocol.nodes import Node
 
+AT_ONCE = 16  # events that are known of at most before the next is handled
 LINGER_S = 1.5  # after its end a node waits so long for its last words to be acknowledged, and resends them once
 
 
@@ -145,7 +146,8 @@ class Driver:
         if self._events:
             self._handle(self._events.popleft())
             if self._events:  # a chain of computations does not keep messages waiting
-                self._receive(0)
+                while len(self._events) < AT_ONCE and self._receive(0):
+                    pass
             return
         now = self._clock()
         wake_at = self._linked.wake_at
@@ -156,7 +158,8 @@ class Driver:
         latest = until if wake_at is None else min(wake_at, until)
         self._receive(None if latest == math.inf else max(0.0, latest - now))
 
-    def _receive(self, timeout_s: float | None) -> None:
+    def _receive(self, timeout_s: float | None) -> bool:
+        """Whether a message was there."""
         received = self._transport.receive(timeout_s)
         if received is not None:
             sender, data = received
@@ -169,6 +172,7 @@ class Driver:
                 self._events.appendleft(event)  # what is sent again comes before all that is new
             elif event is not None:
                 self._events.append(event)
+        return received is not None
 
     def _handle(self, event: Event) -> None:
         now = self._clock()

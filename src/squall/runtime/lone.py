@@ -12,6 +12,7 @@ from squall.protocol.effects import (
     CutGroup,
     Effect,
     End,
+    Expect,
     JoinGroup,
     LeaveGroup,
     Payload,
@@ -22,6 +23,7 @@ from squall.protocol.effects import (
 from squall.protocol.events import Event, GradientComputed, GroupJoined, StepTaken
 from squall.protocol.nodes import Node, replica_node
 from squall.runtime.backward import Backward, resolve_device
+from squall.runtime.batches import Key
 from squall.runtime.compute import Gradients
 from squall.runtime.driver import Host
 from squall.runtime.hosts import ShardHost
@@ -50,6 +52,8 @@ class LoneHost(Host):
                 # A forward pass may have put a NaN into BatchNorm's statistics; a GPU computes on a copy.
                 self._behind = not answer.finite or self.training.device.type != "cpu"
                 return answer
+            case Expect(epoch, start, stop):
+                self.training.batches.expect(Key(epoch, start, stop))
             case End():
                 self.training.batches.close()
             case _:
@@ -77,6 +81,8 @@ class LoneReplica(Host):
                 return GroupJoined(number)
             case LeaveGroup() | CutGroup():  # a step is over when this is heard
                 pass
+            case Expect():
+                self._replica.perform(effect, now)
             case WriteSnapshot():
                 return self._shard.perform(effect, now)
             case End():

@@ -64,6 +64,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             self.replicas, self.shards, task.validate is not None, self.settings.evaluate_every_s, self.until,
             self.settings.seconds, self.settings.snapshot_every_s, goal=self.goal,
             parts=self.settings.parts, spread_parts=self.settings.spread_parts,
+            loaders=task.loader.get("num_workers", 0),
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.collective.coordinator import LOST, SHARE_LOST
 from squall.protocol.collective.messages import Broken, Finished, Form, Shown, ShowWeights, Turn
 from squall.protocol.collective.order import spread
-from squall.protocol.collective.rounds import AHEAD
+from squall.protocol.collective.rounds import AHEAD, LOADED
 from squall.protocol.collective.tries import BROKEN_IN_A_ROW, PAUSE_S
 from squall.protocol.effects import Cause, End, Payload, PublishSnapshot, Send, WritePiece
 from squall.protocol.events import StopRequested, TimePassed
@@ -50,6 +50,12 @@ def test_rounds_are_dealt_ahead_and_count_when_all_have_finished_them() -> None:
     circle.finish(1, b)
     assert circle.leases.trained == 2 * BATCH
     assert circle.turns(a)[-1] == AHEAD + 1
+
+
+def test_as_many_rounds_are_dealt_as_keep_the_loaders_of_a_replica_busy() -> None:
+    circle = Circle(examples=1000, loaders=4)
+    a, _ = circle.begun()
+    assert circle.turns(a) == [*range(1, LOADED + 5)]
 
 
 def test_a_round_of_less_than_a_batch_each_has_members_without_one() -> None:

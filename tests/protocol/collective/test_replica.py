@@ -6,6 +6,7 @@ from squall.protocol.effects import (
     CutGroup,
     Effect,
     End,
+    Expect,
     Gather,
     JoinGroup,
     LeaveGroup,
@@ -75,13 +76,13 @@ def test_it_forms_the_group_that_it_is_told_and_steps_turn_by_turn() -> None:
     replica = CollectiveReplica(A, 2)
     assert said(heard(replica, view(1))) == [ViewSeen(1)]
     assert heard(replica, Form(1, 0, 0, A)) == [JoinGroup(1, (A, B), A, transfer=False, clock=0)]
-    assert heard(replica, turn(1), turn(2)) == []
+    assert heard(replica, turn(1), turn(2, 20, 30), Turn(3, None, 20)) == [Expect(0, 0, 10), Expect(0, 20, 30)]
     assert replica.on(GroupJoined(1), 0.0) == [Step(1, 0, 0, 10, 20)]
     first, second = replica.on(taken(1), 0.0)
     assert isinstance(first, Send)
     assert isinstance(first.message, Finished)
     assert (first.message.clock, first.message.stats.loss_sum) == (1, 5.0)
-    assert second == Step(2, 0, 0, 10, 20)
+    assert second == Step(2, 0, 20, 30, 20)
 
 
 def test_a_view_cuts_what_is_under_way_and_waits_for_what_comes_of_it() -> None:

@@ -14,7 +14,7 @@ from squall.protocol.closing import Phase
 from squall.protocol.collective.holders import WeightHolders
 from squall.protocol.collective.messages import Broken, Finished, Form, Place, Shown, Turn
 from squall.protocol.collective.order import spread
-from squall.protocol.collective.rounds import AHEAD, Round
+from squall.protocol.collective.rounds import AHEAD, LOADED, Round
 from squall.protocol.collective.tries import BROKEN_IN_A_ROW
 from squall.protocol.effects import Effect, Send
 from squall.protocol.frames import Message
@@ -36,6 +36,7 @@ class CollectiveCoordinator(WeightHolders):
         self, policy: Policy, leases: Leases, clock: int = 0, snapshots: int = 0, divided: bool = False
     ) -> None:  # fmt: skip
         super().__init__(policy, leases, clock, snapshots, divided)
+        self._ahead = LOADED + policy.loaders if policy.loaders else AHEAD  # rounds
         self._gone = 0  # members since the last round that all have finished; one takes no share of the state with it
         self._done: dict[Node, Stats] = {}  # what members have done since the last report
         self._report_at = 0.0
@@ -140,7 +141,7 @@ class CollectiveCoordinator(WeightHolders):
             self._take_snapshot(effects)
         waits = self._snapshot_due or self._snapshots.under_way or (self._released and self._handed_over)
         waits = waits or self._tries.again_at is not None
-        while not waits and self.phase is Phase.RUNNING and len(self.rounds.open) < AHEAD:
+        while not waits and self.phase is Phase.RUNNING and len(self.rounds.open) < self._ahead:
             each = self.rounds.deal(self.members.live, now)
             if each is None:
                 return

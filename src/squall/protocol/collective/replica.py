@@ -17,6 +17,7 @@ from squall.protocol.effects import (
     CutGroup,
     Effect,
     End,
+    Expect,
     Gather,
     JoinGroup,
     LeaveGroup,
@@ -133,6 +134,8 @@ class CollectiveReplica:
             case Turn():
                 if not self._failed:
                     self._turns.append(message)
+                    if (lease := message.lease) is not None:
+                        effects.append(Expect(lease.epoch, lease.start, lease.stop))
             case View(number):
                 self._leave_group(effects)
                 self._view = message

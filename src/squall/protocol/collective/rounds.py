@@ -12,6 +12,7 @@ from squall.protocol.messages import Lease, Stats
 from squall.protocol.nodes import Node
 
 AHEAD = 2  # rounds that are dealt at most before the first of them counts: replicas need not wait for the next
+LOADED = 3  # alike, beside one for each loader: a replica hears of those that were dealt before the step before last
 
 
 class Round(NamedTuple):

@@ -7,9 +7,21 @@ from typing import Protocol
 
 from torch import Tensor
 
-from squall.protocol.effects import CutGroup, Effect, End, Gather, JoinGroup, LeaveGroup, Payload, Step, WriteSnapshot
+from squall.protocol.effects import (
+    CutGroup,
+    Effect,
+    End,
+    Expect,
+    Gather,
+    JoinGroup,
+    LeaveGroup,
+    Payload,
+    Step,
+    WriteSnapshot,
+)
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
+from squall.runtime.batches import Key
 from squall.runtime.collective.apart import Apart
 from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.meeting import FarFellows, NearFellows
@@ -64,6 +76,8 @@ class CollectiveHost(Host):
                 return self.in_group.join(effect)
             case Gather():
                 return self.in_group.gather(effect)
+            case Expect(epoch, start, stop):
+                self.in_group.member.batches.expect(Key(epoch, start, stop))
             case CutGroup():
                 self.in_group.cut()
             case LeaveGroup():
