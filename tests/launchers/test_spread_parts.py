@@ -19,15 +19,15 @@ from tests.launchers.processes import START_S, Started
 from tests.launchers.test_all_reduce import last_weights
 from tests.launchers.test_machines import Cluster, cluster, titles
 
-PIPED = Path(__file__).with_name("piped.py")
+PIPED, SPLIT = (Path(__file__).with_name(name) for name in ("piped.py", "split.py"))
 FLAGS = ("--parts", "2", "--threads", "1", "--optimizer", "SGD", "--lr", "0.05")
 
 
 @contextmanager
-def training(directory: Path, *flags: str, shards: int = 1) -> Iterator[Cluster]:
+def training(directory: Path, *flags: str, shards: int = 1, file: Path = PIPED) -> Iterator[Cluster]:
     """Two replicas, each with a part on each of two machines; both have trained. A shard alone is on the head's."""
     size = ("--replicas", "2", "--shards", str(shards), "--spread-parts")
-    with cluster(directory, 2, *FLAGS, *size, *flags, file=PIPED) as found:
+    with cluster(directory, 2, *FLAGS, *size, *flags, file=file) as found:
         for replica in range(2):
             found.run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)  # type: ignore[misc]
         yield found
@@ -42,14 +42,18 @@ def check(directory: Path) -> None:
     assert replay(directory, check=True).as_asked
 
 
-def test_the_weights_are_those_of_parts_on_one_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", deep.sweep(["1f1b", "slices", "interleaved", "zero-bubble", "branches"], 3))
+def test_the_weights_are_those_of_parts_on_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    monkeypatch.setenv("SPLIT", split)
     size = ("--strategy", "synchronous", "--steps", "60")
-    with training(tmp_path, *size, shards=2) as found:
+    with training(tmp_path, *size, shards=2, file=SPLIT) as found:
         assert sum("part 1" in title for title in titles(found.machines[0])) == 2
         status, _, err = found.run.finish()
         assert status == 0, err
     check(found.directory)
-    near = Started(tmp_path / "near", "train", str(PIPED), "--run-dir", str(tmp_path / "near"), *FLAGS,
+    near = Started(tmp_path / "near", "train", str(SPLIT), "--run-dir", str(tmp_path / "near"), *FLAGS,
                    "--replicas", "2", "--shards", "2", *size)  # fmt: skip
     status, _, err = near.finish()
     assert status == 0, err
