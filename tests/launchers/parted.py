@@ -1,6 +1,8 @@
 """A script whose replicas may have parts, and that says itself what each of them computes."""
 
 import argparse
+import os
+import time
 from functools import partial
 
 import torch
@@ -14,6 +16,7 @@ import squall
 options = argparse.ArgumentParser()
 options.add_argument("--how", default="pipeline")
 options.add_argument("--mode", default="")
+options.add_argument("--slow-s", type=float, default=0.0, help="the second stage takes so much longer")
 options.add_argument("--epochs", type=int, default=3)
 options.add_argument("--save", help="where rank 0 puts its weights: in each part a file of its own")
 options = options.parse_args()
@@ -48,6 +51,7 @@ def pipeline(batch):
     dist.recv(between, 0, group=session.group)
     loss = mse_loss(back(between.requires_grad_()), y)
     loss.backward()
+    time.sleep(options.slow_s)  # which stands for work
     dist.send(between.grad, 0, group=session.group)
     return loss
 
@@ -79,6 +83,8 @@ if options.mode == "other data" and part == 1:
 compute = {"pipeline": pipeline, "whole": whole}.get(options.how, examples) if parts > 1 else whole
 seen = []
 for number, batch in enumerate(session.batches(data, batch_size=16, epochs=options.epochs)):
+    if number == 3 and part == 1 and "RAISES" in os.environ:
+        raise KeyError("in part 1, this time")
     if number == 3 and options.mode == "break":
         break
     if number == 3 and part == 1 and options.mode in ("break alone", "raise", "skip alone"):

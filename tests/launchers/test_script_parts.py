@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from squall.record.rows import MemberRow, MetricRow, ProgressRow
-from squall.report import Reader, audit
+from squall.report import Reader, audit, summarize
 from squall.run import Run
 from tests import deep
 from tests.launchers.processes import Started, wait_for
@@ -87,6 +87,23 @@ def test_the_first_part_speaks_for_its_replica(tmp_path: Path) -> None:
     assert losses
     assert all(0 < loss < 10 for loss in losses)
     assert run.gone()
+
+
+def test_the_record_has_what_each_part_did(tmp_path: Path) -> None:
+    """Also what it has waited for in operations of its script's own."""
+    slow_s = 0.02
+    run = started(tmp_path, "--slow-s", str(slow_s))
+    status, out, err = run.finish()
+    assert status == 0, err
+    with closing(Reader(run.directory / "run.sqlite")) as reader:
+        first, second = reader.parts()
+        assert {(each.replica, each.part) for each in summarize(reader).parts} == {(0, 0), (0, 1)}
+    assert "computing" in out
+    assert first.compute_s + first.wait_s == pytest.approx(second.compute_s + second.wait_s), "the replica's time"
+    assert second.compute_s > STEPS * slow_s
+    assert first.wait_s > STEPS * slow_s / 2
+    assert first.memory > 0 < second.memory
+    assert first.bubble_s == second.bubble_s == 0, "which stages there are nobody knows"
 
 
 def test_a_script_alone_is_the_one_part(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,12 +19,13 @@ from torch.distributed import DistError
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.leaving import DONE, LOST, RAISED, leave
-from squall.launchers.parts import folder, meet, shared_vector, tell_raised, traceback_file, with_own
+from squall.launchers.parts import folder, meet, raised, shared_vector, tell_raised, traceback_file, with_own
 from squall.launchers.script_parts import Following, Speaking
-from squall.launchers.script_replica import ReplicaBackend, ScriptBackend
+from squall.launchers.script_replica import ReplicaBackend, ScriptBackend, WholeBackend
 from squall.parts.host import Watch
 from squall.parts.meeting import TAG
 from squall.parts.neighbours import SPEAKER, NeighbourLost
+from squall.parts.spent import count_waits
 from squall.protocol.nodes import Node
 from squall.runtime.job import Job
 from squall.runtime.processes import fork
@@ -40,19 +42,30 @@ class Fellows:
         self._others: list[int] = []  # pids, on part 0
 
     def backend(self, job: Job, pipe: ControlPipe) -> ScriptBackend:
+        """What stands behind the session of this process, as of `forked`."""
+        return self.forked(job, partial(self._first, pipe), pipe.connection.close)
+
+    def _first(self, pipe: ControlPipe, job: Job, watch: Watch | None) -> WholeBackend:
+        return ReplicaBackend(job, self._node, self._sockets, pipe, watch)
+
+    def forked(
+        self, job: Job, first: Callable[[Job, Watch | None], WholeBackend], let_go: Callable[[], None],
+        replayed: bool = False,
+    ) -> ScriptBackend:  # fmt: skip
         """What stands behind the session of this process: it is forked into the replica's parts, each of which has one.
 
+        `first` makes that of the first part, which watches the others; these `let_go` of what is its own.
         Raises `NeighbourLost` where one of them dies meanwhile.
         """
         node, parts = self._node, job.plan.settings.parts
         if parts == 1:
-            return ReplicaBackend(job, node, self._sockets, pipe)
+            return first(job, None)
         folder(self._sockets, node).mkdir(mode=0o700)
         job, scratch = with_own(job), shared_vector(job)
         for part in range(1, parts):
             if not (pid := fork()):
                 self.part, self._others = part, []
-                pipe.connection.close()
+                let_go()
                 setproctitle(f"squall replica {node.index} part {part} of {job.directory.name}")
                 break
             self._others.append(pid)
@@ -60,10 +73,10 @@ class Fellows:
             neighbours = meet(job, node, self._sockets, self.part, self._others, TAG)
         except RuntimeError as error:
             raise NeighbourLost(str(error)) from error
+        count_waits(neighbours.spent)
         if self.part != SPEAKER:
-            return Following(job, node, neighbours, scratch)
-        replica = ReplicaBackend(job, node, self._sockets, pipe, Watch(self._others))
-        return Speaking(replica, job, neighbours, scratch)
+            return Following(job, node, neighbours, scratch, replayed)
+        return Speaking(first(job, Watch(self._others)), job, neighbours, scratch)
 
     def leave(self) -> None:
         """The script has come to its end here: part 0 waits for the others'."""
@@ -87,10 +100,22 @@ class Fellows:
         codes = self._ended()
         if traceback_file(self._sockets, self._node).exists():
             leave(RAISED)
-        stories = [path for part in range(1, len(codes) + 1) if (path := self._story(part)).exists()]
-        if any(code not in (None, LOST) for code in codes) or (isinstance(error, NeighbourLost) and not stories):
+        told = next(self._stories(), None)
+        if any(code not in (None, LOST) for code in codes) or (isinstance(error, NeighbourLost) and told is None):
             leave(LOST)
-        return stories[0].read_text() if stories else story
+        return story if told is None else told
+
+    def told(self, error: BaseException, story: str) -> str:
+        """The story of the part that has failed, as a replay's first part has it."""
+        if not any(map(_of_a_connection, _chain(error))):
+            return story
+        self._ended()
+        return next(self._stories(), "") or raised(self._sockets, self._node) or story
+
+    def _stories(self) -> Iterator[str]:
+        """What other parts have raised as their connections broke."""
+        paths = map(self._story, range(1, len(self._others) + 1))
+        return (path.read_text() for path in paths if path.exists())
 
     def _ended(self) -> list[int | None]:
         """Exit codes of the other parts, None of one that lives on."""

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from squall.launchers.script_replica import ReplicaBackend, ScriptBackend, settle_in, take_end
+from squall.launchers.script_replica import ScriptBackend, WholeBackend, settle_in, take_end
 from squall.parts.meeting import Meeting
 from squall.parts.neighbours import Neighbours
+from squall.parts.spent import measured
 from squall.protocol.effects import Compute
 from squall.protocol.messages import Factors
 from squall.protocol.nodes import Node
@@ -40,13 +41,13 @@ class Told(msgspec.Struct, array_like=True):
 class Speaking(ScriptBackend):
     """Of part 0, which is the replica to everybody else."""
 
-    def __init__(self, replica: ReplicaBackend, job: Job, neighbours: Neighbours, scratch: Tensor) -> None:
+    def __init__(self, replica: WholeBackend, job: Job, neighbours: Neighbours, scratch: Tensor) -> None:
         """`scratch` is float32 [length], shared by all parts."""
         self._replica, self._job, self._neighbours, self._scratch = replica, job, neighbours, scratch
         self._meeting = Meeting(neighbours, job.layout)
         self._over = False
         self.rank, self.replicas, self.several_steps = replica.rank, replica.replicas, replica.several_steps
-        self.parts, self.group = neighbours.parts, neighbours.torch
+        self.parts, self.group, self.replayed = neighbours.parts, neighbours.torch, replica.replayed
 
     @property
     def status(self) -> str:  # type: ignore[override]
@@ -71,6 +72,7 @@ class Speaking(ScriptBackend):
     def next(self) -> Compute | None:
         if self._over:
             return self._replica.next()
+        self._neighbours.spent.look()
         self._meeting.meet("the next batch")
         effect = None
         try:
@@ -83,6 +85,7 @@ class Speaking(ScriptBackend):
         return effect
 
     def load(self, effect: Compute) -> Batch:
+        self._neighbours.spent.begin()
         batch = self._replica.load(effect)
         self._meeting.loaded(self._model)
         return batch
@@ -99,10 +102,16 @@ class Speaking(ScriptBackend):
             if gradient is not None and places is not None:
                 gradient = places[number]  # the same memory; so it is known that nothing has to be copied
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
-        finite = self._replica.accept(effect, loss, started, factors, over)
+        inside = measured(self._neighbours.spent, self._neighbours.others.values())
+        if not over:  # then it also waits for newer weights
+            self._neighbours.spent.end()
+        finite = self._replica.accept(effect, loss, started, factors, over, inside)
         for parameter, gradient in zip(parameters, own):
             parameter.grad = gradient
         self._tell(finite=finite)
+        self._neighbours.spent.end()
+        if not over:
+            self._neighbours.spent.begin()
         return finite
 
     def done(self, effect: Compute) -> None:
@@ -110,6 +119,7 @@ class Speaking(ScriptBackend):
 
     def skip(self, effect: Compute) -> None:
         self._meeting.meet("session.skip")
+        self._neighbours.spent.end()
         self._replica.skip(effect)
 
     def log(self, values: Mapping[str, float]) -> None:
@@ -140,13 +150,16 @@ class Speaking(ScriptBackend):
 class Following(ScriptBackend):
     """Of any other part."""
 
-    def __init__(self, job: Job, node: Node, neighbours: Neighbours, scratch: Tensor) -> None:
+    def __init__(
+        self, job: Job, node: Node, neighbours: Neighbours, scratch: Tensor, replayed: bool = False
+    ) -> None:  # fmt: skip
         self._job, self._node, self._neighbours, self._scratch = job, node, neighbours, scratch
         self._meeting = Meeting(neighbours, job.layout)
         self._uses = 0
         self._batch: Compute | None = None  # that is under way
         self.rank, self.replicas, self.several_steps = node.index, job.recipe.replicas, job.recipe.work.several_steps
         self.part, self.parts, self.group = neighbours.part, neighbours.parts, neighbours.torch
+        self.replayed = replayed
         settle_in(job)
 
     def note(self, error: BaseException) -> None:
@@ -169,6 +182,7 @@ class Following(ScriptBackend):
     def next(self) -> Compute | None:
         self._batch = None
         if self.status == "running":
+            self._neighbours.spent.look()
             self._meeting.meet("the next batch")
             self._batch = self._hear().batch
         if self.ended_with is not None:
@@ -176,6 +190,7 @@ class Following(ScriptBackend):
         return self._batch
 
     def load(self, effect: Compute) -> Batch:
+        self._neighbours.spent.begin()
         batch = self._backward.load(effect)
         self._meeting.loaded(self._backward.on_vector.model)
         return batch
@@ -185,10 +200,15 @@ class Following(ScriptBackend):
     ) -> bool:  # fmt: skip
         vector = sum_of(self._job, self.rank, effect, self._scratch)
         self._meeting.add_up(self._backward.on_vector.model, vector, loss)
-        return self._hear().finite
+        finite = self._hear().finite
+        self._neighbours.spent.end()
+        if not over:
+            self._neighbours.spent.begin()
+        return finite
 
     def skip(self, effect: Compute) -> None:
         self._meeting.meet("session.skip")
+        self._neighbours.spent.end()
 
     def log(self, values: Mapping[str, float]) -> None:
         """The first part logs."""

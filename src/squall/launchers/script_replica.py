@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -21,7 +22,7 @@ from squall.parts.host import Watch
 from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import Compute, Effect, UseWeights
 from squall.protocol.events import BatchOver, BatchSkipped, Event, LoopLeft, ValuesLogged
-from squall.protocol.messages import Factors
+from squall.protocol.messages import Factors, Inside
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.record.rows import RecordError
 from squall.runtime.batches import Steps
@@ -31,6 +32,7 @@ from squall.runtime.hosts import ReplicaHost
 from squall.runtime.interrupts import LeftToLauncher
 from squall.runtime.job import Job
 from squall.runtime.kinds import machine
+from squall.runtime.local import LocalTraining
 from squall.runtime.processes import keep_freed_memory
 from squall.runtime.recording import RecordedReplica, recorded
 from squall.session.backend import SessionBackend
@@ -102,8 +104,33 @@ def take_end(job: Job, status: str, reason: str) -> BaseException | None:
     return kind(reason) if status != "finished" else None
 
 
-class ReplicaBackend(ScriptBackend):
-    """What stands behind the session of one replica, or of its first part."""
+class WholeBackend(ScriptBackend):
+    """Of a whole replica, or of its first part."""
+
+    @property
+    @abstractmethod
+    def in_use(self) -> tuple[int, int]:
+        """The weights buffer that is computed on, and how often one was taken into use."""
+
+    @property
+    @abstractmethod
+    def training(self) -> Gradients | LocalTraining:
+        """Of its host."""
+
+    def places(self, effect: Compute) -> Sequence[Tensor] | None:
+        """Where gradients of that batch may lie at once, a view for each; None where that is not their buffer."""
+        return self.training.places(effect) if isinstance(self.training, Gradients) else None
+
+    @abstractmethod
+    def accept(
+        self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True,
+        inside: Inside = (),
+    ) -> bool:  # fmt: skip
+        """`inside`: what the parts have spent."""
+
+
+class ReplicaBackend(WholeBackend):
+    """In a run."""
 
     def __init__(
         self, job: Job, node: Node, sockets: Path, pipe: ControlPipe, watch: Watch | None = None
@@ -158,25 +185,25 @@ class ReplicaBackend(ScriptBackend):
             note_batch(error, batch.epoch, batch.start, batch.stop)
 
     def load(self, effect: Compute) -> Batch:
-        return self._host.training.backward.load(effect)
+        return self.training.backward.load(effect)
 
     @property
     def in_use(self) -> tuple[int, int]:
-        """The weights buffer that is computed on, and how often one was taken into use."""
         return self._host.in_use, self._host.uses
 
-    def places(self, effect: Compute) -> Sequence[Tensor] | None:
-        """Where gradients of that batch may lie at once, a view for each; None where that is not their buffer."""
-        training = self._host.training
-        return training.places(effect) if isinstance(training, Gradients) else None
+    @property
+    def training(self) -> Gradients | LocalTraining:
+        return self._host.training
 
     def accept(
-        self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
+        self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True,
+        inside: Inside = (),
     ) -> bool:  # fmt: skip
-        found = self._host.training.accept(effect, loss, started, factors, over)
+        found = self.training.accept(effect, loss, started, factors, over)
         self._rated |= bool(set(factors) - {None, 1.0})
         if self._rated:  # the report's curve also shows where a loop comes back to the rate that it was given
             found = replace(found, extras={"rate_factor": next((each for each in factors if each is not None), 1.0)})
+        found = replace(found, inside=inside)
         if isinstance(self._seen, RecordedReplica):
             self._seen.computed(effect, found.finite)
         if over or not found.finite:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from squall.parts.neighbours import SPEAKER, Neighbours
+from squall.parts.spent import NUMBERS
 from squall.runtime.inside import dense, local
 from squall.vector import Layout
 
@@ -33,7 +34,7 @@ class Meeting:
         self._own_bit = 1 << neighbours.part
         self._spans = (*layout.buffers, *layout.counters)
         # What is said has one length, whatever a part says: Gloo ends a process that is sent more than it waits for.
-        self._room = neighbours.parts + 1 + len(layout.parameters) + len(self._spans)
+        self._room = (1 + NUMBERS) * neighbours.parts + 1 + len(layout.parameters) + len(self._spans)
         self._before: list[Tensor] = []  # the model's buffers, before the batch
         self._compared = False  # gradients of several parts, for being the same
 
@@ -84,18 +85,32 @@ class Meeting:
         dense(parameters)
         views = self._layout.views(vector)
         changed = [*map(_differ, self._layout.buffers_of(model), self._before)] if self._spans else []
-        losses = [0.0] * self._neighbours.parts
-        losses[self._neighbours.part] = 0.0 if loss is None else loss
         marks = (loss is not None, *(p.grad is not None for p in parameters), *changed)
-        told = self.meet("session.step", *losses, *(self._own_bit * mark for mark in marks))
-        tellers, *bits = map(int, told[len(losses) :])
+        losses, bits = self._step(0.0 if loss is None else loss, marks)
+        tellers, *bits = bits
         of_gradients, of_buffers = bits[: len(parameters)], bits[len(parameters) :]
         with self._neighbours.together():
             self._write_buffers(model, vector, of_buffers)
             self._write_gradients([p.grad for p in parameters], views, of_gradients)
             self._read_buffers(model, vector, of_buffers)
         found = [view if bits else None for view, bits in zip(views, of_gradients)]
-        return found, told[_parts(tellers)[0]] if tellers else None
+        return found, losses[_parts(tellers)[0]] if tellers else None
+
+    def _step(self, loss: float, marks: Sequence[bool]) -> tuple[list[float], list[int]]:
+        """The loss of each part, and the parts that have each mark; part 0 also hears how all have spent their time."""
+        parts, part, spent = self._neighbours.parts, self._neighbours.part, self._neighbours.spent
+        own = [0.0] * ((1 + NUMBERS) * parts)
+        own[part] = loss
+        if part != SPEAKER:
+            spent.count()
+            at = parts + NUMBERS * part
+            own[at : at + NUMBERS] = spent.told()
+        told = self.meet("session.step", *own, *(self._own_bit * mark for mark in marks))
+        if part == SPEAKER:
+            spent.count()
+            for other, numbers in self._neighbours.others.items():
+                numbers[:] = told[parts + NUMBERS * other :][:NUMBERS]
+        return told[:parts], [int(bits) for bits in told[len(own) :]]
 
     def _write_gradients(
         self, gradients: Sequence[Tensor | None], views: Sequence[Tensor], bits: Sequence[int]

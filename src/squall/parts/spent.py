@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+from torch._C._distributed_c10d import Work
 
 from squall.runtime.processes import private_bytes
 
@@ -32,6 +36,8 @@ class Spent:
         self._stage_s = 0.0  # and in the schedule that runs
         self._rounds = 0
         self._look_at = 0.0
+        self._began = (0.0, 0.0, 0.0)  # what is at work now: when, and what it had waited and been elsewhere by then
+        self._works = self._waits = False
 
     def told(self) -> tuple[float, float, float]:
         """Seconds at work without waiting, seconds of these in a pipeline's stages, bytes."""
@@ -39,19 +45,40 @@ class Spent:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        started, waited, elsewhere = time.perf_counter(), self.waited_s, self._elsewhere_s
+        self.begin()
         yield
-        seconds = time.perf_counter() - started - (self._elsewhere_s - elsewhere)
+        self.end()
+
+    def begin(self) -> None:
+        """It is at work from now on."""
+        self._works, self._began = True, (time.perf_counter(), self.waited_s, self._elsewhere_s)
+
+    def end(self) -> None:
+        """It is not at work any more, if it was."""
+        self.count()
+        self._rounds += self._works
+        self._works = False
+
+    def count(self) -> None:
+        """Take what is at work into account up to now."""
+        if not self._works:
+            return
+        started, waited, elsewhere = self._began
+        self.begin()
+        seconds = self._began[0] - started - (self._elsewhere_s - elsewhere)
         self.total_s += seconds
         self._busy_s += max(0.0, seconds - (self.waited_s - waited))
-        self._rounds += 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        started = time.perf_counter()
+        if self._waits:  # it is counted already
+            yield
+            return
+        started, self._waits = time.perf_counter(), True
         try:
             yield
         finally:
+            self._waits = False
             self.waited_s += time.perf_counter() - started
 
     @contextmanager
@@ -103,3 +130,24 @@ def measured(own: Spent, others: Iterable[Sequence[float]]) -> tuple[float, ...]
         bubble_s = min(idle_s, max(0.0, own.schedule_s - stages_s))
         found += [busy_s, idle_s - bubble_s, bubble_s, memory]
     return tuple(found)
+
+
+def count_waits(spent: Spent, *kinds: type[Work]) -> None:
+    """Count what this process's main thread waits for operations of any process group, whoever has asked for them.
+
+    torch has no hook for it, and a group of our own around Gloo's would have to do all that users may ask of one.
+    """
+    main = threading.get_ident()
+    each: Any
+    for each in (Work, *kinds):
+        each.wait = _counted(each.wait, spent, main)
+
+
+def _counted(wait: Any, spent: Spent, main: int) -> Any:
+    def counted(work: Work, *arguments: Any, **named: Any) -> Any:
+        if threading.get_ident() != main:
+            return wait(work, *arguments, **named)
+        with spent.waiting():
+            return wait(work, *arguments, **named)
+
+    return counted

@@ -173,7 +173,8 @@ class _Rerun:
         perform = partial(self._perform, attempt, plan)
         if "script" in code:
             torch.set_num_threads(1)  # a thread pool would not survive the forks
-            run_to_join(code, perform)
+            with scratch.directory() as folder:
+                run_to_join(code, folder, perform)
             return
         if plan.settings.launcher != "inline" and not code["strategy"].recipe().alone:
             torch.set_num_threads(1)  # as the nursery had that built it in the run: some initial weights depend on it

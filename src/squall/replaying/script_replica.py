@@ -12,9 +12,10 @@ from typing import NamedTuple, NoReturn
 
 import cloudpickle
 
-from squall.protocol.effects import Compute
+from squall.launchers.script_replica import WholeBackend
+from squall.protocol.effects import Compute, UseWeights
 from squall.protocol.events import BatchSkipped, GradientComputed
-from squall.protocol.messages import Factors
+from squall.protocol.messages import Factors, Inside
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import Examination, NonFiniteBatch
 from squall.replaying.processes import Failed
@@ -22,7 +23,6 @@ from squall.runtime.compute import Gradients
 from squall.runtime.hosts import ReplicaHost
 from squall.runtime.job import Job
 from squall.runtime.local import LocalTraining
-from squall.session.backend import SessionBackend
 from squall.task import Batch, Task
 
 
@@ -40,8 +40,8 @@ class Examine(NamedTuple):
     batch: Compute
 
 
-class ReplayBackend(SessionBackend):
-    """What stands behind the session of a replica's process."""
+class ReplayBackend(WholeBackend):
+    """What stands behind the session of a replica's process, or of that of its first part."""
 
     replayed = True
 
@@ -53,6 +53,7 @@ class ReplayBackend(SessionBackend):
         self._node = node
         self._pipe = pipe
         self._host: ReplicaHost | None = None  # None: not begun
+        self._in_use = (0, 0)
         self._batch: Compute | None = None  # handed out, and not stepped
         self._loaded: Batch = None
         self._order: Compute | Examine | None = None  # what comes next, if that is known
@@ -61,11 +62,16 @@ class ReplayBackend(SessionBackend):
         self._found: GradientComputed | BatchSkipped | NonFiniteBatch | None = None  # of the last batch, not said yet
 
     def begin(self, task: Task, epochs: int) -> None:
-        self._host = ReplicaHost(dataclasses.replace(self._job, task=task), self.rank)
+        self.began = True
+        self._host = ReplicaHost(dataclasses.replace(self._job, task=task), self.rank, own=self._job.own)
         self._say(Began(task.examples, task.batch_size, task.loader.get("num_workers", 0)))
 
     @property
-    def _training(self) -> Gradients | LocalTraining:
+    def in_use(self) -> tuple[int, int]:
+        return self._in_use
+
+    @property
+    def training(self) -> Gradients | LocalTraining:
         assert self._host is not None
         return self._host.training
 
@@ -88,11 +94,13 @@ class ReplayBackend(SessionBackend):
                 self._order = order
             else:
                 assert self._host is not None
+                if isinstance(order, UseWeights):
+                    self._in_use = order.buffer, self._in_use[1] + 1
                 self._say(self._host.perform(order, 0.0))
         return self._order.batch if isinstance(self._order, Examine) else self._order
 
     def load(self, effect: Compute) -> Batch:
-        self._loaded = self._training.backward.load(effect)
+        self._loaded = self.training.backward.load(effect)
         self._begin()
         return self._loaded
 
@@ -100,10 +108,11 @@ class ReplayBackend(SessionBackend):
         """The order is carried out from here on."""
         order, self._order = self._order, None
         if isinstance(order, Examine):
-            self._examination = Examination(self._node, order.batch, self._training.backward, self._loaded)
+            self._examination = Examination(self._node, order.batch, self.training.backward, self._loaded)
 
     def accept(
-        self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True
+        self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True,
+        inside: Inside = (),
     ) -> bool:  # fmt: skip
         if self._stepped:  # on that batch, before
             if not _same(self._next_order(), effect):
@@ -112,7 +121,7 @@ class ReplayBackend(SessionBackend):
         if self._examination is not None:
             self._found = self._examination.end(loss)
             return True
-        self._found = found = self._training.accept(effect, loss, started, factors, over)
+        self._found = found = self.training.accept(effect, loss, started, factors, over)
         self._stepped = not over and found.finite
         if self._stepped:
             self._next_order()  # so that the weights are those of the next step

@@ -14,19 +14,24 @@ import contextlib
 import dataclasses
 import os
 import random
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from setproctitle import setproctitle
 from torch import nn
 
+from squall.launchers.script_fellows import Fellows
+from squall.launchers.script_replica import ScriptBackend, WholeBackend
 from squall.launchers.script_start import Over, chosen, run_file
+from squall.parts.host import Watch
 from squall.protocol.effects import Compute
 from squall.protocol.nodes import Node
 from squall.replaying.nonfinite import NonFiniteBatch
@@ -62,10 +67,15 @@ class ScriptHost(ReplicaProcess):
 class ScriptReplicas:
     """The replicas of a script that has joined: they are forked from this process one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        """`folder`: where the parts of a replica find each other."""
+        self._folder = folder
         self._hosts: dict[Node, ScriptHost] = {}
         self._chance = random.getstate(), np.random.get_state(), torch.get_rng_state()  # where the script has joined
-        self.replica: ReplayBackend | None = None  # set in a replica's process
+        # Set in a replica's process, or a part's.
+        self.backend: ScriptBackend | None = None
+        self._replica: ReplayBackend | None = None  # in the only one, or the first part
+        self._fellows: Fellows
 
     def host(self, job: Job, node: Node) -> ScriptHost:
         """The replica's, forked when it is first asked for. Raises `_ReplayForked` in the new process."""
@@ -93,15 +103,34 @@ class ScriptReplicas:
             random.setstate(self._chance[0])
             np.random.set_state(self._chance[1])
             torch.set_rng_state(self._chance[2])
-            self.replica = ReplayBackend(job, node, pipe)
+            self._fellows = Fellows(node, self._folder)
+            self.backend = self._fellows.forked(job, partial(self._first, node, pipe), pipe.close, replayed=True)
         except BaseException:  # this process never returns into the replay's own code
             traceback.print_exc()
             os._exit(1)
         raise _ReplayForked
 
+    def _first(self, node: Node, pipe: Connection, job: Job, watch: Watch | None) -> WholeBackend:
+        self._replica = ReplayBackend(job, node, pipe)
+        return self._replica
 
-def run_to_join(code: ScriptCode, perform: Callable[[Strategy, Task, ScriptReplicas], None]) -> None:
+    def leave(self, ended: BaseException | None, story: str) -> NoReturn:
+        """In a replica's process, or a part's: the script has come to its end, or has raised."""
+        try:
+            if self._replica is not None:
+                self._replica.leave(story if ended is None else self._fellows.told(ended, story))
+            elif ended is not None:
+                self._fellows.fail(ended, story)
+            else:
+                signal.pause()  # the first part may have more to perform; it takes this one with it
+        finally:
+            os._exit(1)
+
+
+def run_to_join(code: ScriptCode, folder: Path, perform: Callable[[Strategy, Task, ScriptReplicas], None]) -> None:
     """Run a script until it joins, and `perform` there. What it prints goes to standard error.
+
+    `folder` is as for `ScriptReplicas`.
 
     Raises `ValueError` if the script does not come to join, and whatever `perform` raises.
     """
@@ -110,12 +139,12 @@ def run_to_join(code: ScriptCode, perform: Callable[[Strategy, Task, ScriptRepli
     failures: list[BaseException] = []
 
     def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> SessionBackend:
-        joined.append(scripts := ScriptReplicas())
+        joined.append(scripts := ScriptReplicas(folder))
         try:
             perform(chosen(code["strategy"], optimizer, code["optimizer_chosen"]), joined_task(model, options), scripts)
         except _ReplayForked:
-            assert scripts.replica is not None
-            return scripts.replica
+            assert scripts.backend is not None
+            return scripts.backend
         except BaseException as error:  # the user's code has nothing to do with it
             failures.append(error)
         raise Over
@@ -128,11 +157,8 @@ def run_to_join(code: ScriptCode, perform: Callable[[Strategy, Task, ScriptRepli
         ended = error
     story = "it ended" if ended is None else f"it raised\n{''.join(traceback.format_exception(ended))}"
     scripts = joined[0] if joined else None
-    if scripts is not None and scripts.replica is not None:
-        try:
-            scripts.replica.leave(story)
-        finally:
-            os._exit(1)
+    if scripts is not None and scripts.backend is not None:
+        scripts.leave(ended, story)
     if scripts is not None:
         scripts.close()
     _forget(sys.modules.keys() - known, code["script"].parent)

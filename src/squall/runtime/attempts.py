@@ -44,7 +44,7 @@ def read_start(path: Path) -> Start:
     except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
     if not start.kept:
-        why = "with --keep-schedule none, as a script in parts, or with AllReduce"
+        why = "with --keep-schedule none, or with AllReduce"
         how = "in parts, in one process, on GPUs or several machines, or with a divided optimizer"
         raise Damaged(f"{path} holds no schedule: its attempt ran {why} {how}")
     return start
@@ -114,7 +114,7 @@ def begin(job: Job, script: bool = False) -> Job:
     start = Start(
         FORMAT, restored.manifest.number if restored is not None else None,
         restored.updates if restored is not None else 0, surroundings(job.plan.threads, script),
-        kept=job.plan.settings.keep_schedule != 0 and _is_replayed(job, script),
+        kept=job.plan.settings.keep_schedule != 0 and _is_replayed(job),
         end_alone=job.plan.settings.last_snapshots > 0, starts=job.starts, forked=_has_groups(job),
     )  # fmt: skip
     try:
@@ -130,12 +130,12 @@ def begin(job: Job, script: bool = False) -> Job:
     return dataclasses.replace(job, schedule=path) if start.kept else job
 
 
-def _is_replayed(job: Job, script: bool) -> bool:
-    """Scripts of parts are not yet; all-reduce where each member is a process of one machine, on the CPU."""
+def _is_replayed(job: Job) -> bool:
+    """All-reduce is where each member is a process of one machine, on the CPU."""
     if isinstance(job.recipe.work, Collective):
         here = job.site is None and job.plan.settings.launcher != "inline"
         return here and job.plan.device == "cpu" and not job.recipe.divided
-    return not (script and job.plan.settings.parts > 1)
+    return True
 
 
 def _has_groups(job: Job) -> bool:
