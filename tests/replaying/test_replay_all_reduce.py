@@ -86,15 +86,12 @@ def trained(run: Started) -> int:
     return sum(row.examples for row in run.rows(ProgressRow))
 
 
-def test_deaths_newcomers_an_interrupt_and_a_resume(tmp_path: Path) -> None:
-    """The first member dies, too, whose weights others take."""
-    directory = tmp_path / f"run-{uuid4().hex[:8]}"
-    run = Started.train(directory, "--strategy", "all_reduce", "--replicas", "3", "--epochs", "1000")
+def interrupted(run: Started, victims: dict[str, str]) -> None:
+    """Behind the death of each, when the newcomer in its place has trained."""
     try:
         run.wait_rows(ProgressRow, lambda row: row.replica == 1)
-        for victim in ("replica 1", "replica 0"):
+        for victim, newcomer in victims.items():
             run.kill(victim)
-            newcomer = f"{victim.replace(' ', '-')}.1"
             run.wait_rows(MemberRow, lambda row, newcomer=newcomer: (row.node, row.change) == (newcomer, "joined"))
             before = trained(run)
             wait_for(lambda before=before: trained(run) > before, START_S, "progress with the newcomer")
@@ -103,17 +100,10 @@ def test_deaths_newcomers_an_interrupt_and_a_resume(tmp_path: Path) -> None:
     finally:
         run.process.kill()
         wait_for(run.gone, 10, "the processes to end")
-    epochs = str(trained(run) // EXAMPLES + 2)
-    status, _, error = Started(directory, "resume", str(directory), "--epochs", epochs, "--replicas", "2").finish()
-    assert status == 0, error
-    assert_replayed(directory, tmp_path / "weights")
 
 
-@deep.only
-@pytest.mark.parametrize("seed", deep.seeds(1, 8))
-def test_kills_at_any_moment(tmp_path: Path, seed: int) -> None:
-    chance, directory = random.Random(seed), tmp_path / f"run-{uuid4().hex[:8]}"
-    run = Started.train(directory, "--strategy", "all_reduce", "--replicas", "4", "--epochs", "6")
+def finished_under_kills(run: Started, chance: random.Random) -> None:
+    """Three processes of replicas are killed at any moment."""
     try:
         for moment in sorted(chance.randrange(4 * EXAMPLES) for _ in range(3)):
             wait_for(lambda moment=moment: trained(run) >= moment, START_S, f"{moment} examples")
@@ -125,6 +115,25 @@ def test_kills_at_any_moment(tmp_path: Path, seed: int) -> None:
     finally:
         run.process.kill()
         wait_for(run.gone, 10, "the processes to end")
+
+
+def test_deaths_newcomers_an_interrupt_and_a_resume(tmp_path: Path) -> None:
+    """The first member dies, too, whose weights others take."""
+    directory = tmp_path / f"run-{uuid4().hex[:8]}"
+    run = Started.train(directory, "--strategy", "all_reduce", "--replicas", "3", "--epochs", "1000")
+    interrupted(run, {"replica 1": "replica-1.1", "replica 0": "replica-0.1"})
+    epochs = str(trained(run) // EXAMPLES + 2)
+    status, _, error = Started(directory, "resume", str(directory), "--epochs", epochs, "--replicas", "2").finish()
+    assert status == 0, error
+    assert_replayed(directory, tmp_path / "weights")
+
+
+@deep.only
+@pytest.mark.parametrize("seed", deep.seeds(1, 8))
+def test_kills_at_any_moment(tmp_path: Path, seed: int) -> None:
+    directory = tmp_path / f"run-{uuid4().hex[:8]}"
+    run = Started.train(directory, "--strategy", "all_reduce", "--replicas", "4", "--epochs", "6")
+    finished_under_kills(run, random.Random(seed))
     assert_replayed(directory, tmp_path / "weights")
 
 

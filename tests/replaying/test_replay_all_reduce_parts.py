@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +14,19 @@ import torch
 from torch import nn
 
 import squall
-from squall.record.rows import MemberRow, ProgressRow
 from squall.runtime.seeds import epoch_order
 from tests import deep
 from tests.launchers.blobs import EXAMPLES
-from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.processes import Started
 from tests.rehearsal import assert_replays, same
-from tests.replaying.test_replay_all_reduce import NUMBERED, assert_replayed, poisoned, trained
+from tests.replaying.test_replay_all_reduce import (
+    NUMBERED,
+    assert_replayed,
+    finished_under_kills,
+    interrupted,
+    poisoned,
+    trained,
+)
 from tests.replaying.test_replay_parts import PIPED, SPLITS
 from tests.tasks import LOCAL, regression
 
@@ -58,18 +62,7 @@ def test_across_the_deaths_of_parts_an_interrupt_and_a_resume(tmp_path: Path) ->
     """Newcomers' parts take what the same part of a survivor has; the first member is lost as well."""
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = training(directory, 2, 1000)
-    try:
-        run.wait_rows(ProgressRow, lambda row: row.replica == 1)
-        for victim, newcomer in (("replica 1 part 1", "replica-1.1"), ("replica 0", "replica-0.1")):
-            run.kill(victim)
-            run.wait_rows(MemberRow, lambda row, newcomer=newcomer: (row.node, row.change) == (newcomer, "joined"))
-            before = trained(run)
-            wait_for(lambda before=before: trained(run) > before, START_S, "progress with the newcomer")
-        run.process.send_signal(signal.SIGINT)
-        run.finish()
-    finally:
-        run.process.kill()
-        wait_for(run.gone, 10, "the processes to end")
+    interrupted(run, {"replica 1 part 1": "replica-1.1", "replica 0": "replica-0.1"})
     epochs = str(trained(run) // EXAMPLES + 1)
     status, _, error = Started(directory, "resume", str(directory), "--epochs", epochs, "--replicas", "3").finish()
     assert status == 0, error
@@ -79,19 +72,9 @@ def test_across_the_deaths_of_parts_an_interrupt_and_a_resume(tmp_path: Path) ->
 @deep.only
 @pytest.mark.parametrize("seed", deep.seeds(1, 6))
 def test_kills_at_any_moment(tmp_path: Path, seed: int) -> None:
-    chance, directory = random.Random(seed), tmp_path / f"run-{uuid4().hex[:8]}"
+    directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = training(directory, 3, 6)
-    try:
-        for moment in sorted(chance.randrange(4 * EXAMPLES) for _ in range(3)):
-            wait_for(lambda moment=moment: trained(run) >= moment, START_S, f"{moment} examples")
-            victims = sorted(role for role in run.processes() if role.startswith("replica"))
-            with suppress(KeyError, ProcessLookupError):  # it is gone itself, from an earlier kill
-                run.kill(chance.choice(victims))
-        status, _, error = run.finish()
-        assert status == 0, error
-    finally:
-        run.process.kill()
-        wait_for(run.gone, 10, "the processes to end")
+    finished_under_kills(run, random.Random(seed))
     assert_replayed(directory, tmp_path / "weights")
 
 

@@ -14,7 +14,7 @@ from squall.protocol.collective.coordinator import CollectiveCoordinator
 from squall.protocol.collective.messages import ShowWeights
 from squall.protocol.collective.replica import CollectiveReplica
 from squall.protocol.collective.rounds import Round, Rounds
-from squall.protocol.effects import Effect, Send
+from squall.protocol.effects import Effect, Expect, Send
 from squall.protocol.evaluations import Evaluations
 from squall.protocol.events import Event, GroupJoined, StepTaken
 from squall.protocol.frames import Message
@@ -160,6 +160,12 @@ def of_the_newest_alone(original: Any, rounds: SnapshotRounds, writer: Node, pie
     return bool(original(rounds, writer, piece))
 
 
+def of_the_next_alone(original: Any, replica: CollectiveReplica, event: Event, now: float) -> list[Effect]:
+    """Loaders do not hear of rounds that are dealt further ahead."""
+    effects = original(replica, event, now)
+    return [effect for effect in effects if not (isinstance(effect, Expect) and replica._turns)]
+
+
 DIVIDED_ONES: dict[str, Planted] = {
     "who sends a piece of a snapshot that was asked for again is refused": Planted(
         wrapped(SnapshotRounds, "wants", of_the_newest_alone), 200, "I12", machines=2),
@@ -198,6 +204,8 @@ PLANTED: dict[str, Planted] = {
     "a newcomer's first round is taken for a lie": Planted(wrapped(Rounds, "told", newcomers_first), 100, "I12"),
     "what another machine shows stays where it has come": Planted(
         wrapped(Evaluations, "_send", left_aside), 400, "I7"),
+    "batches of rounds that are dealt ahead are not announced": Planted(
+        wrapped(CollectiveReplica, "on", of_the_next_alone), 50, "I17"),
     "an evaluation waits for a replica that is gone": Planted(wrapped(Evaluations, "ask_of", asked_in_vain), 50, "I5"),
 }  # fmt: skip
 

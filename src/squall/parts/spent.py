@@ -132,22 +132,17 @@ def measured(own: Spent, others: Iterable[Sequence[float]]) -> tuple[float, ...]
     return tuple(found)
 
 
-def count_waits(spent: Spent, *kinds: type[Work]) -> None:
+def count_waits(spent: Spent) -> None:
     """Count what this process's main thread waits for operations of any process group, whoever has asked for them.
 
     torch has no hook for it, and a group of our own around Gloo's would have to do all that users may ask of one.
     """
-    main = threading.get_ident()
-    each: Any
-    for each in (Work, *kinds):
-        each.wait = _counted(each.wait, spent, main)
+    main, wait = threading.get_ident(), Work.wait
 
-
-def _counted(wait: Any, spent: Spent, main: int) -> Any:
     def counted(work: Work, *arguments: Any, **named: Any) -> Any:
         if threading.get_ident() != main:
             return wait(work, *arguments, **named)
         with spent.waiting():
             return wait(work, *arguments, **named)
 
-    return counted
+    Work.wait = counted  # type: ignore[method-assign, assignment]

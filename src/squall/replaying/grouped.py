@@ -64,14 +64,12 @@ class GroupedProcess(ReplicaProcess):
         return found
 
     def examine(self, effect: Compute) -> NonFiniteBatch:
-        found: NonFiniteBatch
         if self._job.own is None:
-            found = self.ask(Examine(effect))
-        else:
-            from squall.replaying.parted import examine_whole
+            found: NonFiniteBatch = self.ask(Examine(effect))
+            return found
+        from squall.replaying.parted import examine_whole
 
-            found = examine_whole(self._job, self.node, effect, self._job.own)
-        return found
+        return examine_whole(self._job, self.node, effect, self._job.own)
 
 
 class GroupedReplicas:

@@ -45,7 +45,7 @@ def read_start(path: Path) -> Start:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
     if not start.kept:
         why = "with --keep-schedule none, or with AllReduce"
-        how = "in parts, in one process, on GPUs or several machines, or with a divided optimizer"
+        how = "in one process, on GPUs or several machines, or with a divided optimizer"
         raise Damaged(f"{path} holds no schedule: its attempt ran {why} {how}")
     return start
 

@@ -125,6 +125,7 @@ class Chaos:
     machines: int = 1  # that the run begins on; more may join
     parts: int = 1  # of each replica
     spread_parts: bool = False  # over as many machines as possible
+    loaders: int = 0  # of each member of a group
 
     @property
     def recipe(self) -> Recipe:
@@ -193,6 +194,7 @@ def chaos(seed: int) -> Chaos:
         )), machines=machines, parts=parts.number, spread_parts=parts.spread,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
         travels=random.Random(f"{seed} travels").random() < TRAVELS,
+        loaders=random.Random(f"{seed} loading").choice((0, 0, 1, 3)) if grouped else 0,
         breaks_at=breaks.randint(1, 3 * batches) if breaks.random() < BREAKS else None,
     ))  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections import Counter
 from squall.protocol.collective.coordinator import LOST, SHARE_LOST, CollectiveCoordinator
 from squall.protocol.collective.messages import Shown
 from squall.protocol.effects import End as Ended
-from squall.protocol.effects import EvaluateModel, PublishSnapshot, Transmit
+from squall.protocol.effects import EvaluateModel, Expect, PublishSnapshot, Step, Transmit
 from squall.protocol.events import Gathered, GroupJoined, StepTaken
 from squall.protocol.messages import Evaluated, SnapshotTaken
 from squall.protocol.nodes import COORDINATOR, Node
@@ -30,9 +30,16 @@ class GroupAuditor:
         self.final = saved
         self._reported = 0  # examples of this life, in the record
         self._joined: dict[Node, int] = {}  # the group that each is in
+        self._announced: set[tuple[Node, BatchRange]] = set()
 
     def watch(self, now: float, node: Node, what: object) -> None:
         match what:
+            case Expect(epoch, start, stop):
+                self._announced.add((node, (epoch, start, stop)))
+            case Step(_, epoch, start, stop) if start < stop and (node, (epoch, start, stop)) not in self._announced:
+                raise Broken(
+                    "I17", f"{node} steps on [{start}, {stop}) of epoch {epoch}, which its loaders do not know"
+                )
             case StepTaken(finite=True):
                 self._check_once(self.hosts.members[node].weights)
             case WorkReported(_, stats):
