@@ -41,6 +41,14 @@ def test_a_newcomer_begins_where_the_slowest_is_and_holds_nobody() -> None:
     assert answers(tell(shard, R1_AGAIN, Exchange(0, -1, 0))) == {R1_AGAIN: Exchanged(4, 7, -1, examples=56)}
 
 
+def test_a_newcomer_that_another_shard_has_let_in_further_waits_for_the_slowest() -> None:
+    """At once it would have weights that lack two pushes of R2 when it pushes, where a max delay of 0 allows one."""
+    shard = shard_of(R0, R1, R2, max_delay=0)
+    tell(shard, R0, push(1))
+    assert answers(tell(shard, R1, Exchange(1, weights=0))) == {}
+    assert answers(tell(shard, R2, push(1)))[R1] == Exchanged(1, 2, -1, examples=16)
+
+
 @dataclass
 class Worker:
     """What a replica does, without a machine."""

@@ -97,10 +97,7 @@ class Shard(ShardDuties):
         else:
             self._move(replica, exchange.clock)
             self._apply_each(replica, exchange, effects)
-            if exchange.weights < 0 or self.rules.max_delay is None:
-                self._answer(replica, exchange, effects)
-            else:
-                self._waiting.setdefault(exchange.clock, {})[sender] = exchange
+            self._answer_when_due(replica, exchange, effects)
             if self._waiting:
                 self._release(effects)
 
@@ -108,16 +105,13 @@ class Shard(ShardDuties):
         """Weights alone: a newcomer's first, or for a batch that is tried again.
 
         A newcomer begins where the others are, also when another shard knows them to be further, by one exchange at
-        most. Where there are rounds, it waits for those that it is behind: its first push is on the weights that the
-        others have.
+        most. It waits for those that it is ahead of, like any other: what it computes on may lack no more of their
+        pushes than the bound allows.
         """
         clock = min(exchange.clock, self._newest + 1)
         if clock > replica.clock:
             self._move(replica, clock)
-        if self.rules.gather == "mean":
-            self._waiting.setdefault(replica.clock, {})[replica.node] = exchange
-        else:
-            self._answer(replica, exchange, effects)
+        self._answer_when_due(replica, exchange, effects)
         self._settle(now, effects)
 
     def _settle(self, now: float, effects: list[Effect]) -> None:
@@ -140,6 +134,13 @@ class Shard(ShardDuties):
             self.version += 1
             self.examples += exchange.examples
         replica.cover(exchange.covers)
+
+    def _answer_when_due(self, replica: _Replica, exchange: Exchange, effects: list[Effect]) -> None:
+        """At once where no bound can hold it; what waits is answered by `_release`."""
+        if exchange.weights < 0 or (self.rules.gather == "each" and self.rules.max_delay is None):
+            self._answer(replica, exchange, effects)
+        else:
+            self._waiting.setdefault(replica.clock, {})[replica.node] = exchange
 
     def _release(self, effects: list[Effect]) -> None:
         """Answer the fetches that the bound now allows, the oldest clocks first, then in slot order."""
