@@ -5,6 +5,7 @@ from typing import Any
 
 from benchmarks import (
     all_reduce,
+    columns,
     exchange,
     family,
     forecast,
@@ -30,7 +31,7 @@ from benchmarks.results import FILE, write
 BENCHMARKS: dict[str, Any] = {
     "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
     "startup": startup, "family": family, "sandblaster": sandblaster, "simulation": simulation, "forecast": forecast,
-    "recording": recording, "all-reduce": all_reduce, "parts": parts, "week": week, "links": links,
+    "recording": recording, "all-reduce": all_reduce, "parts": parts, "columns": columns, "week": week, "links": links,
     "machines": machines, "ray-start": ray_start, "forecast-links": forecast_links,
     "forecast-parts": forecast_parts,
 }  # fmt: skip

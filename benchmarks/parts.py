@@ -174,7 +174,7 @@ def _race(
     job: Job, starts: tuple[int, ...], neighbours: Neighbours, barrier: Barrier
 ) -> tuple[list[float], list[float]]:
     """Seconds of a step, ours and bare torch's, round by round."""
-    bare = _bare(job.task, starts, neighbours)
+    bare, _ = bare_step(job.task, starts, neighbours)
     host = ReplicaHost(job, 0, inside(job.task, job.layout, starts, neighbours, torch.device("cpu")))
     speaker = Speaker(host, neighbours)
     own: Step = lambda number: speaker.perform(_compute(job.task, number), 0.0)  # noqa: E731
@@ -201,8 +201,8 @@ def _compute(given: squall.Task, number: int) -> Compute:
     return Compute(0, start, start + given.batch_size, 0, False, False)
 
 
-def _bare(given: squall.Task, starts: tuple[int, ...], neighbours: Neighbours, optimizer: bool = False) -> Step:
-    """Forward and backward passes of this part by torch alone, and an `optimizer`'s step where one is wanted."""
+def bare_step(given: squall.Task, starts: tuple[int, ...], neighbours: Neighbours) -> tuple[Step, nn.Module]:
+    """Forward and backward passes of this part by torch alone, and the module that has its parameters."""
     model = copy.deepcopy(given.model)
     assert isinstance(model, nn.Sequential)
     inputs, targets = given.train.tensors  # type: ignore[attr-defined]
@@ -213,7 +213,6 @@ def _bare(given: squall.Task, starts: tuple[int, ...], neighbours: Neighbours, o
         own = model[: starts[1]] if neighbours.part == 0 else model[starts[1] :]
         stage = PipelineStage(own, neighbours.part, PARTS, torch.device("cpu"), group=neighbours.torch)
         schedule: Any = get_schedule_class(name)(stage, MICROBATCHES, _error)
-        move = torch.optim.SGD(own.parameters(), lr=LR).step if optimizer else _stay
 
         def step(number: int) -> None:
             own.zero_grad(set_to_none=True)
@@ -224,13 +223,11 @@ def _bare(given: squall.Task, starts: tuple[int, ...], neighbours: Neighbours, o
                 losses: list[Tensor] = []
                 schedule.step(target=targets[chosen], losses=losses, return_outputs=False)
                 torch.stack(losses).mean().item()
-            move()
 
-        return step
+        return step, own
     mesh = DeviceMesh.from_group(neighbours.torch, "cpu")
     for block in model:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    move = torch.optim.SGD(model.parameters(), lr=LR).step if optimizer else _stay
 
     def sliced(number: int) -> None:
         model.zero_grad(set_to_none=True)
@@ -238,13 +235,8 @@ def _bare(given: squall.Task, starts: tuple[int, ...], neighbours: Neighbours, o
         loss = _error(model(inputs[chosen]), targets[chosen])
         loss.backward()
         loss.item()
-        move()
 
-    return sliced
-
-
-def _stay() -> None:
-    """There is no optimizer."""
+    return sliced, model
 
 
 def _trained(given: Callable[[], squall.Task]) -> float:
@@ -259,7 +251,13 @@ def _trained(given: Callable[[], squall.Task]) -> float:
 
 def _train_bare(job: Job, starts: tuple[int, ...], neighbours: Neighbours, barrier: Barrier) -> float:
     """Examples a second of torch alone."""
-    step = _bare(job.task, starts, neighbours, optimizer=True)
+    compute, own = bare_step(job.task, starts, neighbours)
+    optimizer = torch.optim.SGD(own.parameters(), lr=LR)
+
+    def step(number: int) -> None:
+        compute(number)
+        optimizer.step()
+
     for number in range(STEPS):
         step(number)
     barrier.wait()

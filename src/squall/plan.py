@@ -91,8 +91,6 @@ def _check_parts(recipe: Recipe, settings: Settings, device: str) -> None:
 
 def _not_in_columns(recipe: Recipe, settings: Settings, device: str) -> str:
     """What keeps replicas of several parts from all-reduce, if anything does."""
-    if settings.several:
-        return "AllReduce has replicas of parts on one machine for now"
     if recipe.divided:
         return "AllReduce divides the optimizer's state between parts already, not by shard_optimizer as well"
     return "" if named_device(device).type == "cpu" else "AllReduce computes with parts on CPUs for now"

@@ -70,11 +70,8 @@ class Settings:
             raise ValueError(f"launcher is {self.launcher!r}: use one of {', '.join(LAUNCHERS)}")
         threads, slow = self.threads, self.slow
         require("parts", self.parts, isinstance(self.parts, int) and self.parts >= 1, "at least 1, and whole")
-        if self.parts > 1 and self.launcher != "local":
-            raise ValueError(
-                f"parts is {self.parts}, with the launcher {self.launcher}: leave one of them out; on several machines"
-                " start squall join on each"
-            )
+        if self.parts > 1 and self.launcher == "inline":
+            raise ValueError(f"parts is {self.parts}, and an inline run is in one process: leave one of them out")
         if self.spread_parts and not (self.parts > 1 and self.several):
             raise ValueError("spread_parts is for replicas of several parts on several machines: leave it out")
         require("threads", threads, threads is None or threads >= 1, "at least 1, or None to divide the cores")

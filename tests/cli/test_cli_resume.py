@@ -49,7 +49,7 @@ def test_a_run_goes_on_with_other_parts_where_its_model_can_be_split(run: str, c
     assert main(["resume", run, "--parts", "0"]) == 1
     assert "parts is 0: it must be at least 1" in capsys.readouterr().err
     assert main(["resume", run, "--parts", "2"]) == 1
-    assert "parts is 2, with the launcher inline" in capsys.readouterr().err
+    assert "parts is 2, and an inline run is in one process" in capsys.readouterr().err
     assert main(["train", "job.py", "--steps", "2", "--run-dir", "whole", "--quiet"]) == 0
     assert main(["resume", "whole", "--parts", "2", "--steps", "4"]) == 1
     assert "give Task(split=...)" in capsys.readouterr().err

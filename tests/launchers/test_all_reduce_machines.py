@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from squall import replay
 from squall.record.rows import MemberRow, ProgressRow
 from squall.report import Reader, audit, summarize
 from squall.runtime.snapshot import Snapshots
@@ -51,12 +52,30 @@ def newcomer_trains(run: Started) -> bool:
     return any(row.time_s > joined.get(row.replica, row.time_s) for row in run.rows(ProgressRow))  # type: ignore[attr-defined]
 
 
-def check(directory: Path) -> None:
-    """Each example was trained once in each epoch that is over."""
+def check(directory: Path, *, replays: bool = True) -> None:
+    """Each example was trained once in each epoch that is over. `replays`: all machines have given their schedules."""
+    if replays:
+        replayed = replay(directory, check=True)
+        assert replayed.as_asked, str(replayed)
+        assert replayed.fingerprints > 0
     with closing(Reader(directory / "run.sqlite")) as reader:
         found = audit(reader)
         assert found.complete
         assert not [span for epoch in found.epochs for span in epoch.spans if span.times > 1]
+
+
+def resume_on_two(found: Cluster, epochs: int) -> None:
+    """An interrupted run, up to so many epochs."""
+    listen = ("--machines", "2", "--listen", "127.0.0.1:0", "--epochs", str(epochs))
+    run = Started(found.directory, "resume", str(found.directory), *listen)
+    while "squall join" not in (line := run.process.stderr.readline()):
+        assert line, "the run has ended"
+    found.address = line.split()[2]
+    machine = found.join()
+    status, _, err = run.finish()
+    assert status == 0, err
+    assert machine.finish()[0] == 0
+    assert examples(run) == epochs * EXAMPLES
 
 
 @deep.only
@@ -108,7 +127,7 @@ def test_the_others_go_on_without_a_machine_that_is_lost_and_one_that_comes_has_
         assert lost.finish()[0] == 1
         found.run.process.send_signal(signal.SIGINT)
         assert found.run.finish()[0] == 130
-    check(found.directory)
+    check(found.directory, replays=False)
 
 
 def test_a_machine_leaves_in_order(tmp_path: Path) -> None:
@@ -131,16 +150,7 @@ def test_an_interrupted_run_is_resumed_on_two_machines(tmp_path: Path) -> None:
         assert status == 130, err
         assert f"squall resume {found.directory}" in out + err
         epochs = examples(found.run) // EXAMPLES + 2
-    listen = ("--machines", "2", "--listen", "127.0.0.1:0", "--epochs", str(epochs))
-    run = Started(found.directory, "resume", str(found.directory), *listen)
-    while "squall join" not in (line := run.process.stderr.readline()):
-        assert line, "the run has ended"
-    found.address = line.split()[2]
-    machine = found.join()
-    status, _, err = run.finish()
-    assert status == 0, err
-    assert machine.finish()[0] == 0
-    assert examples(run) == epochs * EXAMPLES
+    resume_on_two(found, epochs)
     check(found.directory)
 
 
@@ -154,7 +164,7 @@ def test_shares_of_a_snapshot_come_from_both_machines_and_the_run_goes_on_from_t
         found.run.process.send_signal(signal.SIGINT)
         status, _, err = found.run.finish()
         assert status == 130, err
-    check(found.directory)
+    check(found.directory, replays=False)
     snapshots = Snapshots(found.directory)
     number = snapshots.newest()
     assert number is not None
@@ -174,7 +184,7 @@ def test_half_of_the_members_go_with_their_machine_and_no_share_with_them(tmp_pa
         goes_on(found.run)
         found.run.process.send_signal(signal.SIGINT)
         assert found.run.finish()[0] == 130
-    check(found.directory)
+    check(found.directory, replays=False)
 
 
 def test_a_machine_with_shares_leaves_in_order(tmp_path: Path) -> None:
@@ -185,4 +195,4 @@ def test_a_machine_with_shares_leaves_in_order(tmp_path: Path) -> None:
         goes_on(found.run)
         found.run.process.send_signal(signal.SIGINT)
         assert found.run.finish()[0] == 130
-    check(found.directory)
+    check(found.directory, replays=False)

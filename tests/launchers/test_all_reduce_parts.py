@@ -159,7 +159,8 @@ def test_a_newcomers_parts_take_the_same_steps_as_those_of_the_others(
     class Noting(torch.optim.AdamW):
         def step(self, closure: Any = None) -> None:
             super().step(closure)
-            if place() and killed.exists():
+            tried = len(self.param_groups[0]["params"]) == 1  # on a copy, to see what a state looks like
+            if place() and killed.exists() and not tried:
                 number, _, part = place().partition(" ")
                 with (tmp_path / f"{number} {part}").open("a") as file:
                     file.write(f"{[p.tolist() for group in self.param_groups for p in group['params']]}\n")

@@ -184,8 +184,7 @@ def test_what_parts_cannot_do_yet_is_refused_with_the_remedy(
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"parts": 0}, "parts is 0"),
-    ({"parts": 2, "launcher": "inline"}, "parts is 2, with the launcher inline"),
-    ({"parts": 2, "launcher": "ray"}, "parts is 2, with the launcher ray"),
+    ({"parts": 2, "launcher": "inline"}, "parts is 2, and an inline run is in one process"),
     ({"parts": 2, "spread_parts": True}, "spread_parts is for replicas of several parts on several machines"),
     ({"spread_parts": True, "listen": "127.0.0.1:0"}, "spread_parts is for replicas of several parts"),
 ])  # fmt: skip

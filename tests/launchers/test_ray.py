@@ -32,6 +32,7 @@ from tests import deep
 from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import FILE, START_S, Started, wait_for
 from tests.launchers.test_scripts import SCRIPT
+from tests.launchers.test_spread_parts import PIPED
 
 END_S = 15.0  # a full machine takes its time; Ray takes a minute to miss its own servers
 MARK = "SQUALL_TEST_RUN"  # variable by which the processes of a run are known, wherever they are
@@ -114,6 +115,20 @@ def test_a_run_is_on_three_nodes_and_leaves_nothing_on_them(cluster: Cluster, ru
         assert audit(reader).complete
     wait_for(cluster.has_nothing_left, START_S, "the cluster to be as it was")
     assert run.gone()
+
+
+@deep.only
+@pytest.mark.parametrize("strategy", ["downpour", "all_reduce"])
+def test_a_replica_has_its_parts_on_several_nodes(cluster: Cluster, run_dir: Path, strategy: str) -> None:
+    flags = ("--strategy", strategy, "--replicas", "1", "--parts", "2", "--spread-parts", "--threads", "1")
+    where = ("--run-dir", str(run_dir), "--launcher", "ray", "--epochs", "1")
+    status, _, err = cluster.start(run_dir, "train", str(PIPED), *where, *flags).finish()
+    assert status == 0, err
+    assert re.search(r"^ +0: .* replica 0$", err, re.MULTILINE), err
+    assert re.search(r"^ +1: .* part 1 of replica 0$", err, re.MULTILINE), err
+    with closing(Reader(run_dir / "run.sqlite")) as reader:
+        assert audit(reader).complete
+    wait_for(cluster.has_nothing_left, START_S, "the cluster to be as it was")
 
 
 @deep.only

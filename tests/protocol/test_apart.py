@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from squall.protocol.apart import ENDS_WITHIN_S
 from squall.protocol.effects import Effect, KillMember, MeetParts, Send, StartMember
-from squall.protocol.events import LeaveRequested, MachineJoined, ProcessEnded, Started, StopRequested
+from squall.protocol.events import LeaveRequested, MachineJoined, ProcessEnded, Started, StopRequested, TimePassed
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.leases import Limits
 from squall.protocol.machine import Refusal
@@ -120,13 +121,13 @@ def test_the_other_parts_start_when_the_first_is_ready() -> None:
 
 def test_a_replica_hears_of_its_parts_before_all_else() -> None:
     places = (PartPlace(P0, 2),)
-    for replica in (Replica(R0, 1, 10, exchanges_of({}), 1, "a:1"), BatchReplica(R0, 1, 1, "a:1")):
-        assert give(replica, Started()) == [Send(COORDINATOR, Join(1, "a:1"))]
+    for replica in (Replica(R0, 1, 10, exchanges_of({}), 1, "10.0.0.1:71"), BatchReplica(R0, 1, 1, "10.0.0.1:71")):
+        assert give(replica, Started()) == [Send(COORDINATOR, Join(1, "10.0.0.1:71"))]
         assert tell(replica, COORDINATOR, PartsPlaced(places)) == [MeetParts(places)]
 
 
 def test_a_nursery_starts_and_kills_what_it_is_told_to() -> None:
-    nursery, first = NurseryMachine(N2, Pulse(1.0, 5.0)), PartPlace(R0, 1, "a:1")
+    nursery, first = NurseryMachine(N2, Pulse(1.0, 5.0)), PartPlace(R0, 1, "10.0.0.1:71")
     assert tell(nursery, COORDINATOR, StartProcess(P0, first)) == [StartMember(P0, first)]
     assert tell(nursery, COORDINATOR, KillProcess(P0)) == [KillMember(P0)]
     assert give(nursery, ProcessEnded(P0, "killed")) == [Send(COORDINATOR, ProcessLost(P0, "killed"))]
@@ -151,7 +152,7 @@ def test_a_parts_death_is_its_replicas() -> None:
     effects = of.tell(N1, ProcessLost(R0, "killed by SIGKILL"))
     assert started(effects) == [(N1, R1)]
     assert not of.notes(MemberDied), "it had died before"
-    assert started(of.tell(R1, Join(1, "a:2"))) == [(N2, P1)]
+    assert started(of.tell(R1, Join(1, "10.0.0.1:72"))) == [(N2, P1)]
 
 
 def test_only_the_machine_that_has_a_process_tells_that_it_has_ended() -> None:
@@ -174,6 +175,22 @@ def test_the_first_parts_death_ends_the_others() -> None:
     assert started(of.tell(N2, ProcessLost(P0, "killed by SIGKILL"))) == [(N1, R1)]
 
 
+def test_the_user_is_told_once_of_a_process_that_does_not_end() -> None:
+    of = joined()
+    of.tell(N2, ProcessLost(P0, "killed by SIGKILL"))
+    told = []
+    for second in range(1, 25):
+        of.now = float(second)
+        for nursery in (N1, N2):
+            of.tell(nursery, Alive())  # else it is lost
+        of.give(TimePassed())
+        told += [(second, text) for text in of.remarks("warning")]
+    ((second, text),) = told
+    assert second == ENDS_WITHIN_S
+    assert text.startswith("replica 0 waits: replica-0.0 on machine 1 was killed 10 s ago")
+    assert started(of.tell(N1, ProcessLost(R0, "killed by SIGKILL"))) == [(N1, R1)]
+
+
 def test_a_lost_machine_takes_the_replica_whole_and_it_waits_for_room_for_all_parts() -> None:
     of = joined()
     effects = of.tell(COORDINATOR, Refused(N2, "it lies"))
@@ -181,7 +198,7 @@ def test_a_lost_machine_takes_the_replica_whole_and_it_waits_for_room_for_all_pa
     assert not started(of.tell(N1, ProcessLost(R0, "killed by SIGKILL")))
     assert of.remarks("warning") == ["replica 0 waits: machines have no room for all its parts"]
     assert started(of.give(MachineJoined(3, 1))) == [(N1, R1)]
-    assert started(of.tell(R1, Join(1, "a:2"))) == [(Node("nursery", 3), P1)]
+    assert started(of.tell(R1, Join(1, "10.0.0.1:72"))) == [(Node("nursery", 3), P1)]
 
 
 def test_who_has_to_tell_that_a_process_has_ended_is_lost_itself() -> None:
@@ -215,6 +232,6 @@ def test_a_run_that_is_over_starts_no_parts() -> None:
     of = office()
     of.tell(N1, Alive())
     of.give(StopRequested("interrupted"))
-    effects = of.tell(R0, Join(1, "a:1"))
+    effects = of.tell(R0, Join(1, "10.0.0.1:71"))
     assert not started(effects)
     assert [to for to, _ in sent(effects, Stop)] == [R0]

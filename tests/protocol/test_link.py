@@ -234,6 +234,15 @@ def test_the_end_acknowledges_what_was_heard_and_still_serves_the_links() -> Non
     assert wire.linked[B].unacknowledged == wire.linked[A].unacknowledged == 0
 
 
+def test_who_has_ended_acknowledges_at_once_because_it_may_be_gone_later() -> None:
+    wire = Wire()
+    wire.say(B, 7)
+    wire.deliver()
+    wire.give(B, StopRequested("end"))
+    wire.flying.clear()
+    assert wire.give(B, FrameArrived(A, Frame(1, 1, Join(1)))) == [Transmit(A, Frame(0, 1))]
+
+
 def test_time_is_handed_on_when_the_machine_wants_it() -> None:
     wire = Wire()
     wire.say(A, 1)

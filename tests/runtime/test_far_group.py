@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from squall.protocol.nodes import replica_node
+from squall.runtime.collective.meeting import lost
 from squall.runtime.far_group import FarGroup
 from squall.transports.mesh import Mesh, MeshBroken
 
@@ -118,6 +119,28 @@ def test_who_waits_for_a_member_that_is_gone_has_an_error(two: Members) -> None:
     two.groups[1].close()
     with pytest.raises(RuntimeError, match=f"{MeshBroken.__name__}: .*replica-1.0"):
         work.wait()
+
+
+OPERATIONS: dict[str, Callable[[dist.ProcessGroup], Any]] = {
+    "all_reduce": lambda group: dist.all_reduce(torch.ones(3), group=group),
+    "all_gather": lambda group: dist.all_gather([torch.empty(3), torch.empty(3)], torch.ones(3), group=group),
+    "broadcast": lambda group: dist.broadcast(torch.ones(3), 1, group=group),
+    "barrier": lambda group: dist.barrier(group),
+    "recv": lambda group: dist.recv(torch.ones(3), 1, group=group),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_begins_behind_a_broken_connection_fails_as_that(two: Members, operation: str) -> None:
+    """Also where torch has a group of its own, and then looks for those of others as it tells of an error."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        two.groups[1].cut()
+        with pytest.raises(RuntimeError, match=MeshBroken.__name__) as raised:
+            OPERATIONS[operation](two.groups[0].torch)
+        assert lost(raised.value)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_data_parallel_training_takes_the_steps_of_one_process(two: Members) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from tests.runtime.test_far_group import SOON_S, Members
 from tests.tasks import LOCAL, regression
 
 SOURCE, RECEIVER = replica_node(0, 0), replica_node(1, 0)
+ADAM = partial(torch.optim.Adam, lr=0.01)
 Lie = Callable[[dict[str, Tensor]], bytes]
 
 
@@ -44,17 +46,20 @@ class At:
 
     def cut(self) -> None: ...
 
+    def left(self) -> None: ...
 
-def trained(directory: Path) -> tuple[Job, Member]:
+
+def trained(directory: Path, optimizer: Any = ADAM, steps: int = 1) -> tuple[Job, Member]:
     """A member with a state."""
-    strategy = squall.AllReduce(replicas=2, optimizer=partial(torch.optim.Adam, lr=0.01))
+    strategy = squall.AllReduce(replicas=2, optimizer=optimizer)
     plan = make_plan(strategy, LOCAL)
     task, layout = build_checked(regression(), plan, strategy)
     job = private_job(plan, strategy, task, layout, directory)
     member = Member(job, 0)
     for parameter in member.parameters:
         parameter.grad = torch.ones_like(parameter)
-    member.move()
+    for _ in range(steps):
+        member.move()
     return job, member
 
 
@@ -70,6 +75,8 @@ LIES: dict[str, Lie] = {
     "integers": lambda state: save({**state, "weights": state["weights"].int()}),
     "another parameter": changed("state:nobody:exp_avg", torch.zeros(3)),
     "no parameter": changed("what", torch.zeros(3)),
+    "another state's shape": changed("state:0.weight:exp_avg", torch.zeros(3)),
+    "another state's type": changed("state:0.weight:exp_avg", torch.zeros(9, 6, dtype=torch.int64)),
     "another group": changed("settings:7:lr", torch.zeros(())),
     "a group with a long number": changed(f"settings:{'0' * 5000}:lr", torch.zeros(())),
     "a long name": changed("x" * 100_000, torch.zeros(())),
@@ -110,6 +117,22 @@ def test_what_is_no_state_breaks_the_group_and_changes_nothing(lie: str, tmp_pat
     assert "replica-0.0 gives" in event.why
     assert torch.equal(member.vector, before)
     assert member.clock == 1
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+@pytest.mark.parametrize(
+    "optimizer", [partial(torch.optim.Adafactor, lr=0.01), partial(torch.optim.SGD, lr=0.1, momentum=0.9)]
+)
+def test_a_state_has_the_shapes_that_the_optimizer_gives_it(optimizer: Any, stepped: bool, tmp_path: Path) -> None:
+    """Those of rows and columns, too; a newcomer has none of its own to compare with."""
+    (_, source), (_, taker) = trained(tmp_path, optimizer), trained(tmp_path, optimizer, steps=int(stepped))
+    state = {name: value for name, value in source.state().items() if name.startswith("state:")}
+    numbers = {span.name: number for number, span in enumerate(source.layout.parameters)}
+    assert any(value.ndim > 1 for value in state.values())
+    for name, value in state.items():
+        _, owner, key = name.split(":")
+        assert taker.could_have(numbers[owner], key, value)
+        assert not taker.could_have(numbers[owner], key, torch.zeros(*value.shape, 3))
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 62])

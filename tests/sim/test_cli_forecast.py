@@ -97,6 +97,7 @@ def test_people_get_a_table_and_the_report(files: list[str], capsys: pytest.Capt
         (["mine.py", "--cluster", "cluster.toml", "--max-delay", "3"], "Synchronous has no --max-delay"),
         (["mine.py", "--cluster", "cluster.toml", "--parts", "2"], "give Task(split=...)"),
         (["mine.py", "--cluster", "cluster.toml", "--parts", "0"], "parts is 0"),
+        (["mine.py", "--cluster", "cluster.toml", "--spread-parts"], "give --parts as well"),
         (["mine.py", "--cluster", "cluster.toml", "--gradients", "none", "--until", "loss=0.1"], "gradients='real'"),
     ],
 )  # fmt: skip

@@ -96,9 +96,11 @@ def test_what_parts_send_within_a_machine_takes_its_time() -> None:
     assert found.examples_per_second == pytest.approx(4 / (0.5 * STEP_S + 2 * 1e-3 + 2 * 1e-4), rel=0.01)
 
 
-def test_parts_on_machines_of_their_own_send_over_the_link() -> None:
+@pytest.mark.parametrize(("cores", "spread"), [(1, False), (3, True)])
+def test_parts_on_machines_of_their_own_send_over_the_link(cores: int, spread: bool) -> None:
     split = ParallelStep(shares=(0.5, 0.5), waits=((1000, 1),))
-    cluster = dataclasses.replace(boxes(1, count=3, interface=4e6), between=Link(latency_s=1e-3))
+    link = Link(latency_s=1e-3)
+    cluster = dataclasses.replace(boxes(cores, count=3, interface=4e6), between=link, spread_parts=spread)
     servers = MachineKind(name="server", roles=("shard",), exchange=NOTHING, interface=1e12)
     cluster = dataclasses.replace(cluster, machines=(*cluster.machines, servers))
     alone = hollow(squall.Downpour(replicas=1, push_every=100, fetch_every=100), cluster, split=split, epochs=8)

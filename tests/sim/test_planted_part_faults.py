@@ -10,15 +10,18 @@ import pytest
 
 from squall.protocol import placing
 from squall.protocol.apart import Apart
-from squall.protocol.effects import Effect, Send
+from squall.protocol.collective.replica import CollectiveReplica
+from squall.protocol.effects import CutGroup, Effect, MeetParts, Send
+from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import PartPlace, PartsPlaced, StartProcess
 from squall.protocol.staffing import Staffing
+from squall.sim.proof.chaos import ALL_REDUCE
 from squall.sim.proof.soak import verdict
 from tests.sim.test_planted_faults import Planted, worlds, wrapped
 
 
-def none_are_ended(original: Any, apart: Apart, node: Node, processes: dict[Node, int]) -> list[Effect]:
+def none_are_ended(original: Any, apart: Apart, node: Node, processes: dict[Node, int], now: float) -> list[Effect]:
     return []
 
 
@@ -55,6 +58,14 @@ def parts_die_unheard(
     original(staffing, machine, node, why, now, effects)
 
 
+def without_meeting(original: Any, replica: CollectiveReplica, event: Event, now: float) -> list[Effect]:
+    return [effect for effect in original(replica, event, now) if not isinstance(effect, MeetParts)]
+
+
+def uncut(original: Any, replica: CollectiveReplica, event: Event, now: float) -> list[Effect]:
+    return [effect for effect in original(replica, event, now) if not isinstance(effect, CutGroup)]
+
+
 def parts_take_no_room(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placing, "places_taken", lambda node, on, parts: int(node.role == "replica"))
 
@@ -69,6 +80,10 @@ PLANTED = {
         wrapped(Apart, "start", to_call_another_machine), 10, "I16"),
     "a part's death is not its replica's": Planted(wrapped(Staffing, "_on_process_lost", parts_die_unheard), 30, "I5"),
     "parts take no room": Planted(parts_take_no_room, 30, "I10"),
+    "a member of a group does not meet its parts": Planted(
+        wrapped(CollectiveReplica, "on", without_meeting), 10, "I16", ALL_REDUCE),
+    "a member waits for another's parts as the coordinator waits for it": Planted(
+        wrapped(CollectiveReplica, "on", uncut), 200, "I5", ALL_REDUCE),
 }  # fmt: skip
 
 
@@ -76,7 +91,7 @@ PLANTED = {
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = PLANTED[name]
     planted.plant(monkeypatch)
-    in_parts = (world for world in worlds("", 2) if world.parts > 1)
+    in_parts = (world for world in worlds(planted.of, 2) if world.parts > 1)
     for world in itertools.islice(in_parts, planted.within):
         found = verdict(world, self_checks=False)
         if found.error:

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from squall.cli.flags import add_limits, add_snapshots
 
@@ -29,6 +30,8 @@ def add_cluster_flags(parser: argparse.ArgumentParser, arguments: Sequence[str])
         "--parts", type=int, default=1, metavar="N",
         help="processes of a replica: the cluster's [parts], or the task's split is measured here (default: 1)",
     )  # fmt: skip
+    spread = "a replica's parts on as many machines as possible"
+    parser.add_argument("--spread-parts", action="store_true", dest="spread", help=spread)
     parser.add_argument("--slow", type=float, metavar="0.1", help="let the last replica run at a fraction of its speed")
     parser.add_argument("--evaluate-every-s", type=float, help="virtual seconds between evaluations")
     add_snapshots(parser, "virtual seconds")
@@ -47,7 +50,9 @@ def simulate_file(options: argparse.Namespace) -> tuple[int, str]:
     from squall.sim.cluster.simulate import simulate
     from squall.usercode.task_file import load_task
 
-    cluster = Cluster.load(options.cluster)
+    if options.spread and options.parts == 1:
+        raise ValueError("--spread-parts is for replicas of several parts: give --parts as well, or leave it out")
+    cluster = replace(Cluster.load(options.cluster), spread_parts=options.spread)
     loaded = load_task(options.file)
     found = simulate(
         loaded.function, build_strategy(options, loaded.strategies), cluster, gradients=options.gradients,

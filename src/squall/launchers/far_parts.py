@@ -16,6 +16,7 @@ from squall.launchers.leaving import LOST, leave
 from squall.launchers.parts import with_own
 from squall.parts.assembly import Assembly
 from squall.parts.carrying import ConnectionWatch, FarHost, FirstHost, SpreadSpeaker, own_arena
+from squall.parts.far_row import FarRow, ShowingSpeaker
 from squall.parts.host import follow
 from squall.parts.neighbours import SPEAKER, NeighbourLost, Neighbours, lost_neighbours
 from squall.protocol.effects import Effect, End, MeetParts, Payload
@@ -26,6 +27,8 @@ from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from squall.runtime.kinds import host
 from squall.runtime.processes import keep_freed_memory
+from squall.runtime.recording import recorded_row
+from squall.strategies.work import Collective
 from squall.transports.meeting import Way
 from squall.transports.opening import listening
 
@@ -69,8 +72,11 @@ class SpreadHost(Host):
         parts = [_place(self._job, self._node), *others]
         job, neighbours = _joined(with_own(self._job), parts, SPEAKER, self._tell, self._watch.news)
         with neighbours.together():
-            first = FirstHost(self._make(job), neighbours, job, self._node.index)
-        return SpreadSpeaker(first, neighbours, self._watch)
+            made = self._make(job)
+            if isinstance(job.recipe.work, Collective):
+                row = ShowingSpeaker(FarRow(made, neighbours, job), neighbours, watch=self._watch)
+                return recorded_row(row, job, self._node)
+            return SpreadSpeaker(FirstHost(made, neighbours, job, self._node.index), neighbours, self._watch)
 
 
 def run_far_part(job: Job, node: Node, tell: Tell) -> None:
@@ -89,8 +95,12 @@ def run_far_part(job: Job, node: Node, tell: Tell) -> None:
     try:
         job, neighbours = _joined(job, parts, part, tell)
         with neighbours.together():
-            made = FarHost(host(job, replica), neighbours, job, replica.index)
-        follow(made, neighbours)
+            made = host(job, replica)
+            if isinstance(job.recipe.work, Collective):
+                far: Host = FarRow(made, neighbours, job)
+            else:
+                far = FarHost(made, neighbours, job, replica.index)
+        follow(far, neighbours)
     except NeighbourLost:
         leave(LOST)  # that one knows why
 

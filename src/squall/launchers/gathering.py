@@ -278,9 +278,10 @@ class Gathering:
         give_files(machine.pipe, files)
 
     def _has_weights(self, number: int) -> bool:
-        """It begins with those of a snapshot."""
+        """It begins with those of a snapshot: so do all whose parts may belong to one replica."""
         keeper = "shard" if self._recipe.shards else "replica"
-        return any(role == keeper and at == number for (role, _), at in self.seats.items())
+        together = self._wanted.parts > 1 and not self._recipe.shards
+        return together or any(role == keeper and at == number for (role, _), at in self.seats.items())
 
 
 def snapshot_files(launched: Launched) -> Iterable[Path]:

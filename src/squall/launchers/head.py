@@ -267,20 +267,20 @@ def head_of(plan: Plan, recipe: Recipe) -> Head | None:
     listen = None if settings.listen is None else parse_address(settings.listen, "listen")
     # Processes that take the place of others have files of their own: a machine may have some more than its share.
     kept = 2e9 * settings.keep_schedule if isinstance(settings.keep_schedule, int | float) else math.inf
+    wanted = Wanted(
+        settings.machines or 1, settings.least_replicas, plan.threads, plan.device, settings.plaintext, settings.parts,
+        settings.spread_parts,
+    )  # fmt: skip
     if settings.launcher == "ray":
         machines = RayMachines(plan)
         try:
-            wanted = Wanted(machines.count, threads=plan.threads, device=plan.device, plaintext=settings.plaintext)
+            wanted = wanted._replace(machines=machines.count, least_replicas=None)
             return Head(listen or machines.address(), wanted, recipe, machines, kept)
         except BaseException:
             machines.close()
             raise
     if listen is None:
         return None
-    wanted = Wanted(
-        settings.machines or 1, settings.least_replicas, plan.threads, plan.device, settings.plaintext, settings.parts,
-        settings.spread_parts,
-    )  # fmt: skip
     return Head(listen, wanted, recipe, schedules_bytes=kept)
 
 

@@ -26,6 +26,7 @@ from squall.protocol.events import Event, FrameArrived, MachineJoined, StopReque
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes, whole
 from squall.record.writer import COMMIT_EVERY_S
+from squall.runtime.collective.apart import Apart
 from squall.runtime.collective.showing import ShowingHost
 from squall.runtime.driver import Driver, Host
 from squall.runtime.first_touch import prepared
@@ -126,7 +127,8 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
     watch = None
     if several:
         job, neighbours, watch = first_part(job, node, sockets)
-    if spread or (node.role == "replica" and job.site is not None and isinstance(job.recipe.work, Collective)):
+    far_member = node.role == "replica" and job.site is not None and isinstance(job.recipe.work, Collective)
+    if spread or far_member:
         job = replace(job, listener=listening())
     transport, carriers = connections(job, node, sockets, pipe, () if watch is None else (watch.fileno(),))
     channel = NurseryChannel(pipe, job.plan.threads) if pipe is not None else None
@@ -138,10 +140,12 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         else:
             host = make_host(job, node, channel)
         own = () if channel is None else (channel,)
-        transport.wake_on(host.wakes)
         if several:
             host = Speaker(host, neighbours, own_weights=job.recipe.work.local is not None, watch=watch)
             host = recorded_row(host, job, node)
+        if far_member:
+            host = Apart(host)
+        transport.wake_on(host.wakes)
         Driver(machine(job, node), transport, host, carriers=(*own, *carriers)).run(poll_every_s)
     except NeighbourLost as lost:
         die_of(lost, node, sockets, () if watch is None else watch.pids)

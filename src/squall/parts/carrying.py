@@ -11,45 +11,22 @@ import mmap
 import os
 import select
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
-import msgspec
-import torch
 from torch import Tensor
 
 from squall.parts.host import Collect, Speaker
-from squall.parts.neighbours import SPEAKER, NeighbourLost, Neighbours
+from squall.parts.neighbours import SPEAKER, Neighbours
+from squall.parts.passing import Share, hear, receive, say, sending
 from squall.protocol.effects import Compute, Effect, Keep, Payload, PreparePush, UseWeights
 from squall.protocol.events import Event
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.hosts import ReplicaHost
-from squall.runtime.inside import Inside
 from squall.runtime.job import Job
-from squall.vector import Layout, Slice
+from squall.vector import Layout
 
 MAP_NORESERVE = 0x4000  # Linux; `mmap` has no name for it before Python 3.13
-MOST_BYTES = 1 << 26  # that a part says of its share: a name takes some dozens
-T = TypeVar("T")
-
-
-class _Share(msgspec.Struct, frozen=True, array_like=True):
-    """What a part has of the vector, by the names of tensors."""
-
-    reads: list[str]
-    writes: list[str]
-    slices: dict[str, Slice]
-
-    def read(self, layout: Layout) -> Layout:
-        return layout.share(set(self.reads), self.slices)
-
-    def written(self, layout: Layout) -> Layout:
-        return layout.share(set(self.writes), self.slices)
-
-    def lacks(self) -> set[str]:
-        """What it reads and others write."""
-        return {*self.reads}.difference(self.writes)
 
 
 def own_arena(shape: Shape) -> Arena:
@@ -67,7 +44,7 @@ class _Carrying(HostAround):
         self._neighbours = neighbours
         self._layout, self._arena, self._slot, self._own = job.layout, job.arena, slot, job.own
         self._used = 0  # the weights buffer that is computed on, where the replica has no weights of its own
-        self._introduce(_share_of(job.inside))
+        self._introduce(Share.of(job.inside))
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if isinstance(effect, Collect):
@@ -84,7 +61,7 @@ class _Carrying(HostAround):
         return event
 
     @abstractmethod
-    def _introduce(self, own: _Share) -> None: ...  # who has which part of the vector
+    def _introduce(self, own: Share) -> None: ...  # who has which part of the vector
 
     @abstractmethod
     def _fetch(self, rates: list[Tensor], weights: Tensor) -> None: ...
@@ -95,63 +72,38 @@ class _Carrying(HostAround):
     @abstractmethod
     def _share_steps(self, weights: Tensor) -> None: ...
 
-    def _fetched(self, share: _Share) -> Layout:
+    def _fetched(self, share: Share) -> Layout:
         """A replica with weights of its own moves what it writes towards those that it has fetched."""
         return share.read(self._layout) if self._own is None else share.written(self._layout)
-
-    def _send(self, tensors: Iterable[Tensor], to: int) -> list[Callable[[], None]]:
-        return [self._neighbours.sending(tensor.contiguous(), to) for tensor in tensors]
-
-    def _receive(self, tensors: Iterable[Tensor], source: int) -> None:
-        for tensor in tensors:
-            if tensor.is_contiguous():
-                self._neighbours.receive(tensor, source)
-            else:  # a slice
-                tensor.copy_(self._neighbours.receive(torch.empty(tensor.shape, dtype=tensor.dtype), source))
-
-    def _say(self, what: object, to: int) -> None:
-        text = bytearray(msgspec.msgpack.encode(what))
-        for said in (torch.tensor([len(text)]), torch.frombuffer(text, dtype=torch.uint8)):
-            self._neighbours.send(said, to)
-
-    def _hear(self, source: int, kind: type[T]) -> T:
-        length = int(self._neighbours.receive(torch.zeros(1, dtype=torch.int64), source))
-        if not 0 <= length <= MOST_BYTES:
-            raise NeighbourLost(f"part {source} says that its share takes {length} bytes")
-        text = self._neighbours.receive(torch.empty(length, dtype=torch.uint8), source).numpy().tobytes()
-        try:
-            return msgspec.msgpack.decode(text, type=kind)
-        except msgspec.MsgspecError as error:
-            raise NeighbourLost(f"part {source} says what is no share: {error}") from error
 
 
 class FirstHost(_Carrying):
     """Of part 0, in whose arena the shards see the replica."""
 
-    def _introduce(self, own: _Share) -> None:
+    def _introduce(self, own: Share) -> None:
         others = [other for other in range(self._neighbours.parts) if other != SPEAKER]
-        shares = {other: self._hear(other, _Share) for other in others}
+        shares = {other: hear(self._neighbours, other, Share) for other in others}
         lacking = own.lacks().union(*(share.lacks() for share in shares.values()))
         self._shares = {other: (self._fetched(share), share.written(self._layout)) for other, share in shares.items()}
         self._lent = {other: self._layout.share(lacking.intersection(share.writes)) for other, share in shares.items()}
         self._lacking = {other: self._layout.share(share.lacks()) for other, share in shares.items()}
         for other in others:
-            self._say(sorted(lacking.intersection(shares[other].writes)), other)
+            say(self._neighbours, sorted(lacking.intersection(shares[other].writes)), other)
 
     def _fetch(self, rates: list[Tensor], weights: Tensor) -> None:
         self._give({o: [*rates, *fetched.regions(weights)] for o, (fetched, _) in self._shares.items()})
 
     def _collect(self, gradient: Tensor) -> None:
         for other, (_, written) in self._shares.items():
-            self._receive(written.regions(gradient), other)
+            receive(self._neighbours, written.regions(gradient), other)
 
     def _share_steps(self, weights: Tensor) -> None:
         for other, lent in self._lent.items():
-            self._receive(lent.regions(weights), other)
+            receive(self._neighbours, lent.regions(weights), other)
         self._give({other: lacking.regions(weights) for other, lacking in self._lacking.items()})
 
     def _give(self, tensors: dict[int, list[Tensor]]) -> None:
-        on_way = [wait for other, given in tensors.items() for wait in self._send(given, other)]
+        on_way = [wait for other, given in tensors.items() for wait in sending(self._neighbours, given, other)]
         for wait in on_way:
             wait()
 
@@ -166,24 +118,24 @@ class FarHost(_Carrying):
             self._host.training.backward.on_vector.use(0)  # with buffers that another part has fetched
         return event
 
-    def _introduce(self, own: _Share) -> None:
-        self._say(own, SPEAKER)
+    def _introduce(self, own: Share) -> None:
+        say(self._neighbours, own, SPEAKER)
         self._reads, self._writes = self._fetched(own), own.written(self._layout)
         self._lacks = self._layout.share(own.lacks())
-        self._lent = self._layout.share(set(self._hear(SPEAKER, list[str])))
+        self._lent = self._layout.share(set(hear(self._neighbours, SPEAKER, list[str])))
 
     def _fetch(self, rates: list[Tensor], weights: Tensor) -> None:
-        self._receive([*rates, *self._reads.regions(weights)], SPEAKER)
+        receive(self._neighbours, [*rates, *self._reads.regions(weights)], SPEAKER)
 
     def _collect(self, gradient: Tensor) -> None:
         self._give(self._writes.regions(gradient))
 
     def _share_steps(self, weights: Tensor) -> None:
         self._give(self._lent.regions(weights))
-        self._receive(self._lacks.regions(weights), SPEAKER)
+        receive(self._neighbours, self._lacks.regions(weights), SPEAKER)
 
     def _give(self, tensors: Iterable[Tensor]) -> None:
-        for wait in self._send(tensors, SPEAKER):
+        for wait in sending(self._neighbours, tensors, SPEAKER):
             wait()
 
 
@@ -223,11 +175,3 @@ class ConnectionWatch:
     def close(self) -> None:
         """They may end. Who waits for the descriptor goes on to, in vain."""
         self._epoll.unregister(self.news)
-
-
-def _share_of(place: Inside) -> _Share:
-    return _Share(_names(place.reads), _names(place.writes), place.reads.slices)
-
-
-def _names(layout: Layout) -> list[str]:
-    return [span.name for span in (*layout.parameters, *layout.buffers, *layout.counters)]

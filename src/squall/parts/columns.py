@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
@@ -26,6 +27,7 @@ from squall.runtime.collective.given import broadcast_state
 from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.meeting import NearFellows, in_a_line, lost
 from squall.runtime.collective.member import Member
+from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
 from squall.runtime.inside import Inside, scale
 from squall.vector import cut_of
@@ -34,21 +36,59 @@ BUCKET = 25 << 18  # elements that are added up at once, while the next are on t
 ELSEWHERE = "the group of another part of this replica is broken"
 
 
+class Columns(Protocol):
+    """How a part meets those with its number, and agrees with its replica on what has come of it."""
+
+    def form(self, effect: JoinGroup, own: int) -> Group | FarGroup:
+        """Where `own` is the replica's place among the members. Raises `RuntimeError` where one does not come."""
+
+    def begin(self) -> None:
+        """All parts are about to wait, each in its column."""
+
+    def agreed(self, *values: float) -> list[float]:
+        """The sums of the parts' values. The first is how many have found their columns broken: so is one cut."""
+
+    def cut(self) -> None:
+        """From another thread: what is under way in a column fails in all parts."""
+
+    def left(self) -> None:
+        """Nothing is under way: what was cut is over."""
+
+
+class NearColumns:
+    """On one machine."""
+
+    def __init__(self, row: Neighbours, node: Node, directory: Path, device: torch.device) -> None:
+        """`directory`: where members find each other. All parts of the replica can be found there when this returns."""
+        self._row = row
+        self._fellows = NearFellows(node, directory, device, row.part)
+        row.agreed(0.0)
+
+    def form(self, effect: JoinGroup, own: int) -> Group:
+        return self._fellows.form(effect, own)
+
+    def begin(self) -> None: ...
+
+    def agreed(self, *values: float) -> list[float]:
+        return self._row.agreed(*values)
+
+    def cut(self) -> None: ...
+
+    def left(self) -> None: ...
+
+
 class ColumnMember:
     """A part of a member. All parts of a replica are told the same, and answer alike."""
 
-    wakes: Sequence[int] = ()
     holding: Holding | None = None
 
-    def __init__(self, member: Member, inside: Inside, node: Node, directory: Path) -> None:
-        """`directory`: where members find each other. All parts of the replica can be found there when this returns."""
+    def __init__(self, member: Member, inside: Inside, node: Node, columns: Columns) -> None:
         self.member = member
         self._node = node
         self._row: Neighbours = inside.neighbours
-        self._fellows = NearFellows(node, directory, member.device, self._row.part)
-        self._row.agreed(0.0)
+        self._columns = columns
         self._row.later = True
-        self._column: Group | None = None
+        self._column: Group | FarGroup | None = None
         self._number = 0
         self._sizes = [parameter.numel() for parameter in member.parameters]
 
@@ -59,13 +99,13 @@ class ColumnMember:
         own, source, why = effect.members.index(self._node), effect.members.index(effect.source), ""
         given = None
         try:
-            self._column = self._fellows.form(effect, own)
+            self._column = self._columns.form(effect, own)
             if effect.transfer:
                 state = self.member.state() if own == source else None
                 given = broadcast_state(self._column, source, state, self.member, whole=True)
         except RuntimeError as error:
             why = in_a_line(error)
-        if self._row.agreed(bool(why))[0]:
+        if self._columns.agreed(bool(why))[0]:
             return self._broken(why)
         if given is not None and own != source:  # only now: who fails to join has come no further
             self.member.take_up(given, effect.clock)
@@ -87,12 +127,10 @@ class ColumnMember:
         if self._column is not None:
             self._column.close()
             self._column = None
+        self._columns.left()
 
     def cut(self) -> None:
-        """Nothing is under way when this is called."""
-
-    def poll(self) -> None:
-        """Answers come at once."""
+        self._columns.cut()
 
     def rest(self) -> None:
         self.member.batches.prepare()
@@ -113,6 +151,7 @@ class ColumnMember:
         self._bring(share, own_finite=all(map(math.isfinite, found.values)))
         changes = member.buffer_changes(share)
         computed = time.perf_counter()
+        self._columns.begin()
         with self._row.spent.elsewhere():
             why = self._add_up([*self._sum.split(BUCKET), *([] if changes is None else [changes])])
         reduced = time.perf_counter()
@@ -120,7 +159,8 @@ class ColumnMember:
         if most is not None:
             squares = squares_of(self._gradients)
         summed = self._sum[:-1].sum().item(), self._sum[-1].item()
-        loss, own, length, broken, squares, seen, guilty = self._row.agreed(*found.values, bool(why), squares, *summed)
+        told = self._columns.agreed(bool(why), *found.values, squares, *summed)
+        broken, loss, own, length, squares, seen, guilty = told
         if broken:
             return self._broken(why)
         extras = extras_of(self._row, found, length)

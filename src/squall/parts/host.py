@@ -20,6 +20,7 @@ from squall.parts.neighbours import NeighbourLost, Neighbours
 from squall.parts.spent import measured
 from squall.protocol.effects import (
     Compute,
+    CutGroup,
     Effect,
     End,
     Expect,
@@ -96,6 +97,8 @@ class Speaker(HostAround):
         self._put_off: list[Effect] = []
 
     def perform(self, effect: Effect, now: float) -> Event | None:
+        if isinstance(effect, CutGroup):  # while another thread is at work here
+            return super().perform(effect, now)
         with self._neighbours.together():
             with self._neighbours.spent.at_work():
                 event = self._perform(effect, now)

@@ -139,9 +139,20 @@ class Neighbours:
         return wait
 
     def receive(self, tensor: Tensor, source: int) -> Tensor:
-        with lost_neighbours(), self.spent.waiting():
-            self.torch.recv([tensor], source, self._tag).wait()
+        with self.spent.waiting():
+            self.receiving(tensor, source)()
         return tensor
+
+    def receiving(self, tensor: Tensor, source: int) -> Callable[[], None]:
+        """What this returns waits for it, in any thread: that time does not count."""
+        with lost_neighbours():
+            work = self.torch.recv([tensor], source, self._tag)
+
+        def wait() -> None:
+            with lost_neighbours():
+                work.wait()
+
+        return wait
 
 
 @contextmanager

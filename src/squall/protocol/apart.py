@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from squall.protocol import notes
 from squall.protocol.effects import Effect, Send
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import KillProcess, PartPlace, PartsPlaced, StartProcess
 from squall.protocol.placing import Placing
 
+ENDS_WITHIN_S = 10.0  # a process that is killed: after that the user is told of it
+
 
 class Apart:
     def __init__(self, placing: Placing) -> None:
         self._placing = placing
+        self._tell_at: dict[Node, float] | None = {}  # of processes that are to end, when the user is told; None: never
         self._ending: dict[Node, tuple[int, int]] = {}  # processes that are to end -> their replica's slot, machine
 
     def first(self, node: Node) -> PartPlace | None:
@@ -33,9 +37,19 @@ class Apart:
         starts = [Send(Node("nursery", at), StartProcess(part, first)) for part, at in apart.items()]
         return [Send(node, PartsPlaced(tuple(PartPlace(part, at) for part, at in apart.items()))), *starts]
 
-    def end(self, node: Node, processes: Mapping[Node, int]) -> list[Effect]:
+    @property
+    def wake_at(self) -> float | None:
+        return min(self._tell_at.values()) if self._tell_at else None
+
+    def cease(self) -> None:
+        """The run is over: nobody waits for room."""
+        self._tell_at = None
+
+    def end(self, node: Node, processes: Mapping[Node, int], now: float) -> list[Effect]:
         """The replica is gone, and these processes of it, with their machines, may not be."""
         self._ending |= {process: (node.index, machine) for process, machine in processes.items()}
+        if self._tell_at is not None:
+            self._tell_at |= dict.fromkeys(processes, now + ENDS_WITHIN_S)
         return [Send(Node("nursery", machine), KillProcess(process)) for process, machine in processes.items()]
 
     def ended(self, process: Node, machine: int) -> int | None:
@@ -44,7 +58,25 @@ class Apart:
         if slot is None or at != machine:
             return None
         del self._ending[process]
+        if self._tell_at is not None:
+            self._tell_at.pop(process, None)
         return None if self.ends(slot) else slot
+
+    def overdue(self, now: float) -> list[Effect]:
+        """The user is told once of processes that do not end."""
+        late = [process for process, at in (self._tell_at or {}).items() if now >= at]
+        return [self._late(process) for process in late]
+
+    def _late(self, process: Node) -> Effect:
+        assert self._tell_at is not None
+        del self._tell_at[process]
+        slot, machine = self._ending[process]
+        out = "end `squall join` there (Ctrl-C twice)" if machine else "stop the run and `squall resume` it"
+        return notes.Remark(
+            "warning",
+            f"replica {slot} waits: {process} on machine {machine} was killed {ENDS_WITHIN_S:.0f} s ago and has not"
+            f" ended. The kernel may hold it in a device or a file system that does not answer: mend that, or {out}",
+        )
 
     def ends(self, slot: int) -> bool:
         """Processes of the slot may still be there."""

@@ -244,6 +244,7 @@ class Closing(ABC):
         self._deadline = self._ends_at = self._snapshot_at = self._evaluate_at = None
         self._replacing.cease()
         self._heartbeats.cease()
+        self._apart.cease()
         effects.extend(Send(holder, Stop()) for holder in self._holders)
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))

@@ -39,7 +39,7 @@ from squall.protocol.messages import (
     ViewSeen,
     Welcome,
 )
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import NURSERY, Node, is_address
 from squall.protocol.nursery_messages import Alive, Heard, Leaving, ProcessLost, Refused, StopAsked
 from squall.protocol.staffing import Staffing
 
@@ -77,7 +77,7 @@ class Coordinator(Staffing):
     def wake_at(self) -> float | None:
         times = (
             self._deadline, self._snapshot_at, self._evaluate_at, self._ends_at, self._replacing.wake_at,
-            self._heartbeats.wake_at,
+            self._heartbeats.wake_at, self._apart.wake_at,
         )  # fmt: skip
         return min((t for t in times if t is not None), default=None)
 
@@ -151,11 +151,19 @@ class Coordinator(Staffing):
             self._evaluate_at = after(now, self.policy.evaluate_every_s)
             self._evaluations.ask(effects)
         self._look_for_silent(now, effects)
+        effects += self._apart.overdue(now)
         self._start_due(now, effects)
 
     # ------------------------------------------------------------ members
 
+    def _is_called(self, node: Node) -> bool:
+        """By other processes than the coordinator and shards: its own parts, or other replicas."""
+        return bool(self._placing.apart(node))
+
     def _on_join(self, node: Node, message: Join, now: float, effects: list[Effect]) -> None:
+        near = self._placing.on.get(node) == NURSERY.index
+        if (message.address or self._is_called(node)) and not is_address(message.address, near):
+            raise Refusal(f"it says that it is called at {message.address!r}, which is no number and port")
         self._replacing.joined(node, now)
         effects.append(notes.MemberJoined(node, message.pid, self._placing.on.get(node, 0)))
         if node.role == "evaluator":

@@ -85,6 +85,8 @@ class Linked:
         effects: list[Effect] = []
         if type(event) is FrameArrived:
             self._receive(event.sender, event.frame, now, effects)
+            if self._ended and (known := self._links.get(event.sender)) is not None:
+                _acknowledge(event.sender, known, effects)  # the process may be gone before it is due
         elif type(event) is TimePassed:
             if self._check_at is not None and now >= self._check_at:
                 self._check(now, effects)

@@ -68,14 +68,17 @@ class Membership:
         members = sorted(self.live.items())
         return View(self.number, tuple(Member(n.index, n.incarnation, entry) for n, entry in members))
 
-    def seen(self, observer: Node, message: ViewSeen) -> None:
+    def check_seen(self, observer: Node, message: ViewSeen) -> None:
         """Raises `Refusal` for what is not the answer to the newest view, which everybody gives once."""
-        departed = {Node("replica", gone.slot, gone.incarnation): gone.applied for gone in message.departed}
         awaited = self._seen[observer] < message.number == self.number
-        if not awaited or any(self._departing.get(node) != self.number for node in departed):
+        if not awaited or any(self._departing.get(node) != self.number for node in _departed(message)):
             raise Refusal(f"it has seen another view {message.number} than the newest, which is {self.number}")
+
+    def seen(self, observer: Node, message: ViewSeen) -> None:
+        """Raises `Refusal` as `check_seen` does."""
+        self.check_seen(observer, message)
         self._seen[observer] = message.number
-        for node, applied in departed.items():
+        for node, applied in _departed(message).items():
             self._applied[node].append(applied)
 
     def has_seen(self, observer: Node) -> bool:
@@ -105,6 +108,10 @@ class Membership:
         ready = _take_reached(self._departing, self.reached)
         self._slots.difference_update(node.index for node in ready)
         return [(node, self._applied.pop(node)) for node in ready]
+
+
+def _departed(message: ViewSeen) -> dict[Node, Applied]:
+    return {Node("replica", gone.slot, gone.incarnation): gone.applied for gone in message.departed}
 
 
 def _take_reached(pending: dict[Node, int], seen: int) -> list[Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from ipaddress import ip_address
 
 import msgspec
 
@@ -50,6 +51,20 @@ def part_nodes(replica: Node, parts: int) -> tuple[Node, ...]:
 def whole(node: Node, parts: int) -> Node:
     """The replica of a part; of any other process the process itself."""
     return replica_node(node.index // parts, node.incarnation) if node.role == "part" else node
+
+
+def is_address(text: str, near: bool) -> bool:
+    """Whether it is an IP address and a port; names are looked up for nobody.
+
+    `near`: it is on the coordinator's machine, which each reaches in its own way, so that the address may be empty.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+        return False
+    try:
+        return near if not host else bool(ip_address(host))
+    except ValueError:
+        return False
 
 
 @cache

@@ -67,7 +67,7 @@ class Staffing(Closing):
         if self.phase is Phase.ENDED:
             return
         effects.append(notes.MemberDied(node, why))
-        effects += self._apart.end(node, self._placing.apart(node))
+        effects += self._apart.end(node, self._placing.apart(node), now)
         if node.role == "shard":
             self._fail(f"shard {node.index} was lost ({why})", effects)
             return
@@ -196,7 +196,7 @@ class Staffing(Closing):
         if self._placing.on.get(node) == machine:  # else it has left, or others have its work
             replica = self._placing.whole(node)
             if node != replica:
-                effects += self._apart.end(replica, {replica: self._placing.on[replica]})
+                effects += self._apart.end(replica, {replica: self._placing.on[replica]}, now)
                 why = f"its part on machine {machine} was lost: {why}"
             self._on_lost(replica, why, now, effects)
         self._on_ended([node], machine, now, effects)
@@ -239,7 +239,7 @@ class Staffing(Closing):
             return
         lost = list(dict.fromkeys(map(self._placing.whole, nodes)))
         for node in lost:  # before anybody starts in their places
-            effects += self._apart.end(node, elsewhere[node])
+            effects += self._apart.end(node, elsewhere[node], now)
         for node in lost:
             self._on_lost(node, text, now, effects, blameless=True)
         self._on_ended(self._apart.ending_on(machine), machine, now, effects)
@@ -265,15 +265,15 @@ class Staffing(Closing):
                 if not self._replacing.awaits(node):
                     self._joins.pop(node, None)
                     effects += [Forget(node), notes.MemberLeft(node)]
-                    if self._placing.on[node] != machine:
-                        effects += self._apart.end(node, {node: self._placing.on[node]})
+                    if self.policy.parts > 1:  # the next in its slot starts when this one has ended
+                        effects += self._apart.end(node, {node: self._placing.on[node]}, now)
                 self._on_left(node, now, effects)
         self._see_off(effects)
 
     def _on_left(self, node: Node, now: float, effects: list[Effect]) -> None:
         awaited = self._replacing.awaits(node)
         if not awaited:
-            effects += self._apart.end(node, self._placing.apart(node))
+            effects += self._apart.end(node, self._placing.apart(node), now)
         if self._placing.leaving.keys().isdisjoint(self._placing.vacate(node).values()):
             return
         if not awaited and self._needs(node):

@@ -10,13 +10,14 @@ or the next group gives them the weights of one who has. One that nobody finishe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from torch import Tensor
 
+from squall.protocol.collective.messages import Place
 from squall.protocol.effects import Compute, JoinGroup, Step
 from squall.protocol.events import GradientComputed, GroupJoined, StepTaken
 from squall.protocol.nodes import Node
@@ -30,6 +31,8 @@ from squall.runtime.replay_starts import replica_logs
 
 if TYPE_CHECKING:
     from squall.replaying.findings import Observer
+
+GIVING = 1 << 32  # numbers of the replay's own groups begin there
 
 
 class ReplayedMember(ReplayedNode):
@@ -84,6 +87,7 @@ class GroupReplay:
         self._observer = observer
         self._processes = processes
         self._group: JoinGroup | None = None
+        self._machines: dict[Node, int] = {}  # of members of groups between machines
         self._stopped = False
         self._why = ""
         self.replicas = {node: ReplayedMember(node, paths, job) for node, paths in replica_logs(schedule).items()}
@@ -133,6 +137,7 @@ class GroupReplay:
         if not found:
             return False
         group = min((formed.group for formed in found.values()), key=lambda group: group.number)
+        self._machines |= {node: place.machine for node, place in zip(group.members, group.places)}
         joining = [node for node in group.members if node in found and found[node].group.number == group.number]
         if absent := [node for node in group.members if node not in self.replicas]:
             self._why = not_there(self._schedule / str(absent[0]), self.job.directory)
@@ -141,7 +146,7 @@ class GroupReplay:
         whole = len(joining) == len(group.members)
         self._group = group if whole else None
         if whole:
-            self._join(group.members, found[joining[0]])
+            self._join(group, found[joining[0]].unused)
         for node in joining:
             self.replicas[node].advance()
         return True
@@ -151,20 +156,24 @@ class GroupReplay:
         join the real one."""
         if group.transfer and takers:
             members = (group.source, *takers)
-            self._join(members, JoinGroup(-group.number, members, group.source, True, group.clock))
+            places = [group.places[group.members.index(node)] for node in members if group.places]
+            self._join(JoinGroup(GIVING + group.number, members, group.source, True, group.clock, tuple(places)))
         self._weights.version = group.clock
         self._weights.holder = self._host(takers[0] if takers else group.source)
 
-    def _join(self, members: Sequence[Node], order: Formed | JoinGroup) -> None:
-        hosts = [self._host(node) for node in members]
+    def _join(self, group: JoinGroup, unused: bool | None = None) -> None:
+        """`unused`, of a group of the run: as it was recorded."""
+        hosts = [self._host(node) for node in group.members]
+        places = [Place(place.machine, host.address) for place, host in zip(group.places, hosts)]
+        here = replace(group, places=tuple(places))
         for host in hosts:
-            host.order(order)
+            host.order(here if unused is None else Formed(here, unused))
         for host in hosts:
             if not isinstance(joined := host.answer(), GroupJoined):
                 raise Strayed(f"{host.node} could not join a group again: {joined}")
 
     def _host(self, node: Node) -> GroupedProcess:
-        return self._processes.host(self.job, node)
+        return self._processes.host(self.job, node, self._machines.get(node))
 
     # ------------------------------------------------------------ steps
 

@@ -1,6 +1,7 @@
 """A member of all-reduce in the replay: a process with the host that it had in the run, in real groups with others.
 
-One of several parts forks the others again.
+One of several parts forks the others again. Members that were on several machines are on one now, and meet over
+connections as they did: such groups add up in another order than those of one machine.
 """
 
 from __future__ import annotations
@@ -26,15 +27,22 @@ from squall.parts.host import Speaker
 from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import Compute, Effect, JoinGroup, LeaveGroup, Step, WriteSnapshot
 from squall.protocol.events import Event, SnapshotWritten, StepTaken
-from squall.protocol.nodes import Node
+from squall.protocol.heartbeats import Pulse
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.replaying.nonfinite import NonFiniteBatch, examine
 from squall.replaying.processes import Failed, ReplicaProcess, forked
 from squall.runtime.collective.host import CollectiveHost, in_a_process
 from squall.runtime.collective.process import GroupedMember, import_beforehand
+from squall.runtime.collective.recording import looked_at
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from squall.runtime.records import SEEN, Fingerprint, Formed
+from squall.runtime.site import Site
 from squall.runtime.snapshot import Snapshots
+from squall.transports.certificates import Identity, machine_name
+from squall.transports.opening import listening
+
+LOOPBACK = "127.0.0.1"
 
 
 class GiveState(NamedTuple):
@@ -58,6 +66,7 @@ class GroupedProcess(ReplicaProcess):
     def __init__(self, job: Job, node: Node, pid: int, pipe: Connection) -> None:
         super().__init__(node, pid, pipe)
         self._job = job
+        self.address: str = self.answer()  # where others call it; empty where all were on one machine
 
     def state(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = self.ask(GiveState())
@@ -82,18 +91,27 @@ class GroupedReplicas:
             import_module("squall.parts.inside")  # what takes seconds to import comes before the forks
         self._folder = folder
         self._hosts: dict[Node, GroupedProcess] = {}
+        self._root = Identity.new_root("replay")
 
-    def host(self, job: Job, node: Node) -> GroupedProcess:
-        """The member's, forked when it is first asked for. The others find it when this returns."""
+    def host(self, job: Job, node: Node, machine: int | None = None) -> GroupedProcess:
+        """The member's, forked when it is first asked for. The others find it when this returns.
+
+        `machine`: on which it was, where there were several.
+        """
         if node not in self._hosts:
             if job.plan.settings.parts > 1:
                 job = with_own(job)
             pid, pipe = forked(self._hosts.values())
             if not pid:
-                _serve(replace(job, scratch=self._folder), node, pipe)
+                site = None if machine is None else self._site(machine)
+                _serve(replace(job, scratch=self._folder, site=site), node, pipe)
             self._hosts[node] = GroupedProcess(job, node, pid, pipe)
-            self._hosts[node].answer()
         return self._hosts[node]
+
+    def _site(self, machine: int) -> Site:
+        """As the machine had one, with an identity that is the replay's."""
+        identity = self._root.issue(machine_name(machine), authority=True)
+        return Site(machine, {}, {COORDINATOR: (LOOPBACK, 0)}, identity, {}, {}, Pulse(), host=LOOPBACK)
 
     def completed(self, job: Job, node: Node) -> Job:
         return job
@@ -110,7 +128,7 @@ def _serve(job: Job, node: Node, pipe: Connection) -> NoReturn:
         setproctitle(f"squall replica {node.index} of the replay of {job.directory.name}")
         torch.set_num_threads(job.plan.threads)
         member = _Member(job, node)
-        answer: object = None  # it is there
+        answer: object = member.address  # it is there
         while True:
             pipe.send_bytes(cloudpickle.dumps(answer))
             answer = member.on(pickle.loads(pipe.recv_bytes()))  # from the process that forked this one
@@ -133,18 +151,24 @@ class _Member:
         parts = job.plan.settings.parts > 1
         if parts:
             job, neighbours, watch = first_part(job, node, job.scratch)
+        self.address = ""
+        if job.site is not None:
+            listener = listening()
+            job = replace(job, listener=listener)
+            self.address = f"{LOOPBACK}:{listener.getsockname()[1]}"
         self._in_group = in_a_process(job, node).in_group
         self._member = self._in_group.member
         host = CollectiveHost(replace(job, directory=self._folder), self._in_group)
         self._host: Host = Speaker(host, neighbours, watch=watch) if parts else host
-        self._fingerprint = Fingerprint(self._member.vector)
+        self._looked_at = looked_at(self._member.vector, job.inside)
+        self._fingerprint = Fingerprint(self._looked_at)
 
     def on(self, order: Effect | Formed | GiveState | Examine) -> object:
         match order:
             case Formed(group, unused):
                 if isinstance(self._in_group, GroupedMember):
                     self._in_group.unused = unused
-                self._fingerprint = Fingerprint(self._member.vector, group.clock)
+                self._fingerprint = Fingerprint(self._looked_at, group.clock)
                 return self.on(msgspec.structs.replace(group, transfer=False))  # it has been given
             case JoinGroup():
                 self._host.perform(LeaveGroup(), 0.0)

@@ -131,10 +131,10 @@ def begin(job: Job, script: bool = False) -> Job:
 
 
 def _is_replayed(job: Job) -> bool:
-    """All-reduce is where each member is a process of one machine, on the CPU."""
+    """All-reduce is where each member is a process, on the CPU."""
     if isinstance(job.recipe.work, Collective):
-        here = job.site is None and job.plan.settings.launcher != "inline"
-        return here and job.plan.device == "cpu" and not job.recipe.divided
+        plan = job.plan
+        return plan.settings.launcher != "inline" and plan.device == "cpu" and not job.recipe.divided
     return True
 
 

@@ -72,7 +72,7 @@ class Between(Protocol):
     """What is between machines."""
 
     def parted(self, nodes: Sequence[Node]) -> bool:
-        """Some are cut off from others, though no connection has broken: all wait."""
+        """Some are cut off from others or from parts of their own, though no connection has broken: all wait."""
 
     def silent(self, node: Node) -> bool:
         """Its whole machine is gone, so that nothing tells of its end."""

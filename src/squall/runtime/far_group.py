@@ -41,11 +41,12 @@ class FarGroup:
             order.sort(key=lambda member: (machines[member], member))
         self.torch = MeshProcessGroup(mesh, own, order, name)
         c10d._world.pg_group_ranks[self.torch] = {rank: rank for rank in range(len(members))}
+        # Where an operation fails torch looks for this, and would raise another error if it were not there.
+        c10d._world.pg_map[self.torch] = (self.torch.getBackendName(), None)  # type: ignore[assignment]
         if name:
             group_name = c10d.GroupName(name)
             _register_process_group(group_name, self.torch)
             c10d._world.pg_names[self.torch] = group_name
-            c10d._world.pg_map[self.torch] = (self.torch.getBackendName(), None)  # type: ignore[assignment]
 
     def cut(self) -> None:
         """Whoever waits for this process in the group has an error at once, and so has this one."""
@@ -55,6 +56,7 @@ class FarGroup:
         """Leave the group, whose operations are over or have failed."""
         self._mesh.close()
         c10d._world.pg_group_ranks.pop(self.torch, None)
+        c10d._world.pg_map.pop(self.torch, None)
 
 
 class _Work(Work):

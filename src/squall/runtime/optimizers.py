@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -173,6 +173,22 @@ def state_vectors(factory: OptimizerFactory) -> int:
     bare_step(optimizer, tracked=True)()
     state = optimizer.state[parameter].values()
     return sum(isinstance(value, Tensor) and value.shape == parameter.shape for value in state) if not before else 0
+
+
+def first_state(factory: OptimizerFactory, group: Mapping[str, Any], like: Tensor) -> dict[str, Tensor]:
+    """What a step makes of the state of a parameter like this one, in its param group, on torch's device for shapes.
+
+    Empty where the optimizer does not step on one alone.
+    """
+    parameter = nn.Parameter(torch.zeros_like(like))
+    parameter.grad = torch.zeros_like(like)
+    try:
+        optimizer = build_optimizer(factory, [{**group, "params": [parameter]}])
+        bare_step(optimizer, tracked=True)()
+        state = optimizer.state[parameter].items()
+        return {key: torch.as_tensor(value).to("meta") for key, value in state if value is not None}
+    except _STEP_FAILURES:
+        return {}
 
 
 def _name(factory: OptimizerFactory) -> str:

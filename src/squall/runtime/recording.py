@@ -23,7 +23,7 @@ from squall.protocol.nodes import Node
 from squall.runtime import schedule
 from squall.runtime.collective.host import CollectiveHost
 from squall.runtime.collective.process import GroupedMember
-from squall.runtime.collective.recording import RecordedMember
+from squall.runtime.collective.recording import RecordedMember, looked_at
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job
@@ -56,10 +56,11 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
 
 def recorded_row(host: Host, job: Job, node: Node) -> Host:
     """The host of all parts of a member of all-reduce. It is done when they all are, which one of them is not."""
-    if job.schedule is None or job.own is None or not isinstance(job.recipe.work, Collective):
+    if job.schedule is None or not isinstance(job.recipe.work, Collective):
         return host
+    assert job.own is not None
     log = ScheduleWriter(job.schedule / str(node), _may_take(job, node))
-    return RecordedMember(host, job.own, log, lambda: False)
+    return RecordedMember(host, looked_at(job.own, job.inside), log, lambda: False)
 
 
 def _may_take(job: Job, node: Node) -> float:

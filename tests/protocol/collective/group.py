@@ -42,7 +42,7 @@ class Circle:
 
     def join(self, *nodes: Node) -> None:
         for node in nodes:
-            self.tell(node, Join(1))
+            self.tell(node, Join(1, "10.0.0.1:7700"))
 
     def see(self, **clocks: int) -> None:
         """Each live replica has seen the newest view; `r0=3` has finished round 3."""

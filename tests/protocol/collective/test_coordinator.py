@@ -318,12 +318,24 @@ def test_who_wants_to_be_called_by_a_name_is_refused(address: str) -> None:
 def test_the_coordinators_machine_alone_needs_no_number() -> None:
     near, far = replica_node(0, 0), replica_node(1, 0)
     circle = Circle(rooms=(MachineRoom(0, 1, (near,)), MachineRoom(1, 1, (far,))))
-    with pytest.raises(Refusal, match="no number and port"):
-        circle.tell(far, Join(1, ":7700"))
+    for nowhere in (":7700", ""):
+        with pytest.raises(Refusal, match="no number and port"):
+            circle.tell(far, Join(1, nowhere))
     circle.tell(far, Join(1, "fe80::1%eth0:7700"))
     circle.tell(near, Join(1, ":7700"))
     circle.see()
     assert [place.address for place in circle.forms(near)[-1].places] == [":7700", "fe80::1%eth0:7700"]
+
+
+def test_who_answers_another_view_has_finished_nothing() -> None:
+    circle = Circle()
+    a, b = circle.begun()
+    circle.finish(1, a, b)
+    circle.lose(b)
+    before = circle.machine.rounds.clock_of(a)
+    with pytest.raises(Refusal, match="another view"):
+        circle.tell(a, ViewSeen(99, clock=2))
+    assert circle.machine.rounds.clock_of(a) == before
 
 
 def test_who_comes_when_all_is_over_is_not_wanted() -> None:
@@ -397,6 +409,8 @@ def test_a_newcomer_that_says_that_it_has_finished_rounds_is_refused() -> None:
     circle.lose(b)
     circle.tell(a, ViewSeen(circle.machine.members.number, clock=1))
     circle.join(NEWCOMER)
+    for clock in circle.turns(a)[-AHEAD:]:
+        circle.finish(clock, a)
     with pytest.raises(Refusal, match="0 is the newest"):
         circle.tell(NEWCOMER, ViewSeen(circle.machine.members.number, clock=2))
 

@@ -10,6 +10,7 @@ from squall.protocol.effects import (
     Gather,
     JoinGroup,
     LeaveGroup,
+    MeetParts,
     Payload,
     Send,
     Step,
@@ -39,7 +40,8 @@ from squall.protocol.messages import (
     View,
     ViewSeen,
 )
-from squall.protocol.nodes import COORDINATOR, replica_node
+from squall.protocol.nodes import COORDINATOR, Node, replica_node
+from squall.protocol.nursery_messages import PartPlace, PartsPlaced
 
 A, B = replica_node(0, 0), replica_node(1, 0)
 
@@ -226,3 +228,8 @@ def test_a_step_that_is_not_finite_is_tried_again_and_the_guilty_tell() -> None:
 def test_a_stop_ends_it_in_its_group_or_without_one() -> None:
     for replica in (grouped(), CollectiveReplica(A, 2)):
         assert heard(replica, Stop())[-1] == End("finished")
+
+
+def test_a_replica_that_lies_on_several_machines_meets_its_parts() -> None:
+    places = (PartPlace(Node("part", 1), 1),)
+    assert heard(CollectiveReplica(A, 2), PartsPlaced(places)) == [MeetParts(places)]

@@ -54,7 +54,7 @@ class RayMachines:
         if self._node:
             own = free.pop(self._node)
             here = Share(min(here.cpus, own.cpus), own.gpus)
-        cpus, nodes = plan.replicas * plan.threads, list(free.values())
+        cpus, nodes = plan.replicas * plan.settings.parts * plan.threads, list(free.values())
         self._shares = shares(cpus, here, nodes, plan.settings.machines, plan.settings.cores, on_gpus)
         self._group: Any = None
         self._actors: list[Any] = []

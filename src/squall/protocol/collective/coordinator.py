@@ -8,7 +8,6 @@ leave the group, say how far they have come, and form the next one with the newe
 from __future__ import annotations
 
 import math
-from ipaddress import ip_address
 
 from squall.protocol.closing import Phase
 from squall.protocol.collective.holders import WeightHolders
@@ -22,7 +21,7 @@ from squall.protocol.leases import Leases
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
 from squall.protocol.messages import Join, Left, Progress, Stats, ViewSeen
-from squall.protocol.nodes import NURSERY, Node
+from squall.protocol.nodes import Node
 from squall.protocol.policy import Policy
 from squall.protocol.reports import REPORT_EVERY_S, together
 
@@ -59,10 +58,11 @@ class CollectiveCoordinator(WeightHolders):
     # ------------------------------------------------------------ members
 
     def _on_join(self, node: Node, message: Join, now: float, effects: list[Effect]) -> None:
-        if message.address and not _is_address(message.address, near=self._placing.on.get(node) == NURSERY.index):
-            raise Refusal(f"it says that it is called at {message.address!r}, which is no number and port")
-        self._addresses[node] = message.address
         super()._on_join(node, message, now, effects)
+        self._addresses[node] = message.address
+
+    def _is_called(self, node: Node) -> bool:
+        return node.role == "replica" and bool(self.policy.rooms)
 
     def _forget(self, node: Node) -> None:
         self.rounds.forget(node)
@@ -204,6 +204,7 @@ class CollectiveCoordinator(WeightHolders):
     def _on_seen(self, sender: Node, message: ViewSeen, now: float, effects: list[Effect]) -> None:
         if sender not in self.members.live:
             return  # it was lost while this was on its way
+        self.members.check_seen(sender, message)
         if not self._hasty:
             self.rounds.finished(sender, message.clock)
         if self.phase is Phase.SNAPSHOT and self._hurried and self._snapshot_due:
@@ -215,17 +216,3 @@ class CollectiveCoordinator(WeightHolders):
         for node, stats in self._done.items():
             self._note_stats(node, stats, effects)
         self._done.clear()
-
-
-def _is_address(text: str, near: bool) -> bool:
-    """Whether it is an IP address and a port; names are looked up for nobody.
-
-    `near`: it is on the coordinator's machine, which each reaches in its own way, so that the address may be empty.
-    """
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
-        return False
-    try:
-        return near if not host else bool(ip_address(host))
-    except ValueError:
-        return False

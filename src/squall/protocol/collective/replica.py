@@ -21,6 +21,7 @@ from squall.protocol.effects import (
     Gather,
     JoinGroup,
     LeaveGroup,
+    MeetParts,
     Payload,
     Send,
     Step,
@@ -52,6 +53,7 @@ from squall.protocol.messages import (
     Weights,
 )
 from squall.protocol.nodes import COORDINATOR, Node, replica_node
+from squall.protocol.nursery_messages import PartsPlaced
 from squall.protocol.shard_duties import Travelling
 
 
@@ -155,6 +157,8 @@ class CollectiveReplica:
                 if self._travelling is not None and number == self._travelling.taken.number:
                     self._travelling.kept(error)
                     self._travelling.send_next(self.node, effects)
+            case PartsPlaced(places):
+                effects.append(MeetParts(places))
             case Stop():
                 self._leave_group(effects)
                 self._ended = True

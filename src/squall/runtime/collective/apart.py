@@ -12,70 +12,50 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from torch import Tensor
-
-from squall.protocol.effects import Gather, JoinGroup, Step
+from squall.protocol.effects import CutGroup, Effect, End, Gather, JoinGroup, Step
 from squall.protocol.events import Event
-from squall.runtime.collective.meeting import FarFellows
-from squall.runtime.collective.process import GroupedMember
+from squall.runtime.driver import Host, HostAround
 
 
-class Apart:
-    """All methods are for the process's own thread."""
+class Apart(HostAround):
+    """Around a member's host, also of one with several parts. All methods are for the process's own thread."""
 
-    def __init__(self, grouped: GroupedMember, fellows: FarFellows) -> None:
-        self.member, self.holding = grouped.member, grouped.holding
-        self._grouped = grouped
-        self._fellows = fellows
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
         self._asked: SimpleQueue[Callable[[], Event | None]] = SimpleQueue()
         self._answers: SimpleQueue[Event | BaseException | None] = SimpleQueue()
-        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # there is an answer
-        self._busy = False
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | os.EFD_SEMAPHORE)  # how many answers there are
+        self._under_way = 0
         threading.Thread(target=self._run, name="squall member", daemon=True).start()
 
     @property
     def wakes(self) -> Sequence[int]:
-        return (self._news,)
+        return (self._news, *self._host.wakes)
 
-    def join(self, effect: JoinGroup) -> None:
-        self._fellows.opens()
-        self._do(partial(self._grouped.join, effect))
-
-    def step(self, effect: Step) -> None:
-        self._do(partial(self._grouped.step, effect))
-
-    def gather(self, effect: Gather) -> None:
-        self._do(partial(self._grouped.gather, effect))
-
-    def state(self) -> dict[str, Tensor]:
-        return self._grouped.state()
-
-    def cut(self) -> None:
-        self._fellows.cut()
-
-    def leave(self) -> None:
-        """Nothing is under way, or all is over."""
-        if not self._busy:
-            self._grouped.leave()
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        """What comes while something is under way comes behind it, but for its end."""
+        waits = isinstance(effect, JoinGroup | Step | Gather)
+        if isinstance(effect, CutGroup) or not (waits or self._under_way):
+            return super().perform(effect, now)
+        if not isinstance(effect, End):  # the process ends
+            self._under_way += 1
+            self._asked.put(partial(self._host.perform, effect, now))
+        return None
 
     def poll(self) -> Event | None:
         """The answer to what was begun. Raises what the user's code has raised there."""
         if self._answers.empty():
-            return None
+            return super().poll()
         os.eventfd_read(self._news)
-        self._busy = False
+        self._under_way -= 1
         answer = self._answers.get()
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
     def rest(self) -> None:
-        if not self._busy:
-            self._grouped.rest()
-
-    def _do(self, work: Callable[[], Event | None]) -> None:
-        self._busy = True
-        self._asked.put(work)
+        if not self._under_way:
+            super().rest()
 
     def _run(self) -> None:
         while True:

@@ -50,8 +50,8 @@ def broadcast_state(
 
 
 def _misfit(state: Mapping[str, Tensor], member: Member, whole: bool) -> str:
-    """What does not belong there; the optimizer alone knows what its state of a parameter looks like."""
-    names = {span.name for span in member.layout.parameters}
+    """What does not belong there."""
+    parameters = {span.name: number for number, span in enumerate(member.layout.parameters)}
     held = sum(region.numel() for region in member.layout.regions(member.vector))
     numbers = {str(number): group for number, group in enumerate(member.optimizer.param_groups)}
     if ("weights" in state) != whole:
@@ -65,7 +65,7 @@ def _misfit(state: Mapping[str, Tensor], member: Member, whole: bool) -> str:
             at = numbers.get(owner, {})
             fits = isinstance(at.get(key), int | float) and value.numel() == 1
         else:
-            fits = kind == STATE and owner in names
+            fits = kind == STATE and owner in parameters and member.could_have(parameters[owner], key, value)
         if not fits:
             return name
     return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -22,27 +21,22 @@ from squall.protocol.effects import (
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.runtime.batches import Key
-from squall.runtime.collective.apart import Apart
 from squall.runtime.collective.holding import Holding
-from squall.runtime.collective.meeting import FarFellows, NearFellows
+from squall.runtime.collective.meeting import FarFellows, Fellows, NearFellows
 from squall.runtime.collective.member import Member
 from squall.runtime.collective.process import GroupedMember
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Snapshots
-from squall.transports.meeting import Way
 
 
 class InGroup(Protocol):
-    """A member, and how it reaches the others. An answer is None where it comes by itself later."""
+    """A member, and how it reaches the others."""
 
     member: Member
     holding: Holding | None  # its share, where members divide the optimizer's state
 
     def state(self) -> dict[str, Tensor] | None: ...  # of the whole replica; None in a part that does not speak for it
-
-    @property
-    def wakes(self) -> Sequence[int]: ...  # descriptors that are readable when `poll` has an answer
 
     def join(self, effect: JoinGroup) -> Event | None: ...
 
@@ -50,11 +44,9 @@ class InGroup(Protocol):
 
     def gather(self, effect: Gather) -> Event | None: ...
 
-    def cut(self) -> None: ...
+    def cut(self) -> None: ...  # from another thread, which hears of it while something is under way
 
     def leave(self) -> None: ...
-
-    def poll(self) -> Event | None: ...
 
     def rest(self) -> None: ...
 
@@ -104,13 +96,6 @@ class CollectiveHost(Host):
             return None if state is None else self._snapshots.write(number, 0, 1, state, whole)
         return self._snapshots.write(number, *self.part(), *holding.part())
 
-    @property
-    def wakes(self) -> Sequence[int]:
-        return self.in_group.wakes
-
-    def poll(self) -> Event | None:
-        return self.in_group.poll()
-
     def rest(self) -> None:
         self.in_group.rest()
 
@@ -122,12 +107,13 @@ def in_a_process(job: Job, node: Node) -> CollectiveHost:
     assert job.scratch is not None
     if job.inside is not None:
         from squall.parts.columns import ColumnMember  # which only replicas of several parts need
+        from squall.parts.far_columns import columns_of
 
-        return CollectiveHost(job, ColumnMember(member, job.inside, node, job.scratch))
+        return CollectiveHost(job, ColumnMember(member, job.inside, node, columns_of(job, member, node)))
+    fellows: Fellows
     if job.site is None:
         fellows = NearFellows(node, job.scratch, member.device)
-        return CollectiveHost(job, GroupedMember(member, holding, node, fellows))
-    assert job.listener is not None
-    way = Way(job.site.identity.issue(str(node)).contexts(), job.listener, job.site.plaintext)
-    far = FarFellows(way, job.site)
-    return CollectiveHost(job, Apart(GroupedMember(member, holding, node, far), far))
+    else:
+        assert job.listener is not None
+        fellows = FarFellows.of(node, job.site, job.listener)
+    return CollectiveHost(job, GroupedMember(member, holding, node, fellows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -34,8 +34,6 @@ class Part(NamedTuple):
 class InlineMember:
     """A member in a world, which tells its answers."""
 
-    wakes: Sequence[int] = ()
-
     def __init__(self, member: Member, holding: Holding | None, node: Node, groups: Groups) -> None:
         self.member, self.holding = member, holding
         self._node = node
@@ -52,9 +50,6 @@ class InlineMember:
 
     def cut(self) -> None:
         self._groups.cut(self._node)
-
-    def poll(self) -> None:
-        """Answers come by themselves."""
 
     def rest(self) -> None:
         self.member.batches.prepare()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from socket import socket
 from typing import Protocol
 
 import torch
@@ -31,6 +33,9 @@ class Fellows(Protocol):
     def cut(self) -> None:
         """From another thread: what is under way in the group, or in forming it, fails."""
 
+    def left(self) -> None:
+        """Nothing is under way: what was cut is over."""
+
 
 class NearFellows:
     """On one machine. Where replicas have several parts, each meets those with its number."""
@@ -48,12 +53,14 @@ class NearFellows:
     def cut(self) -> None:
         """Nobody hears of a reason for it while something is under way."""
 
+    def left(self) -> None: ...
+
     def _pid_file(self, node: Node) -> Path:
         return self._directory / f"{node}-{self._part}.pid"
 
 
 class FarFellows:
-    """On several machines. `opens` and `cut` are for the process's own thread, `form` for the one that waits."""
+    """On several machines. `cut` is for the process's own thread, `form` for the one that waits."""
 
     def __init__(self, way: Way, site: Site) -> None:
         self._way = way
@@ -62,23 +69,31 @@ class FarFellows:
         self._cut = False
         self._under_way: Meeting | Mesh | None = None
 
-    def opens(self) -> None:
-        """`form` comes next: what was cut is over."""
+    @classmethod
+    def of(cls, node: Node, site: Site, listener: socket) -> FarFellows:
+        """Of this process, which is that node."""
+        return cls(Way(site.identity.issue(str(node)).contexts(), listener, site.plaintext), site)
+
+    def left(self) -> None:
         with self._lock:
             self._cut, self._under_way = False, None
 
     def form(self, effect: JoinGroup, own: int) -> FarGroup:
-        guests = [self._guest(node, place) for node, place in zip(effect.members, effect.places, strict=True)]
-        meeting = Meeting(self._way, effect.number, guests, own)
+        return self.meet(effect.number, effect.members, effect.places, own)
+
+    def meet(self, number: int, members: Sequence[Node], places: Sequence[Place], own: int) -> FarGroup:
+        """Those members, at their places, in the meeting of that number."""
+        guests = [self._guest(node, place) for node, place in zip(members, places, strict=True)]
+        meeting = Meeting(self._way, number, guests, own)
         try:
             self._go_on(meeting)
             connections = meeting.run(MEET_WITHIN_S)
         finally:
             self._go_on(None)
             meeting.close()
-        mesh = Mesh(connections, [str(node) for node in effect.members])
+        mesh = Mesh(connections, [str(node) for node in members])
         self._go_on(mesh)
-        return FarGroup(mesh, effect.members, own, [place.machine for place in effect.places])
+        return FarGroup(mesh, members, own, [place.machine for place in places])
 
     def cut(self) -> None:
         with self._lock:

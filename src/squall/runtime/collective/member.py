@@ -12,7 +12,7 @@ from squall.runtime.backward import Backward
 from squall.runtime.compute import all_finite
 from squall.runtime.inside import local
 from squall.runtime.job import Job
-from squall.runtime.optimizers import bare_step, build_optimizer
+from squall.runtime.optimizers import bare_step, build_optimizer, first_state
 from squall.runtime.rates import Schedule
 from squall.runtime.states import SETTINGS, STATE, group_of
 from squall.strategies.work import Collective
@@ -44,7 +44,9 @@ class Member:
         self.parameters = [self._slices[id(p)][1] if id(p) in self._slices else p for p in own]
         here = {id(p): stepped for p, stepped in zip(own, self.parameters)}
         groups = [{**g, "params": [here[id(p)] for p in g["params"] if id(p) in here]} for g in job.task.param_groups()]
+        self._factory = work.optimizer
         self.optimizer = build_optimizer(work.optimizer, groups)
+        self._stepped: dict[tuple[int, tuple[int, ...]], Mapping[str, Tensor]] = {}  # by param group and shape
         self.schedule = Schedule(job.task, self.optimizer) if job.task.schedule is not None else None
         if self.backward.inside.speaks:
             job.keep(self.schedule)
@@ -136,6 +138,27 @@ class Member:
                 if value is not None:
                     tensors[f"{STATE}:{self.layout.parameters[number].name}:{key}"] = torch.as_tensor(value)
         return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    def could_have(self, number: int, key: str, value: Tensor) -> bool:
+        """Whether that may be a parameter's state.
+
+        It has the shape and type of the own; where there is none, of what a step on a copy makes, else any element's.
+        """
+        parameter = self.parameters[number]
+        known = self.optimizer.state.get(parameter, {}).get(key)
+        if known is None:
+            known = self._after_a_step(number).get(key)
+        if known is not None:
+            known = torch.as_tensor(known)
+            return value.shape == known.shape and value.dtype == known.dtype
+        return value.shape in (parameter.shape, ())
+
+    def _after_a_step(self, number: int) -> Mapping[str, Tensor]:
+        parameter, at = self.parameters[number], group_of(self.layout.parameters[number], self.layout)
+        kind = at, tuple(parameter.shape)
+        if kind not in self._stepped:
+            self._stepped[kind] = first_state(self._factory, self.optimizer.param_groups[at], parameter)
+        return self._stepped[kind]
 
     def settings(self) -> dict[str, Tensor]:
         """What the optimizer has changed in its param groups."""

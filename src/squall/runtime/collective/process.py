@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,8 +46,6 @@ class _Loss(nn.Module):
 
 class GroupedMember:
     """A member in a process of its own. It does what it is told before it hears more."""
-
-    wakes: Sequence[int] = ()
 
     def __init__(self, member: Member, holding: Holding | None, node: Node, fellows: Fellows) -> None:
         self.member, self.holding = member, holding
@@ -111,12 +109,10 @@ class GroupedMember:
         if self._group is not None:
             self._group.close()
             self._group = None
+        self._fellows.left()
 
     def cut(self) -> None:
-        """Nothing is under way when this is called, or it is over."""
-
-    def poll(self) -> None:
-        """Answers come at once."""
+        self._fellows.cut()
 
     def rest(self) -> None:
         self.member.batches.prepare()

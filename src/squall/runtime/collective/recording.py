@@ -13,15 +13,27 @@ from squall.protocol.effects import Effect, End, JoinGroup, Step, WriteSnapshot
 from squall.protocol.events import Event, GroupJoined, StepTaken
 from squall.runtime import schedule
 from squall.runtime.driver import Host, HostAround
+from squall.runtime.inside import Inside
 from squall.runtime.records import SEEN, ClockSteps, Fingerprint, moved
 from squall.runtime.schedule import ScheduleWriter
+
+
+def looked_at(weights: Tensor, inside: Inside | None) -> Tensor:
+    """float32 [elements]: what of a member's weights a schedule has checksums of, as its first part has them.
+
+    Of several parts it is a run that the first moves, because they may have no memory in common.
+    """
+    if inside is None:
+        return weights
+    runs = [region for region in inside.writes.regions(weights) if region.is_contiguous()]
+    return max(runs, key=Tensor.numel, default=weights[:1]).view(-1)
 
 
 class RecordedMember(HostAround):
     """Records a member in a process of its own, or in one for each of its parts."""
 
     def __init__(self, host: Host, vector: Tensor, log: ScheduleWriter, unused: Callable[[], bool]) -> None:
-        """`vector` has the weights that the host moves; `unused`: whether some batch does not use all parameters."""
+        """`vector` has weights that the host moves; `unused`: whether some batch does not use all parameters."""
         super().__init__(host)
         self._vector, self._unused = vector, unused
         self._log = log

@@ -25,6 +25,7 @@ class Cluster:
     preemptions: tuple[Preemption, ...] = ()
     lost_after_s: float = 2.0
     split: SplitStep | None = None  # of a replica of several parts; else what the task's split comes to is measured
+    spread_parts: bool = False  # they lie on as many machines as possible, and not where there is room for all
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:

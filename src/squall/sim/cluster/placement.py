@@ -44,7 +44,7 @@ class Placement:
     def __init__(self, cluster: Cluster, recipe: Recipe) -> None:
         self.places = [UsedMachine(kind, number) for kind in cluster.machines for number in range(kind.count)]
         parts = cluster.parts
-        seats = place(recipe, [used.kind for used in self.places], parts=Parts(parts))
+        seats = place(recipe, [used.kind for used in self.places], parts=Parts(parts, cluster.spread_parts))
         self._held = {key: [self.places[i]] for key, i in seats.items()}  # (role, index) -> where each part is
         for slot in range(recipe.replicas if parts > 1 else 0):
             first = self._held["replica", slot]

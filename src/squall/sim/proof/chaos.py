@@ -174,7 +174,7 @@ def chaos(seed: int) -> Chaos:
     if chance.random() < LONG:  # as many leases as a replica does not report at once, and more than shards remember
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
     machines = several.machines_of(seed)
-    parts = several.parts_of(seed) if machines > 1 and not grouped else ONE_PART
+    parts = several.parts_of(seed) if machines > 1 and strategy != DIVIDED else ONE_PART
     if grouped:
         shards = 0
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))

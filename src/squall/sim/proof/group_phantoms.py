@@ -74,7 +74,7 @@ class GroupPhantomHosts(PhantomHosts):
         self.shown = weights
 
     def parted(self, nodes: Sequence[Node]) -> bool:
-        return any(self.cut_off(one, other) for one, other in combinations(nodes, 2))
+        return any(map(self.waits, nodes)) or any(self.cut_off(one, other) for one, other in combinations(nodes, 2))
 
     def silent(self, node: Node) -> bool:
         return self.gone(self.machine(node))

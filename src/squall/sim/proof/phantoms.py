@@ -43,6 +43,7 @@ class PhantomHosts:
         self.machine: Callable[[Node], int] = lambda node: 0  # on which a node is
         self.gone: Callable[[int], bool] = lambda machine: False  # a machine, with all that was there
         self.cut_off: Callable[[Node, Node], bool] = lambda one, other: False
+        self.waits: Callable[[Node], bool] = lambda node: False  # for another part of the replica
         self._shared: dict[int, Memory] = {}  # by the processes of a machine
         self.shards: list[ShardPhantom] = []
         self.arrived: dict[tuple[int, int], File] = {}  # snapshot, part -> the file that has come in pieces

@@ -48,6 +48,8 @@ from squall.sim.proof.share_phantoms import SharePhantom
 from squall.sim.proof.spread import Follower
 from squall.strategies.work import BatchMethod
 
+ADDRESS = "10.0.0.1:7700"  # where each replica says that it is called
+
 
 class SavedSnapshot(NamedTuple):
     """A published snapshot. All shards of a resumed run count on from the newest version, and the fewest examples."""
@@ -189,7 +191,7 @@ class ChaoticLoopRun(ChaoticRun):
         exchanges = self.recipe.loop.exchanges
         if node.role == "shard":
             return Shard(node.index, exchanges, self._version, self._examples)
-        return Replica(node, self.recipe.shards, self.chaos.batch_size, exchanges)
+        return Replica(node, self.recipe.shards, self.chaos.batch_size, exchanges, address=ADDRESS)
 
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(lives, self._coordinator.trained)
@@ -222,7 +224,7 @@ class ChaoticGroupRun(ChaoticRun):
 
     def _machine(self, node: Node) -> Machine:
         begun = self._weights.clock, self._weights.examples
-        return CollectiveReplica(node, self.chaos.replicas, *begun, divided=self.recipe.divided)
+        return CollectiveReplica(node, self.chaos.replicas, *begun, address=ADDRESS, divided=self.recipe.divided)
 
     def over(self) -> None:
         super().over()
@@ -264,7 +266,7 @@ class ChaoticBatchRun(ChaoticRun):
     def _machine(self, node: Node) -> Machine:
         if node.role == "shard":
             return BatchShard(node.index, self._version, self._examples)
-        return BatchReplica(node, self.recipe.shards)
+        return BatchReplica(node, self.recipe.shards, address=ADDRESS)
 
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(spoilt)

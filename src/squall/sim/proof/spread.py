@@ -1,7 +1,8 @@
 """Replicas of a chaotic world that lie on several machines: their other parts, and what must hold of them.
 
 The parts have no numbers here. They are there, or not: what a replica computes takes until all of them are there and
-can be reached. Where the connection of a part breaks, who was at its other end mostly notices and dies.
+can be reached, and a step of all-reduce until all parts of all members are. Where the connection of a part breaks, who
+was at its other end mostly notices and dies.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import random
 from collections.abc import Callable, Container
 from functools import partial
 
-from squall.protocol.effects import Compute, Effect, End, MeetParts, StartMember
+from squall.protocol.effects import Compute, Effect, End, JoinGroup, MeetParts, StartMember
 from squall.protocol.events import Event, GradientComputed
 from squall.protocol.nodes import Node, part_nodes, whole
 from squall.runtime.world import World
@@ -71,9 +72,9 @@ class SpreadReplicas:
                 if tuple(self._met[node]) != part_nodes(node, self._count):
                     raise Broken("I16", f"{node} is told of other parts than its own: {[*map(str, self._met[node])]}")
                 self._wait(node)
+            case Compute() | JoinGroup() if node in self._apart and node not in self._met:
+                raise Broken("I16", f"{node} is at work before it has met its parts")
             case Compute() if node in self._apart:
-                if node not in self._met:
-                    raise Broken("I16", f"{node} is at work before it has met its parts")
                 self._computing.add(node)
                 self._wait(node)
             case GradientComputed() if node in self._apart:
@@ -99,11 +100,17 @@ class SpreadReplicas:
         told = self._met[replica].items()
         return next((part for part, at in told if part not in processes or self._machine(part) != at), None)
 
+    def waits(self, replica: Node) -> bool:
+        """Whether a part of it is not there, or stands still."""
+        met = self._met.get(replica)
+        return met is not None and (
+            self._lacking(replica) is not None or any(self._stands_still(part, replica) for part in met)
+        )
+
     def _wait(self, replica: Node) -> None:
         """Until all parts are there, and go on."""
         world = self._world
-        stands = [part for part in self._met[replica] if self._stands_still(part, replica)]
-        if replica in world.processes and (stands or self._lacking(replica) is not None):
+        if replica in world.processes and self.waits(replica):
             world.prolong(replica, world.now + 2 * LOOK_EVERY_S)
             if replica not in self._waiting:
                 self._waiting.add(replica)

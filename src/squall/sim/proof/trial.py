@@ -193,7 +193,7 @@ class Trial:
         lost = end.reason.startswith("machine ") and (self._machines.silenced or late)
         tries_again = not isinstance(self.chaos.recipe.work, BatchMethod)
         taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
-        died = max(0, had["replica"] - (end.reason == SHARE_LOST))  # one death takes no share with it
+        died = max(0, had["replica"] + had["part"] - (end.reason == SHARE_LOST))  # one death takes no share with it
         died = died + self._machines.silenced + late + taken if end.reason in (LOST, SHARE_LOST) else had["shard"]
         excused = {
             "finished": True,
