@@ -20,6 +20,7 @@ from benchmarks import (
     sandblaster,
     simulation,
     small,
+    spread_parts,
     startup,
     straggler,
     throughput,
@@ -32,7 +33,7 @@ BENCHMARKS: dict[str, Any] = {
     "exchange": exchange, "overhead": overhead, "throughput": throughput, "small": small, "straggler": straggler,
     "startup": startup, "family": family, "sandblaster": sandblaster, "simulation": simulation, "forecast": forecast,
     "recording": recording, "all-reduce": all_reduce, "parts": parts, "columns": columns, "week": week, "links": links,
-    "machines": machines, "ray-start": ray_start, "forecast-links": forecast_links,
+    "machines": machines, "spread-parts": spread_parts, "ray-start": ray_start, "forecast-links": forecast_links,
     "forecast-parts": forecast_parts,
 }  # fmt: skip
 

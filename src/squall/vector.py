@@ -91,6 +91,11 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(tuple(parameters), tuple(buffers), tuple(starts), tail, at, tuple(counters))
 
     @property
+    def names(self) -> set[str]:
+        """Of parameters and buffers."""
+        return {span.name for kind in _KINDS for span in getattr(self, kind)}
+
+    @property
     def elements(self) -> int:
         """Trainable elements, padding not counted."""
         return sum(span.numel for span in self.parameters)

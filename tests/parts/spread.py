@@ -20,18 +20,33 @@ import msgspec
 import torch
 
 import squall
+from squall.launchers import far_parts
 from squall.launchers.far_parts import SpreadHost, run_far_part
-from squall.protocol.effects import MeetParts
+from squall.parts.exchanging import PartExchanges
+from squall.protocol.effects import MeetParts, Payload, UseWeights
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import COORDINATOR, Node, part_nodes
 from squall.protocol.nursery_messages import PartPlace
-from squall.runtime.kinds import host
+from squall.runtime import kinds
 from squall.runtime.site import Site
 from squall.transports.certificates import Identity, machine_name
 from squall.transports.opening import listening
 from tests.parts.replica import DOWNPOUR, WITHIN_S, Script, job_of
 
 REPLICA = Node("replica", 0)
+
+
+class InOneMemory(PartExchanges):
+    """The test has the shard's place as well, in memory that all parts share: as if that were on each one's machine."""
+
+    def begin(self, driver: object, failing: object) -> None:
+        """There is none."""
+
+    def push(self, clock: int, buffer: int) -> None:
+        self.attach(Payload("gradient", REPLICA, buffer, clock, 0, part=self._part))
+
+    def fetched(self, buffer: int) -> None:
+        self.perform(UseWeights(buffer), 0.0)
 
 
 class Spread:
@@ -59,12 +74,14 @@ class Spread:
 
     def first(self, script: Script) -> Any:
         job = replace(self._job, site=self._site(0), listener=self.listener)
-        made = SpreadHost(job, REPLICA, lambda job: host(job, REPLICA), print)
+        made = SpreadHost(job, REPLICA, lambda job: kinds.host(job, REPLICA), print)
         made.perform(MeetParts(tuple(self.places[1:])), 0.0)
         return script(made, job)
 
     def other(self, part: int) -> None:
-        run_far_part(replace(self._job, site=self._site(part), first=self.places[0]), self.nodes[part], print)
+        far_parts.PartExchanges = InOneMemory  # type: ignore[misc]
+        job = replace(self._job, site=self._site(part), first=self.places[0])
+        run_far_part(job, self.nodes[part], print, lambda job, host: host)  # type: ignore[arg-type, return-value]
 
     def answers(self) -> dict[int, Any]:
         """By part, what it has returned or raised; None of one that was killed, or has lost another."""
@@ -82,7 +99,9 @@ class Spread:
     def _site(self, machine: int) -> Site:
         identity = self._root.issue(machine_name(machine), authority=True)
         addresses = {COORDINATOR: ("127.0.0.1", 0)}
-        return Site(machine, {}, addresses, identity, {}, {}, Pulse(), host="127.0.0.1" if machine else "")
+        return Site(
+            machine, {("shard", 0): machine}, addresses, identity, {}, {}, Pulse(), host="127.0.0.1" if machine else ""
+        )
 
 
 @contextmanager

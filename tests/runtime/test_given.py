@@ -161,7 +161,7 @@ def test_what_is_shown_lies_beside_the_evaluators_buffer_until_it_is_measured(tm
     job, _ = trained(tmp_path)
     evaluator = Node("evaluator", 2)
     evaluated, pieces = job.arena.weights(2, 0), Pieces()
-    places = Places(COORDINATOR, 0, job.layout, job.arena.shape, memoryview(job.arena.memory), pieces)
+    places = Places(COORDINATOR, 0, job.ranges, job.arena.shape, memoryview(job.arena.memory), pieces)
     host = ShowingHost(Nobody(), pieces, evaluated)
     evaluated.fill_(7.0)
     for replica, value in ((RECEIVER, 1.0), (SOURCE, 2.0)):

@@ -95,7 +95,7 @@ class Receiver:
 
     def __init__(self, job: Job, node: Node) -> None:
         self.line, self.node, self.now = Line(), node, 0.0
-        places = Places(node, job.recipe.shards, job.layout, job.arena.shape, memoryview(job.arena.memory), Pieces())
+        places = Places(node, job.recipe.shards, job.ranges, job.arena.shape, memoryview(job.arena.memory), Pieces())
         self.part = Part(node, SITE, kind_of(job).says, places)
         self.linked = machine(job, node)
         line: Any = self.line

@@ -22,6 +22,7 @@ from squall.runtime.arena import Shape
 from squall.runtime.driver import Host
 from squall.runtime.pieces import FarShardHost, Pieces, PiecesHost
 from squall.runtime.places import Places
+from squall.runtime.ranges import Ranges
 from squall.runtime.snapshot import Snapshots, checksum_of
 from squall.vector import Layout
 
@@ -77,7 +78,7 @@ class Machines:
         self.pieces.append(said.message)
         self.far.attach(said.payload)
         (sent,), (received,) = (
-            Places(node, SHARDS, LAYOUT, SHAPE, memoryview(b""), pieces)(said.payload, peer)
+            Places(node, SHARDS, Ranges(LAYOUT, SHARDS), SHAPE, memoryview(b""), pieces)(said.payload, peer)
             for node, peer, pieces in ((FAR, COORDINATOR, self.sent), (COORDINATOR, FAR, self.received))
         )
         received[:] = sent

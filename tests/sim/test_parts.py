@@ -25,6 +25,7 @@ from tests.sim.test_simulate import NO_SNAPSHOTS, STEP_S, blobs, untested
 MICROBATCHES = 8
 IDEAL = PipelineStep(shares=(0.5, 0.5), passed=(0,), microbatches=MICROBATCHES)
 TAKES = (MICROBATCHES + 1) / (2 * MICROBATCHES)  # of a step
+SPLIT_IN_HALVES = ParallelStep(shares=(0.5, 0.5), waits=())
 NOTHING = ((10**12, 1e-12),)
 
 
@@ -106,6 +107,24 @@ def test_parts_on_machines_of_their_own_send_over_the_link(cores: int, spread: b
     alone = hollow(squall.Downpour(replicas=1, push_every=100, fetch_every=100), cluster, split=split, epochs=8)
     expected_s = 0.5 * STEP_S + (1e-3 + 1000 * 4 / 4e6) + 2 * (1e-3 + 4 / 4e6)
     assert alone.examples_per_second == pytest.approx(4 / expected_s, rel=0.03)
+
+
+def test_each_part_exchanges_over_its_own_interface() -> None:
+    """So two parts on two machines exchange in half of the time."""
+
+    def wide() -> squall.Task:
+        return dataclasses.replace(untested(), model=nn.Linear(40, 3000))
+
+    servers = MachineKind(name="server", roles=("shard", "coordinator", "evaluator"), exchange=NOTHING, interface=1e12)
+    cluster = dataclasses.replace(boxes(1, count=2, interface=1e7, roles=("replica",)), split=SPLIT_IN_HALVES)
+    cluster = dataclasses.replace(cluster, machines=(*cluster.machines, servers))
+    exchange_s = []
+    for parts in (1, 2):
+        settings = dataclasses.replace(NO_SNAPSHOTS, parts=parts)
+        found = simulate(wide, squall.Downpour(replicas=1), cluster, gradients="none", epochs=1, settings=settings)
+        exchange_s.append(4 / found.examples_per_second - STEP_S / parts)
+    assert exchange_s[1] == pytest.approx(exchange_s[0] / 2, rel=0.02)
+    assert exchange_s[0] == pytest.approx(2 * 123_000 * 4 / 1e7, rel=0.02)
 
 
 def test_the_slowest_machine_of_a_replica_decides() -> None:

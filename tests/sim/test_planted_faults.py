@@ -25,13 +25,13 @@ from squall.protocol.leases import Leases, Limits
 from squall.protocol.link import Linked
 from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.membership import Membership
-from squall.protocol.messages import Cover, Evaluated, Exchange, Exchanged, ViewSeen, covered
+from squall.protocol.messages import Cover, Evaluated, Exchange, Exchanged, ViewSeen
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import EvaluationAsked, LeaseEnded
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.nursery_messages import Heard, Refused, Replaced
 from squall.protocol.placing import Placing
-from squall.protocol.pushed_work import PushedWork
+from squall.protocol.pushed_work import PushedWork, covered
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.protocol.replica import Replica
 from squall.protocol.replica_exchanges import ReplicaExchanges

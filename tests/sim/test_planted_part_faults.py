@@ -11,10 +11,12 @@ import pytest
 from squall.protocol import placing
 from squall.protocol.apart import Apart
 from squall.protocol.collective.replica import CollectiveReplica
-from squall.protocol.effects import CutGroup, Effect, MeetParts, Send
-from squall.protocol.events import Event
+from squall.protocol.effects import CutGroup, Effect, MeetParts, Send, UseWeights
+from squall.protocol.events import Event, MessageArrived
+from squall.protocol.messages import Parcel
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import PartPlace, PartsPlaced, StartProcess
+from squall.protocol.parcels import Parcelled, PartMachine
 from squall.protocol.staffing import Staffing
 from squall.sim.proof.chaos import ALL_REDUCE
 from squall.sim.proof.soak import verdict
@@ -66,6 +68,34 @@ def uncut(original: Any, replica: CollectiveReplica, event: Event, now: float) -
     return [effect for effect in original(replica, event, now) if not isinstance(effect, CutGroup)]
 
 
+def nobody_waits_for_parcels(original: Any, shard: Parcelled, replica: Node, push: Any) -> bool:
+    return False
+
+
+def any_parcel_will_do(original: Any, shard: Parcelled, replica: Node, push: Any) -> bool:
+    return original(shard, replica, push) and None in shard._brought[replica].values()
+
+
+def parcels_come_second(original: Any, shard: Parcelled, effects: list[Effect]) -> list[Effect]:
+    """The replica has its answer, and may move its weights, before the parts beside it have theirs."""
+    found = original(shard, effects)
+    return sorted(found, key=lambda effect: isinstance(effect, Send) and isinstance(effect.message, Parcel))
+
+
+def used_when_the_first_has_come(original: Any, part: PartMachine, event: Event, now: float) -> list[Effect]:
+    if not (isinstance(event, MessageArrived) and isinstance(event.message, Parcel)):
+        return list(original(part, event, now))
+    part._came[event.sender] += 1
+    part._used, before = max(part._came.values()), part._used
+    return [UseWeights(event.message.buffer)] if part._used > before else []
+
+
+def shards_are_not_told_of_parts(original: Any, staffing: Staffing, node: Node, machine: int, effects: Any) -> None:
+    told: list[Effect] = []
+    original(staffing, node, machine, told)
+    effects += [each for each in told if not (isinstance(each, Send) and each.message.node.role == "part")]
+
+
 def parts_take_no_room(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placing, "places_taken", lambda node, on, parts: int(node.role == "replica"))
 
@@ -80,6 +110,16 @@ PLANTED = {
         wrapped(Apart, "start", to_call_another_machine), 10, "I16"),
     "a part's death is not its replica's": Planted(wrapped(Staffing, "_on_process_lost", parts_die_unheard), 30, "I5"),
     "parts take no room": Planted(parts_take_no_room, 30, "I10"),
+    "a push is applied before all parts have brought their own of it": Planted(
+        wrapped(Parcelled, "_lacks", nobody_waits_for_parcels), 10, "I6"),
+    "a parcel of an earlier push is taken for one of this": Planted(
+        wrapped(Parcelled, "_lacks", any_parcel_will_do), 10, "I6"),
+    "a part uses weights that have come from one shard": Planted(
+        wrapped(PartMachine, "on", used_when_the_first_has_come), 30, "I16"),
+    "shards are not told where a new replica's parts are": Planted(
+        wrapped(Staffing, "_let_in", shards_are_not_told_of_parts), 60, "I16"),
+    "parts get their weights after the replica": Planted(
+        wrapped(Parcelled, "_outgoing", parcels_come_second), 10, "I16"),
     "a member of a group does not meet its parts": Planted(
         wrapped(CollectiveReplica, "on", without_meeting), 10, "I16", ALL_REDUCE),
     "a member waits for another's parts as the coordinator waits for it": Planted(

@@ -16,6 +16,7 @@ from squall.launchers.leaving import LOST, leave
 from squall.launchers.parts import with_own
 from squall.parts.assembly import Assembly
 from squall.parts.carrying import ConnectionWatch, FarHost, FirstHost, SpreadSpeaker, own_arena
+from squall.parts.exchanging import PartExchanges
 from squall.parts.far_row import FarRow, ShowingSpeaker
 from squall.parts.host import follow
 from squall.parts.neighbours import SPEAKER, NeighbourLost, Neighbours, lost_neighbours
@@ -23,7 +24,7 @@ from squall.protocol.effects import Effect, End, MeetParts, Payload
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node, part_nodes, whole
 from squall.protocol.nursery_messages import PartPlace
-from squall.runtime.driver import Host
+from squall.runtime.driver import Driver, Host
 from squall.runtime.job import Job
 from squall.runtime.kinds import host
 from squall.runtime.processes import keep_freed_memory
@@ -33,6 +34,7 @@ from squall.transports.meeting import Way
 from squall.transports.opening import listening
 
 Tell = Callable[[BaseException], None]
+Connect = Callable[[Job, Host], Driver]
 
 
 class SpreadHost(Host):
@@ -79,8 +81,11 @@ class SpreadHost(Host):
             return SpreadSpeaker(FirstHost(made, neighbours, job, self._node.index), neighbours, self._watch)
 
 
-def run_far_part(job: Job, node: Node, tell: Tell) -> None:
-    """Be a part of a replica until that ends. Raises what it raises itself, which it tells before the others end."""
+def run_far_part(job: Job, node: Node, tell: Tell, connect: Connect) -> None:
+    """Be a part of a replica until that ends. Raises what it raises itself, which it tells before the others end.
+
+    `connect`: make the driver of the part's machine, with this host, and the connections to its peers.
+    """
     first = job.first
     assert first is not None
     count = job.plan.settings.parts
@@ -89,24 +94,30 @@ def run_far_part(job: Job, node: Node, tell: Tell) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends a run in order
     torch.set_num_threads(job.plan.threads)
     keep_freed_memory()
+    machines, watch = job.arena, ConnectionWatch()
     job = with_own(replace(job, arena=own_arena(job.arena.shape), listener=listening(), schedule=None))
     others = [_place(job, node) if other == node else PartPlace(other, -1) for other in part_nodes(replica, count)]
     parts = [first, *others]
+    grouped = isinstance(job.recipe.work, Collective)
+    exchanges = PartExchanges(job, replica.index, part, machines, watch)
+    # Connected before the first part can ask for weights: what comes where nobody is comes again a second later.
+    driver = None if grouped else connect(job, exchanges)
     try:
-        job, neighbours = _joined(job, parts, part, tell)
+        job, neighbours = _joined(job, parts, part, tell, watch.news)
         with neighbours.together():
             made = host(job, replica)
-            if isinstance(job.recipe.work, Collective):
+            if driver is None:
                 far: Host = FarRow(made, neighbours, job)
             else:
-                far = FarHost(made, neighbours, job, replica.index)
+                far = FarHost(made, neighbours, job, replica.index, exchanges)
+                exchanges.begin(driver, neighbours.fail)
         follow(far, neighbours)
     except NeighbourLost:
         leave(LOST)  # that one knows why
 
 
 def _joined(
-    job: Job, parts: Sequence[PartPlace], own: int, tell: Tell, news: int | None = None
+    job: Job, parts: Sequence[PartPlace], own: int, tell: Tell, news: int
 ) -> tuple[Job, Neighbours]:  # fmt: skip
     """The job with this process's place in the replica, and the way to the other parts."""
     from squall.parts.inside import inside  # which imports torch's compiler

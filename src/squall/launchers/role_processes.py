@@ -111,7 +111,7 @@ EVALUATOR_NICE, JUDGE_NICE = 10, 5
 def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> None:
     """Be one of the run's processes until its machine ends."""
     if node.role == "part":
-        run_far_part(job, node, partial(tell, node, job, sockets))
+        run_far_part(job, node, partial(tell, node, job, sockets), partial(_part_driver, node=node, sockets=sockets))
         return
     name_process(node, job)
     signal.signal(signal.SIGTERM, LeftToLauncher())
@@ -153,6 +153,12 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         close(transport, carriers)
 
 
+def _part_driver(job: Job, host: Host, node: Node, sockets: Path) -> Driver:
+    """Of the exchanges of a part that lies on another machine than the first; they last as long as its process."""
+    transport, carriers = connections(job, node, sockets, None, host.wakes)
+    return Driver(machine(job, node), transport, host, carriers=carriers)
+
+
 def connections(
     job: Job, node: Node, sockets: Path, pipe: ControlPipe | None, wake_on: Sequence[int] = ()
 ) -> tuple[HostTransport, list[Carrier]]:  # fmt: skip
@@ -180,7 +186,8 @@ def close(transport: HostTransport, carriers: Sequence[Carrier]) -> None:
 
 def _carrier(job: Job, site: Site, node: Node, sockets: Path) -> Carrier:
     """What reaches the node's peers on other machines."""
-    places = Places(node, job.recipe.shards, job.layout, job.arena.shape, memoryview(job.arena.memory), site.pieces)
+    memory, parts = memoryview(job.arena.memory), job.plan.settings.parts
+    places = Places(node, job.recipe.shards, job.ranges, job.arena.shape, memory, site.pieces, parts)
     addresses = {server: site.addresses[server] for server in _servers(job, node, here=False)}
     contexts = site.identity.issue(str(node)).contexts()
     part = Part(node, site, kind_of(job).says, places)
@@ -192,7 +199,8 @@ def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:
     if node == COORDINATOR:
         return []
     shards = shard_nodes(job.recipe.shards) if node.role != "shard" else ()
-    return [server for server in (COORDINATOR, *shards) if (job.site is None or job.site.has(server)) == here]
+    servers = (COORDINATOR, *shards) if node.role != "part" else shards
+    return [server for server in servers if (job.site is None or job.site.has(server)) == here]
 
 
 def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Host:

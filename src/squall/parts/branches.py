@@ -21,7 +21,6 @@ from squall.runtime.inside import Computed, Inside, computing, dense
 from squall.runtime.seeds import chance_kept, mix, seed_everything
 from squall.splits import Branches
 from squall.task import Batch, Task, loss_and_extras
-from squall.vector import Layout
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MOST_DIMENSIONS = 8
@@ -32,16 +31,10 @@ class Branched(Inside):
 
     looked = True
 
-    def __init__(self, task: Task, layout: Layout, neighbours: Neighbours, device: torch.device) -> None:
+    def __init__(self, task: Task, neighbours: Neighbours, device: torch.device) -> None:
         assert isinstance(task.split, Branches)
         self._neighbours, self._device = neighbours, device
         self._calls = _Calls(neighbours)
-        named = names_by_branch(task.model, task.split)
-        own = named[neighbours.part]
-        everything = {span.name for span in (*layout.parameters, *layout.buffers, *layout.counters)}
-        shared = everything.difference(*named)
-        self.reads = layout.share(own | shared)
-        self.writes = layout.share(own | shared if neighbours.part == SPEAKER else own)
         self._parameters = dict(task.model.named_parameters())
         for owner, name in enumerate(task.split.names):
             for module in entrances(task.model.get_submodule(name)):

@@ -37,8 +37,9 @@ from squall.runtime.driver import Host, HostAround
 
 
 class Collect(Effect, frozen=True, gc=False):
-    """Bring the gradients in this buffer to part 0, where the parts have no memory in common."""
+    """Bring your own of this buffer to where all of it is wanted, where the parts have no memory in common."""
 
+    clock: int  # of the push, or of what is shown
     buffer: int
 
 

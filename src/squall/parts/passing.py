@@ -1,74 +1,56 @@
-"""What parts with no memory in common pass to each other: what each has of the vector, and the numbers themselves."""
+"""What parts with no memory in common pass to each other of the weights that they step: all through the first part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Mapping
 
-import msgspec
 import torch
 from torch import Tensor
 
-from squall.parts.neighbours import NeighbourLost, Neighbours
-from squall.runtime.inside import Inside
-from squall.vector import Layout, Slice
+from squall.parts.neighbours import SPEAKER, Neighbours
+from squall.runtime.job import Job
+from squall.vector import Layout
 
-MOST_BYTES = 1 << 26  # that a part says of its share: a name takes some dozens
-T = TypeVar("T")
-
-
-class Share(msgspec.Struct, frozen=True, array_like=True):
-    """What a part has of the vector, by the names of tensors."""
-
-    reads: list[str]
-    writes: list[str]
-    slices: dict[str, Slice]
-
-    @classmethod
-    def of(cls, place: Inside) -> Share:
-        return cls(_names(place.reads), _names(place.writes), place.reads.slices)
-
-    def read(self, layout: Layout) -> Layout:
-        return layout.share(set(self.reads), self.slices)
-
-    def written(self, layout: Layout) -> Layout:
-        return layout.share(set(self.writes), self.slices)
-
-    def lacks(self) -> set[str]:
-        """What it reads and others write."""
-        return {*self.reads}.difference(self.writes)
+ByPart = Mapping[int, Layout]  # of the part at the other end
 
 
-def sending(row: Neighbours, tensors: Iterable[Tensor], to: int) -> list[Callable[[], None]]:
-    """Until what this returns has been called the tensors must stay as they are."""
-    return [row.sending(tensor.contiguous(), to) for tensor in tensors]
+class Passing:
+    """One part's end."""
 
+    def __init__(self, row: Neighbours, job: Job) -> None:
+        self._row = row
+        lacked = set[str]().union(*(share.lacks for share in job.shares))
+        self._written, self._lent, self._lacking = dict[int, Layout](), dict[int, Layout](), dict[int, Layout]()
+        for part, share in enumerate(job.shares[1:], start=1):
+            if row.part in (SPEAKER, part):
+                end = part if row.part == SPEAKER else SPEAKER
+                self._written[end] = share.writes
+                self._lent[end] = job.layout.share(lacked.intersection(share.writes.names))
+                self._lacking[end] = job.layout.share(share.lacks)
 
-def receive(row: Neighbours, tensors: Iterable[Tensor], source: int) -> None:
-    for tensor in tensors:
-        if tensor.is_contiguous():
-            row.receive(tensor, source)
-        else:  # a slice
-            tensor.copy_(row.receive(torch.empty(tensor.shape, dtype=tensor.dtype), source))
+    def bring(self, vector: Tensor) -> None:
+        """What others write comes to the first part."""
+        (self._receive if self._row.part == SPEAKER else self._send)(self._written, vector)
 
+    def share_steps(self, weights: Tensor) -> None:
+        """What one part has stepped, those have who read it."""
+        if self._row.part == SPEAKER:
+            self._receive(self._lent, weights)
+            self._send(self._lacking, weights)
+        else:
+            self._send(self._lent, weights)
+            self._receive(self._lacking, weights)
 
-def say(row: Neighbours, what: object, to: int) -> None:
-    text = bytearray(msgspec.msgpack.encode(what))
-    for said in (torch.tensor([len(text)]), torch.frombuffer(text, dtype=torch.uint8)):
-        row.send(said, to)
+    def _send(self, what: ByPart, vector: Tensor) -> None:
+        """Returns when the vector may be changed."""
+        given = [(region.contiguous(), end) for end, layout in what.items() for region in layout.regions(vector)]
+        for wait in [self._row.sending(*each) for each in given]:
+            wait()
 
-
-def hear(row: Neighbours, source: int, kind: type[T]) -> T:
-    """Raises `NeighbourLost` for what is nothing of that kind."""
-    length = int(row.receive(torch.zeros(1, dtype=torch.int64), source))
-    if not 0 <= length <= MOST_BYTES:
-        raise NeighbourLost(f"part {source} says that its share takes {length} bytes")
-    text = row.receive(torch.empty(length, dtype=torch.uint8), source).numpy().tobytes()
-    try:
-        return msgspec.msgpack.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
-        raise NeighbourLost(f"part {source} says what is no share: {error}") from error
-
-
-def _names(layout: Layout) -> list[str]:
-    return [span.name for span in (*layout.parameters, *layout.buffers, *layout.counters)]
+    def _receive(self, what: ByPart, vector: Tensor) -> None:
+        for end, layout in what.items():
+            for region in layout.regions(vector):
+                if region.is_contiguous():
+                    self._row.receive(region, end)
+                else:  # a slice
+                    region.copy_(self._row.receive(torch.empty(region.shape, dtype=region.dtype), end))

@@ -16,12 +16,12 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from squall.parts.agreement import clip_together, settle
 from squall.parts.microbatches import given, in_pieces, shapes, taken
 from squall.parts.neighbours import Neighbours, lost_neighbours
-from squall.parts.stages import Stage, chain_of, cut_chain, names_by_part
+from squall.parts.shares import Share
+from squall.parts.stages import Stage, chain_of, cut_chain
 from squall.runtime.inside import Computed, Inside, computing, dense
 from squall.runtime.seeds import mix, seed_everything
 from squall.splits import Pipeline
 from squall.task import Batch, Task, loss_and_extras
-from squall.vector import Layout
 
 SCHEDULES = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zero-bubble": "InterleavedZeroBubble",
@@ -36,21 +36,21 @@ class Pipelined(Inside):
     looked = True
 
     def __init__(
-        self, task: Task, layout: Layout, starts: Sequence[int], neighbours: Neighbours, device: torch.device
+        self, task: Task, shares: Sequence[Share], starts: Sequence[int], neighbours: Neighbours, device: torch.device
     ) -> None:  # fmt: skip
+        """`shares` are all parts'."""
         assert isinstance(task.split, Pipeline)
         self._split, self._neighbours, self._device = task.split, neighbours, device
         self._rows = task.batch_size // task.split.microbatches
         self._stages = cut_chain(chain_of(task.split, task.model), starts)
-        names = names_by_part(task.model, self._stages, neighbours.parts)
-        own = names[neighbours.part]
-        self.reads = layout.share(own)
-        self.writes = layout.share(own.difference(*names[: neighbours.part]))
-        held = {s.name: [part for part, here in enumerate(names) if s.name in here] for s in layout.parameters}
+        held: dict[str, list[int]] = {}
+        for part, share in enumerate(shares):
+            for span in share.reads.parameters:
+                held.setdefault(span.name, []).append(part)
         self._tied = [(name, parts) for name, parts in held.items() if len(parts) > 1]
         self._parameters = dict(task.model.named_parameters())
-        self._foreign = [name for name in held if name not in own]
-        self._places = _Places([self._parameters[span.name] for span in self.writes.parameters])
+        self._foreign = [name for name, parts in held.items() if neighbours.part not in parts]
+        self._places = _Places([self._parameters[span.name] for span in shares[neighbours.part].writes.parameters])
         self._runs: OrderedDict[Any, _Run] = OrderedDict()
 
     def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int, into: Sequence[Tensor] | None) -> Computed:

@@ -21,7 +21,6 @@ from squall.parts.agreement import clip_together, settle
 from squall.parts.neighbours import SPEAKER, Neighbours, lost_neighbours
 from squall.runtime.inside import Computed, Inside, computing, dense, local
 from squall.task import Batch, Task, first_batch, loss_and_extras
-from squall.vector import Layout, Slice
 
 
 class Sliced(Inside):
@@ -29,22 +28,13 @@ class Sliced(Inside):
 
     looked = True
 
-    def __init__(self, task: Task, layout: Layout, neighbours: Neighbours, device: torch.device) -> None:
+    def __init__(self, task: Task, neighbours: Neighbours, device: torch.device) -> None:
         assert isinstance(task.split, splits.Tensor)
         self._neighbours, self._device = neighbours, device
         _time_waits(neighbours)
         slice_layers(task.split, task.model, DeviceMesh.from_group(neighbours.torch, device.type))
         self._parameters = dict(task.model.named_parameters())
-        distributed: dict[str, Any] = {n: p for n, p in self._parameters.items() if isinstance(p, DTensor)}
-        self._distributed = [*distributed.values()]
-        slices = {
-            name: Slice(parameter.placements[0].dim, neighbours.part, neighbours.parts)
-            for name, parameter in distributed.items() if parameter.placements[0].is_shard()
-        }  # fmt: skip
-        names = {span.name for span in (*layout.parameters, *layout.buffers, *layout.counters)}
-        self.reads = layout.share(names, slices)
-        # What all parts compute alike, the first answers for.
-        self.writes = self.reads if neighbours.part == SPEAKER else layout.share(set(slices), slices)
+        self._distributed: list[Any] = [p for p in self._parameters.values() if isinstance(p, DTensor)]
 
     def compute(self, task: Task, model: nn.Module, batch: Batch, seed: int, into: Sequence[Tensor] | None) -> Computed:
         with lost_neighbours():
@@ -92,6 +82,17 @@ def layers_of(split: splits.Tensor, model: nn.Module) -> dict[str, splits.Slicin
             raise ValueError(f"squall.Tensor: {pattern!r} and another pattern name {both[0]}: give it to one of them")
         chosen |= dict.fromkeys(found, slicing)
     return chosen
+
+
+def sliced_dimensions(split: splits.Tensor, model: nn.Module) -> dict[str, int]:
+    """The names of the parameters that are sliced, and along which dimension. What is not, all parts have alike."""
+    found = {}
+    for name, slicing in layers_of(split, model).items():
+        across = (slicing == "row") == isinstance(model.get_submodule(name), nn.Linear)  # not along the first one
+        found[f"{name}.weight"] = int(across)
+        if not across and getattr(model.get_submodule(name), "bias", None) is not None:
+            found[f"{name}.bias"] = 0
+    return found
 
 
 def slice_layers(split: splits.Tensor, model: nn.Module, mesh: DeviceMesh) -> None:

@@ -16,6 +16,7 @@ from squall.protocol.link import Linked
 from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.machine import Machine
 from squall.protocol.messages import Stop, View
+from squall.protocol.parcels import Parcelled
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.sandblaster.portions import Portions
@@ -30,6 +31,8 @@ def check(machine: Linked | Machine | Leases) -> None:
     """Raise `AssertionError` with what is broken and the machine's whole state."""
     if isinstance(machine, Linked):
         _raise_for(machine, _link(machine))
+        machine = machine.machine
+    if isinstance(machine, Parcelled):
         machine = machine.machine
     match machine:
         case Leases():

@@ -165,7 +165,8 @@ class Coordinator(Staffing):
         if (message.address or self._is_called(node)) and not is_address(message.address, near):
             raise Refusal(f"it says that it is called at {message.address!r}, which is no number and port")
         self._replacing.joined(node, now)
-        effects.append(notes.MemberJoined(node, message.pid, self._placing.on.get(node, 0)))
+        others = tuple(self._placing.apart(node).values())
+        effects.append(notes.MemberJoined(node, message.pid, self._placing.on.get(node, 0), others))
         if node.role == "evaluator":
             self._evaluations.replaced(node, effects)
         elif self.phase is not Phase.RUNNING:

@@ -31,7 +31,8 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
 
     Every host has such a place, or all have the same in shared memory. A later clock, or version, replaces an earlier.
     A piece of a file belongs to the shard or replica that has written it, whose number it has for a shard: its buffer
-    counts bytes, its clock pieces, and its version is the snapshot's number.
+    counts bytes, its clock pieces, and its version is the snapshot's number. A `part` of a replica that lies on several
+    machines has its own of that range.
     """
 
     kind: PayloadKind
@@ -40,6 +41,7 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
     clock: int  # the owner's, of the exchange
     shard: int  # whose range it is
     version: int = 0  # of a shard's weights: updates in them
+    part: int = -1  # whose of that range it is; -1: all of it
 
     @property
     def slot(self) -> int:

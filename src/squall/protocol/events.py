@@ -115,6 +115,13 @@ class LoopLeft(Event, frozen=True, gc=False):
     """A script's loop takes no more batches: the one that it was given goes to others."""
 
 
+class PushAsked(Event, frozen=True, gc=False):
+    """To a part that exchanges by itself: the first part is about to push this buffer."""
+
+    clock: int
+    buffer: int
+
+
 class ValuesLogged(Event, frozen=True, gc=False):
     """The user's script has numbers for the record."""
 

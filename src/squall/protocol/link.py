@@ -133,8 +133,9 @@ class Linked:
             try:
                 self._hand_over(MessageArrived(sender, current.message), now, effects)
             except Refusal as refusal:
-                self._refuse(sender, str(refusal), now, effects)
-                return
+                self._refuse(refusal.of or sender, str(refusal), now, effects)
+                if sender in self._forgotten:
+                    return
             current = link.early.pop(link.seen + 1, None)
 
     def _hand_over(self, event: Event, now: float, effects: list[Effect]) -> None:
@@ -160,8 +161,8 @@ class Linked:
         self._forgotten[node] = None
 
     def _refuse(self, node: Node, why: str, now: float, effects: list[Effect]) -> None:
-        if node == COORDINATOR:  # without it there is no run
-            raise Refusal(f"{self.machine.node} refuses the coordinator: {why}")
+        if node == COORDINATOR or self.machine.node.role == "part":  # without it there is no run, or nobody to be told
+            raise Refusal(f"{self.machine.node} refuses {node}: {why}")
         if node not in self._forgotten:
             self._forget(node, effects)
             effects.append(Forget(node))

@@ -22,6 +22,11 @@ class Refusal(Exception):
     it say. What a machine does wrong itself is an `AssertionError`.
     """
 
+    def __init__(self, why: str, of: Node | None = None) -> None:
+        """`of`: who has said it, where the message at hand is another's, for which that had to wait."""
+        super().__init__(why)
+        self.of = of
+
 
 class Machine(Protocol):
     """A protocol state machine."""

@@ -32,13 +32,6 @@ class Cover(Struct, frozen=True, array_like=True, gc=False):
     upto: Count
 
 
-def covered(known: tuple[Cover, ...], more: tuple[Cover, ...]) -> tuple[Cover, ...]:
-    """Put two lists of covers together, the oldest lease first. A replica never returns to a lease that it has left."""
-    if known and more and known[-1].lease == more[0].lease:
-        return known[:-1] + more
-    return known + more
-
-
 class Lease(Struct, frozen=True, array_like=True, gc=False):
     """The right to train on examples [start, stop) of an epoch's order, a multiple of the batch size long."""
 
@@ -197,6 +190,13 @@ class Exchanged(Struct, frozen=True, tag="exchanged", array_like=True, gc=False)
     examples: Count = 0  # behind that version
 
 
+class Parcel(Struct, frozen=True, tag="parcel", array_like=True, gc=False):
+    """What a part of a replica on several machines has of its exchange: of a push's gradient, or of fetched weights."""
+
+    clock: Count
+    buffer: Count
+
+
 # ---------------------------------------------------------------- coordinator <-> shard
 
 
@@ -291,6 +291,6 @@ class Evaluated(Struct, frozen=True, tag="evaluate!", array_like=True, gc=False)
 
 Message = (
     Join | Welcome | LeaseRequest | Grant | Progress | Dropped | Logged | NonFinite | Stop | Left
-    | Skip | SkipNoted | Exchange | Exchanged | View | ViewSeen | TakeSnapshot | SnapshotTaken
+    | Skip | SkipNoted | Exchange | Exchanged | Parcel | View | ViewSeen | TakeSnapshot | SnapshotTaken
     | SnapshotPiece | PieceKept | Evaluate | Evaluated
 )  # fmt: skip

@@ -24,6 +24,7 @@ class MemberJoined(Effect, frozen=True, gc=False):
     node: Node
     pid: int
     machine: int = 0
+    others: tuple[int, ...] = ()  # machines of the replica's other parts, where they lie apart
 
 
 class MemberLeft(Effect, frozen=True, gc=False):

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from squall.protocol.messages import Cover, Extras, Factors, covered
+from squall.protocol.messages import Cover, Extras, Factors
+
+
+def covered(known: tuple[Cover, ...], more: tuple[Cover, ...]) -> tuple[Cover, ...]:
+    """Put two lists of covers together, the oldest lease first. A replica never returns to a lease that it has left."""
+    if known and more and known[-1].lease == more[0].lease:
+        return known[:-1] + more
+    return known + more
 
 
 class PushedWork(msgspec.Struct, frozen=True, gc=False):

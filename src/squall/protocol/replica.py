@@ -53,15 +53,16 @@ class Replica:
     wake_at: float | None = None
 
     def __init__(
-        self, node: Node, shards: int, batch_size: int, exchanges: Exchanges, pid: int = 0, address: str = ""
+        self, node: Node, shards: int, batch_size: int, exchanges: Exchanges, pid: int = 0, address: str = "",
+        part: int = -1,
     ) -> None:  # fmt: skip
-        """`address` is where its other parts call it, if they do."""
+        """`address` is where its other parts call it, if they do; where they exchange by themselves it is `part` 0."""
         self.node = node
         self.cadence = exchanges.cadence
         self._in_rounds, self._awaited = exchanges.in_rounds, exchanges.awaited
         self.pid, self._address = pid, address
         self._hand = HeldWork(batch_size)
-        self._exchanges = ReplicaExchanges(node, shards, exchanges.cadence)
+        self._exchanges = ReplicaExchanges(node, shards, exchanges.cadence, part)
         self._reports = Reports()
         self._batch: Batch | None = None  # under computation
         self._stepped = False  # the batch was pushed, and the loop may step on it again

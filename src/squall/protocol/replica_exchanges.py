@@ -31,12 +31,13 @@ class Answer(NamedTuple):
 
 class ReplicaExchanges:
     __slots__ = (
-        "_active", "_answers", "_basis", "_cadence", "_fetching", "_gradient", "_node", "_shards", "_versions", "clock",
-        "examples", "fetch_every", "gathered", "missing", "push_every", "pushed", "since", "since_fetch", "since_push",
+        "_active", "_answers", "_basis", "_cadence", "_fetching", "_gradient", "_node", "_part", "_shards", "_versions",
+        "clock", "examples", "fetch_every", "gathered", "missing", "push_every", "pushed", "since", "since_fetch",
+        "since_push",
     )  # fmt: skip
 
-    def __init__(self, node: Node, shards: int, cadence: Cadence) -> None:
-        self._node, self._shards = node, shard_nodes(shards)
+    def __init__(self, node: Node, shards: int, cadence: Cadence, part: int) -> None:
+        self._node, self._shards, self._part = node, shard_nodes(shards), part
         self._cadence = cadence
         self.push_every, self.fetch_every = cadence.push_every, cadence.fetch_every
         self.clock = -1  # exchanges done or under way; -1 before Welcome
@@ -117,7 +118,9 @@ class ReplicaExchanges:
             exchange = Exchange(
                 self.clock, gradient, self._fetching, basis, work.examples, work.covers, work.batches, work.factors
             )
-            payload = Payload("gradient", self._node, gradient, self.clock, shard.index) if work.batches else None
+            payload = None
+            if work.batches:
+                payload = Payload("gradient", self._node, gradient, self.clock, shard.index, part=self._part)
             effects.append(Send(shard, exchange, payload))
         self._answers, self.missing = [None] * len(self._shards), len(self._shards)
         tally.exchanges += 1

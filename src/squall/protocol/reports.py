@@ -10,8 +10,8 @@ import msgspec
 from msgspec.structs import astuple
 
 from squall.protocol.events import GradientComputed
-from squall.protocol.messages import Cover, Extras, Left, Progress, Stats, covered
-from squall.protocol.pushed_work import PushedWork, added
+from squall.protocol.messages import Cover, Extras, Left, Progress, Stats
+from squall.protocol.pushed_work import PushedWork, added, covered
 
 REPORT_EVERY_S = 0.25
 REPORT_LEASES = 16  # with so many unreported leases a report is due; shards remember more (`shard.LEASES_KEPT`)

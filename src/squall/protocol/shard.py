@@ -20,8 +20,9 @@ from squall.protocol.effects import Apply, Effect, Forget, Payload, Send, Term
 from squall.protocol.events import Event, MessageArrived, TimePassed
 from squall.protocol.exchanges import Exchanges, mean_factors
 from squall.protocol.machine import Refusal
-from squall.protocol.messages import Cover, Departed, Exchange, Exchanged, Member, View, ViewSeen, covered
+from squall.protocol.messages import Cover, Departed, Exchange, Exchanged, Member, View, ViewSeen
 from squall.protocol.nodes import COORDINATOR, Node, replica_node
+from squall.protocol.pushed_work import covered
 from squall.protocol.shard_duties import ShardDuties
 
 LEASES_KEPT = 64  # of each replica; with `reports.REPORT_LEASES` unreported ones, the coordinator knows of all others

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from squall.protocol import messages as m
 from squall.protocol import nursery_messages as n
 from squall.protocol.collective import messages as c
@@ -28,11 +30,17 @@ COMMON: Says = {
     ("evaluator", "shard"): frozenset({m.Exchange}),
     ("nursery", "coordinator"): frozenset({n.ProcessLost, n.StopAsked, n.Leaving, n.Alive}),
     ("replica", "coordinator"): frozenset({m.Join, m.Progress, m.Left, n.Heard, n.Refused}),
+    ("part", "shard"): frozenset({m.Parcel}),
     ("replica", "shard"): frozenset({m.Exchange}),
     ("shard", "coordinator"): frozenset({m.ViewSeen, m.SnapshotTaken, m.SnapshotPiece, n.Heard, n.Refused}),
     ("shard", "evaluator"): frozenset({m.Exchanged}),
+    ("shard", "part"): frozenset({m.Parcel}),
     ("shard", "replica"): frozenset({m.Exchanged}),
 }
+
+_WEIGHTS = ("weights", "trial")
+# Numbers that come with what names no place of them: what belongs to whom is looked at where they are put.
+BRINGS = {m.Exchanged: _WEIGHTS, m.Evaluate: _WEIGHTS, c.Shown: _WEIGHTS, m.Parcel: (*_WEIGHTS, "gradient")}
 
 
 def _and(more: Says) -> Says:
@@ -84,9 +92,10 @@ def places_of(
         if not hears(sender, node):
             raise ValueError(f"a {sender.role} says {kind.__name__} of a {node.role}, which it does not hear")
     named = list(_named(message, sender, receiver))
-    brings = kind in (m.Exchanged, m.Evaluate, c.Shown)
-    if payload is not None and payload not in named and not (brings and payload.kind in ("weights", "trial")):
-        raise ValueError(f"{payload} does not belong to {kind.__name__}")
+    if payload is not None and payload.kind not in BRINGS.get(kind, ()):
+        all_of_it = payload if payload.part < 0 else replace(payload, part=-1)
+        if all_of_it not in named:
+            raise ValueError(f"{payload} does not belong to {kind.__name__}")
     return named
 
 

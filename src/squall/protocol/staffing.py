@@ -136,7 +136,8 @@ class Staffing(Closing):
         """Whom it will call must know where it is: else it could be any machine's."""
         if self.policy.rooms:
             effects.append(Admit(node, machine))
-            effects.extend(Send(shard, Placed(node, machine)) for shard in self._shards)
+            places = {node: machine, **self._placing.apart(node)}
+            effects += [Send(shard, Placed(*place)) for shard in self._shards for place in places.items()]
 
     # ------------------------------------------------------------ machines
 

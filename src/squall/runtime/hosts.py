@@ -105,6 +105,7 @@ class ShardHost(Host):
     def __init__(self, job: Job, index: int) -> None:
         self._index = index
         self._shards = job.recipe.shards
+        self._ranges = job.ranges
         self.store = Store(job.task, job.recipe, job.layout, index, job.arena, job.initial)
         job.keep(self.store.schedule)
         self._snapshots = Snapshots(job.directory)
@@ -112,7 +113,8 @@ class ShardHost(Host):
             self.store.restore(job.restored.tensors, job.restored.updates)
 
     def attach(self, payload: Payload) -> None:
-        self.store.deliver(payload.slot, payload.buffer)
+        runs = self._ranges(payload) if payload.part >= 0 else ()
+        self.store.deliver(payload.slot, payload.buffer, runs, payload.part)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

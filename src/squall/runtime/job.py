@@ -7,9 +7,11 @@ import dataclasses
 import mmap
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from squall.protocol.policy import SAVE_WITHIN_S
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.backward import resolve_device
 from squall.runtime.inside import Inside
+from squall.runtime.ranges import Ranges
 from squall.runtime.rates import NAME, Schedule
 from squall.runtime.run_plan import Plan
 from squall.runtime.site import Site
@@ -27,6 +30,9 @@ from squall.runtime.snapshot import Restored
 from squall.strategies import Recipe, Strategy
 from squall.task import Task
 from squall.vector import Layout
+
+if TYPE_CHECKING:
+    from squall.parts.shares import Share
 
 VECTORS = 3  # in a snapshot: weights, and the two that most optimizers keep
 SLOW_DISK_BYTES_S = 50e6
@@ -56,6 +62,18 @@ class Job:
     @cached_property
     def recipe(self) -> Recipe:
         return self.strategy.recipe()
+
+    @cached_property
+    def ranges(self) -> Ranges:
+        """Which elements go with a payload."""
+        return Ranges(self.layout, self.recipe.shards, lambda: self.shares, self.recipe.work.local is not None)
+
+    @cached_property
+    def shares(self) -> Sequence[Share]:
+        """Of the parts of a replica, which the task splits. Raises `ValueError` for one without a split."""
+        from squall.parts.shares import shares  # which imports torch's compiler
+
+        return shares(self.task, self.layout, self.starts, self.plan.settings.parts)
 
     def keep(self, schedule: Schedule | None) -> None:
         """Keep a learning-rate schedule in the run's directory, so that no process has to take all of its steps."""

@@ -13,6 +13,7 @@ from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine
+from squall.protocol.parcels import Parcelled, PartMachine
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
@@ -45,7 +46,8 @@ def _shard(job: Job, index: int) -> Shard:
 
 
 def _replica(job: Job, node: Node) -> Replica:
-    return Replica(node, job.recipe.shards, job.task.batch_size, job.recipe.loop.exchanges, os.getpid(), _address(job))
+    exchanges, part = job.recipe.loop.exchanges, _part(job)
+    return Replica(node, job.recipe.shards, job.task.batch_size, exchanges, os.getpid(), _address(job), part)
 
 
 def _batch_shard(job: Job, index: int) -> BatchShard:
@@ -53,7 +55,7 @@ def _batch_shard(job: Job, index: int) -> BatchShard:
 
 
 def _batch_replica(job: Job, node: Node) -> BatchReplica:
-    return BatchReplica(node, job.recipe.shards, os.getpid(), _address(job))
+    return BatchReplica(node, job.recipe.shards, os.getpid(), _address(job), _part(job))
 
 
 def _replica_host(job: Job, node: Node) -> ReplicaHost:
@@ -70,6 +72,11 @@ def _no_shard(job: Job, index: int) -> Never:
 
 def _collective_replica(job: Job, node: Node) -> CollectiveReplica:
     return CollectiveReplica(node, job.recipe.replicas, *begun(job), os.getpid(), _address(job), job.recipe.divided)
+
+
+def _part(job: Job) -> int:
+    """Of a replica that lies on several machines this process has a part."""
+    return -1 if job.first is None else 0
 
 
 def _address(job: Job) -> str:
@@ -99,7 +106,12 @@ def machine(job: Job, node: Node) -> Linked:
         case "coordinator":
             return Linked(kind.coordinator(job))
         case "shard":
-            return Linked(kind.shard(job, node.index))
+            shard, parts = kind.shard(job, node.index), job.plan.settings.parts
+            if job.site is None or parts == 1:
+                return Linked(shard)
+            return Linked(Parcelled(shard, parts, [Node(*seat) for seat in job.site.seats if seat[0] == "part"]))
+        case "part":
+            return Linked(PartMachine(node, job.plan.settings.parts, job.recipe.shards))
         case "replica":
             return Linked(kind.replica(job, node))
         case "nursery":

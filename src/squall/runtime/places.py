@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from squall.protocol.effects import Payload
 from squall.protocol.messages import PIECE_BYTES
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, Node, part_nodes
 from squall.runtime.arena import Shape, Span
 from squall.runtime.pieces import Pieces
 from squall.runtime.placement import Seats
+from squall.runtime.ranges import Ranges
 from squall.transports.stream import Views
 from squall.vector import Layout
 
@@ -23,32 +24,30 @@ class Places:
     """The bytes of payloads that a process sends or receives; called with each."""
 
     def __init__(
-        self, node: Node, shards: int, layout: Layout, shape: Shape, memory: memoryview, pieces: Pieces
+        self, node: Node, shards: int, ranges: Ranges, shape: Shape, memory: memoryview, pieces: Pieces, parts: int = 1
     ) -> None:  # fmt: skip
-        """`memory` is the arena's."""
+        """`memory` is the arena's, `parts` those of a replica."""
         self._node = node
         self._shape = shape
         self._memory = memory
         self._pieces = pieces
-        self._shards = shards
-        # Where there are no shards a replica shows, or saves, all of its vector.
-        self._ranges = [layout.shard_range(shard, shards) for shard in range(shards)] or [(0, layout.length)]
-        self._views: dict[tuple[str, int, int, int], Views] = {}
+        self._shards, self._ranges, self._parts = shards, ranges, parts
+        self._views: dict[tuple[str, int, int, int, int], Views] = {}
 
     def __call__(self, payload: Payload, peer: Node) -> Views:
         """Raises `ValueError` for what this process and the peer do not exchange."""
         if not self._exchanged(payload, peer):
             raise ValueError(f"{payload} between {self._node} and {peer}")
         if payload.kind == "piece":
-            start, stop = self._ranges[payload.shard if self._shards else 0]
+            start, stop = self._ranges.shards[payload.shard if self._shards else 0]
             at, size = payload.clock * PIECE_BYTES, payload.buffer
             if not (0 <= at <= state_bytes_at_most(stop - start) and 0 < size <= PIECE_BYTES):
                 raise ValueError(f"no file of a snapshot has a place for {payload}")
             return (self._pieces.view(payload.shard)[:size],)
         if self._node == COORDINATOR:  # the evaluator may be reading its own
-            (_, rates), length = self._find(payload), 4 * self._ranges[0][1]
+            (*_, rates), length = self._find(payload), 4 * self._ranges.length
             return self._pieces.room(peer, length), memoryview(bytearray(rates.nbytes))
-        key = payload.kind, payload.slot, payload.buffer, payload.shard
+        key = payload.kind, payload.slot, payload.buffer, payload.shard, payload.part
         if key not in self._views:
             self._views[key] = self._find(payload)
         return self._views[key]
@@ -58,6 +57,8 @@ class Places:
         ends = {self._node, peer}
         if self._shards:
             other = COORDINATOR if payload.kind == "piece" else payload.owner
+            if payload.part > 0:
+                other = dict(enumerate(part_nodes(payload.owner, self._parts), start=1)).get(payload.part, other)
             return ends == {Node("shard", payload.shard), other}
         replicas = [node for node in ends if node.role == "replica"]
         if COORDINATOR not in ends or len(replicas) != 1:
@@ -71,15 +72,14 @@ class Places:
         gradient = payload.kind == "gradient"
         buffers = shape.gradients if gradient else shape.weights if slot < shape.replicas else 1
         slots = shape.replicas + (0 if gradient else 1)
-        if not (0 <= slot < slots and 0 <= buffer < buffers and 0 <= payload.shard < len(self._ranges)):
+        if not (0 <= slot < slots and 0 <= buffer < buffers):
             raise ValueError(f"there is no place for {payload}")
-        start, stop = self._ranges[payload.shard]
         at = [*shape.buffers(slot)][buffer + shape.weights if gradient else buffer]
-        numbers = self._memory[at + 4 * start : at + 4 * stop]
+        numbers = [self._memory[at + 4 * start : at + 4 * stop] for start, stop in self._ranges(payload)]
         if gradient:
-            return (numbers,)
+            return numbers
         rates = shape.rates_span[0] + 8 * shape.groups * (slot * shape.weights + buffer)
-        return numbers, self._memory[rates : rates + 8 * shape.groups]
+        return *numbers, self._memory[rates : rates + 8 * shape.groups]
 
 
 def used_spans(shape: Shape, layout: Layout, shards: int, seats: Seats, machine: int) -> list[Span]:

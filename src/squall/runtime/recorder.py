@@ -171,7 +171,7 @@ class CoordinatorHost(Host):
                 self._event("started", text)
             case notes.TrainingOver():
                 self._stopped = self._now
-            case notes.MemberJoined(node, pid, _):
+            case notes.MemberJoined(node, pid):
                 self._member(node, "joined", pid=pid)
             case notes.MemberLeft(node):
                 self._member(node, "left")

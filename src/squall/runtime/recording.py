@@ -127,7 +127,7 @@ class RecordedShard(HostAround):
 
     def attach(self, payload: Payload) -> None:
         self._host.attach(payload)
-        if payload.owner.role == "replica":  # an evaluator only looks
+        if payload.owner.role == "replica" and payload.part <= 0:  # an evaluator only looks; other parts get the same
             self._done.append(payload)
             if self._cuts is not None:
                 self._cuts.answered(payload.owner)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 import msgspec
+from msgspec.structs import replace
 
-from squall.protocol.effects import Effect, End, PublishSnapshot
+from squall.protocol.effects import Effect, End, Payload, PublishSnapshot
 from squall.protocol.events import Event
 from squall.protocol.messages import Stats
 from squall.protocol.nodes import Node
@@ -23,7 +24,7 @@ Bytes = dict[int, list[int]]  # machine -> numbers sent, and received, in bytes
 
 
 class TrafficHost(HostAround):
-    """The coordinator's. It counts what replicas push to shards on other machines and fetch from there.
+    """The coordinator's. It counts what replicas push to shards on other machines and fetch from there, part by part.
 
     Without shards it is what they send each other in a ring, as it is when they report.
     """
@@ -34,12 +35,9 @@ class TrafficHost(HostAround):
         self._machine = {Node(role, index): at for (role, index), at in site.seats.items()}
         self._ring_bytes = 4 * job.layout.length if isinstance(job.recipe.work, Collective) else 0
         self._members: dict[Node, None] = {}  # live replicas
-        shards = job.recipe.shards
-        ranges = [job.layout.shard_range(shard, shards) for shard in range(shards)]
-        self._shards = [
-            (site.seats["shard", shard], 4 * (stop - start) // job.recipe.work.blocks, 4 * (stop - start))
-            for shard, (start, stop) in enumerate(ranges)
-        ]  # of each: its machine, and bytes of a push and a fetch
+        self._others: dict[Node, tuple[int, ...]] = {}  # machines of other parts
+        self._ranges, self._blocks = job.ranges, job.recipe.work.blocks
+        self._shards = [site.seats["shard", shard] for shard in range(job.recipe.shards)]  # their machines
         before = host.record.fact("inventory") if job.restored is not None else None
         placed = {row[0]: row for row in msgspec.json.decode(before or "{}", type=Inventory).machines}
         placed |= {row[0]: row for row in site.inventory.machines}
@@ -51,14 +49,14 @@ class TrafficHost(HostAround):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
-            case MemberJoined(node, _, machine):
-                self._machine[node] = machine
+            case MemberJoined(node, _, machine, others):
+                self._machine[node], self._others[node] = machine, others
                 if node.role == "replica":
                     self._members[node] = None
             case MemberDied(node) | MemberLeft(node):
                 self._members.pop(node, None)
             case WorkReported(node, stats):
-                self._add(self._machine[node], stats)
+                self._add(node, stats)
                 self._add_round(node, stats)
             case PublishSnapshot() | End():
                 self._recorder.facts(**{FACT: msgspec.json.encode(dict(sorted(self._bytes.items()))).decode()})
@@ -76,10 +74,19 @@ class TrafficHost(HostAround):
             self._bytes[here][0] += sent
             self._bytes[there][1] += sent
 
-    def _add(self, here: int, stats: Stats) -> None:
-        for there, pushed, fetched in self._shards:
-            if there != here:
-                self._bytes[here][0] += stats.pushes * pushed
-                self._bytes[there][1] += stats.pushes * pushed
-                self._bytes[there][0] += stats.fetches * fetched
-                self._bytes[here][1] += stats.fetches * fetched
+    def _add(self, node: Node, stats: Stats) -> None:
+        others = self._others.get(node, ())
+        for part, here in enumerate((self._machine[node], *others)):
+            for shard, there in enumerate(self._shards):
+                if there == here:
+                    continue
+                payload = Payload("gradient", node, 0, 0, shard, part=part if others else -1)
+                pushed = stats.pushes * (self._bytes_of(payload) // self._blocks)
+                fetched = stats.fetches * self._bytes_of(replace(payload, kind="weights"))
+                self._bytes[here][0] += pushed
+                self._bytes[there][1] += pushed
+                self._bytes[there][0] += fetched
+                self._bytes[here][1] += fetched
+
+    def _bytes_of(self, payload: Payload) -> int:
+        return 4 * sum(stop - start for start, stop in self._ranges(payload))

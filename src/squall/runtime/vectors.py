@@ -13,6 +13,7 @@ from squall.protocol.sandblaster.messages import Calculation, Combine
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
+from squall.runtime.ranges import Run
 from squall.runtime.snapshot import Snapshots
 from squall.strategies.work import BatchMethod
 from squall.vector import Layout
@@ -93,9 +94,11 @@ class VectorStore:
         """What a replica pushes comes on top of the sum."""
         self._vectors["sum"].add_(self.arena.gradient(slot, buffer)[self.start : self.stop])
 
-    def deliver(self, slot: int, buffer: int, name: str) -> None:
-        """Copy a vector into a replica's weights."""
-        self.arena.weights(slot, buffer)[self.start : self.stop].copy_(self._vectors[name])
+    def deliver(self, slot: int, buffer: int, name: str, runs: Sequence[Run] = ()) -> None:
+        """Copy a vector into a replica's weights; of a part of it these runs."""
+        whole, vector = self.arena.weights(slot, buffer), self._vectors[name]
+        for a, b in runs or [(self.start, self.stop)]:
+            whole[a:b].copy_(vector[a - self.start : b - self.start])
 
     def state(self) -> dict[str, Tensor]:
         """What a snapshot needs: the accepted weights, the gradient there, and the history."""
@@ -124,6 +127,7 @@ class VectorHost(Host):
         assert isinstance(method, BatchMethod)
         self._index = index
         self._shards = job.recipe.shards
+        self._ranges = job.ranges
         history = method.rules.history
         self.store = VectorStore(job.layout, index, self._shards, history, job.arena, job.initial)
         self._snapshots = Snapshots(job.directory)
@@ -131,7 +135,7 @@ class VectorHost(Host):
             self.store.restore(job.restored.tensors)
 
     def attach(self, payload: Payload) -> None:
-        self.store.deliver(payload.slot, payload.buffer, payload.kind)
+        self.store.deliver(payload.slot, payload.buffer, payload.kind, self._ranges(payload))
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

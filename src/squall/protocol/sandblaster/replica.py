@@ -23,9 +23,10 @@ class BatchReplica:
 
     wake_at: float | None = None
 
-    def __init__(self, node: Node, shards: int, pid: int = 0, address: str = "") -> None:
-        """`address` is where its other parts call it, if they do."""
+    def __init__(self, node: Node, shards: int, pid: int = 0, address: str = "", part: int = -1) -> None:
+        """`address` is where its other parts call it, if they do; where they exchange by themselves it is `part` 0."""
         self.node = node
+        self._part = part
         self.shards = [Node("shard", i) for i in range(shards)]
         self.pid, self._address = pid, address
         self._evaluation = 0  # that the weights are of
@@ -146,7 +147,8 @@ class BatchReplica:
         self._kept.clear()
         self._pushing = dict.fromkeys(self.shards)
         for shard in self.shards:
-            effects.append(Send(shard, message, Payload("gradient", self.node, BUFFER, self._pushes, shard.index)))
+            payload = Payload("gradient", self.node, BUFFER, self._pushes, shard.index, part=self._part)
+            effects.append(Send(shard, message, payload))
         self._tally.pushes += 1
         self._tally.exchanges += 1
 

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec.structs import replace
+
 from squall.launchers.role_processes import SPIN_S
 from squall.protocol.effects import (
     AddPortions,
@@ -39,14 +41,14 @@ from squall.protocol.effects import (
     UseWeights,
     WriteSnapshot,
 )
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import Node, part_nodes
 from squall.protocol.notes import LeaseEnded
 from squall.runtime.wire import Passage, Price
 from squall.sim.cluster.cores import Prolong
 from squall.sim.cluster.gradients import GradientTimes
 from squall.sim.cluster.model import Cluster
 from squall.sim.cluster.placement import Placement, UsedMachine
-from squall.sim.cluster.sharing import Lane, Transfer, Way
+from squall.sim.cluster.sharing import Lane, Together, Transfer, Way
 from squall.strategies import Recipe
 from squall.transports.lanes import FAR_S, FAST
 
@@ -90,16 +92,16 @@ class Costs:
         self._gradients = GradientTimes(cluster, placement, workload.step_s, chance)
         self._fetched = [4 * count for count in workload.elements]  # bytes of an exchange with each shard
         self._pushed = [count // recipe.work.blocks for count in self._fetched]
-        self._whole = sum(workload.elements)
+        self._whole, self._parts = sum(workload.elements), cluster.parts
         self._own = self._whole / self._gradients.parts  # that each part passes over
         self._shards = [placement.of(Node("shard", index)) for index in range(recipe.shards)]
         work = [place.kind.work_s(count // recipe.work.blocks) for place, count in zip(self._shards, workload.elements)]
         code = [place.kind.overhead.serve_s / 2 for place in self._shards]  # half of it around each
         self._updates = [UPDATE_SHARE * seconds + half for seconds, half in zip(work, code)]
         self._copies = [(1 - UPDATE_SHARE) * seconds + half for seconds, half in zip(work, code)]
-        # A shard looks out for the next push where replicas leave it a core of its own.
         on = [placement.computing[place] for place in self._shards]
-        self._spin_s = 0.0 if placement.several else SPIN_S  # nobody looks out where messages come from elsewhere
+        # A shard looks out for the next push where replicas leave it a core of its own, and none comes from elsewhere.
+        self._spin_s = 0.0 if placement.several else SPIN_S
         self._spins = [self._spin_s if there <= place.kind.cores else 0.0 for place, there in zip(self._shards, on)]
         self.prices: dict[type[Effect], Price] = {
             Compute: self._compute, Step: self._step, Send: self._message, Transmit: self._message, Apply: self._apply,
@@ -214,6 +216,8 @@ class Costs:
         self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random
     ) -> Sequence[float | Passage]:
         seats, to, payload = self.placement.seats, effect.to, effect.payload
+        if payload is not None and self._parts > 1 and payload.part < 0 and self.placement.apart(sender, to):
+            return self._parcels(sender, effect, now, chance)
         try:
             source, target = seats[sender], seats[to]
         except KeyError:  # the first message from or to somebody
@@ -222,6 +226,8 @@ class Costs:
         if payload is not None and sender.role != "coordinator":  # it sends none: the evaluator is on its machine
             sizes = self._pushed if payload.kind == "gradient" else self._fetched
             size = sizes[sender.index if sender.role == "shard" else to.index]
+            if payload.part >= 0:
+                size //= self._parts
         self.messages += 1
         self.bytes += size
         if source is target:
@@ -260,6 +266,17 @@ class Costs:
         if self._overtakes:  # and the machines on both ends count on the order
             at = self._last[sender, effect.to] = max(at, self._last.get((sender, effect.to), 0.0))
         return (at,)
+
+    def _parcels(self, sender: Node, effect: Send | Transmit, now: float, chance: random.Random) -> Sequence[Passage]:
+        """Each part exchanges by itself: it is over when all have."""
+        to, payload, found = effect.to, effect.payload, list[float | Passage]()
+        assert payload is not None
+        replica = to if sender.role == "shard" else sender
+        for part, node in enumerate((replica, *part_nodes(replica, self._parts))):
+            self.placement.seats[node] = self.placement.parts_of(replica)[part]
+            one, other = (node, to) if sender == replica else (sender, node)
+            found += self.arrivals(one, replace(effect, to=other, payload=replace(payload, part=part)), now, chance)
+        return (Together(found),) if len(found) == self._parts else ()  # else one is lost, and all are sent again
 
     def _carry(
         self, sends: tuple[UsedMachine, Node], receives: tuple[UsedMachine, Node], size: int, now: float

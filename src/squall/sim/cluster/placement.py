@@ -69,6 +69,10 @@ class Placement:
         """The machine of each part of a replica; one of any other process."""
         return self._held[node.role, node.index]
 
+    def apart(self, sender: Node, to: Node) -> bool:
+        """Whether the replica that exchanges with a shard lies on several machines."""
+        return len({*self.parts_of(to if sender.role == "shard" else sender)}) > 1
+
     def on(self, used: UsedMachine) -> list[tuple[str, int]]:
         """(role, index) of what is there, or has a part there."""
         return [key for key, held in self._held.items() if used in held]

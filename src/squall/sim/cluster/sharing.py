@@ -14,6 +14,18 @@ from operator import attrgetter
 from squall.runtime.wire import Passage
 
 
+class Together(Passage):
+    """What has arrived when the last of its parts has."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[float | Passage]) -> None:
+        self._parts = parts
+
+    def arrives(self, now: float) -> float:
+        return max(part.arrives(now) if isinstance(part, Passage) else part for part in self._parts)
+
+
 class Share:
     """A transfer's part of a way. It is over when each of those under way has been given `mark` bytes."""
 

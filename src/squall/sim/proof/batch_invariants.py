@@ -69,8 +69,8 @@ class BatchAuditor:
                 if examples != (saved := tuple(log.saved[number] for log in self._logs)):
                     raise Broken("I7", f"snapshot {number} is of {examples} examples, and holds {saved}")
                 self._examples_saved = min(saved)
-            case AddPortions(owner):
-                self._on_push(node.index, owner.index)
+            case AddPortions(owner, buffer):
+                self._on_push(node.index, owner, buffer)
             case UseWeights(buffer) | EvaluateModel(buffer):
                 for shard, found in enumerate(self.hosts.memories[node].weights[node.index, buffer]):
                     if found.fold != self._answered[node][shard][0]:
@@ -123,12 +123,12 @@ class BatchAuditor:
             log.evaluation, log.opened = calculation.opens, calculation.number
             log.sum.clear()
 
-    def _on_push(self, shard: int, slot: int) -> None:
-        log = self._logs[shard]
-        there = tuple(self.hosts.memories[Node("shard", shard)].kept[slot])
-        push = next((p for node, p in self._pushes.items() if node.index == slot and p[1] == there), None)
+    def _on_push(self, shard: int, owner: Node, buffer: int) -> None:
+        log, memory = self._logs[shard], self.hosts.memories[Node("shard", shard)]
+        there = memory.gradient(owner.index, buffer, shard, self.hosts.others(owner))
+        push = next((p for node, p in self._pushes.items() if node.index == owner.index and p[1] == there), None)
         if push is None:
-            raise Broken("I6", f"shard {shard} adds what slot {slot} has not pushed")
+            raise Broken("I6", f"shard {shard} adds what slot {owner.index} has not pushed")
         for kept in there:
             gradient = kept.gradient
             portion = (gradient.start, gradient.stop)

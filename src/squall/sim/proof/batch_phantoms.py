@@ -47,21 +47,20 @@ class BatchMemory(Memory):
         self.trial: dict[int, list[Vector]] = {slot: [(0.0,) * WIDTH] * recipe.shards for slot in slots}
         self.kept: dict[int, list[KeptPortion]] = {slot: [] for slot in slots}
 
-    def read(self, payload: Payload) -> object:
+    def _read(self, payload: Payload) -> object:
         if payload.kind == "gradient":
-            return tuple(self.kept[payload.slot])
-        if payload.kind == "piece":
-            return super().read(payload)
-        return super().read(payload), self.trial[payload.slot][payload.shard]
+            return super()._read(payload)
+        return super()._read(payload), self.trial[payload.slot][payload.shard]
 
-    def write(self, payload: Payload, numbers: Any) -> None:
+    def _pushed(self, slot: int, buffer: int) -> tuple[Any, ...]:
+        return tuple(self.kept[slot])
+
+    def _write(self, payload: Payload, numbers: Any) -> None:
         if payload.kind == "gradient":
             self.kept[payload.slot] = list(numbers)
-        elif payload.kind == "piece":
-            super().write(payload, numbers)
         else:
             written, self.trial[payload.slot][payload.shard] = numbers
-            super().write(payload, written)
+            super()._write(payload, written)
 
     def spoil(self, payload: Payload, numbers: Any) -> None:
         written, _ = numbers
@@ -138,13 +137,12 @@ class VectorPhantom(ShardPhantom):
             case effects.CalculateVectors(calculation):
                 self.version, self.fold = calculation.number, folded_with(self.fold, (calculation.number,))
                 return events.VectorsCalculated(calculation.number, self._calculate(calculation))
-            case effects.AddPortions(owner):
-                torn = self.memory.torn("gradient", owner.index, 0, self.node.index)
-                self._add([] if torn else self.memory.kept[owner.index])
+            case effects.AddPortions(owner, buffer):
+                self._add(self.memory.gradient(owner.index, buffer, self.node.index, self.hosts.others(owner)))
                 return None
         return super().perform(effect, now)
 
-    def _add(self, portions: list[KeptPortion]) -> None:
+    def _add(self, portions: Sequence[KeptPortion]) -> None:
         first = WIDTH * self.node.index
         for kept in portions:
             self.vectors["sum"] = tuple(value + kept.vector[first + i] for i, value in enumerate(self.vectors["sum"]))

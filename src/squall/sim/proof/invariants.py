@@ -110,7 +110,7 @@ class Auditor:
         pushes = []
         for term in apply.terms:
             push = self._pushes.get((term.owner, term.buffer))
-            now_there = memory.gradient(term.slot, term.buffer, shard)
+            now_there = memory.gradient(term.slot, term.buffer, shard, self.hosts.others(term.owner))
             if push is None or push.gradients != now_there:
                 sent = "nothing" if push is None else _numbers(push.gradients)
                 raise Broken("I6", f"shard {shard} applies {_numbers(now_there)}, and the push had {sent}")

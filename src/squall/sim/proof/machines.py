@@ -56,8 +56,7 @@ class WorldMachines:
 
     def open(self, world: World, wire: FaultyWire, hosts: PhantomHosts) -> None:
         self._world, self._wire, self._hosts = world, wire, hosts
-        self._spread.open(world, lambda one, other: wire.parted(one, other, world.now), self.gone)
-        hosts.waits = self._spread.waits
+        self._spread.open(world, hosts, lambda one, other: wire.parted(one, other, world.now), self.gone)
         for machine in self.rooms:
             self._add_nursery(machine)
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from squall.protocol.effects import Admit, Apply, Effect, End, Transmit
 from squall.protocol.events import Event, FrameArrived, PeerRefused
-from squall.protocol.messages import Exchange
+from squall.protocol.frames import Frame
+from squall.protocol.messages import Exchange, Parcel
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import MachineDied
 from squall.protocol.nursery_messages import Refused
@@ -49,8 +50,8 @@ class Manners:
                 raise Broken("I12", f"machine {machine} is given up, and nobody has lied: {why}")
             case Admit(newcomer):
                 self._admitted.add((node, newcomer))
-            case FrameArrived(Node("replica") as sender, frame) if type(frame.message) is Exchange:
-                self._on_exchange(node, sender, frame.message.clock)
+            case FrameArrived(Node("replica" | "part") as sender, Frame(message=Exchange(clock) | Parcel(clock))):
+                self._on_exchange(node, sender, clock)
             case PeerRefused(liar):
                 self.liars[liar] = None
                 self._refused.add((node, liar))

@@ -11,7 +11,7 @@ from squall.strategies.base import Recipe
 
 _PRIME = (1 << 61) - 1
 
-Place = tuple[str, int, int, int]  # of a payload
+Place = tuple[str, int, int, int, int]  # of a payload
 BatchRange = tuple[int, int, int]  # epoch, start, stop
 
 
@@ -77,22 +77,36 @@ class Memory:
         slots = [(slot, buffer) for slot in range(recipe.replicas + 1) for buffer in range(2)]
         self.gradients: dict[tuple[int, int], list[Gradient]] = {key: [] for key in slots}
         self.weights = {key: [Written()] * (recipe.shards or 1) for key in slots}
+        self.parcels: dict[Place, Any] = {}  # what other parts of replicas have, who lie apart
         self.pieces: dict[int, tuple[int, int, File]] = {}  # by shard: snapshot, number of the piece, the whole file
         self.in_use: dict[int, tuple[int, float]] = {}  # slot -> weights buffer that is computed on, until when
         self._newest: dict[Place, tuple[int, int, int]] = {}
         self._torn: dict[Place, None] = {}  # where half of a payload lies
 
     def read(self, payload: Payload) -> object:
-        key = payload.slot, payload.buffer
-        if payload.kind == "piece":
-            return self.pieces[payload.shard]
-        return tuple(self.gradients[key]) if payload.kind == "gradient" else self.weights[key][payload.shard]
+        if payload.part > 0:
+            return self.parcels.get(_place(payload))
+        return self.pieces[payload.shard] if payload.kind == "piece" else self._read(payload)
 
     def write(self, payload: Payload, numbers: Any) -> None:
-        key = payload.slot, payload.buffer
-        if payload.kind == "piece":
+        if payload.part > 0:
+            self.parcels[_place(payload)] = numbers
+        elif payload.kind == "piece":
             self.pieces[payload.shard] = numbers
-        elif payload.kind == "gradient":
+        else:
+            self._write(payload, numbers)
+
+    def _read(self, payload: Payload) -> object:
+        if payload.kind == "gradient":
+            return self._pushed(payload.slot, payload.buffer)
+        return self.weights[payload.slot, payload.buffer][payload.shard]
+
+    def _pushed(self, slot: int, buffer: int) -> tuple[Any, ...]:
+        return tuple(self.gradients[slot, buffer])
+
+    def _write(self, payload: Payload, numbers: Any) -> None:
+        key = payload.slot, payload.buffer
+        if payload.kind == "gradient":
             self.gradients[key] = list(numbers)
         else:
             self.weights[key][payload.shard] = numbers
@@ -110,13 +124,22 @@ class Memory:
         used, until = self.in_use.get(payload.slot, (-1, 0.0))
         assert used != payload.buffer or now >= until, f"slot {payload.slot}: weights written while in use"
 
-    def torn(self, kind: str, slot: int, buffer: int, shard: int) -> bool:
+    def torn(self, kind: str, slot: int, buffer: int, shard: int, part: int = 0) -> bool:
         """Half of a payload is there: a gradient's of this shard's range, or a piece's."""
-        return (kind, slot, buffer, shard) in self._torn
+        return (kind, slot, buffer, shard, part) in self._torn
 
-    def gradient(self, slot: int, buffer: int, shard: int) -> tuple[Gradient, ...]:
-        """What a shard finds in its range of a gradient buffer."""
-        return () if self.torn("gradient", slot, buffer, shard) else tuple(self.gradients[slot, buffer])
+    def gradient(self, slot: int, buffer: int, shard: int, others: Iterable[int] = ()) -> tuple[Any, ...]:
+        """What a shard finds in its range of a gradient buffer; `others` are parts that have brought their own of it.
+
+        Where they have brought something else than the first part, that.
+        """
+        found: tuple[Any, ...] = () if self.torn("gradient", slot, buffer, shard) else self._pushed(slot, buffer)
+        for part in others:
+            place = "gradient", slot, buffer, shard, part
+            brought = () if place in self._torn else self.parcels.get(place, ())
+            if brought != found:
+                return tuple(brought)
+        return found
 
     def receive(self, payload: Payload, numbers: object) -> None:
         """What has travelled; a late copy comes to nothing."""
@@ -143,8 +166,9 @@ class Memory:
 
 def _place(payload: Payload) -> Place:
     if payload.kind == "piece":
-        return "piece", payload.slot, 0, payload.shard
-    return "gradient" if payload.kind == "gradient" else "weights", payload.slot, payload.buffer, payload.shard
+        return "piece", payload.slot, 0, payload.shard, 0
+    kind, part = "gradient" if payload.kind == "gradient" else "weights", max(0, payload.part)
+    return kind, payload.slot, payload.buffer, payload.shard, part
 
 
 def _newness(payload: Payload) -> tuple[int, int, int]:

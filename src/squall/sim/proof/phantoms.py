@@ -10,9 +10,11 @@ payload that has not come, or is not the one that its message tells of.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 from zlib import crc32
+
+from msgspec.structs import replace
 
 from squall.protocol import effects, events
 from squall.protocol.effects import Effect, Payload, PublishSnapshot, WritePiece
@@ -44,6 +46,8 @@ class PhantomHosts:
         self.gone: Callable[[int], bool] = lambda machine: False  # a machine, with all that was there
         self.cut_off: Callable[[Node, Node], bool] = lambda one, other: False
         self.waits: Callable[[Node], bool] = lambda node: False  # for another part of the replica
+        self.others: Callable[[Node], Sequence[int]] = lambda node: ()  # parts of a replica on several machines
+        self.ask: Callable[[Node, Event], None] = lambda node, event: None  # those parts for something
         self._shared: dict[int, Memory] = {}  # by the processes of a machine
         self.shards: list[ShardPhantom] = []
         self.arrived: dict[tuple[int, int], File] = {}  # snapshot, part -> the file that has come in pieces
@@ -94,7 +98,7 @@ class PhantomHosts:
     def host(self, node: Node, version: int = 0, file: File | None = None) -> Phantom:
         """A host for a new process. `version`, `file`: what a shard goes on from."""
         made = self.make(node, version, file)
-        if node.role != "shard":
+        if node.role not in ("shard", "part"):
             made.memory.new_process(node.index)
         if isinstance(made, ShardPhantom):
             self.shards.append(made)
@@ -108,13 +112,23 @@ class PhantomHosts:
                 return ShardPhantom(self, node, version, file)
             case "replica":
                 return ReplicaPhantom(self, node)
+            case "part":
+                return PartPhantom(self, node)
         return EvaluatorPhantom(self, node)
 
 
 class Phantom(Host):
+    _pushed = 0  # clock of the last push
+
     def __init__(self, hosts: PhantomHosts, node: Node) -> None:
         self.hosts, self.node = hosts, node
         self.memory = hosts.memory(node)
+
+    def attach(self, payload: Payload) -> None:
+        """Of a replica on several machines: its other parts push as well."""
+        if payload.kind == "gradient" and payload.part == 0 and payload.clock != self._pushed:
+            self._pushed = payload.clock
+            self.hosts.ask(self.node, events.PushAsked(payload.clock, payload.buffer))
 
     def outgoing(self, payload: Payload, to: Node) -> object | None:
         return self.memory.read(payload) if self.hosts.memories[to] is not self.memory else None
@@ -189,6 +203,9 @@ class ShardPhantom(Phantom):
             self.memory.check_free(payload, self.hosts.now())
         self.memory.write(payload, self.numbers(payload))
 
+    def _found(self, term: effects.Term) -> tuple[Gradient, ...]:
+        return self.memory.gradient(term.slot, term.buffer, self.node.index, self.hosts.others(term.owner))
+
     def numbers(self, payload: Payload) -> object:
         """What is there in place of the payload's numbers."""
         return Written(self.version, self.fold)
@@ -200,7 +217,7 @@ class ShardPhantom(Phantom):
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case effects.Apply(terms):
-                found = [(self.memory.gradient(term.slot, term.buffer, self.node.index), term.weight) for term in terms]
+                found = [(self._found(term), term.weight) for term in terms]
                 for gradients, weight in found:
                     oldest = min((gradient.basis[self.node.index] for gradient in gradients), default=self.version)
                     self.applied.append(AppliedBuffer(gradients, self.version - oldest, weight))
@@ -211,6 +228,17 @@ class ShardPhantom(Phantom):
                 size = PIECES * PIECE_BYTES if self.hosts.machine(self.node) else 0
                 return events.SnapshotWritten(number, self.hosts.disk(number), file.checksum, size)
         return None
+
+
+class PartPhantom(Phantom):
+    """Of another part of a replica. It has computed what the first one has."""
+
+    def attach(self, payload: Payload) -> None:
+        whole = replace(payload, part=-1)
+        self.memory.write(payload, self.hosts.memories[payload.owner].read(whole))
+
+    def incoming(self, payload: Payload, numbers: object) -> None:
+        self.memory.receive(payload, numbers)  # into buffers of its own: who had the slot before it may still compute
 
 
 class EvaluatorPhantom(Phantom):

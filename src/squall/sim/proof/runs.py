@@ -22,6 +22,7 @@ from squall.protocol.machine import Machine
 from squall.protocol.messages import Evaluate
 from squall.protocol.nodes import Node
 from squall.protocol.notes import EvaluationAsked, WeightsMeasured
+from squall.protocol.parcels import Parcelled, PartMachine
 from squall.protocol.policy import MachineRoom, Policy
 from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchWork
@@ -107,7 +108,8 @@ class ChaoticRun(ABC):
 
     def watch(self, now: float, node: Node, what: object) -> None:
         """Raise `Broken` where an invariant does not hold."""
-        self._auditor.watch(now, node, what)
+        if node.role != "part":  # what these have is in `spread`
+            self._auditor.watch(now, node, what)
         match what:
             case EvaluationAsked(number):
                 self._asked = number
@@ -121,7 +123,8 @@ class ChaoticRun(ABC):
 
     def member(self, node: Node) -> tuple[Linked, Host]:
         """A new process: its machine and its host."""
-        if node.role == "part":
+        chaos, shards = self.chaos, self.recipe.shards
+        if node.role == "part" and not shards:
             return Linked(Follower(node)), Premises()
         file = self.saved.files[node.index] if self.saved is not None and node.role == "shard" else None
         machine: Machine
@@ -129,10 +132,19 @@ class ChaoticRun(ABC):
             case "coordinator":
                 machine = self._coordinator
             case "evaluator":
-                machine = Evaluator(node, self.recipe.shards, keep="loss" if self.chaos.keeps else "")
+                machine = Evaluator(node, shards, keep="loss" if chaos.keeps else "")
+            case "part":
+                machine = PartMachine(node, chaos.parts, shards)
+            case "shard" if self._rooms and chaos.parts > 1:
+                apart = [each for room in self._rooms for each in room.nodes if each.role == "part"]
+                machine = Parcelled(self._machine(node), chaos.parts, apart)
             case _:
                 machine = self._machine(node)
         return Linked(machine), self.hosts.host(node, self._version, file)
+
+    def _part(self, replica: Node) -> int:
+        """Whether it is the first of several that exchange by themselves."""
+        return 0 if self.hosts.others(replica) else -1
 
     def over(self) -> None:
         """A life is over: the next goes on from its newest snapshot."""
@@ -191,7 +203,8 @@ class ChaoticLoopRun(ChaoticRun):
         exchanges = self.recipe.loop.exchanges
         if node.role == "shard":
             return Shard(node.index, exchanges, self._version, self._examples)
-        return Replica(node, self.recipe.shards, self.chaos.batch_size, exchanges, address=ADDRESS)
+        size = self.chaos.batch_size
+        return Replica(node, self.recipe.shards, size, exchanges, address=ADDRESS, part=self._part(node))
 
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(lives, self._coordinator.trained)
@@ -266,7 +279,7 @@ class ChaoticBatchRun(ChaoticRun):
     def _machine(self, node: Node) -> Machine:
         if node.role == "shard":
             return BatchShard(node.index, self._version, self._examples)
-        return BatchReplica(node, self.recipe.shards, address=ADDRESS)
+        return BatchReplica(node, self.recipe.shards, address=ADDRESS, part=self._part(node))
 
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(spoilt)

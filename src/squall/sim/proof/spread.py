@@ -1,28 +1,40 @@
 """Replicas of a chaotic world that lie on several machines: their other parts, and what must hold of them.
 
-The parts have no numbers here. They are there, or not: what a replica computes takes until all of them are there and
-can be reached, and a step of all-reduce until all parts of all members are. Where the connection of a part breaks, who
-was at its other end mostly notices and dies.
+What a replica computes takes until all of its parts are there, can be reached, and have the weights that it has; and a
+step of all-reduce until all parts of all members are there. Where the connection of a part breaks, who was at its other
+end mostly notices and dies.
 """
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Container
 from functools import partial
 
-from squall.protocol.effects import Compute, Effect, End, JoinGroup, MeetParts, StartMember
+from squall.protocol.effects import (
+    Compute,
+    Effect,
+    End,
+    JoinGroup,
+    MeetParts,
+    Payload,
+    StartMember,
+    Transmit,
+    UseWeights,
+)
 from squall.protocol.events import Event, GradientComputed
 from squall.protocol.nodes import Node, part_nodes, whole
 from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
+from squall.sim.proof.phantoms import PhantomHosts
 
 NOTICED = 0.6  # of the deaths
 NOTICE_S, LOOK_EVERY_S = 0.002, 0.01
 
 
 class Follower:
-    """The machine of a part: it does what the first part says, which is not in this world."""
+    """The machine of a part of all-reduce: it does what the first part says, which is not in this world."""
 
     wake_at: float | None = None
 
@@ -48,11 +60,28 @@ class SpreadReplicas:
         self._killed: dict[Node, float] = {}  # and when
         self._computing: set[Node] = set()
         self._waiting: set[Node] = set()
+        self._sent: dict[tuple[Node, Node], int] = {}  # shard, part -> clock of the last weights
+        self._used: defaultdict[Node, list[object]] = defaultdict(list)  # weights, each time that it took some into use
 
-    def open(self, world: World, parted: Callable[[Node, Node], bool], gone: Container[int]) -> None:
+    def open(
+        self, world: World, hosts: PhantomHosts, parted: Callable[[Node, Node], bool], gone: Container[int]
+    ) -> None:  # fmt: skip
         """`parted`: whether two processes' machines are cut off from each other; `gone`: machines, without a word."""
-        self._world, self._parted, self._gone = world, parted, gone
+        self._world, self._hosts, self._parted, self._gone = world, hosts, parted, gone
         world.on_kill.append(self._on_killed)
+        hosts.waits, hosts.ask = self.waits, self._ask
+        hosts.others = lambda node: range(1, self._count) if node in self._apart else ()
+
+    def _ask(self, replica: Node, event: Event) -> None:
+        """The first part has the others do something, when it reaches them."""
+        for part in self._met[replica]:
+            self._tell(replica, part, event)
+
+    def _tell(self, replica: Node, part: Node, event: Event) -> None:
+        if self._parted(replica, part):
+            self._world.at(self._world.now + LOOK_EVERY_S, lambda: self._tell(replica, part, event))
+        elif replica in self._world.processes and part in self._world.processes:
+            self._world.post(part, event)
 
     def takes(self, node: Node) -> int:
         """Places of its machine's room."""
@@ -77,10 +106,18 @@ class SpreadReplicas:
             case Compute() if node in self._apart:
                 self._computing.add(node)
                 self._wait(node)
+            case Transmit(to, _, Payload(kind="weights" | "trial") as payload, False) if node.role == "shard":
+                self._on_sent(node, to, payload.clock)
+            case UseWeights(buffer):
+                self._used[node].append(self._weights(node, buffer))
+                if node in self._apart:  # a loop may step on its batch again, at once
+                    self._wait(node)
             case GradientComputed() if node in self._apart:
                 self._computing.discard(node)
                 lacking = self._lacking(node)
-                if lacking is not None and self._killed.get(lacking) != self._world.now:  # else it was over before
+                if lacking is None:
+                    self._check_weights(node)
+                elif self._killed.get(lacking) != self._world.now:  # else it was over before
                     raise Broken("I16", f"{node} has computed without {lacking}")
             case End() if node in self._apart:
                 self._told_to_end(node)
@@ -100,12 +137,36 @@ class SpreadReplicas:
         told = self._met[replica].items()
         return next((part for part, at in told if part not in processes or self._machine(part) != at), None)
 
+    def _on_sent(self, shard: Node, to: Node, clock: int) -> None:
+        """Parts have their weights first: who has an answer may move what lies beside them."""
+        if to.role == "part":
+            self._sent[shard, to] = clock
+        for part in part_nodes(to, self._count) if to in self._apart else ():
+            if self._sent.get((shard, part)) != clock:
+                raise Broken("I16", f"{shard} answers {to}, and has sent {part} no weights")
+
+    def _check_weights(self, replica: Node) -> None:
+        """All parts have computed on the same ones."""
+        times = len(self._used[replica])  # parts may have taken those into use already that come next
+        for part in self._met[replica]:
+            if self._used[part][:times] != self._used[replica]:
+                raise Broken("I16", f"{replica} has computed on weights that {part} did not have")
+
+    def _weights(self, node: Node, buffer: int) -> list[object]:
+        owner, part = whole(node, self._count), node.index % self._count if node.role == "part" else -1
+        payloads = [Payload("weights", owner, buffer, 0, s.node.index, part=part) for s in self._hosts.shards]
+        return [self._hosts.memories[node].read(payload) for payload in payloads]
+
     def waits(self, replica: Node) -> bool:
-        """Whether a part of it is not there, or stands still."""
+        """Whether a part of it is not there, stands still, or does not have its weights."""
         met = self._met.get(replica)
         return met is not None and (
-            self._lacking(replica) is not None or any(self._stands_still(part, replica) for part in met)
+            self._lacking(replica) is not None
+            or any(self._stands_still(part, replica) or self._lags(part, replica) for part in met)
         )
+
+    def _lags(self, part: Node, replica: Node) -> bool:
+        return len(self._used[part]) < len(self._used[replica])
 
     def _wait(self, replica: Node) -> None:
         """Until all parts are there, and go on."""

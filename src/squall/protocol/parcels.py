@@ -1,0 +1,134 @@
+"""Exchanges of replicas that lie on several machines: each part brings its own of a gradient, and gets its own weights.
+
+Only the first part, which is the replica, says what is exchanged. What the others bring comes in parcels, and a push is
+put together before the shard's machine sees it. What that answers with weights goes out in parcels as well, and to the
+replica last: where a part is on the shard's machine, the places of all parts there are one, and the replica may move
+its weights as soon as it has the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from squall.protocol.effects import Effect, Forget, Payload, Send, UseWeights
+from squall.protocol.events import Event, MessageArrived, PushAsked, Started
+from squall.protocol.frames import Message
+from squall.protocol.machine import Machine, Refusal
+from squall.protocol.messages import Exchange, Parcel
+from squall.protocol.nodes import Node, part_nodes, shard_nodes, whole
+from squall.protocol.nursery_messages import Placed
+from squall.protocol.sandblaster.messages import PushPortions
+
+
+class Parcelled:
+    """A shard, around its machine, in a run whose replicas may have `parts` that lie `apart` from the first."""
+
+    def __init__(self, machine: Machine, parts: int, apart: Iterable[Node]) -> None:
+        self.machine = machine
+        self._parts = parts
+        # Of each replica that lies on several machines: the newest parcel of each of its other parts.
+        self._brought: dict[Node, dict[Node, Parcel | None]] = {}
+        self._held: dict[Node, Message] = {}  # its push, of which parcels are still to come
+        for part in apart:
+            self._admit(part)
+
+    @property
+    def node(self) -> Node:
+        return self.machine.node
+
+    @property
+    def wake_at(self) -> float | None:
+        return self.machine.wake_at
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case MessageArrived(sender, Parcel() as parcel):
+                return self._on_parcel(sender, parcel, now)
+            case MessageArrived(sender, Exchange() | PushPortions() as push) if sender in self._brought:
+                if self._lacks(sender, push):
+                    if sender in self._held:
+                        raise Refusal("it pushes again before its last push is answered")
+                    self._held[sender] = push
+                    return []
+            case MessageArrived(_, Placed(node)) if node.role == "part":
+                self._admit(node)
+        return self._outgoing(self.machine.on(event, now))
+
+    def _admit(self, part: Node) -> None:
+        replica = whole(part, self._parts)
+        self._brought.setdefault(replica, dict.fromkeys(part_nodes(replica, self._parts)))
+
+    def _on_parcel(self, part: Node, parcel: Parcel, now: float) -> list[Effect]:
+        replica = whole(part, self._parts)
+        brought = self._brought.get(replica)
+        if brought is None or part not in brought:
+            return []  # its replica is gone
+        brought[part] = parcel
+        push = self._held.get(replica)
+        if push is None or self._lacks(replica, push):
+            return []
+        del self._held[replica]
+        try:
+            return self._outgoing(self.machine.on(MessageArrived(replica, push), now))
+        except Refusal as refusal:
+            raise Refusal(str(refusal), of=replica) from None
+
+    def _lacks(self, replica: Node, push: Message) -> bool:
+        """Whether a part has not brought its own of that yet."""
+        match push:
+            case Exchange(clock, buffer, batches=batches) if buffer >= 0 and batches:
+                parcel = Parcel(clock, buffer)
+            case PushPortions(_, buffer, _, clock):
+                parcel = Parcel(clock, buffer)
+            case _:
+                return False
+        return any(brought != parcel for brought in self._brought[replica].values())
+
+    def _outgoing(self, effects: list[Effect]) -> list[Effect]:
+        """The machine's effects, with the parcels that go along."""
+        if not self._brought:
+            return effects
+        found: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case Send(to, message, Payload() as payload) if to in self._brought:
+                    for number, part in enumerate(self._brought[to], start=1):
+                        parcel = Parcel(payload.clock, payload.buffer)
+                        found.append(Send(part, parcel, replace(payload, part=number)))
+                    found.append(Send(to, message, replace(payload, part=0)))
+                    continue
+                case Forget(node):
+                    self._held.pop(node, None)
+                    found += map(Forget, self._brought.pop(node, ()))
+            found.append(effect)
+        return found
+
+
+class PartMachine:
+    """Of another part: it brings to the shards what the first part pushes, and takes weights into use when all came."""
+
+    wake_at: float | None = None
+
+    def __init__(self, node: Node, parts: int, shards: int) -> None:
+        self.node = node
+        self._replica, self._part = whole(node, parts), node.index % parts
+        self._came = dict.fromkeys(shard_nodes(shards), 0)  # parcels of weights
+        self._used = 0  # that came from all shards
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case PushAsked(clock, buffer):
+                payload = Payload("gradient", self._replica, buffer, clock, 0, part=self._part)
+                return [Send(to, Parcel(clock, buffer), replace(payload, shard=to.index)) for to in self._came]
+            case MessageArrived(shard, Parcel(_, buffer)):
+                self._came[shard] += 1
+                if min(self._came.values()) > self._used:
+                    self._used += 1
+                    return [UseWeights(buffer)]
+            case Started():
+                pass
+            case _:
+                raise AssertionError(f"{self.node} does not know {event!r}")
+        return []
