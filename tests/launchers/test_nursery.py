@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from multiprocessing.connection import Pipe
+from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +83,29 @@ def test_replicas_take_the_gpus_of_their_machine_in_turn(tmp_path: Path, monkeyp
         nursery._reap(nursery._children.pop(lost.handle))
         assert device(Node("replica", 2)) == "cuda:1"
         assert device(Node("replica", 3)) == "cuda:0"
+    finally:
+        nursery._kill_all()
+        for child in nursery._children.values():
+            os.waitpid(child.pid, 0)
+        ours.close()
+
+
+def test_replicas_of_a_run_that_has_failed_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for whoever is gone. Shards still write what they have to."""
+    monkeypatch.setattr("squall.launchers.nursery.run_role", lambda *_: signal.pause())
+    ours, theirs = Pipe()
+    job = SimpleNamespace(site=None, recipe=SimpleNamespace(shards=1))
+    nursery = Nursery(ControlPipe(theirs), job, tmp_path)  # type: ignore[arg-type]
+    monkeypatch.setattr("squall.launchers.nursery.replace", lambda job, **_: job)
+    try:
+        for node in (Node("shard", 0), Node("replica", 0)):
+            nursery._fork(node)
+        shard, replica = nursery._children.values()
+        nursery._end = {"status": "failed", "reason": "shard 1 was lost"}
+        nursery._ended()
+        assert wait([replica.handle, shard.handle], SOON_S) == [replica.handle]
+        nursery._reap(nursery._children.pop(replica.handle))
+        assert not ours.poll(), "nobody is told that it was lost"
     finally:
         nursery._kill_all()
         for child in nursery._children.values():

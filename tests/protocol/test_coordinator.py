@@ -260,6 +260,8 @@ def test_a_lost_shard_ends_the_run_with_an_error() -> None:
     effects = office.lose(office.shards[1], "killed by SIGKILL")
     assert only(effects, End) == End("failed", "shard 1 was lost (killed by SIGKILL)")
     assert [to for to, _ in sent(effects, Stop)] == [*office.shards, office.evaluator, NURSERY]
+    assert Forget(office.shards[1]) in effects  # else its end would wait for the dead one to acknowledge that
+    assert Forget(Node("replica", 0)) in effects
     assert office.lose(Node("replica", 0)) == []  # what follows from the end is no news
 
 

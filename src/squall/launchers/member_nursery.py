@@ -84,6 +84,8 @@ class MemberNursery(Nursery):
         self._over(End(said["status"], said["reason"]))
         if said["kind"] == "kill":
             self._kill_all()
+        elif said["status"] == "failed":
+            self._kill_waiting()
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, End):

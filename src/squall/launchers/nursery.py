@@ -207,6 +207,14 @@ class Nursery:
     def _ended(self) -> None:
         """The coordinator has told how the training ended, which is now in `self._end`."""
         self._deadline = time.monotonic() + (STOPPED_GRACE_S if self._stopping else GRACE_S)
+        if self._end is not None and self._end["status"] == "failed":
+            self._kill_waiting()
+
+    def _kill_waiting(self) -> None:
+        """Replicas may wait for what is gone. Nobody waits for them: what they have recorded is written."""
+        waiting = [child.node for child in self._children.values() if child.node.role in ("replica", "part")]
+        for node in waiting if self._job.recipe.shards else ():
+            self._kill(node)
 
     def _reap(self, child: Child) -> None:
         _, status = os.waitpid(child.pid, 0)

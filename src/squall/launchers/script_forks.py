@@ -102,6 +102,9 @@ class ScriptForks(Nursery):
         for script in self._scripts.values():
             script.pipe.say(kind="ended", status=status, reason=reason)
 
+    def _kill_waiting(self) -> None:
+        """Scripts are told how the training has ended, and raise it."""
+
     def _interrupt_scripts(self) -> None:
         """Only those before `session.batches` and after the training do not ignore it."""
         for child in self._children.values():

@@ -18,7 +18,7 @@ from enum import StrEnum
 from squall.protocol import notes
 from squall.protocol.apart import Apart
 from squall.protocol.best import Best, Verdict
-from squall.protocol.effects import Cause, Effect, End, Send
+from squall.protocol.effects import Cause, Effect, End, Forget, Send
 from squall.protocol.evaluations import Evaluations
 from squall.protocol.heartbeats import Heartbeats
 from squall.protocol.membership import Membership
@@ -233,9 +233,11 @@ class Closing(ABC):
         self._hurried, self.cause = True, Cause.STOPPED
         self._end(effects, f"; {silent} did not answer in time, so that nothing was saved")
 
-    def _fail(self, error: str, effects: list[Effect]) -> None:
+    def _fail(self, error: str, effects: list[Effect], gone: Iterable[Node] = ()) -> None:
+        """The run cannot go on. Nobody waits until those that are gone have heard of it."""
         if self.phase is Phase.ENDED:
             return
+        effects.extend(map(Forget, gone))
         self.error = self.reason = error
         self._end(effects)
 
@@ -245,6 +247,7 @@ class Closing(ABC):
         self._replacing.cease()
         self._heartbeats.cease()
         self._apart.cease()
+        effects.extend(Forget(node) for node in self.members.live if node not in self._holders)  # waited for no more
         effects.extend(Send(holder, Stop()) for holder in self._holders)
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))

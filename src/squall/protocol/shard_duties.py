@@ -21,7 +21,7 @@ from squall.protocol.messages import (
     TakeSnapshot,
     View,
 )
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, Node, replica_node
 from squall.protocol.nursery_messages import Placed
 
 
@@ -96,6 +96,8 @@ class ShardDuties(ABC):
             case MessageArrived(_, Placed(node, machine)):
                 effects.append(Admit(node, machine))
             case MessageArrived(_, Stop()):
+                # Who has not left is not waited for: of a run that has failed, replicas may be gone already.
+                effects.extend(Forget(replica_node(each.slot, each.incarnation)) for each in self.view.members)
                 effects.append(End("finished"))
             case Started() | TimePassed():
                 pass

@@ -69,7 +69,7 @@ class Staffing(Closing):
         effects.append(notes.MemberDied(node, why))
         effects += self._apart.end(node, self._placing.apart(node), now)
         if node.role == "shard":
-            self._fail(f"shard {node.index} was lost ({why})", effects)
+            self._fail(f"shard {node.index} was lost ({why})", effects, [node])
             return
         if node.role == "evaluator" or not self._depart(node, now, effects):
             effects.append(Forget(node))  # at once: its Join may still be on its way, and nobody is behind it
@@ -236,7 +236,7 @@ class Staffing(Closing):
         text = f"machine {machine} was lost: {why}"
         if shards := _shards(nodes):
             effects += [notes.MemberDied(node, text) for node in nodes if node.role == "shard"]
-            self._fail(f"{text}; {shards} was there", effects)
+            self._fail(f"{text}; {shards} was there", effects, gone)
             return
         lost = list(dict.fromkeys(map(self._placing.whole, nodes)))
         for node in lost:  # before anybody starts in their places
