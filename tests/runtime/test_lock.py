@@ -10,16 +10,15 @@ import pytest
 
 from squall.runtime.lock import hold
 
-# Holds the lock, and has a child that inherits it; says the child's pid, and both wait to be killed.
+# Holds the lock, and has a child that inherits it, and says its pid when it has its title; both wait to be killed.
 HOLDER = """
 import os, pathlib, signal, sys
 from setproctitle import setproctitle
 from squall.runtime.lock import hold
 with hold(pathlib.Path(sys.argv[1])):
-    if pid := os.fork():
-        print(pid, flush=True)
-    else:
+    if not os.fork():
         setproctitle("squall shard 0 of it")
+        print(os.getpid(), flush=True)
     signal.pause()
 """
 
