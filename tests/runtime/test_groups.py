@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -216,6 +217,30 @@ def test_a_group_leaves_no_descriptor(members: Callable[[int], list[Member]]) ->
         told(two, "sum", 10)
         opened.append(told(two, "close"))
     assert opened[1] == opened[2] == opened[3]
+
+
+def test_a_group_is_not_held_by_the_thread_in_which_it_has_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may stand still behind that, and the group's descriptors would outlive the group."""
+    monkeypatch.setattr(groups, "Thread", Slow)
+    formed: Any = object()
+    assert groups._while_all_live(lambda: formed, []) is formed
+    assert not any(isinstance(thread, Slow) for thread in threading.enumerate())
+
+
+class Slow(threading.Thread):
+    """Ends when somebody waits for it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._awaited = threading.Event()
+
+    def run(self) -> None:
+        super().run()
+        self._awaited.wait(SOON_S)
+
+    def join(self, timeout: float | None = None) -> None:
+        self._awaited.set()
+        super().join(timeout)
 
 
 def test_a_group_that_forms_at_the_moment_of_a_death_is_used_or_destroyed(

@@ -101,7 +101,8 @@ def _while_all_live(form: Callable[[], ProcessGroup], handles: Sequence[int]) ->
         if left and isinstance(found, ProcessGroup):
             dist.destroy_process_group(found)
 
-    Thread(target=work, daemon=True).start()
+    thread = Thread(target=work, daemon=True)
+    thread.start()
     poll = select.poll()
     for handle in (over, *handles):
         poll.register(handle)
@@ -111,6 +112,7 @@ def _while_all_live(form: Callable[[], ProcessGroup], handles: Sequence[int]) ->
     os.close(over)
     if left:
         raise RuntimeError("a member died while the group formed" if ready else "a member has not come to the group")
+    thread.join()  # at once; till then it has the group as well, whose descriptors would outlive `close`
     if isinstance(formed[0], Exception):
         raise formed[0]
     return formed[0]
