@@ -14,7 +14,7 @@ from squall import replay
 from squall.record.rows import MemberRow, ProgressRow
 from squall.report import Reader, audit, summarize
 from squall.runtime.snapshot import Snapshots
-from tests import deep
+from tests import deep, warm
 from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.launchers.test_all_reduce import last_weights
@@ -55,7 +55,8 @@ def newcomer_trains(run: Started) -> bool:
 def check(directory: Path, *, replays: bool = True) -> None:
     """Each example was trained once in each epoch that is over. `replays`: all machines have given their schedules."""
     if replays:
-        replayed = replay(directory, check=True)
+        with warm.nurseries():
+            replayed = replay(directory, check=True)
         assert replayed.as_asked, str(replayed)
         assert replayed.fingerprints > 0
     with closing(Reader(directory / "run.sqlite")) as reader:
@@ -64,8 +65,8 @@ def check(directory: Path, *, replays: bool = True) -> None:
         assert not [span for epoch in found.epochs for span in epoch.spans if span.times > 1]
 
 
-def resume_on_two(found: Cluster, epochs: int) -> None:
-    """An interrupted run, up to so many epochs."""
+def resume_on_two(found: Cluster, epochs: int, each: int = EXAMPLES) -> None:
+    """An interrupted run, up to so many epochs of so many examples."""
     listen = ("--machines", "2", "--listen", "127.0.0.1:0", "--epochs", str(epochs))
     run = Started(found.directory, "resume", str(found.directory), *listen)
     while "squall join" not in (line := run.process.stderr.readline()):
@@ -75,7 +76,7 @@ def resume_on_two(found: Cluster, epochs: int) -> None:
     status, _, err = run.finish()
     assert status == 0, err
     assert machine.finish()[0] == 0
-    assert examples(run) == epochs * EXAMPLES
+    assert examples(run) == epochs * each
 
 
 @deep.only

@@ -12,12 +12,12 @@ import pytest
 
 from squall.record.rows import MemberRow, ProgressRow
 from tests import deep
-from tests.launchers.blobs import EXAMPLES
-from tests.launchers.processes import START_S, Started
+from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.split import EXAMPLES
 from tests.launchers.test_all_reduce import last_weights
 from tests.launchers.test_all_reduce_machines import ENDLESS, check, examples, goes_on, resume_on_two
-from tests.launchers.test_machines import Cluster, cluster, titles
-from tests.launchers.test_spread_parts import FLAGS, SPLIT
+from tests.launchers.test_machines import Cluster, cluster
+from tests.launchers.test_spread_parts import FLAGS, SPLIT, runs_there
 
 SIZE = (*FLAGS, "--strategy", "all_reduce", "--replicas", "2")
 
@@ -39,14 +39,13 @@ def test_the_weights_are_those_of_replicas_on_one_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
 ) -> None:
     monkeypatch.setenv("SPLIT", split)
-    apart = ("--spread-parts",) if split in SPREAD else ()
-    with training(tmp_path, "--steps", "60", *apart) as found:
-        there = [title.partition(" of ")[0] for title in titles(found.machines[0])]
-        assert ("squall replica 1" if not apart else "squall replica 1 part 1") in there
+    size, apart = (*SIZE, "--steps", "24"), ("--spread-parts",) if split in SPREAD else ()
+    with cluster(tmp_path, 2, *size, *apart, file=SPLIT) as found:
         status, _, err = found.run.finish()
         assert status == 0, err
+    assert runs_there(found) == ("part 1 of replicas 0-1" if apart else "replica 1")
     check(found.directory)
-    near = Started(tmp_path / "near", "train", str(SPLIT), "--run-dir", str(tmp_path / "near"), *SIZE, "--steps", "60")
+    near = Started(tmp_path / "near", "train", str(SPLIT), "--run-dir", str(tmp_path / "near"), *size)
     status, _, err = near.finish()
     assert status == 0, err
     mine, others = last_weights(found.directory), last_weights(near.directory)
@@ -55,13 +54,15 @@ def test_the_weights_are_those_of_replicas_on_one_machine(
 
 @pytest.mark.parametrize("victim", deep.sweep(["replica 1 part 1", "replica 1", "replica 0"], 1))
 def test_a_part_that_is_killed_is_its_replicas_death_and_no_example_is_lost(tmp_path: Path, victim: str) -> None:
-    with training(tmp_path, "--epochs", "3", "--spread-parts") as found:
+    with training(tmp_path, "--epochs", ENDLESS, "--spread-parts") as found:
         found.run.kill(victim)
         successor = victim.removesuffix(" part 1").replace(" ", "-") + ".1"
         found.run.wait_rows(MemberRow, lambda row: (row.node, row.change) == (successor, "joined"))  # type: ignore[attr-defined]
-        status, _, err = found.run.finish(2 * START_S)
-        assert status == 0, err
-        assert examples(found.run) == 3 * EXAMPLES
+        before = examples(found.run)
+        wait_for(lambda: examples(found.run) > before + EXAMPLES, START_S, "the end of the epoch in which it died")
+        found.run.process.send_signal(signal.SIGINT)
+        status, _, err = found.run.finish()
+        assert status == 130, err
     check(found.directory)
 
 
@@ -91,8 +92,8 @@ def test_an_interrupted_run_is_resumed_on_two_machines_and_on_one(tmp_path: Path
         status, _, err = found.run.finish()
         assert status == 130, err
         assert "Traceback" not in err
-    epochs = examples(found.run) // EXAMPLES + 2
-    resume_on_two(found, epochs)
+    epochs = examples(found.run) // EXAMPLES + 1
+    resume_on_two(found, epochs, EXAMPLES)
     alone = ("--machines", "1", "--parts", "1", "--epochs", str(epochs + 1))
     status, _, err = Started(found.directory, "resume", str(found.directory), *alone).finish()
     assert status == 0, err
