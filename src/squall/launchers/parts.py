@@ -26,7 +26,7 @@ from squall.protocol.nodes import Node
 from squall.runtime.groups import Group
 from squall.runtime.job import Job
 from squall.runtime.kinds import host
-from squall.runtime.processes import fork, keep_freed_memory
+from squall.runtime.processes import fork, keep_freed_memory, never_interrupt
 from squall.strategies.work import Collective
 from squall.usercode.blame import encode, note
 
@@ -35,6 +35,7 @@ def first_part(job: Job, node: Node, sockets: Path) -> tuple[Job, Neighbours, Wa
     """Fork the others; the job as this part has it, the way to them, and what tells when one of them ends."""
     folder(sockets, node).mkdir(mode=0o700)
     job = with_own(job)
+    never_interrupt()  # who has woken another part by a write to it, and whose connection Gloo's thread then asks for
     others = []
     for part in range(1, job.plan.settings.parts):
         if pid := fork():
