@@ -32,17 +32,15 @@ def script_plan(strategy: Strategy, settings: Settings, aims: Aims, *, seed: int
         raise ValueError("AllReduce is not for scripts for now: use Synchronous, which makes the same updates")
     if not isinstance(recipe.work, Loop):
         raise ValueError(f"{type(strategy).__name__} computes a batch many times over, which no loop does: use fit")
-    if settings.parts > 1 and settings.several:
-        raise ValueError(
-            f"parts is {settings.parts} on several machines: the parts of a script's replica are on one for now: leave"
-            " one of them out"
-        )
+    if settings.spread_parts:
+        raise ValueError("spread_parts is set: the parts of a script's replica have memory in common: leave it out")
     if settings.last_snapshots:
         raise ValueError(
             f"keep_schedule is {settings.keep_schedule!r}: a script's loop may hold anything, so its replay begins"
             " where the run did: give gigabytes, or None for all"
         )
     aims = dataclasses.replace(aims, epochs=None, steps=None)
+    settings = dataclasses.replace(settings, spread_parts=None)
     plan = make_plan(strategy, settings, aims, seed=seed, device=device)
     check_optimizers(recipe)
     return plan

@@ -20,7 +20,8 @@ class Settings:
             (processes on the nodes of a Ray cluster; without one, a Ray is started here).
         parts: processes of each replica, on which its model lies as `Task.split` says; 1 ignores that.
         spread_parts: a replica's parts lie on as many machines as possible, for models whose training fits on none (the
-            weights have to fit on each). Otherwise they lie together where a machine has cores for all of them.
+            weights have to fit on each). Otherwise they lie together where a machine has cores for all of them. None:
+            always, as those of a script's replica.
         threads: torch threads of each process of a replica; None: the cores divided among them.
         shard_threads: torch threads of each shard. More than one make updates of millions of elements faster where
             cores are idle while replicas wait, and far slower where they are not.
@@ -48,7 +49,7 @@ class Settings:
 
     launcher: str = "local"
     parts: int = 1
-    spread_parts: bool = False
+    spread_parts: bool | None = False
     threads: int | None = None
     shard_threads: int = 1
     machines: int | None = None

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from squall.record.rows import MetricRow, ProgressRow
-from squall.report import Reader
+from squall.report import Reader, summarize
 from squall.report.coverage import audit
 from squall.run import Run
 from tests import deep
 from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.launchers.test_machines import REPLICAS, SOON_S, Cluster, cluster
+from tests.launchers.test_script_parts import SCRIPT as PARTED
 from tests.launchers.test_scripts import SCRIPT, weights
 from tests.warm import squall
 
@@ -43,6 +44,28 @@ def test_a_script_trains_on_two_machines_and_all_replicas_end_with_the_same_weig
         assert audit(reader).complete
         metrics = reader.rows(MetricRow)
     assert metrics[-1].examples == 4 * EXAMPLES, "the result behind the loop is of the final weights"
+    replayed = squall("replay", found.directory, "--check")
+    assert replayed.returncode == 0, replayed.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "strategy"),
+    deep.sweep([("pipeline", "synchronous"), ("examples", "averaging --every 2"), ("whole", "downpour")], 1),
+)
+def test_parts_of_a_scripts_replica_lie_together_on_each_of_two_machines(
+    tmp_path: Path, how: str, strategy: str
+) -> None:
+    flags = ("--replicas", "2", "--shards", "2", "--parts", "2", "--strategy", *strategy.split(), *FLAGS)
+    with cluster(tmp_path, 2, *flags, script=(PARTED, "--how", how)) as found:
+        status, out, err = found.run.finish()
+        assert status == 0, err
+        other, there = found.machines[0].finish()
+        assert other == 0, there
+    for replica, text in enumerate((out, there)):
+        assert sorted(re.findall(rf"part (\d) of 2 of {replica}", text)) == ["0", "1"]
+    with closing(Reader(found.directory / "run.sqlite")) as reader:
+        assert audit(reader).complete
+        assert {(each.replica, each.part) for each in summarize(reader).parts} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     replayed = squall("replay", found.directory, "--check")
     assert replayed.returncode == 0, replayed.stderr
 

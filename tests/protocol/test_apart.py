@@ -78,10 +78,12 @@ def killed(effects: list[Effect]) -> list[tuple[Node, Node]]:
     ({0: 4, 1: 1}, 3, True, [0, 1, 0]),
     ({0: 3}, 3, True, [0]),
     ({0: 1, 1: 2, 2: 1}, 3, False, [1, 1, 0]),  # on as few as possible, those with most room first
+    ({0: 1, 1: 2, 2: 1}, 3, None, []),  # together or not at all
+    ({0: 1, 1: 2, 2: 1}, 2, None, [1]),
     ({0: 1, 1: 0, 2: -3}, 2, False, []),
     ({}, 1, False, []),
 ])  # fmt: skip
-def test_the_machines_of_a_replica(free: dict[int, int], parts: int, spread: bool, machines: list[int]) -> None:
+def test_the_machines_of_a_replica(free: dict[int, int], parts: int, spread: bool | None, machines: list[int]) -> None:
     assert machines_of(free, parts, spread) == machines
 
 

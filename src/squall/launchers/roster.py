@@ -75,7 +75,7 @@ class Wanted(NamedTuple):
     device: str = "cpu"  # of the replicas
     plaintext: bool = False  # between machines
     parts: int = 1  # of each replica
-    spread_parts: bool = False  # over as many machines as possible
+    spread_parts: bool | None = False  # over as many machines as possible; None: never over two
 
 
 class Provider(Protocol):

@@ -104,11 +104,11 @@ def places_taken(node: Node, on: Container[Node], parts: int) -> int:
     return int(node.role == "part")
 
 
-def machines_of(free: Mapping[int, int], parts: int, spread: bool) -> list[int]:
+def machines_of(free: Mapping[int, int], parts: int, spread: bool | None) -> list[int]:
     """The machines of a replica's processes, by what each machine has room for; none where there is not enough.
 
     One for all parts where one has room for them; else one for each part, of as few machines as possible, or with
-    `spread` of as many. Those with most room come first.
+    `spread` of as many; where that is None, none. Those with most room come first.
     """
     own = dict.fromkeys((machine for machine, room in free.items() if room > 0), 0)
     if sum(free[machine] for machine in own) < parts:
@@ -118,7 +118,9 @@ def machines_of(free: Mapping[int, int], parts: int, spread: bool) -> list[int]:
         able = (machine for machine in own if own[machine] < free[machine])
         found.append(min(able, key=lambda m: (own[m] if spread else -own[m], own[m] - free[m], m)))
         own[found[-1]] += 1
-    return found if len(set(found)) > 1 else found[:1]
+    if len(set(found)) > 1:
+        return found if spread is not None else []
+    return found[:1]
 
 
 def _named(machines: list[int]) -> str:

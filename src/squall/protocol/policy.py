@@ -36,6 +36,6 @@ class Policy(msgspec.Struct, frozen=True):
     goal: Goal = Goal()
     rooms: tuple[MachineRoom, ...] = ()  # empty: one machine, with room for all; who is in none waits for room
     parts: int = 1  # of each replica
-    spread_parts: bool = False  # over as many machines as there are, whatever room each has
+    spread_parts: bool | None = False  # over as many machines as there are, whatever room each has; None: over no two
     loaders: int = 0  # processes that load a replica's batches
     pulse: Pulse = Pulse()  # of the nurseries on other machines than the coordinator's

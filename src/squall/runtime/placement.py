@@ -27,7 +27,7 @@ class Parts(NamedTuple):
     """Of each replica."""
 
     number: int = 1
-    spread: bool = False  # over as many machines as possible
+    spread: bool | None = False  # over as many machines as possible; None: never over two
     threads: int = 1  # of each part
 
 

@@ -92,6 +92,7 @@ FOLLOWED = 0.4  # of the cuts, pauses and storms are followed by the death of so
 DOOMED = 0.15  # of the deaths are followed by those of all who start in the place
 LASTING_S = 4.0  # that an epoch takes longer where a place is left so: else it would be over before that is given up
 HUNG = 0.5  # of the user's stops find somebody who does not answer
+LAID = {True: ", spread", False: "", None: ", together"}  # parts
 MORTAL = ("replica", "evaluator")  # others start in their place
 # What a world may go without: the field, its value then, and the flag of `squall simulate` for that.
 OFF: dict[str, tuple[bool | None, str]] = {
@@ -124,7 +125,7 @@ class Chaos:
     breaks_at: int | None = None  # computation with which a user's loop ends the training, by a break
     machines: int = 1  # that the run begins on; more may join
     parts: int = 1  # of each replica
-    spread_parts: bool = False  # over as many machines as possible
+    spread_parts: bool | None = False  # over as many machines as possible; None: never over two
     loaders: int = 0  # of each member of a group
 
     @property
@@ -143,7 +144,7 @@ class Chaos:
 
     def __str__(self) -> str:
         machines = f" on {self.machines} machines" if self.machines > 1 else ""
-        machines += f" in {self.parts} parts{', spread' * self.spread_parts}" if self.parts > 1 else ""
+        machines += f" in {self.parts} parts{LAID[self.spread_parts]}" if self.parts > 1 else ""
         lines = [
             f"world {self.seed}: {self.strategy}, {self.replicas} replicas, {self.recipe.shards} shards{machines},"
             f" {self.epochs} epochs of {self.examples} examples in batches of {self.batch_size}",

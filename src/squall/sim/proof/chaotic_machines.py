@@ -33,6 +33,7 @@ SLOW = 0.5  # of the user's stops there find a link that is full
 LATE = 0.3  # of the worlds of several machines begin with a replica that has no room
 MORTALITY = 0.7  # of the faults of parts are deaths
 SPREAD = 0.5  # of the worlds with parts spread them on purpose, and of the replicas of others
+TOGETHER = 0.2  # of the worlds with parts have those of each replica on one machine, as scripts
 PARTS = (1, 1, 1, 2, 2, 3)  # of a replica in a world of several machines, equally likely each
 PULSE = Pulse(every_s=0.25, lost_after_s=3.0)  # links send again after 1 s, and then after 2
 
@@ -43,7 +44,8 @@ def machines_of(seed: int) -> int:
 
 def parts_of(seed: int) -> Parts:
     chance = random.Random(f"{seed} parts")  # of its own, as above
-    return Parts(chance.choice(PARTS), chance.random() < SPREAD)
+    parts = Parts(chance.choice(PARTS), chance.random() < SPREAD)
+    return parts._replace(spread=None) if random.Random(f"{seed} together").random() < TOGETHER else parts
 
 
 @cache
@@ -69,7 +71,7 @@ def rooms(seed: int, machines: int, replicas: int, shards: int, parts: Parts) ->
 
 def _lay_apart(replica: Node, seed: int, on: list[list[Node]], parts: Parts) -> None:
     chance = random.Random(f"{seed} parts of {replica}")
-    if parts.spread or chance.random() < SPREAD:
+    if parts.spread is not None and (parts.spread or chance.random() < SPREAD):
         for part in part_nodes(replica, parts.number):
             on[chance.randrange(len(on))].append(part)
 

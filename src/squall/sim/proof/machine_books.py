@@ -8,23 +8,24 @@ from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import MachineDied, Remark, TrainingOver
 from squall.protocol.nursery_messages import KillProcess, Leaving, ProcessLost, Replaced, StartProcess, StopAsked
+from squall.runtime.placement import Parts
 from squall.sim.proof.broken import Broken
 
 
 class MachineBooks:
     """What the coordinator must know of machines, from what it hears and says."""
 
-    def __init__(self, replicas: int, parts: int, rooms: dict[int, int], of: dict[Node, int] | None) -> None:
+    def __init__(self, replicas: int, parts: Parts, rooms: dict[int, int], of: dict[Node, int] | None) -> None:
         """`of`: where nodes begin; None: all on machine 0."""
         self.died: dict[int, None] = {}
         self.told_ended: int | None = None  # a machine that has just taken the news that it was replaced
         self._rooms = dict(rooms)
         slots = range(replicas)
         at = of if of is not None else {Node("replica", slot): 0 for slot in slots}
-        self._parts = parts
+        self._parts, self._together = parts.number, parts.spread is None
         apart = {self._slot(node) for node in at if node.role == "part"}
         self._at = {  # slot -> machines of the replica's processes, as far as it has had them started
-            node.index: [machine] * (1 if node.index in apart else parts)
+            node.index: [machine] * (1 if node.index in apart else self._parts)
             for node, machine in at.items()
             if node.role == "replica"
         }
@@ -52,7 +53,8 @@ class MachineBooks:
         taken = [machine for on in self._at.values() for machine in on]
         free = {machine: room - taken.count(machine) for machine, room in self._rooms.items()}
         untold = sum(self._parts - len(on) for on in self._at.values())  # places of parts that start later
-        if sum(room for room in free.values() if room > 0) - untold >= self._parts:
+        rooms = [room for room in free.values() if room > 0]
+        if (max(rooms, default=0) if self._together else sum(rooms)) - untold >= self._parts:
             raise Broken("I10", f"replica {min(owed)} is nowhere, and there is room: {free}")
 
     def _slot(self, node: Node) -> int:

@@ -50,7 +50,7 @@ class WorldMachines:
         self.gone: set[int] = set()
         self._leave: set[int] = set()
         self.silenced = False  # something has happened for which a machine may be taken for lost
-        self.books = MachineBooks(chaos.replicas, chaos.parts, self.rooms, self._of if rooms else None)
+        self.books = MachineBooks(chaos.replicas, chaos.parted, self.rooms, self._of if rooms else None)
         apart = {whole(node, chaos.parts) for node in self._of if node.role == "part"}
         self._spread = SpreadReplicas(chaos.seed + life, chaos.parts, self.of, self.books.died, apart)
 
