@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from squall import replay
+from squall.parts.shares import shares
+from squall.protocol.effects import Payload
+from squall.protocol.nodes import replica_node
 from squall.record.rows import MemberRow, ProgressRow
 from squall.report import Reader, audit, summarize
+from squall.runtime.ranges import Ranges
+from squall.vector import Layout
 from tests import deep, warm
 from tests.launchers import blobs
 from tests.launchers.processes import START_S, Started, wait_for
-from tests.launchers.split import EXAMPLES
+from tests.launchers.split import EXAMPLES, SPLITS
+from tests.launchers.split import task as split_task
 from tests.launchers.test_all_reduce import examples, last_weights
 from tests.launchers.test_machines import Cluster, cluster
 
@@ -32,6 +40,24 @@ def training(directory: Path, *flags: str, shards: int = 1, file: Path = PIPED) 
         for replica in range(2):
             found.run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)  # type: ignore[misc]
         yield found
+
+
+def check_traffic(split: str, sent: Sequence[int], pushes: int) -> None:
+    """Each machine has sent what its part has of the other one's shard, and its shard of the other one's part."""
+    model, how = SPLITS[split]
+    task = dataclasses.replace(split_task(), model=model(), split=how)
+    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+    ranges = Ranges(layout, 2, lambda: shares(task, layout, (), 2))
+
+    def size(kind: Any, part: int) -> int:
+        """Between a part and the shard on the other machine, in bytes."""
+        runs = ranges(Payload(kind, replica_node(0, 0), 0, 0, 1 - part, part=part))
+        return 4 * sum(stop - start for start, stop in runs)
+
+    weights = [sent[machine] - pushes * size("gradient", machine) for machine in (0, 1)]
+    fetches = weights[0] // size("weights", 1)
+    assert weights == [fetches * size("weights", 1), fetches * size("weights", 0)]
+    assert fetches >= pushes
 
 
 def check(directory: Path) -> None:
@@ -62,6 +88,11 @@ def test_the_weights_are_those_of_parts_on_one_machine(
         assert status == 0, err
     assert runs_there(found).endswith("part 1 of replicas 0-1")
     check(found.directory)
+    if split in ("slices", "branches"):  # where a pipeline is cut is measured
+        with closing(Reader(found.directory / "run.sqlite")) as reader:
+            (sent, received), (back, forth) = summarize(reader).machines.values()
+        assert (sent, received) == (forth, back)
+        check_traffic(split, (sent, back), pushes=24)
     near = Started(tmp_path / "near", "train", str(SPLIT), "--run-dir", str(tmp_path / "near"), *size)
     status, _, err = near.finish()
     assert status == 0, err
