@@ -87,6 +87,11 @@ class Closing(ABC):
         return self._shards
 
     @property
+    def _last_ledger(self) -> bool:
+        """That of the last snapshot is taken."""
+        return self._last_snapshot and (self._snapshots.under_way or self.phase is Phase.ENDED)
+
+    @property
     def view_waits(self) -> bool:
         """Not the moment to show a view, though somebody has come or gone."""
         return False

@@ -222,7 +222,7 @@ class Coordinator(Staffing):
 
     def _note_stats(self, node: Node, stats: Stats, effects: list[Effect]) -> None:
         # What comes after the last snapshot's ledger is not in it, so that a resumed run tells it.
-        if (stats.exchanges or stats.batches) and not self._last_snapshot:
+        if (stats.exchanges or stats.batches) and not self._last_ledger:
             effects.append(notes.WorkReported(node, stats))
 
     def _on_non_finite(self, sender: Node, message: NonFinite, now: float, effects: list[Effect]) -> None:
