@@ -61,9 +61,11 @@ BATCHES = _and({
 })  # fmt: skip
 
 COLLECTIVE = _and({
-    ("coordinator", "replica"): frozenset({m.View, m.TakeSnapshot, m.PieceKept, c.Form, c.Turn, c.ShowWeights}),
+    ("coordinator", "replica"): frozenset({
+        m.View, m.TakeSnapshot, m.PieceKept, m.SkipNoted, c.Form, c.Turn, c.ShowWeights,
+    }),
     ("replica", "coordinator"): frozenset({
-        m.ViewSeen, m.SnapshotTaken, m.SnapshotPiece, m.NonFinite, c.Finished, c.Shown, c.Broken,
+        m.ViewSeen, m.SnapshotTaken, m.SnapshotPiece, m.Logged, m.NonFinite, m.Skip, c.Finished, c.Shown, c.Broken,
     }),
 })  # fmt: skip
 

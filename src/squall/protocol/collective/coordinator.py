@@ -20,8 +20,9 @@ from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
-from squall.protocol.messages import Join, Left, Progress, Stats, ViewSeen
+from squall.protocol.messages import Join, Left, Progress, Skip, SkipNoted, Stats, ViewSeen
 from squall.protocol.nodes import Node
+from squall.protocol.notes import BatchLeftOut
 from squall.protocol.policy import Policy
 from squall.protocol.reports import REPORT_EVERY_S, together
 
@@ -119,6 +120,12 @@ class CollectiveCoordinator(WeightHolders):
                     self._report(effects)
                 self._proceed(now, effects)
                 self._look_for_end(now, effects)
+            case Skip(lease):
+                held = self.leases.held.get(lease)
+                if held is not None and held.holder == sender:  # else it is dealt to others by now
+                    self.rounds.leaves_out(sender, message)
+                    effects.append(BatchLeftOut(sender, message))
+                effects.append(Send(sender, SkipNoted()))
             case Shown():
                 self._evaluations.shown(sender, message, effects)
             case Broken(lost=True) if self._gone > 1:  # of whatever group: those who are live now were all in it

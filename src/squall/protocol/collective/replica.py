@@ -28,6 +28,7 @@ from squall.protocol.effects import (
     WriteSnapshot,
 )
 from squall.protocol.events import (
+    BatchSkipped,
     Event,
     Gathered,
     GroupBroken,
@@ -37,13 +38,17 @@ from squall.protocol.events import (
     Started,
     StepTaken,
     TimePassed,
+    ValuesLogged,
 )
 from squall.protocol.frames import Message
 from squall.protocol.messages import (
     Join,
     Left,
+    Logged,
     NonFinite,
     PieceKept,
+    Skip,
+    SkipNoted,
     SnapshotTaken,
     Stats,
     Stop,
@@ -106,6 +111,10 @@ class CollectiveReplica:
                 taken = msgspec.structs.replace(self._snapshots.pop(number), error=error, checksum=checksum)
                 self._travelling = Travelling(taken, size)
                 self._travelling.send_next(self.node, effects)
+            case BatchSkipped():
+                self._skip(effects)
+            case ValuesLogged(values):
+                effects.append(Send(COORDINATOR, Logged(values, Weights(self.clock, self._examples, 0.0))))
             case Started():
                 effects.append(Send(COORDINATOR, Join(self.pid, self._address)))
             case TimePassed():
@@ -159,6 +168,9 @@ class CollectiveReplica:
                     self._travelling.send_next(self.node, effects)
             case PartsPlaced(places):
                 effects.append(MeetParts(places))
+            case SkipNoted() if self._turn is not None:
+                self._turn = msgspec.structs.replace(self._turn, lease=None)  # it has no batch of this round any more
+                effects.append(_step(self._turn))
             case Stop():
                 self._leave_group(effects)
                 self._ended = True
@@ -221,6 +233,13 @@ class CollectiveReplica:
         if self._grouped and not self._waits and self._turns:
             self._turn = self._turns.popleft()
             self._do(_step(self._turn), effects)
+
+    def _skip(self, effects: list[Effect]) -> None:
+        """A script leaves its batch out. The step is taken when the coordinator knows: others may count it then."""
+        assert self._turn is not None
+        assert self._turn.lease is not None
+        lease = self._turn.lease
+        effects.append(Send(COORDINATOR, Skip(lease.id, lease.epoch, lease.start, lease.stop)))
 
     def _on_step(self, event: StepTaken, effects: list[Effect]) -> None:
         turn = self._turn

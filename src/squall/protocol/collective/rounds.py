@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from msgspec.structs import astuple
+
 from squall.protocol.leases import Leases
 from squall.protocol.machine import Refusal
-from squall.protocol.messages import Lease, Stats
+from squall.protocol.messages import Lease, Skip, Stats
 from squall.protocol.nodes import Node
 
 AHEAD = 2  # rounds that are dealt at most before the first of them counts: replicas need not wait for the next
@@ -20,6 +22,7 @@ class Round(NamedTuple):
 
     dealt: dict[Node, Lease | None]
     told: dict[Node, Stats]
+    left_out: dict[Node, None]  # scripts that train nothing on what they were dealt
 
     @property
     def examples(self) -> int:
@@ -27,7 +30,7 @@ class Round(NamedTuple):
 
     def stats(self, node: Node) -> Stats:
         """What the node has done of it, also where it did not live to tell."""
-        lease = self.dealt[node]
+        lease = self.dealt[node] if node not in self.left_out else None
         return self.told.get(node, Stats(_size(lease), int(lease is not None), loss_sum=math.nan))
 
 
@@ -91,6 +94,14 @@ class Rounds:
         if clock in self.open:
             self.open[clock].told[node] = stats
 
+    def leaves_out(self, node: Node, skip: Skip) -> None:
+        """Its script trains nothing on what it was dealt. Raises `Refusal` where that is something else."""
+        lease = Lease(*astuple(skip))
+        each = next((each for each in self.open.values() if each.dealt.get(node) == lease), None)
+        if each is None or node in each.left_out:
+            raise Refusal(f"it leaves out {skip}, which it was not dealt")
+        each.left_out[node] = None
+
     def forget(self, node: Node) -> None:
         self._finished.pop(node, None)
         self.doubted.pop(node, None)
@@ -109,7 +120,7 @@ class Rounds:
             dealt[node] = lease
         if not any(dealt.values()):
             return None
-        each = self.open[self.dealt + 1] = Round(dealt, {})
+        each = self.open[self.dealt + 1] = Round(dealt, {}, {})
         self.dealt_ever = max(self.dealt_ever, self.dealt)
         return each
 
