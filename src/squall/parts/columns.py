@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import torch
-import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -23,16 +22,16 @@ from squall.parts.neighbours import NOTHING, SPEAKER, Neighbours
 from squall.protocol.effects import Gather, JoinGroup, Step
 from squall.protocol.events import Event, GroupBroken, GroupJoined, StepTaken
 from squall.protocol.nodes import Node
+from squall.runtime.collective.adding import Sum, add_up
 from squall.runtime.collective.given import broadcast_state
 from squall.runtime.collective.holding import Holding
-from squall.runtime.collective.meeting import NearFellows, in_a_line, lost
+from squall.runtime.collective.meeting import NearFellows, in_a_line
 from squall.runtime.collective.member import Member
 from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
 from squall.runtime.inside import Inside, scale
 from squall.vector import cut_of
 
-BUCKET = 25 << 18  # elements that are added up at once, while the next are on their way; 25 MiB, as torch has it
 ELSEWHERE = "the group of another part of this replica is broken"
 
 
@@ -90,7 +89,6 @@ class ColumnMember:
         self._row.later = True
         self._column: Group | FarGroup | None = None
         self._number = 0
-        self._sizes = [parameter.numel() for parameter in member.parameters]
 
     # ------------------------------------------------------------ the group
 
@@ -109,12 +107,7 @@ class ColumnMember:
             return self._broken(why)
         if given is not None and own != source:  # only now: who fails to join has come no further
             self.member.take_up(given, effect.clock)
-        # What broke an earlier group may still write into what it had begun to add up.
-        self._sum = torch.zeros(sum(self._sizes) + 1)  # the last: parts whose own gradient is not finite
-        self._gradients = [
-            piece.view_as(parameter)
-            for parameter, piece in zip(self.member.parameters, self._sum[:-1].split(self._sizes))
-        ]
+        self._sum = Sum(self.member.parameters, 1)  # the last: parts whose own gradient is not finite
         return GroupJoined(effect.number, self.member.clock)
 
     def _broken(self, why: str) -> GroupBroken:
@@ -153,12 +146,12 @@ class ColumnMember:
         computed = time.perf_counter()
         self._columns.begin()
         with self._row.spent.elsewhere():
-            why = self._add_up([*self._sum.split(BUCKET), *([] if changes is None else [changes])])
+            why = add_up(self._column, self._sum.vector, *([] if changes is None else [changes]))
         reduced = time.perf_counter()
         most, squares = member.task.clip_norm, 0.0
         if most is not None:
-            squares = squares_of(self._gradients)
-        summed = self._sum[:-1].sum().item(), self._sum[-1].item()
+            squares = squares_of(self._sum.gradients)
+        summed = self._sum.vector[:-1].sum().item(), self._sum.numbers.item()
         told = self._columns.agreed(bool(why), *found.values, squares, *summed)
         broken, loss, own, length, squares, seen, guilty = told
         if broken:
@@ -167,7 +160,7 @@ class ColumnMember:
         finite = math.isfinite(seen) and math.isfinite(squares)
         if finite:
             if most is not None:
-                scale(self._gradients, most, torch.tensor(math.sqrt(squares)))
+                scale(self._sum.gradients, most, torch.tensor(math.sqrt(squares)))
             member.move()
             member.move_buffers(changes)
         speaks = not (math.isfinite(loss) and math.isfinite(own))
@@ -179,30 +172,11 @@ class ColumnMember:
     def _bring(self, share: float, own_finite: bool) -> None:
         """The part's own gradients, times the member's share of the examples, to where they are added up."""
         member = self.member
-        self._sum[-1] = not own_finite
-        found = zip(member.backward.parameters, member.backward.gradients(), member.parameters, self._gradients)
-        for computed, fresh, stepped, place in found:
-            if fresh is None or not share:  # nothing was computed, and a slice may have an older gradient
-                place.zero_()
-            else:
-                torch.mul(fresh, share, out=place)
+        self._sum.numbers[0] = not own_finite
+        self._sum.bring(member.backward.gradients(), share)
+        for computed, stepped, place in zip(member.backward.parameters, member.parameters, self._sum.gradients):
             computed.grad = None
             stepped.grad = place
-
-    def _add_up(self, tensors: Sequence[Tensor]) -> str:
-        """Over the column; why it is broken, if it is."""
-        if self._column is None or len(self._column.members) == 1:
-            return ""
-        try:
-            under_way = [dist.all_reduce(each, group=self._column.torch, async_op=True) for each in tensors]
-            for work in under_way:
-                work.wait()
-        except RuntimeError as error:
-            if not lost(error):
-                raise
-            self._column.cut()  # at once: those who wait for this part learn of it
-            return in_a_line(error)
-        return ""
 
     # ------------------------------------------------------------ state
 
