@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from squall.plan import make_plan
+from squall.runtime.backward import named_device
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.run_plan import Aims, Plan
 from squall.settings import Settings
-from squall.strategies import Strategy
+from squall.strategies import Recipe, Strategy
 from squall.strategies.work import Collective, Loop
 
 
@@ -29,8 +30,8 @@ def script_plan(strategy: Strategy, settings: Settings, aims: Aims, *, seed: int
     if recipe.alone or settings.launcher == "inline":
         raise ValueError(f"{type(strategy).__name__} runs in one process: start the script with python instead")
     if isinstance(recipe.work, Collective):
-        raise ValueError("AllReduce is not for scripts for now: use Synchronous, which makes the same updates")
-    if not isinstance(recipe.work, Loop):
+        _check_group(recipe, settings, device)
+    elif not isinstance(recipe.work, Loop):
         raise ValueError(f"{type(strategy).__name__} computes a batch many times over, which no loop does: use fit")
     if settings.spread_parts:
         raise ValueError("spread_parts is set: the parts of a script's replica have memory in common: leave it out")
@@ -44,3 +45,19 @@ def script_plan(strategy: Strategy, settings: Settings, aims: Aims, *, seed: int
     plan = make_plan(strategy, settings, aims, seed=seed, device=device)
     check_optimizers(recipe)
     return plan
+
+
+def _check_group(recipe: Recipe, settings: Settings, device: str) -> None:
+    """Raise `ValueError` for what a group of scripts cannot do yet."""
+    what = ""
+    if settings.parts > 1:
+        what = f"parts is {settings.parts}"
+    elif recipe.divided:
+        what = "shard_optimizer is set"
+    elif named_device(device).type != "cpu":
+        what = f"device is {device!r}"
+    if what:
+        raise ValueError(
+            f"{what}, which AllReduce is not for in scripts for now: leave it out, or use Synchronous, which makes the"
+            " same updates, or fit"
+        )

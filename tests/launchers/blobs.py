@@ -10,7 +10,7 @@ import squall
 EXAMPLES = 4096
 
 
-def task() -> squall.Task:
+def task(batch_size: int = 16) -> squall.Task:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(EXAMPLES + 512) % 8
     centres = torch.randn(8, 16, generator=generator)
@@ -20,6 +20,6 @@ def task() -> squall.Task:
         loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
         train=TensorDataset(inputs[:EXAMPLES], labels[:EXAMPLES]),
         validate=TensorDataset(inputs[EXAMPLES:], labels[EXAMPLES:]),
-        batch_size=16,
+        batch_size=batch_size,
         metrics={"accuracy": lambda model, batch: (model(batch[0]).argmax(1) == batch[1]).float()},
     )

@@ -210,9 +210,19 @@ def test_what_all_reduce_cannot_do_is_refused_with_the_remedy(name: str, run_dir
     assert not run_dir.exists()
 
 
-def test_scripts_are_refused() -> None:
-    with pytest.raises(ValueError, match="AllReduce is not for scripts for now: use Synchronous"):
-        script_plan(squall.AllReduce(), LOCAL, Aims())
+@pytest.mark.parametrize(
+    ("strategy", "settings", "device", "words"),
+    [
+        (squall.AllReduce(), dataclasses.replace(LOCAL, parts=2), "cpu", "parts is 2, which AllReduce is not for in"),
+        (squall.AllReduce(shard_optimizer=True), LOCAL, "cpu", "shard_optimizer is set, which .* leave it out"),
+        (squall.AllReduce(), LOCAL, "cuda", "device is 'cuda', .* or use Synchronous, which makes the same updates"),
+    ],
+)
+def test_what_a_group_of_scripts_cannot_do_is_refused_with_the_remedy(
+    strategy: squall.AllReduce, settings: squall.Settings, device: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        script_plan(strategy, settings, Aims(), device=device)
 
 
 def test_a_replay_says_why_there_is_none(inline: Fit) -> None:

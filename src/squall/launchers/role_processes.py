@@ -223,7 +223,8 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
 def _spin_s(job: Job, node: Node) -> float:
     wanted = job.recipe.replicas * job.plan.settings.parts * job.plan.threads + job.recipe.shards
     roomy = wanted <= len(os.sched_getaffinity(0))
-    return SPIN_S if node.role == "replica" or (node.role == "shard" and roomy) else 0.0
+    exchanges = node.role == "replica" and job.recipe.shards > 0
+    return SPIN_S if exchanges or (node.role == "shard" and roomy) else 0.0
 
 
 def blame(error: BaseException, node: Node, job: Job) -> None:

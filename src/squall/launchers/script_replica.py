@@ -8,66 +8,34 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from squall.errors import Interrupted, NotFinite, SquallError
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.last_weights import last_weights
 from squall.launchers.role_processes import blame, close, connections, name_process
+from squall.launchers.script_hosts import Ending, GroupedHost, ShardedHost
 from squall.parts.host import Watch
-from squall.parts.neighbours import NeighbourLost
-from squall.protocol.effects import Compute, Effect, UseWeights
-from squall.protocol.events import BatchOver, BatchSkipped, Event, LoopLeft, ValuesLogged
+from squall.protocol.effects import Compute
+from squall.protocol.events import BatchOver, BatchSkipped, ValuesLogged
 from squall.protocol.messages import Factors, Inside
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.record.rows import RecordError
 from squall.runtime.batches import Steps
 from squall.runtime.compute import Gradients
 from squall.runtime.driver import Driver
-from squall.runtime.hosts import ReplicaHost
 from squall.runtime.interrupts import LeftToLauncher
 from squall.runtime.job import Job
 from squall.runtime.kinds import machine
 from squall.runtime.local import LocalTraining
 from squall.runtime.processes import keep_freed_memory
-from squall.runtime.recording import RecordedReplica, recorded
 from squall.session.backend import SessionBackend
+from squall.strategies.work import Collective
 from squall.task import Batch, Task
+from squall.transports.opening import listening
 from squall.usercode.blame import note_batch
-
-
-class _ScriptHost(ReplicaHost):
-    """A replica's host that leaves the computing to the script, and hears how the run ends."""
-
-    def __init__(self, job: Job, slot: int, pipe: ControlPipe, watch: Watch | None) -> None:
-        super().__init__(job, slot, own=job.own)
-        self._pipe, self._watch = pipe, watch
-        self.in_use, self.uses = 0, 0  # the weights buffer, and how often one was taken into use
-        self.wanted: Compute | None = None
-        self.over: dict[str, Any] | None = None
-        self.fetched = False  # newer weights, since this was last set
-
-    def perform(self, effect: Effect, now: float) -> Event | None:
-        if isinstance(effect, Compute):
-            self.wanted = effect
-            return None
-        if isinstance(effect, UseWeights):
-            self.fetched, self.in_use, self.uses = True, effect.buffer, self.uses + 1
-        return super().perform(effect, now)
-
-    def poll(self) -> Event | None:
-        if self.over is None and (not self._pipe.open or self._pipe.connection.poll()):
-            self.hear()
-        if self._watch is not None and self._watch.ended():
-            raise NeighbourLost("another part of this replica has ended")
-        return None
-
-    def hear(self) -> None:
-        self.over = self._pipe.hear() or {"status": "failed", "reason": "the nursery is gone"}
 
 
 class ScriptBackend(SessionBackend):
@@ -144,6 +112,7 @@ class ReplicaBackend(WholeBackend):
         self._node = node
         self._sockets = sockets
         self._pipe, self._watch = pipe, watch
+        self._ending = Ending(pipe, watch)
         self._rated = False  # the loop has set a rate of its own
         self._logged: list[Mapping[str, float]] = []  # values from before there was a coordinator
         settle_in(job)
@@ -161,11 +130,13 @@ class ReplicaBackend(WholeBackend):
             while not (self._sockets / str(COORDINATOR)).exists():
                 if self._pipe.connection.poll(0.002):  # "ended", or the nursery is gone: `next` hears it
                     break
-        self._host = _ScriptHost(job, self.rank, self._pipe, self._watch)
-        wake_on = () if self._watch is None else (self._watch.fileno(),)
+        in_group = isinstance(job.recipe.work, Collective)
+        if in_group and job.site is not None:
+            job = dataclasses.replace(job, listener=listening())
+        self._host = (GroupedHost if in_group else ShardedHost)(job, self._node, self._ending)
+        wake_on = [*self._host.seen.wakes, *([] if self._watch is None else [self._watch.fileno()])]
         self._transport, self._carriers = connections(job, self._node, self._sockets, self._pipe, wake_on)
-        self._seen = recorded(self._host, job, self._node)
-        self._driver = Driver(machine(job, self._node), self._transport, self._seen, carriers=self._carriers)
+        self._driver = Driver(machine(job, self._node), self._transport, self._host.seen, carriers=self._carriers)
         self._driver.start()
         for values in self._logged:
             self.log(values)
@@ -185,48 +156,44 @@ class ReplicaBackend(WholeBackend):
             note_batch(error, batch.epoch, batch.start, batch.stop)
 
     def load(self, effect: Compute) -> Batch:
-        return self.training.backward.load(effect)
+        return self._host.backward.load(effect)
 
     @property
     def in_use(self) -> tuple[int, int]:
+        assert isinstance(self._host, ShardedHost)
         return self._host.in_use, self._host.uses
 
     @property
     def training(self) -> Gradients | LocalTraining:
+        assert isinstance(self._host, ShardedHost)
         return self._host.training
 
     def accept(
         self, effect: Compute, loss: float | None, started: float, factors: Factors = (), over: bool = True,
         inside: Inside = (),
     ) -> bool:  # fmt: skip
-        found = self.training.accept(effect, loss, started, factors, over)
         self._rated |= bool(set(factors) - {None, 1.0})
-        if self._rated:  # the report's curve also shows where a loop comes back to the rate that it was given
-            found = replace(found, extras={"rate_factor": next((each for each in factors if each is not None), 1.0)})
-        found = replace(found, inside=inside)
-        if isinstance(self._seen, RecordedReplica):
-            self._seen.computed(effect, found.finite)
-        if over or not found.finite:
-            self._host.wanted = None
-        self._host.fetched = over or not found.finite  # there is nothing to wait for here
-        self._driver.post(found)
-        while not self._host.fetched and not self._is_over:
+        first = next((each for each in factors if each is not None), 1.0)
+        extras = {"rate_factor": first} if self._rated else None  # also where a loop comes back to its first rate
+        finite, found = self._host.accept(effect, loss, started, factors, over, extras, inside)
+        if found is not None:
+            self._driver.post(found)
+        while not self._host.ready and not self._is_over:
             self._driver.step()
-        return found.finite
+        return finite
 
     @property
     def _is_over(self) -> bool:
-        return self._driver.end is not None or self._host.over is not None
+        return self._driver.end is not None or self._ending.over is not None
 
     def done(self, effect: Compute) -> None:
+        assert isinstance(self._host, ShardedHost)
         self._host.wanted = None
         if not self._is_over:
             self._driver.post(BatchOver())
 
     def skip(self, effect: Compute) -> None:
-        self._host.wanted = None
-        if isinstance(self._seen, RecordedReplica):
-            self._seen.computed(effect, finite=False, left_out=True)
+        self._host.skip(effect)
         self._driver.post(BatchSkipped())
 
     def log(self, values: Mapping[str, float]) -> None:
@@ -246,11 +213,10 @@ class ReplicaBackend(WholeBackend):
         """A batch under way is given up; what is done is pushed and told."""
         if self._left:
             return
-        if self._host.over is None and self.next() is None:
+        if self._ending.over is None and self.next() is None:
             return  # the batch stepped last was the last one that there was
         self._pipe.say(kind="leave", why=f"the script of replica {self.rank} took no more batches")
-        self._host.wanted = None
-        self._driver.post(LoopLeft())
+        self._driver.post(self._host.leave())
         while not self._is_over:
             self._driver.step()
         self._finish()
@@ -268,9 +234,10 @@ class ReplicaBackend(WholeBackend):
             self._watch.close()
         if self._driver.end is not None:
             self._driver.finish()
+        self._host.close()
         close(self._transport, self._carriers)
-        while self._host.over is None:
-            self._host.hear()
-        self.status, reason = self._host.over["status"], self._host.over["reason"]
+        while self._ending.over is None:
+            self._ending.hear()
+        self.status, reason = self._ending.over["status"], self._ending.over["reason"]
         self.ended_with = take_end(self._job, self.status, reason)
         signal.signal(signal.SIGINT, self._on_interrupt)  # last: nobody is to go on with half of the weights

@@ -45,7 +45,7 @@ def read_start(path: Path) -> Start:
         raise Damaged(f"{path / 'start.json'} cannot be read: {error}") from error
     if not start.kept:
         why = "with --keep-schedule none, or with AllReduce"
-        how = "in one process, on GPUs or several machines, or with a divided optimizer"
+        how = "in one process, on GPUs, of a script, or with a divided optimizer"
         raise Damaged(f"{path} holds no schedule: its attempt ran {why} {how}")
     return start
 
@@ -114,7 +114,7 @@ def begin(job: Job, script: bool = False) -> Job:
     start = Start(
         FORMAT, restored.manifest.number if restored is not None else None,
         restored.updates if restored is not None else 0, surroundings(job.plan.threads, script),
-        kept=job.plan.settings.keep_schedule != 0 and _is_replayed(job),
+        kept=job.plan.settings.keep_schedule != 0 and _is_replayed(job, script),
         end_alone=job.plan.settings.last_snapshots > 0, starts=job.starts, forked=_has_groups(job),
     )  # fmt: skip
     try:
@@ -130,11 +130,11 @@ def begin(job: Job, script: bool = False) -> Job:
     return dataclasses.replace(job, schedule=path) if start.kept else job
 
 
-def _is_replayed(job: Job) -> bool:
-    """All-reduce is where each member is a process, on the CPU."""
+def _is_replayed(job: Job, script: bool) -> bool:
+    """All-reduce is where each member is a process, on the CPU, and no script has the loop."""
     if isinstance(job.recipe.work, Collective):
         plan = job.plan
-        return plan.settings.launcher != "inline" and plan.device == "cpu" and not job.recipe.divided
+        return plan.settings.launcher != "inline" and plan.device == "cpu" and not (job.recipe.divided or script)
     return True
 
 

@@ -130,15 +130,17 @@ class Backward:
 
         Raises `ValueError` if the first batch gave no parameter a gradient.
         """
-        finite = True
+        fresh = [gradient for gradient in self.fresh() if gradient is not None]
+        return self.task.clip_norm is None or math.isfinite(self.inside.clip(fresh, self.task.clip_norm))
+
+    def fresh(self) -> list[Tensor | None]:
+        """Those gradients, dense. Raises `ValueError` as `finish` does."""
         dense(self.parameters)
-        fresh = [gradient for gradient in self.gradients() if gradient is not None]
-        if self.task.clip_norm is not None:
-            finite = math.isfinite(self.inside.clip(fresh, self.task.clip_norm))
-        if not self._trained and not fresh and not self.inside.looked:
+        fresh = self.gradients()
+        if not self._trained and not self.inside.looked and all(gradient is None for gradient in fresh):
             raise ValueError("Task.loss gave no gradient: it must use the model that it is given, not one it knows")
         self._trained = True
-        return finite
+        return fresh
 
     def gradients(self) -> list[Tensor | None]:
         """Of `parameters`, where autograd made them."""

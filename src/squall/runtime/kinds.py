@@ -120,17 +120,20 @@ def machine(job: Job, node: Node) -> Linked:
             return Linked(Evaluator(node, job.recipe.shards, os.getpid(), job.plan.keep_best or ""))
 
 
-def host(job: Job, node: Node) -> Host:
-    """What carries out the effects of a shard, a replica or the evaluator. It keeps a schedule if the run does."""
+def host(job: Job, node: Node, made: CollectiveHost | None = None) -> Host:
+    """What carries out the effects of a shard, a replica or the evaluator. It keeps a schedule if the run does.
+
+    `made`: a replica's, where a script has the loop.
+    """
     if node.role == "evaluator":
         return EvaluatorHost(job)
     kind = kind_of(job)
-    made = kind.shard_host(job, node.index) if node.role == "shard" else kind.replica_host(job, node)
-    wrapped = recorded(made, job, node)
+    own = made or (kind.shard_host(job, node.index) if node.role == "shard" else kind.replica_host(job, node))
+    wrapped = recorded(own, job, node)
     if job.site is not None and not job.site.has(COORDINATOR):
         if node.role == "shard":
             part = (node.index, job.recipe.shards)
             return FarShardHost(wrapped, job.directory, node.index, lambda: part, job.site.pieces)
-        if isinstance(made, CollectiveHost):
-            return FarShardHost(wrapped, job.directory, node.index, made.part, job.site.pieces)
+        if isinstance(own, CollectiveHost):
+            return FarShardHost(wrapped, job.directory, node.index, own.part, job.site.pieces)
     return wrapped

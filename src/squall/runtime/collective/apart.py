@@ -29,6 +29,11 @@ class Apart(HostAround):
         threading.Thread(target=self._run, name="squall member", daemon=True).start()
 
     @property
+    def busy(self) -> bool:
+        """Something is under way, or its answer is not taken."""
+        return self._under_way > 0
+
+    @property
     def wakes(self) -> Sequence[int]:
         return (self._news, *self._host.wakes)
 
@@ -52,6 +57,12 @@ class Apart(HostAround):
         if isinstance(answer, BaseException):
             raise answer
         return answer
+
+    def finish(self) -> None:
+        """Wait for what is under way; its answers are not wanted."""
+        while self._under_way:
+            self._answers.get()
+            self._under_way -= 1
 
     def rest(self) -> None:
         if not self._under_way:

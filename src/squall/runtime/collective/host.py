@@ -22,7 +22,7 @@ from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.runtime.batches import Key
 from squall.runtime.collective.holding import Holding
-from squall.runtime.collective.meeting import FarFellows, Fellows, NearFellows
+from squall.runtime.collective.meeting import fellows_of
 from squall.runtime.collective.member import Member
 from squall.runtime.collective.process import GroupedMember
 from squall.runtime.driver import Host
@@ -104,16 +104,9 @@ def in_a_process(job: Job, node: Node) -> CollectiveHost:
     """Of a replica whose fellows are in processes of their own."""
     member = Member(job, node.index)
     holding = Holding(member) if job.recipe.divided else None
-    assert job.scratch is not None
     if job.inside is not None:
         from squall.parts.columns import ColumnMember  # which only replicas of several parts need
         from squall.parts.far_columns import columns_of
 
         return CollectiveHost(job, ColumnMember(member, job.inside, node, columns_of(job, member, node)))
-    fellows: Fellows
-    if job.site is None:
-        fellows = NearFellows(node, job.scratch, member.device)
-    else:
-        assert job.listener is not None
-        fellows = FarFellows.of(node, job.site, job.listener)
-    return CollectiveHost(job, GroupedMember(member, holding, node, fellows))
+    return CollectiveHost(job, GroupedMember(member, holding, node, fellows_of(job, node, member.device)))

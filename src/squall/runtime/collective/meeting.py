@@ -17,6 +17,7 @@ from squall.protocol.effects import JoinGroup
 from squall.protocol.nodes import Node
 from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
+from squall.runtime.job import Job
 from squall.runtime.site import Site
 from squall.transports.meeting import Guest, Meeting, Way
 from squall.transports.mesh import CUT, Mesh, MeshBroken
@@ -117,6 +118,15 @@ class FarFellows:
             return Guest(node, place.machine, self._site.called(place.address))
         except ValueError as error:
             raise MeshBroken(f"{node} says that it is called at {place.address!r}") from error
+
+
+def fellows_of(job: Job, node: Node, device: torch.device) -> Fellows:
+    """Where a replica of one process meets others."""
+    if job.site is None:
+        assert job.scratch is not None
+        return NearFellows(node, job.scratch, device)
+    assert job.listener is not None
+    return FarFellows.of(node, job.site, job.listener)
 
 
 def lost(error: RuntimeError) -> bool:

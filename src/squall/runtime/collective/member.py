@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from squall.protocol.effects import Compute, Step
+from squall.protocol.messages import Factors
 from squall.runtime.backward import Backward
 from squall.runtime.compute import all_finite
 from squall.runtime.inside import local
 from squall.runtime.job import Job
-from squall.runtime.optimizers import bare_step, build_optimizer, first_state
+from squall.runtime.optimizers import bare_step, build_optimizer, first_state, rates_scaled
 from squall.runtime.rates import Schedule
 from squall.runtime.states import SETTINGS, STATE, group_of
 from squall.strategies.work import Collective
@@ -80,13 +81,18 @@ class Member:
                 parameter.grad = torch.zeros_like(parameter)
         return finite and all_finite([p.grad for p in self.parameters if p.grad is not None])
 
-    def move(self) -> None:
-        """One step on the gradients that `look` has found finite."""
+    def move(self, factors: Factors = ()) -> None:
+        """One step on the gradients that `look` has found finite; `factors` are of the step's learning rates."""
         for place, beside in self._slices.values():
             beside.data.copy_(place)
-        self._step()
+        with rates_scaled(self.optimizer, 1.0, factors):
+            self._step()
         for place, beside in self._slices.values():
             place.copy_(beside.data)
+        self.pass_by()
+
+    def pass_by(self) -> None:
+        """A round is over, in which nothing has moved."""
         if self.schedule is not None:
             self.schedule.step()
         self.clock += 1
