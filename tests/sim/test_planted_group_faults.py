@@ -19,7 +19,7 @@ from squall.protocol.evaluations import Evaluations
 from squall.protocol.events import Event, GroupJoined, StepTaken
 from squall.protocol.frames import Message
 from squall.protocol.machine import Refusal
-from squall.protocol.messages import Lease, SnapshotPiece, Stats
+from squall.protocol.messages import Lease, Skip, SnapshotPiece, Stats
 from squall.protocol.nodes import Node
 from squall.protocol.snapshot_rounds import SnapshotRounds
 from squall.sim.proof import share_phantoms
@@ -78,6 +78,10 @@ def told_all_the_same(original: Any, coordinator: CollectiveCoordinator, effects
             coordinator._note_stats(node, stats, effects)
         each.told.clear()
     original(coordinator, effects)
+
+
+def taken_for_trained(original: Any, rounds: Rounds, node: Node, skip: Skip) -> None:
+    """What a script leaves out is told of as trained, should its replica not live to tell itself."""
 
 
 def asked_in_vain(original: Any, evaluations: Evaluations, source: Node, *given: Any) -> None:
@@ -201,6 +205,8 @@ PLANTED: dict[str, Planted] = {
         wrapped(CollectiveReplica, "_on_answer", of_before), 200, "I7"),
     "what was done in a round that comes to nothing is told": Planted(
         wrapped(CollectiveCoordinator, "_settle", told_all_the_same), 200, "I4"),
+    "what a script has left out is told of as trained": Planted(
+        wrapped(Rounds, "leaves_out", taken_for_trained), 200, "I4"),
     "a newcomer's first round is taken for a lie": Planted(wrapped(Rounds, "told", newcomers_first), 100, "I12"),
     "what another machine shows stays where it has come": Planted(
         wrapped(Evaluations, "_send", left_aside), 400, "I7"),

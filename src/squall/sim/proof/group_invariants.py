@@ -9,9 +9,9 @@ from squall.protocol.collective.messages import Shown
 from squall.protocol.effects import End as Ended
 from squall.protocol.effects import EvaluateModel, Expect, PublishSnapshot, Step, Transmit
 from squall.protocol.events import Gathered, GroupJoined, StepTaken
-from squall.protocol.messages import Evaluated, SnapshotTaken
+from squall.protocol.messages import Evaluated, Logged, SnapshotTaken
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.protocol.notes import LeaseEnded, WeightsMeasured, WorkReported
+from squall.protocol.notes import BatchLeftOut, LeaseEnded, WeightsMeasured, WorkReported
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.group_phantoms import GroupPhantomHosts, Weights
 from squall.sim.proof.memory import BatchRange
@@ -28,7 +28,8 @@ class GroupAuditor:
         self._told: set[Label] = set()
         self._counted: Counter[BatchRange] = Counter(saved.batches)  # that the coordinator calls trained
         self.final = saved
-        self._reported = 0  # examples of this life, in the record
+        self._reported = 0  # examples of this life, in the record, or left out as that has it
+        self._left_out: dict[int, int] = {}  # lease -> examples
         self._joined: dict[Node, int] = {}  # the group that each is in
         self._announced: set[tuple[Node, BatchRange]] = set()
 
@@ -48,7 +49,10 @@ class GroupAuditor:
                 self._joined[node] = number
             case Gathered(number):
                 self._joined[node] = number
+            case BatchLeftOut(_, batch):
+                self._left_out[batch.lease] = batch.stop - batch.start
             case LeaseEnded(lease, done=done) if done > lease.start:
+                self._reported += self._left_out.get(lease.id, 0)
                 self._on_counted((lease.epoch, lease.start, done))
             case Transmit(again=False):
                 self._on_sent(node, what.frame.message)
@@ -79,10 +83,12 @@ class GroupAuditor:
 
     def _on_sent(self, node: Node, message: object) -> None:
         match message:
-            case Shown(_, weights):
+            case Shown(_, weights) | Logged(_, weights):
                 has = self.hosts.members[node].weights
                 if (weights.updates, weights.examples) != (has.clock, has.examples):
                     raise Broken("I7", f"{node} shows {has.clock} rounds of {has.examples} examples as {weights}")
+                if isinstance(message, Logged):
+                    self._told.add((weights.updates, weights.examples))
             case Evaluated(_, weights):
                 self._told.add((weights.updates, weights.examples))
                 shown = self.hosts.shown

@@ -25,7 +25,7 @@ class Part(NamedTuple):
     """What a member brings to a step."""
 
     fold: int  # of the weights that it has computed on
-    batch: BatchRange | None
+    batch: BatchRange | None  # one that its loop has left out has had its turn, too
     finite: bool
 
 
@@ -63,6 +63,7 @@ class GroupPhantomHosts(PhantomHosts):
         self.saved: dict[int, dict[int, tuple[Node, File]]] = {}  # alike, by part: who has written it, and what
         self.parts: dict[int, dict[int, Share]] = {}  # alike, where each writes its share
         self.shown: Weights | None = None  # what was put into the evaluator's buffer last
+        self.post = world.post
         self.under_way: dict[tuple[int, int], Weights] = {}  # evaluation, and clock -> what was sent there for it
         self.prices[Step] = lambda node, effect, begins: self.compute_s(node)
 
@@ -118,6 +119,8 @@ class MemberPhantom(Phantom):
     def __init__(self, hosts: GroupPhantomHosts, node: Node) -> None:
         super().__init__(hosts, node)
         self._number = 0  # of the group
+        self._left = False  # its loop takes no more batches
+        self._left_out: BatchRange | None = None  # of the round under way, by its loop
 
     def begin(self, weights: Weights) -> None:
         self.weights = weights
@@ -143,12 +146,13 @@ class MemberPhantom(Phantom):
                 self._number = number
                 self.hosts.circle.join(self.node, effect, self)
             case Step():
-                self._step(effect)
+                return self._step(effect)
             case effects.Gather():
                 self.hosts.circle.gather(self.node, effect)
             case effects.CutGroup():
                 self.hosts.circle.cut(self.node)
             case effects.LeaveGroup() | effects.End():
+                self._left_out = None
                 self.hosts.circle.leave(self.node)
             case effects.WriteSnapshot(number):
                 checksum = self.save(number, 0)
@@ -163,12 +167,22 @@ class MemberPhantom(Phantom):
         self.hosts.saved.setdefault(number, {})[part] = self.node, file
         return file.checksum
 
-    def _step(self, effect: Step) -> None:
+    def _step(self, effect: Step) -> Event | None:
         hosts = self.hosts
         hosts.computed += 1
         batch = (effect.epoch, effect.start, effect.stop) if effect.start < effect.stop else None
         finite = batch is None or not hosts.poison(hosts.computed, batch)
-        hosts.circle.step(self.node, effect, Part(self.weights.fold, batch, finite))
+        if batch is not None and hosts.logs:  # by a script
+            if self.node.index == 0:
+                hosts.post(self.node, events.ValuesLogged({"logged": 1.0}))
+            if self._left or hosts.breaks(hosts.computed):
+                self._left = True
+                return events.GroupBroken(self._number, "a script takes no more batches")
+            if hosts.leaves_out(hosts.computed):
+                self._left_out = batch
+                return events.BatchSkipped()
+        hosts.circle.step(self.node, effect, Part(self.weights.fold, batch or self._left_out, finite))
+        return None
 
     def reduced(self, effect: Step, parts: Mapping[Node, Part]) -> Event:
         own = parts[self.node]
@@ -179,6 +193,7 @@ class MemberPhantom(Phantom):
             batches = tuple(part.batch for part in parts.values() if part.batch is not None)
             fold = folded_with(self.weights.fold, tuple(value for batch in batches for value in batch))
             self.weights = Weights(effect.clock, fold, self.weights.batches + batches)
+            self._left_out = None
         return events.StepTaken(self._number, 1.0, finite, COMPUTE_S, 0.0, guilty=not own.finite)
 
     def joined(self, form: JoinGroup, members: Mapping[Node, MemberPhantom]) -> Event:

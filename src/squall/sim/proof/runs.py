@@ -227,6 +227,8 @@ class ChaoticGroupRun(ChaoticRun):
     def _begin(self) -> None:
         chaos, saved = self.chaos, self.saved
         self.hosts.travels = False
+        if chaos.scripted and not self.recipe.divided:
+            self.hosts.logs, self.hosts.leaves_out = True, leaves_out
         self.hosts.kind, self.hosts.begun = SharePhantom if self.recipe.divided else MemberPhantom, self._weights
         leases, number = Leases(chaos.examples, chaos.batch_size, self._limits), 0
         if saved is not None:
