@@ -181,3 +181,24 @@ def test_a_group_of_scripts_is_on_two_machines(tmp_path: Path) -> None:
         assert len(set(weights(out) + weights(there))) == 1
         with closing(Reader(found.directory / "run.sqlite")) as reader:
             assert audit(reader).complete
+
+
+@deep.only
+def test_a_machine_that_is_lost_in_the_middle_of_a_step_leaves_the_group_to_others(tmp_path: Path) -> None:
+    """Nothing tells those who wait for its loops but the coordinator's next view."""
+    flags = (*REDUCE, "--threads", "1", "--replicas", "3")
+    with cluster(tmp_path, 2, *flags, script=(SCRIPT, "--epochs", ENDLESS)) as found:
+        for replica in range(3):
+            found.run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)  # type: ignore[misc]
+        found.machines[0].signal(signal.SIGSTOP)
+        found.event("lost", "machine 1 was lost: nothing was heard of it")
+        rows = len(found.run.rows(ProgressRow))
+        wait_for(lambda: len(found.run.rows(ProgressRow)) > rows + 4, START_S, "the others to go on")
+        found.run.process.send_signal(signal.SIGINT)
+        status, _, err = found.run.finish()
+        assert status == 130, err
+        assert "go on from snapshot" in err
+        found.machines[0].signal(signal.SIGKILL)
+        found.machines[0].finish()
+    with closing(Reader(found.directory / "run.sqlite")) as reader:
+        assert not [span for epoch in audit(reader).epochs for span in epoch.spans if span.times > 1]
