@@ -291,3 +291,8 @@ def assert_shown_once(done: subprocess.CompletedProcess[str], place: str, words:
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert place in done.stderr
     assert words not in done.stdout
+
+
+def test_a_flag_of_a_script_may_begin_as_ours_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "none.py", "--out", "x", "--weight", "2"]) == 1
+    assert "none.py is no file: give the Python script that calls squall.join" in capsys.readouterr().err

@@ -19,6 +19,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     script = commands.add_parser(
         "run", help="start your own script, once per replica (it calls squall.join)",
         usage="%(prog)s [--strategy NAME] [flags] SCRIPT [the script's own flags]",
+        allow_abbrev=False,  # a flag of the script could be short for two of ours
     )  # fmt: skip
     script.set_defaults(run=_script)
     if arguments[:1] == ["run"]:
