@@ -1,7 +1,7 @@
-"""A member of a group over several machines: what it waits for others in is done by a thread.
+"""A member of a group whose process has to hear meanwhile: what it waits for others in is done by a thread.
 
-A machine that is cut off breaks no connection. So its process has to hear meanwhile, of a view without that machine,
-that nobody waits any more.
+A machine that is cut off breaks no connection, nor does a script whose loop is somewhere else. Of a view without that
+machine, or of a stop, the process learns that nobody waits any more.
 """
 
 from __future__ import annotations
