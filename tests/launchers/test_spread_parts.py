@@ -47,7 +47,7 @@ def check_traffic(split: str, sent: Sequence[int], pushes: int) -> None:
     model, how = SPLITS[split]
     task = dataclasses.replace(split_task(), model=model(), split=how)
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-    ranges = Ranges(layout, 2, lambda: shares(task, layout, (), 2))
+    ranges = Ranges(layout, 2, shares(task, layout, (), 2))
 
     def size(kind: Any, part: int) -> int:
         """Between a part and the shard on the other machine, in bytes."""

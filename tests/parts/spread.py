@@ -55,7 +55,9 @@ class Spread:
     def __init__(self, task: squall.Task, parts: int, starts: Sequence[int], strategy: squall.Strategy) -> None:
         job = job_of(task, strategy)
         settings = dataclasses.replace(job.plan.settings, launcher="local", parts=parts)
-        self._job = replace(job, plan=msgspec.structs.replace(job.plan, settings=settings), starts=tuple(starts))
+        self._job = replace(
+            job, plan=msgspec.structs.replace(job.plan, settings=settings), starts=tuple(starts)
+        ).with_shares()
         self._root = Identity.new_root("squall")
         self.listener = listening()
         self.nodes = (REPLICA, *part_nodes(REPLICA, parts))

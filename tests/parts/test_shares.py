@@ -27,7 +27,7 @@ REPLICA, SHARDS = Node("replica", 0), 3
 
 def ranges_of(task: squall.Task, parts: int, starts: tuple[int, ...]) -> tuple[Layout, Ranges]:
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-    return layout, Ranges(layout, SHARDS, lambda: shares(task, layout, starts, parts))
+    return layout, Ranges(layout, SHARDS, shares(task, layout, starts, parts))
 
 
 def payload(kind: Any, shard: int, part: int) -> Payload:

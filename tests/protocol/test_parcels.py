@@ -110,16 +110,46 @@ def test_portions_wait_for_parcels_as_well() -> None:
 
 
 def test_a_part_brings_its_own_to_each_shard() -> None:
-    part = PartMachine(THIRD, PARTS, 2)
+    part = PartMachine(THIRD, PARTS, 2, 2)
     assert part.on(PushAsked(4, 1), 0.0) == [
         Send(Node("shard", shard), Parcel(4, 1), Payload("gradient", R0, 1, 4, shard, part=2)) for shard in range(2)
     ]
 
 
 def test_a_part_uses_weights_that_have_come_from_all_shards() -> None:
-    part = PartMachine(SECOND, PARTS, 2)
+    part = PartMachine(SECOND, PARTS, 2, 2)
     first, second = Node("shard", 0), Node("shard", 1)
     assert not tell(part, first, Parcel(0, 0))
     assert tell(part, second, Parcel(0, 0)) == [UseWeights(0)]
     assert not tell(part, second, Parcel(1, 1))
     assert tell(part, first, Parcel(1, 1)) == [UseWeights(1)]
+
+
+@pytest.mark.parametrize(
+    ("before", "parcel"),
+    [
+        ([], Parcel(0, 2)),  # a buffer that is not there
+        ([(0, Parcel(0, 0))], Parcel(0, 0)),  # again, before the other shard has answered
+        ([(1, Parcel(0, 0))], Parcel(1, 0)),  # of another exchange
+        ([(1, Parcel(0, 0))], Parcel(0, 1)),
+    ],
+)
+def test_weights_that_were_not_asked_for_are_refused(before: list[tuple[int, Parcel]], parcel: Parcel) -> None:
+    part = PartMachine(SECOND, PARTS, 2, 2)
+    for shard, earlier in before:
+        tell(part, Node("shard", shard), earlier)
+    with pytest.raises(Refusal, match="it sends weights"):
+        part.on(MessageArrived(Node("shard", 0), parcel), 0.0)
+
+
+def test_parts_of_a_replica_that_never_joined_are_forgotten_when_another_takes_its_place() -> None:
+    shard = parcelled()
+    failed, again = (part_nodes(Node("replica", 2, incarnation), PARTS) for incarnation in (0, 1))
+    for part in failed:
+        tell(shard, COORDINATOR, Placed(part, 1))
+    effects = [effect for part in again for effect in tell(shard, COORDINATOR, Placed(part, 1))]
+    assert [e.node for e in effects if isinstance(e, Forget)] == list(failed)
+    tell(shard, R0, whole_push(1))
+    assert not tell(shard, COORDINATOR, Placed(part_nodes(Node("replica", 0, 1), PARTS)[0], 1))[1:], (
+        "one in the view stays"
+    )

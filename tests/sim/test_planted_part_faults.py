@@ -83,11 +83,11 @@ def parcels_come_second(original: Any, shard: Parcelled, effects: list[Effect]) 
 
 
 def used_when_the_first_has_come(original: Any, part: PartMachine, event: Event, now: float) -> list[Effect]:
+    before = any(part._came.values())
+    effects = original(part, event, now)
     if not (isinstance(event, MessageArrived) and isinstance(event.message, Parcel)):
-        return list(original(part, event, now))
-    part._came[event.sender] += 1
-    part._used, before = max(part._came.values()), part._used
-    return [UseWeights(event.message.buffer)] if part._used > before else []
+        return list(effects)
+    return [] if before else [UseWeights(event.message.buffer)]
 
 
 def shards_are_not_told_of_parts(original: Any, staffing: Staffing, node: Node, machine: int, effects: Any) -> None:

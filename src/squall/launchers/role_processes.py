@@ -110,6 +110,7 @@ EVALUATOR_NICE, JUDGE_NICE = 10, 5
 
 def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> None:
     """Be one of the run's processes until its machine ends."""
+    job = job.with_shares()
     if node.role == "part":
         run_far_part(job, node, partial(tell, node, job, sockets), partial(_part_driver, node=node, sockets=sockets))
         return

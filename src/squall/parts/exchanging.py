@@ -13,6 +13,7 @@ from squall.parts.host import Ends
 from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import Effect, Payload, UseWeights
 from squall.protocol.events import Event, PushAsked
+from squall.protocol.machine import Refusal
 from squall.protocol.nodes import shard_nodes
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, Host
@@ -44,6 +45,8 @@ class PartExchanges(Host):
         def go() -> None:
             try:
                 driver.run()
+            except Refusal as refusal:  # a shard says what none would: nothing of it is the user's
+                failing(NeighbourLost(str(refusal)))
             except BaseException as error:
                 failing(error)
 
@@ -61,7 +64,8 @@ class PartExchanges(Host):
             os.eventfd_read(self._came)
         except BlockingIOError:
             raise NeighbourLost("another part of this replica has ended") from None
-        assert self._used.popleft() == buffer
+        if (came := self._used.popleft()) != buffer:
+            raise NeighbourLost(f"shards have sent weights for buffer {came}, and buffer {buffer} is next")
 
     # ------------------------------------------------------------ the driver's
 

@@ -33,6 +33,7 @@ def check(machine: Linked | Machine | Leases) -> None:
         _raise_for(machine, _link(machine))
         machine = machine.machine
     if isinstance(machine, Parcelled):
+        _raise_for(machine, _parcelled(machine))
         machine = machine.machine
     match machine:
         case Leases():
@@ -162,6 +163,12 @@ def _replica(replica: Replica) -> Iterator[Claim]:
     buffers = 2 if replica.cadence.overlap else 1
     yield {exchanges._gradient, exchanges._active} <= set(range(buffers)), f"it has {buffers} buffers of each kind"
     yield not replica._ended or (replica._batch is None and not exchanging), "it leaves with nothing under way"
+
+
+def _parcelled(shard: Parcelled) -> Iterator[Claim]:
+    for replica, push in shard._held.items():
+        yield replica in shard._brought, f"{replica} waits for its parts"
+        yield shard._lacks(replica, push), f"the push of {replica} that is held lacks a parcel"
 
 
 def _shard(shard: Shard) -> Iterator[Claim]:

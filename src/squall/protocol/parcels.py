@@ -15,17 +15,18 @@ from msgspec.structs import replace
 from squall.protocol.effects import Effect, Forget, Payload, Send, UseWeights
 from squall.protocol.events import Event, MessageArrived, PushAsked, Started
 from squall.protocol.frames import Message
-from squall.protocol.machine import Machine, Refusal
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Exchange, Parcel
 from squall.protocol.nodes import Node, part_nodes, shard_nodes, whole
 from squall.protocol.nursery_messages import Placed
 from squall.protocol.sandblaster.messages import PushPortions
+from squall.protocol.shard_duties import ShardDuties
 
 
 class Parcelled:
     """A shard, around its machine, in a run whose replicas may have `parts` that lie `apart` from the first."""
 
-    def __init__(self, machine: Machine, parts: int, apart: Iterable[Node]) -> None:
+    def __init__(self, machine: ShardDuties, parts: int, apart: Iterable[Node]) -> None:
         self.machine = machine
         self._parts = parts
         # Of each replica that lies on several machines: the newest parcel of each of its other parts.
@@ -53,12 +54,23 @@ class Parcelled:
                     self._held[sender] = push
                     return []
             case MessageArrived(_, Placed(node)) if node.role == "part":
-                self._admit(node)
+                return [*self._drop_those_before(node), *self.machine.on(event, now)]
         return self._outgoing(self.machine.on(event, now))
 
     def _admit(self, part: Node) -> None:
         replica = whole(part, self._parts)
         self._brought.setdefault(replica, dict.fromkeys(part_nodes(replica, self._parts)))
+
+    def _drop_those_before(self, part: Node) -> list[Effect]:
+        """Of replicas in its slot that no view has shown, and none will."""
+        self._admit(part)
+        replica, shown = whole(part, self._parts), self.machine.view.members
+        dropped = [
+            node for node in self._brought
+            if node.index == replica.index and node < replica
+            and all((node.index, node.incarnation) != (each.slot, each.incarnation) for each in shown)
+        ]  # fmt: skip
+        return [Forget(each) for node in dropped for each in self._brought.pop(node)]
 
     def _on_parcel(self, part: Node, parcel: Parcel, now: float) -> list[Effect]:
         replica = whole(part, self._parts)
@@ -111,24 +123,34 @@ class PartMachine:
 
     wake_at: float | None = None
 
-    def __init__(self, node: Node, parts: int, shards: int) -> None:
+    def __init__(self, node: Node, parts: int, shards: int, buffers: int) -> None:
+        """`buffers`: of weights."""
         self.node = node
         self._replica, self._part = whole(node, parts), node.index % parts
-        self._came = dict.fromkeys(shard_nodes(shards), 0)  # parcels of weights
-        self._used = 0  # that came from all shards
+        self._buffers = buffers
+        # What has come of the fetch under way: the next one begins when all parts have taken this into use.
+        self._came: dict[Node, Parcel | None] = dict.fromkeys(shard_nodes(shards))
 
     def on(self, event: Event, now: float) -> list[Effect]:
         match event:
             case PushAsked(clock, buffer):
                 payload = Payload("gradient", self._replica, buffer, clock, 0, part=self._part)
                 return [Send(to, Parcel(clock, buffer), replace(payload, shard=to.index)) for to in self._came]
-            case MessageArrived(shard, Parcel(_, buffer)):
-                self._came[shard] += 1
-                if min(self._came.values()) > self._used:
-                    self._used += 1
-                    return [UseWeights(buffer)]
+            case MessageArrived(shard, Parcel() as parcel):
+                return self._on_weights(shard, parcel)
             case Started():
                 pass
             case _:
                 raise AssertionError(f"{self.node} does not know {event!r}")
         return []
+
+    def _on_weights(self, shard: Node, parcel: Parcel) -> list[Effect]:
+        if parcel.buffer >= self._buffers or self._came[shard] is not None:
+            raise Refusal(f"it sends weights for buffer {parcel.buffer}, and nothing was asked")
+        if any(other not in (None, parcel) for other in self._came.values()):
+            raise Refusal("it sends weights of another exchange than the other shards")
+        self._came[shard] = parcel
+        if None in self._came.values():
+            return []
+        self._came = dict.fromkeys(self._came)
+        return [UseWeights(parcel.buffer)]

@@ -59,6 +59,8 @@ class Travelling:
 class ShardDuties(ABC):
     """Of every shard, whatever its numbers are for."""
 
+    wake_at: float | None = None
+
     def __init__(self, index: int, version: int, examples: int) -> None:
         self.node = Node("shard", index)
         self.version = version  # updates applied, or steps accepted
@@ -67,6 +69,9 @@ class ShardDuties(ABC):
         self._evaluator = 0  # the highest incarnation of an evaluator that has asked for weights
         self._snapshots: dict[int, SnapshotTaken] = {}  # being written, as they were when that began
         self._travelling: Travelling | None = None
+
+    @abstractmethod
+    def on(self, event: Event, now: float) -> list[Effect]: ...
 
     @abstractmethod
     def _on_view(self, view: View, now: float, effects: list[Effect]) -> None:

@@ -7,7 +7,6 @@ import dataclasses
 import mmap
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +52,7 @@ class Job:
     schedule: Path | None = None  # where hosts keep their schedules; None: there will be no replay
     scratch: Path | None = None  # of its processes on this machine; removed when they have ended
     starts: tuple[int, ...] = ()  # where the stages of a pipeline begin, in a replica of several parts
+    shares: tuple[Share, ...] = ()  # of the vector, of the parts of each replica, which the task splits
     inside: Inside | None = None  # this process's place in such a replica
     own: Tensor | None = None  # float32 [length]: weights that its parts share, where it trains on its own
     listener: socket.socket | None = None  # where other replicas, or parts of this one, call this process
@@ -66,14 +66,16 @@ class Job:
     @cached_property
     def ranges(self) -> Ranges:
         """Which elements go with a payload."""
-        return Ranges(self.layout, self.recipe.shards, lambda: self.shares, self.recipe.work.local is not None)
+        return Ranges(self.layout, self.recipe.shards, self.shares, self.recipe.work.local is not None)
 
-    @cached_property
-    def shares(self) -> Sequence[Share]:
-        """Of the parts of a replica, which the task splits. Raises `ValueError` for one without a split."""
+    def with_shares(self) -> Job:
+        """Before the task's model is changed: each part of a replica makes its own of it."""
+        if self.plan.settings.parts == 1 or self.task.split is None:
+            return self
         from squall.parts.shares import shares  # which imports torch's compiler
 
-        return shares(self.task, self.layout, self.starts, self.plan.settings.parts)
+        found = shares(self.task, self.layout, self.starts, self.plan.settings.parts)
+        return dataclasses.replace(self, shares=found)
 
     def keep(self, schedule: Schedule | None) -> None:
         """Keep a learning-rate schedule in the run's directory, so that no process has to take all of its steps."""

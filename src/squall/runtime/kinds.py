@@ -18,6 +18,7 @@ from squall.protocol.replica import Replica
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
+from squall.protocol.shard_duties import ShardDuties
 from squall.protocol.speaking import BATCHES, COLLECTIVE, LOOP, Says
 from squall.runtime.collective.host import CollectiveHost, in_a_process
 from squall.runtime.driver import Host
@@ -33,7 +34,7 @@ from squall.strategies.work import BatchMethod, Collective, Loop, Work
 
 class Kind(NamedTuple):
     coordinator: Callable[[Job], Machine]
-    shard: Callable[[Job, int], Machine]
+    shard: Callable[[Job, int], ShardDuties]
     replica: Callable[[Job, Node], Machine]
     shard_host: Callable[[Job, int], ShardHost | VectorHost]
     replica_host: Callable[[Job, Node], ReplicaHost | PortionHost | CollectiveHost]
@@ -111,7 +112,7 @@ def machine(job: Job, node: Node) -> Linked:
                 return Linked(shard)
             return Linked(Parcelled(shard, parts, [Node(*seat) for seat in job.site.seats if seat[0] == "part"]))
         case "part":
-            return Linked(PartMachine(node, job.plan.settings.parts, job.recipe.shards))
+            return Linked(PartMachine(node, job.plan.settings.parts, job.recipe.shards, job.arena.shape.weights))
         case "replica":
             return Linked(kind.replica(job, node))
         case "nursery":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +20,7 @@ class Ranges:
     """Called with a payload."""
 
     def __init__(
-        self, layout: Layout, shards: int, shares: Callable[[], Sequence[Share]] = tuple, own_weights: bool = False
+        self, layout: Layout, shards: int, shares: Sequence[Share] = (), own_weights: bool = False
     ) -> None:  # fmt: skip
         """`shares` has what each part has of the vector; replicas with `own_weights` move those that they write."""
         self.length = layout.length
@@ -43,10 +43,10 @@ class Ranges:
         start, stop = self.shards[shard]
         if part < 0:
             return ((start, stop),)
-        shares = self._shares()
-        if part >= len(shares):
+        if part >= len(self._shares):
             raise ValueError(f"a replica has no part {part}")
-        runs = sorted(_runs(shares[part].writes if pushed else shares[part].reads))
+        share = self._shares[part]
+        runs = sorted(_runs(share.writes if pushed else share.reads))
         return tuple((max(a, start), min(b, stop)) for a, b in runs if a < stop and b > start)
 
 

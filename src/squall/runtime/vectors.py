@@ -94,10 +94,10 @@ class VectorStore:
         """What a replica pushes comes on top of the sum."""
         self._vectors["sum"].add_(self.arena.gradient(slot, buffer)[self.start : self.stop])
 
-    def deliver(self, slot: int, buffer: int, name: str, runs: Sequence[Run] = ()) -> None:
-        """Copy a vector into a replica's weights; of a part of it these runs."""
+    def deliver(self, slot: int, buffer: int, name: str, runs: Sequence[Run]) -> None:
+        """Copy these runs of a vector into a replica's weights."""
         whole, vector = self.arena.weights(slot, buffer), self._vectors[name]
-        for a, b in runs or [(self.start, self.stop)]:
+        for a, b in runs:
             whole[a:b].copy_(vector[a - self.start : b - self.start])
 
     def state(self) -> dict[str, Tensor]:

@@ -12,8 +12,6 @@ from squall.protocol.shard_duties import ShardDuties
 
 
 class BatchShard(ShardDuties):
-    wake_at: float | None = None
-
     def __init__(self, index: int, version: int = 0, examples: int = 0) -> None:
         super().__init__(index, version, examples)
         self.evaluation = 0  # whose portions are taken

@@ -70,7 +70,9 @@ class Placement:
         return self._held[node.role, node.index]
 
     def apart(self, sender: Node, to: Node) -> bool:
-        """Whether the replica that exchanges with a shard lies on several machines."""
+        """Whether a replica that exchanges with a shard lies on several machines."""
+        if "shard" not in (sender.role, to.role):
+            return False
         return len({*self.parts_of(to if sender.role == "shard" else sender)}) > 1
 
     def on(self, used: UsedMachine) -> list[tuple[str, int]]:

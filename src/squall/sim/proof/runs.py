@@ -31,6 +31,7 @@ from squall.protocol.sandblaster.portions import Balance
 from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
+from squall.protocol.shard_duties import ShardDuties
 from squall.runtime.driver import Host
 from squall.runtime.world_nodes import Premises
 from squall.sim.proof.batch_invariants import BatchAuditor
@@ -46,7 +47,7 @@ from squall.sim.proof.memory import File
 from squall.sim.proof.phantoms import PhantomHosts
 from squall.sim.proof.positions import restored
 from squall.sim.proof.share_phantoms import SharePhantom
-from squall.sim.proof.spread import Follower
+from squall.sim.proof.spread import FirstPart, Follower
 from squall.strategies.work import BatchMethod
 
 ADDRESS = "10.0.0.1:7700"  # where each replica says that it is called
@@ -134,13 +135,16 @@ class ChaoticRun(ABC):
             case "evaluator":
                 machine = Evaluator(node, shards, keep="loss" if chaos.keeps else "")
             case "part":
-                machine = PartMachine(node, chaos.parts, shards)
+                machine = PartMachine(node, chaos.parts, shards, self.recipe.work.buffers)
             case "shard" if self._rooms and chaos.parts > 1:
                 apart = [each for room in self._rooms for each in room.nodes if each.role == "part"]
-                machine = Parcelled(self._machine(node), chaos.parts, apart)
+                shard = self._machine(node)
+                assert isinstance(shard, ShardDuties)
+                machine = Parcelled(shard, chaos.parts, apart)
             case _:
                 machine = self._machine(node)
-        return Linked(machine), self.hosts.host(node, self._version, file)
+        linked = FirstPart(machine) if shards and self.hosts.others(node) else Linked(machine)
+        return linked, self.hosts.host(node, self._version, file)
 
     def _part(self, replica: Node) -> int:
         """Whether it is the first of several that exchange by themselves."""

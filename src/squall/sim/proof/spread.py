@@ -7,6 +7,7 @@ end mostly notices and dies.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Container
@@ -24,6 +25,8 @@ from squall.protocol.effects import (
     UseWeights,
 )
 from squall.protocol.events import Event, GradientComputed
+from squall.protocol.link import Linked
+from squall.protocol.machine import Machine
 from squall.protocol.nodes import Node, part_nodes, whole
 from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
@@ -43,6 +46,26 @@ class Follower:
 
     def on(self, event: Event, now: float) -> list[Effect]:
         return []
+
+
+class FirstPart(Linked):
+    """A replica that lies on several machines: what it does behind these effects waits until its parts are with it."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self._behind: list[Effect] = []
+
+    @property
+    def wake_at(self) -> float | None:
+        return -math.inf if self._behind else super().wake_at
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        effects, self._behind = self._behind + super().on(event, now), []
+        for number, effect in enumerate(effects, start=1):
+            if isinstance(effect, MeetParts | UseWeights):
+                effects, self._behind = effects[:number], effects[number:]
+                break
+        return effects
 
 
 class SpreadReplicas:
@@ -111,6 +134,7 @@ class SpreadReplicas:
             case UseWeights(buffer):
                 self._used[node].append(self._weights(node, buffer))
                 if node in self._apart:  # a loop may step on its batch again, at once
+                    self._computing.add(node)
                     self._wait(node)
             case GradientComputed() if node in self._apart:
                 self._computing.discard(node)
@@ -171,7 +195,7 @@ class SpreadReplicas:
     def _wait(self, replica: Node) -> None:
         """Until all parts are there, and go on."""
         world = self._world
-        if replica in world.processes and self.waits(replica):
+        if self._goes_on(replica) and self.waits(replica):
             world.prolong(replica, world.now + 2 * LOOK_EVERY_S)
             if replica not in self._waiting:
                 self._waiting.add(replica)
