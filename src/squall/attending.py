@@ -37,8 +37,12 @@ def attend(
     `snapshot` is the number of the one to go on from, `lock` the descriptor of the directory's lock.
     """
     try:
-        local.launch(path, snapshot, lock)
-        end = _attend(local, path, viewers(progress, local), watch)
+        try:
+            local.launch(path, snapshot, lock)
+            end = _attend(local, path, viewers(progress, local), watch)
+        finally:  # before anything is said: what there is to go on with is what it has written by then
+            with collected_interrupts():  # one more Ctrl-C does not hide how the run has ended
+                local.close()  # no process of the run lives on while its report is drawn
     except (ProcessLost, TaskError) as error:
         if not begun(path):
             raise
@@ -47,9 +51,6 @@ def attend(
         raise ProcessLost(f"{error}\n{_remedy(path)}") from None
     except KeyboardInterrupt:
         raise _interrupted("interrupted at once", path) from None
-    finally:
-        with collected_interrupts():  # one more Ctrl-C does not hide how the run has ended
-            local.close()  # no process of the run lives on while its report is drawn
     raise_for(end, path, watch)
 
 

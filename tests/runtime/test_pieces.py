@@ -56,6 +56,8 @@ class Machines:
 
     def __init__(self, tmp_path: Path) -> None:
         self.there, self.here = tmp_path / "there", tmp_path / "here"
+        self.there.mkdir()
+        self.here.mkdir()
         self.sent, self.received = Pieces(), Pieces()
         self.far = FarShardHost(Writer(self.there), self.there, SHARD, lambda: (SHARD, SHARDS), self.sent)
         self.kept = PiecesHost(Writer(self.here), self.here, self.received)
@@ -126,7 +128,6 @@ def test_what_is_on_its_way_outlives_the_failure_of_another_shard_here(tmp_path:
 
 def test_a_disk_that_takes_no_more_is_the_snapshots_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machines = Machines(tmp_path)
-    machines.here.mkdir()
     (machines.here / "snapshots").write_text("in the way")
     taken = machines.take(3)
     assert "snapshots" in taken.error

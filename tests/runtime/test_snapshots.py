@@ -115,6 +115,13 @@ def test_a_finished_run_has_nothing_to_go_on_with(inline: Fit) -> None:
         assert torch.equal(snapshot(again(run), TASK).tensors["weights"], before)
 
 
+def test_a_run_directory_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    """The launching process ends a run that has none, and might look too late."""
+    written = Snapshots(tmp_path / "removed").write(1, 0, 1, {"weights": torch.zeros(3)}, (0, 3))
+    assert written.error.startswith("FileNotFoundError")
+    assert not (tmp_path / "removed").exists()
+
+
 def test_only_the_last_two_are_kept_and_only_their_owner_reads_them(inline: Fit) -> None:
     settings = squall.Settings(launcher="inline", threads=1, progress=False, snapshot_every_s=0.05)  # virtual seconds
     run = inline(TASK, squall.Downpour(replicas=2, shards=2), epochs=6, settings=settings)

@@ -148,6 +148,7 @@ class _Member:
         assert job.scratch is not None
         self._node = node
         self._folder = job.scratch / f"state-{node}"
+        self._folder.mkdir(exist_ok=True)
         parts = job.plan.settings.parts > 1
         if parts:
             job, neighbours, watch = first_part(job, node, job.scratch)

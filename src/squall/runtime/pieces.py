@@ -97,7 +97,7 @@ class PiecesHost(HostAround):
         piece, error = effect.piece, ""
         path = self._snapshots.part(piece.number, effect.part, effect.parts)
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._snapshots.make_room(piece.number)
             flags = os.O_WRONLY | os.O_CREAT | (0 if piece.start else os.O_TRUNC)
             with open(os.open(path, flags, 0o600), "wb") as file:
                 file.seek(piece.start)

@@ -121,7 +121,7 @@ class Snapshots:
         path = self.part(number, shard, shards)
         range_ = {"start": str(span[0]), "stop": str(span[1])}
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.make_room(number)
             save_file({k: v.detach().contiguous() for k, v in state.items()}, path, metadata=range_)
             os.chmod(path, 0o600)
             sync(path)
@@ -129,6 +129,11 @@ class Snapshots:
         except Exception as error:  # safetensors has an error type of its own for a full disk
             shutil.rmtree(path.parent, ignore_errors=True)  # half a snapshot is of no use, and takes room
             return SnapshotWritten(number, f"{type(error).__name__}: {error}")
+
+    def make_room(self, number: int) -> None:
+        """Raises `OSError` where the run's directory was removed: it ends, and would not if this made another."""
+        for folder in (self.directory, self._partial(number)):
+            folder.mkdir(mode=0o700, exist_ok=True)
 
     def part(self, number: int, shard: int, shards: int) -> Path:
         """A shard's file, until the snapshot is published."""
