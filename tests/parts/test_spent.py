@@ -79,13 +79,13 @@ def test_what_no_part_can_have_spent_is_kept_in_bounds() -> None:
 class Heavy(nn.Module):
     """Takes its time on one part, of those that compute it."""
 
-    def __init__(self, part: int) -> None:
+    def __init__(self, part: int, seconds: float = 0.02) -> None:
         super().__init__()
-        self.layer, self.part = nn.Linear(6, 6), part
+        self.layer, self.part, self.seconds = nn.Linear(6, 6), part, seconds
 
     def forward(self, inputs: Tensor) -> Tensor:
         if torch.distributed.get_rank() == self.part:
-            until = time.thread_time() + 0.02
+            until = time.thread_time() + self.seconds
             while time.thread_time() < until:
                 torch.zeros(1000).sum()
         return self.layer(inputs)
@@ -96,7 +96,8 @@ class Sides(nn.Module):
 
     def __init__(self, part: int) -> None:
         super().__init__()
-        self.heavy, self.up, self.down = Heavy(part), nn.Linear(6, 6), nn.Linear(6, 6)
+        # As much as stages have for all microbatches: waiting for a processor is no less where others use it.
+        self.heavy, self.up, self.down = Heavy(part, 8 * 0.02), nn.Linear(6, 6), nn.Linear(6, 6)
         self.left, self.right, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 1)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -143,8 +144,7 @@ def test_who_has_less_to_do_waits_longer(kind: str, heavy: int) -> None:
     sums = [sum(times) for times in zip(compute_s, wait_s, bubble_s)]
     assert sums[0] == pytest.approx(sums[1])
     assert sums[0] >= sum(seconds for _, seconds in found[1:]), "the replica's own time is all in it"
-    least = 3 * 0.02 * (8 if kind == "pipeline" else 8 if piped else 1)
-    assert compute_s[heavy] >= least
+    assert compute_s[heavy] >= 3 * 8 * 0.02
     idle = bubble_s if piped else wait_s
     assert idle[1 - heavy] > idle[heavy]
     assert (bubble_s == [0, 0]) == (not piped)
