@@ -1,12 +1,13 @@
 """The blobs, on a model that can be split in any way. A part that the environment names raises in its loss.
 
-The environment also says how many processes load data.
+The environment also says how many processes load data, and how many examples there are.
 """
 
 import dataclasses
 import os
 
 from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
 
 import squall
 from tests.launchers import blobs
@@ -22,5 +23,6 @@ def loss(model, batch):
 
 
 def task() -> squall.Task:
-    loader = {"num_workers": int(os.environ.get("WORKERS", "0"))}
-    return dataclasses.replace(blobs.task(), loss=loss, loader=loader, split=squall.Pipeline(microbatches=2))
+    blob, loader = blobs.task(), {"num_workers": int(os.environ.get("WORKERS", "0"))}
+    train = TensorDataset(*(each[: int(os.environ.get("EXAMPLES", blobs.EXAMPLES))] for each in blob.train.tensors))
+    return dataclasses.replace(blob, loss=loss, train=train, loader=loader, split=squall.Pipeline(microbatches=2))

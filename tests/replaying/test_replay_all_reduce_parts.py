@@ -16,7 +16,6 @@ from torch import nn
 import squall
 from squall.runtime.seeds import epoch_order
 from tests import deep
-from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import Started
 from tests.rehearsal import assert_replays, same
 from tests.replaying.test_replay_all_reduce import (
@@ -58,12 +57,13 @@ def training(directory: Path, replicas: int, epochs: int) -> Started:
     return Started(directory, "train", str(PIPED), "--run-dir", str(directory), "--strategy", "all_reduce", *size)
 
 
-def test_across_the_deaths_of_parts_an_interrupt_and_a_resume(tmp_path: Path) -> None:
+def test_across_the_deaths_of_parts_an_interrupt_and_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Newcomers' parts take what the same part of a survivor has; the first member is lost as well."""
+    monkeypatch.setenv("EXAMPLES", "1024")
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = training(directory, 2, 1000)
     interrupted(run, {"replica 1 part 1": "replica-1.1", "replica 0": "replica-0.1"})
-    epochs = str(trained(run) // EXAMPLES + 1)
+    epochs = str(trained(run) // 1024 + 2)
     status, _, error = Started(directory, "resume", str(directory), "--epochs", epochs, "--replicas", "3").finish()
     assert status == 0, error
     assert_replayed(directory, tmp_path / "weights")

@@ -99,7 +99,10 @@ def training(directory: Path, *flags: str) -> Started:
 
 
 @pytest.mark.parametrize("flags", deep.sweep([("--keep-schedule", "last:2"), ()], 1))
-def test_across_the_death_of_a_part_an_interrupt_and_a_resume(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_across_the_death_of_a_part_an_interrupt_and_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("EXAMPLES", "1024")
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = training(directory, "--epochs", "1000", "--snapshot-every-s", "0.4", *flags)
     try:
@@ -113,7 +116,7 @@ def test_across_the_death_of_a_part_an_interrupt_and_a_resume(tmp_path: Path, fl
         run.process.kill()
         wait_for(run.gone, 10, "the processes to end")
     trained = sum(row.examples for row in run.rows(ProgressRow))
-    again = Started(directory, "resume", str(directory), "--epochs", str(trained // 4096 + 2))
+    again = Started(directory, "resume", str(directory), "--epochs", str(trained // 1024 + 2))
     status, _, error = again.finish()
     assert status == 0, error
     weights = tmp_path / "weights"
