@@ -114,6 +114,7 @@ def test_a_snapshot_of_two_shards_goes_on_in_three_exactly(tmp_path: Path, name:
     assert torch.equal(torch.cat([s.weights for s in again.stores]), torch.cat([s.weights for s in straight.stores]))
     torch.testing.assert_close(again.step(3), straight.step(3), rtol=1e-6, atol=1e-7)
     assert torch.equal(again.arena.rates(0, 0), straight.arena.rates(0, 0))
+    (tmp_path / "three").mkdir()
     same = Shards(task, OPTIMIZERS[name], 3, others.snapshot(tmp_path / "three"))
     assert torch.equal(same.step(3), others.step(3)), "kernels on the same ranges give the same bits"
 

@@ -15,6 +15,7 @@ from squall.errors import PeerFault
 from squall.protocol.frames import MAX_FRAME_BYTES
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.transports.host import HostTransport
+from tests.launchers.processes import wait_for
 
 REPLICA, SHARD = Node("replica", 1), Node("shard")
 SOON_S = 5.0
@@ -85,12 +86,12 @@ def test_control_does_not_starve_behind_exchanges(tmp_path: Path) -> None:
     replica = HostTransport(REPLICA, tmp_path, peers=[SHARD])
     until_connected(shard, coordinator, COORDINATOR)
     coordinator.send(SHARD, b"view")
-    for _ in range(1000):
+
+    def taken() -> bool:
         replica.send(SHARD, b"push")  # there is always another one
-        if shard.receive(SOON_S) == (COORDINATOR, b"view"):
-            break
-    else:
-        raise AssertionError("the view was never taken")
+        return shard.receive(SOON_S) == (COORDINATOR, b"view")
+
+    wait_for(lambda: any(taken() for _ in range(1000)), SOON_S, "the view, which a thread has yet to bring")
     for transport in (replica, shard, coordinator):
         transport.close()
 
