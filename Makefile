@@ -12,8 +12,8 @@ train: $(READY)  ## train the digits example: 2 replicas, 1 shard, in separate p
 test: $(READY)  ## lint, types, and every promise of the README: 5 minutes
 	@$(MAKE) --no-print-directory -j2 check promises
 
-promises: $(READY)  ## every promise of the README alone; most of what tests take is waiting, so three go at once
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+promises: $(READY)  ## every promise of the README alone; much of what tests take is waiting, so three go at once
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 deep: $(READY)  ## sweeps, random worlds and random faults, with the day's seeds: half an hour
 	$(BIN)/python -m pytest --deep
