@@ -51,8 +51,7 @@ def check_traffic(split: str, sent: Sequence[int], pushes: int) -> None:
 
     def size(kind: Any, part: int) -> int:
         """Between a part and the shard on the other machine, in bytes."""
-        runs = ranges(Payload(kind, replica_node(0, 0), 0, 0, 1 - part, part=part))
-        return 4 * sum(stop - start for start, stop in runs)
+        return 4 * ranges(Payload(kind, replica_node(0, 0), 0, 0, 1 - part, part=part)).count
 
     weights = [sent[machine] - pushes * size("gradient", machine) for machine in (0, 1)]
     fetches = weights[0] // size("weights", 1)

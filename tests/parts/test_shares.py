@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
 
 import squall
@@ -16,7 +18,7 @@ from squall.protocol.nodes import Node
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from squall.runtime.places import Places
-from squall.runtime.ranges import Ranges
+from squall.runtime.ranges import Block, Elements, Ranges, _within
 from squall.vector import Layout
 from tests.parts.replica import DOWNPOUR, job_of, replica
 from tests.parts.test_slices import Embedded, Perceptron, tokens
@@ -34,14 +36,29 @@ def payload(kind: Any, shard: int, part: int) -> Payload:
     return Payload(kind, REPLICA, 0, 1, shard, part=part)
 
 
+@given(
+    start=st.integers(0, 9), length=st.integers(1, 9), rows=st.integers(1, 9), gap=st.integers(0, 9),
+    ends=st.tuples(st.integers(0, 180), st.integers(0, 180)).map(sorted),
+)  # fmt: skip
+def test_a_shards_range_cuts_a_slice_anywhere(start: int, length: int, rows: int, gap: int, ends: list[int]) -> None:
+    step, (low, high) = length + gap, ends
+    block = Block(start, length, rows, step) if rows > 1 else Block(start, length)
+    wanted = {at for row in range(rows) for at in range(start + row * step, start + row * step + length)}
+    found = Elements([*_within(block, low, high)])
+    elements = [at for run in found.runs for at in range(*run)]
+    assert sorted(elements) == sorted(wanted & set(range(low, high)))
+    assert found.count == len(elements)
+    vector = torch.arange(200)
+    assert [at for view in found.of(vector[low:], low) for at in view.flatten().tolist()] == elements
+
+
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_gradients_of_all_parts_are_the_whole_and_no_element_is_of_two(split: str) -> None:
     how, parts, starts = SPLITS[split]
     task = model_task(how)
     layout, ranges = ranges_of(task, parts, starts)
-    runs = sorted(
-        run for shard in range(SHARDS) for part in range(parts) for run in ranges(payload("gradient", shard, part))
-    )
+    each = [payload("gradient", shard, part) for shard in range(SHARDS) for part in range(parts)]
+    runs = sorted(run for one in each for run in ranges(one).runs)
     assert all(stop <= start for (_, stop), (start, _) in pairwise(runs))
     written = torch.zeros(layout.length)
     for start, stop in runs:
@@ -58,7 +75,7 @@ def test_weights_of_a_part_are_what_it_reads(split: str) -> None:
     for part, share in enumerate(shares(task, layout, starts, parts)):
         found, wanted = torch.zeros(layout.length), torch.zeros(layout.length)
         for shard in range(SHARDS):
-            for start, stop in ranges(payload("weights", shard, part)):
+            for start, stop in ranges(payload("weights", shard, part)).runs:
                 found[start:stop] = 1
         for region in share.reads.regions(wanted):
             region.fill_(1)

@@ -20,6 +20,7 @@ from squall.protocol.parcels import Parcelled, PartMachine
 from squall.protocol.staffing import Staffing
 from squall.sim.proof.chaos import ALL_REDUCE
 from squall.sim.proof.soak import verdict
+from squall.sim.proof.spread import SpreadReplicas
 from tests.sim.test_planted_faults import Planted, worlds, wrapped
 
 
@@ -96,6 +97,10 @@ def shards_are_not_told_of_parts(original: Any, staffing: Staffing, node: Node, 
     effects += [each for each in told if not (isinstance(each, Send) and each.message.node.role == "part")]
 
 
+def the_first_part_waits_for_no_weights(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SpreadReplicas, "_lags", lambda replicas, part, replica: False)
+
+
 def parts_take_no_room(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placing, "places_taken", lambda node, on, parts: int(node.role == "replica"))
 
@@ -116,6 +121,8 @@ PLANTED = {
         wrapped(Parcelled, "_lacks", any_parcel_will_do), 10, "I6"),
     "a part uses weights that have come from one shard": Planted(
         wrapped(PartMachine, "on", used_when_the_first_has_come), 30, "I16"),
+    "a replica goes on before its parts have the weights that it has": Planted(
+        the_first_part_waits_for_no_weights, 200, "I16"),
     "shards are not told where a new replica's parts are": Planted(
         wrapped(Staffing, "_let_in", shards_are_not_told_of_parts), 60, "I16"),
     "parts get their weights after the replica": Planted(

@@ -135,6 +135,24 @@ def test_numbers_arrive_at_their_place_with_their_frame(replica: End, shard: End
     assert replica.sent_bytes == shard.received_bytes > SIZE
 
 
+def rows(end: End) -> Views:
+    """As of a slice of a matrix: many short ones with gaps between them, a long one, and short ones again."""
+    memory = memoryview(end.memory)
+    short = [memory[at : at + 700] for at in range(0, 700_000, 1000)]
+    return [*short, memory[700_000:900_000], *(memory[at : at + 3] for at in range(900_000, SIZE - 100, 50_000))]
+
+
+def test_numbers_of_many_places_arrive_at_theirs(replica: End, shard: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    connected(replica, shard)
+    monkeypatch.setattr(End, "places", lambda end, payload, peer: rows(end))
+    replica.memory[:] = bytes(1 + i % 251 for i in range(SIZE))
+    for number in (1, 2):
+        replica.send(SHARD, Frame(number, 0, Exchange(number, gradient=0)), GRADIENT)
+    turns(replica, shard, until=lambda: len(shard.frames) == 2)
+    assert [bytes(there) for there in rows(shard)] == [bytes(here) for here in rows(replica)]
+    assert sum(map(bool, shard.memory)) == sum(view.nbytes for view in rows(shard)), "and nowhere else"
+
+
 class Two:
     """A replica that has numbers for two shards of one machine, which read nothing."""
 

@@ -15,7 +15,7 @@ from setproctitle import setproctitle
 from squall.launchers.leaving import LOST, leave
 from squall.launchers.parts import with_own
 from squall.parts.assembly import Assembly
-from squall.parts.carrying import ConnectionWatch, FarHost, FirstHost, SpreadSpeaker, own_arena
+from squall.parts.carrying import ConnectionWatch, FarHost, PassingHost, SpreadSpeaker, own_arena
 from squall.parts.exchanging import PartExchanges
 from squall.parts.far_row import FarRow, ShowingSpeaker
 from squall.parts.host import follow
@@ -78,7 +78,7 @@ class SpreadHost(Host):
             if isinstance(job.recipe.work, Collective):
                 row = ShowingSpeaker(FarRow(made, neighbours, job), neighbours, watch=self._watch)
                 return recorded_row(row, job, self._node)
-            return SpreadSpeaker(FirstHost(made, neighbours, job, self._node.index), neighbours, self._watch)
+            return SpreadSpeaker(PassingHost(made, neighbours, job, self._node.index), neighbours, self._watch)
 
 
 def run_far_part(job: Job, node: Node, tell: Tell, connect: Connect) -> None:
@@ -98,15 +98,16 @@ def run_far_part(job: Job, node: Node, tell: Tell, connect: Connect) -> None:
     job = with_own(replace(job, arena=own_arena(job.arena.shape), listener=listening(), schedule=None))
     others = [_place(job, node) if other == node else PartPlace(other, -1) for other in part_nodes(replica, count)]
     parts = [first, *others]
-    grouped = isinstance(job.recipe.work, Collective)
-    exchanges = PartExchanges(job, replica.index, part, machines, watch)
-    # Connected before the first part can ask for weights: what comes where nobody is comes again a second later.
-    driver = None if grouped else connect(job, exchanges)
+    exchanges = driver = None
+    if not isinstance(job.recipe.work, Collective):
+        exchanges = PartExchanges(job, replica.index, part, machines, watch)
+        # Connected before the first part can ask for weights: what comes where nobody is comes again a second later.
+        driver = connect(job, exchanges)
     try:
         job, neighbours = _joined(job, parts, part, tell, watch.news)
         with neighbours.together():
             made = host(job, replica)
-            if driver is None:
+            if exchanges is None or driver is None:
                 far: Host = FarRow(made, neighbours, job)
             else:
                 far = FarHost(made, neighbours, job, replica.index, exchanges)

@@ -31,8 +31,8 @@ def own_arena(shape: Shape) -> Arena:
     return Arena(shape, mmap.mmap(-1, shape.total_bytes, flags=flags))
 
 
-class FirstHost(HostAround):
-    """Of part 0, in a slot of its machine's arena."""
+class PassingHost(HostAround):
+    """Of any part: what it steps itself goes to those who read it."""
 
     def __init__(self, host: Host, neighbours: Neighbours, job: Job, slot: int) -> None:
         super().__init__(host)
@@ -53,13 +53,14 @@ class FirstHost(HostAround):
         return event
 
 
-class FarHost(FirstHost):
-    """Of another part."""
+class FarHost(HostAround):
+    """Of another part than the first: it exchanges by itself."""
 
     def __init__(
         self, host: Host, neighbours: Neighbours, job: Job, slot: int, exchanges: PartExchanges
     ) -> None:  # fmt: skip
-        super().__init__(host, neighbours, job, slot)
+        super().__init__(PassingHost(host, neighbours, job, slot))
+        self._replica = host if job.own is not None else None  # with weights of its own
         self._spent, self._exchanges = neighbours.spent, exchanges
 
     def perform(self, effect: Effect, now: float) -> Event | None:
@@ -69,9 +70,8 @@ class FarHost(FirstHost):
             with self._spent.waiting():
                 self._exchanges.fetched(effect.buffer)
         event = super().perform(effect, now)
-        if isinstance(effect, UseWeights) and self._own is not None:
-            assert isinstance(self._host, ReplicaHost)
-            self._host.training.backward.on_vector.use(0)  # with buffers that another part has fetched
+        if isinstance(effect, UseWeights) and isinstance(self._replica, ReplicaHost):
+            self._replica.training.backward.on_vector.use(0)  # with buffers that another part has fetched
         return event
 
 

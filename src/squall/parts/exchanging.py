@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from torch import Tensor
+
 from squall.parts.host import Ends
 from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import Effect, Payload, UseWeights
@@ -18,6 +20,7 @@ from squall.protocol.nodes import shard_nodes
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, Host
 from squall.runtime.job import Job
+from squall.runtime.ranges import Elements
 
 
 class PartExchanges(Host):
@@ -82,8 +85,7 @@ class PartExchanges(Host):
     def attach(self, payload: Payload) -> None:
         if payload.shard in self._here:
             own, theirs = (a.gradient(self._slot, payload.buffer) for a in (self._job.arena, self._machines))
-            for start, stop in self._job.ranges(payload):
-                theirs[start:stop].copy_(own[start:stop])
+            _copy(self._job.ranges(payload), own, theirs)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         assert isinstance(effect, UseWeights), effect
@@ -91,9 +93,14 @@ class PartExchanges(Host):
         assert owner is not None
         own, theirs = (a.weights(self._slot, buffer) for a in (self._job.arena, self._machines))
         for shard in self._here:
-            for start, stop in self._job.ranges(Payload("weights", owner.node, buffer, 0, shard, part=self._part)):
-                own[start:stop].copy_(theirs[start:stop])
+            payload = Payload("weights", owner.node, buffer, 0, shard, part=self._part)
+            _copy(self._job.ranges(payload), theirs, own)
             self._job.arena.rates(self._slot, buffer).copy_(self._machines.rates(self._slot, buffer))
         self._used.append(buffer)
         os.eventfd_write(self._came, 1)
         return None
+
+
+def _copy(some: Elements, source: Tensor, target: Tensor) -> None:
+    for there, own in zip(some.of(target), some.of(source)):
+        there.copy_(own)

@@ -113,8 +113,7 @@ class ShardHost(Host):
             self.store.restore(job.restored.tensors, job.restored.updates)
 
     def attach(self, payload: Payload) -> None:
-        runs = self._ranges(payload) if payload.part >= 0 else ()
-        self.store.deliver(payload.slot, payload.buffer, runs, payload.part)
+        self.store.deliver(payload.slot, payload.buffer, self._ranges(payload) if payload.part >= 0 else None)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

@@ -75,7 +75,7 @@ class Places:
         if not (0 <= slot < slots and 0 <= buffer < buffers):
             raise ValueError(f"there is no place for {payload}")
         at = [*shape.buffers(slot)][buffer + shape.weights if gradient else buffer]
-        numbers = [self._memory[at + 4 * start : at + 4 * stop] for start, stop in self._ranges(payload)]
+        numbers = [self._memory[at + 4 * start : at + 4 * stop] for start, stop in self._ranges(payload).runs]
         if gradient:
             return numbers
         rates = shape.rates_span[0] + 8 * shape.groups * (slot * shape.weights + buffer)

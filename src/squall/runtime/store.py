@@ -13,7 +13,7 @@ from squall.protocol.messages import Factors
 from squall.runtime.arena import Arena, newest_first
 from squall.runtime.compensation import Compensation
 from squall.runtime.optimizers import bare_step, build_optimizer, rates_scaled
-from squall.runtime.ranges import Run
+from squall.runtime.ranges import Elements
 from squall.runtime.rates import Schedule
 from squall.runtime.seeds import mix
 from squall.strategies.base import Recipe
@@ -54,7 +54,7 @@ class Store:
         self._mean_squares = self._compensation.mean_squares if self._compensation is not None else []
         self._sums: list[Tensor] = []  # of several pushes, cut as the parameters are
         self._gradients: dict[tuple[int, int], list[Tensor]] = {}  # (slot, buffer) -> its part of each parameter
-        self._targets: dict[tuple[int, int, int], tuple[list[tuple[Tensor, Tensor]], Any]] = {}  # -> to, from; rates
+        self._targets: dict[tuple[int, int, Elements | None], tuple[list[tuple[Tensor, Tensor]], Any]] = {}
 
     def _own(self, piece: Piece) -> Tensor:
         return self.weights[piece.start - self.start : piece.stop - self.start]
@@ -139,14 +139,16 @@ class Store:
             for term, theirs in zip(terms, pushed):
                 own.add_(torch.where(theirs == before, 0.0, theirs - before), alpha=term.weight * share)
 
-    def deliver(self, slot: int, buffer: int, runs: Sequence[Run] = (), part: int = -1) -> None:
-        """Write the current weights and learning rates into a slot's buffer; of a part of the replica its `runs`."""
-        target = self._targets.get((slot, buffer, part))
+    def deliver(self, slot: int, buffer: int, some: Elements | None = None) -> None:
+        """Write the current weights, or some of them, and learning rates into a slot's buffer."""
+        target = self._targets.get((slot, buffer, some))
         if target is None:
-            whole, pieces = self.arena.weights(slot, buffer), list[tuple[Tensor, Tensor]]()
-            for a, b in runs if part >= 0 else [(self.start, self.stop)]:
-                pieces += zip(newest_first(whole[a:b]), newest_first(self.weights[a - self.start : b - self.start]))
-            target = self._targets[slot, buffer, part] = (pieces, self.arena.rates(slot, buffer).numpy())
+            whole = self.arena.weights(slot, buffer)
+            if some is None:
+                pieces = [*zip(newest_first(whole[self.start : self.stop]), newest_first(self.weights))]
+            else:
+                pieces = [*zip(some.of(whole), some.of(self.weights, self.start))]
+            target = self._targets[slot, buffer, some] = (pieces, self.arena.rates(slot, buffer).numpy())
         pieces, rates = target
         for there, own in pieces:
             there.copy_(own)

@@ -89,4 +89,4 @@ class TrafficHost(HostAround):
                 self._bytes[here][1] += fetched
 
     def _bytes_of(self, payload: Payload) -> int:
-        return 4 * sum(stop - start for start, stop in self._ranges(payload))
+        return 4 * self._ranges(payload).count

@@ -13,7 +13,7 @@ from squall.protocol.sandblaster.messages import Calculation, Combine
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
-from squall.runtime.ranges import Run
+from squall.runtime.ranges import Elements
 from squall.runtime.snapshot import Snapshots
 from squall.strategies.work import BatchMethod
 from squall.vector import Layout
@@ -94,11 +94,11 @@ class VectorStore:
         """What a replica pushes comes on top of the sum."""
         self._vectors["sum"].add_(self.arena.gradient(slot, buffer)[self.start : self.stop])
 
-    def deliver(self, slot: int, buffer: int, name: str, runs: Sequence[Run]) -> None:
-        """Copy these runs of a vector into a replica's weights."""
-        whole, vector = self.arena.weights(slot, buffer), self._vectors[name]
-        for a, b in runs:
-            whole[a:b].copy_(vector[a - self.start : b - self.start])
+    def deliver(self, slot: int, buffer: int, name: str, some: Elements) -> None:
+        """Copy these elements of a vector into a replica's weights."""
+        pairs = zip(some.of(self.arena.weights(slot, buffer)), some.of(self._vectors[name], self.start))
+        for there, own in pairs:
+            there.copy_(own)
 
     def state(self) -> dict[str, Tensor]:
         """What a snapshot needs: the accepted weights, the gradient there, and the history."""

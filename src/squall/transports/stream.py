@@ -29,6 +29,7 @@ from squall.transports.lanes import Lane, near
 PASS_BYTES = 1 << 20  # what a turn reads or writes at most, so that no stream keeps the others waiting
 WAKE_BYTES = 1 << 18  # of numbers: fewer do not wake who reads them, or each record would
 RECORD_BYTES = (1 << 14) + 256  # of TLS, at most
+SMALL_BYTES = 1 << 14  # views of fewer travel together: a call for each row of a sliced matrix would take far longer
 MAX_HEAD_BYTES = MAX_FRAME_BYTES + 1024
 _PREFIX = struct.Struct("!III")
 _SCRATCH = memoryview(bytearray(1 << 16))  # for numbers that nobody needs any more
@@ -79,7 +80,9 @@ class Stream:
         self._incoming: deque[memoryview] = deque([self._prefix])  # to be filled, one after the other
         self._head: memoryview | None = None  # being read
         self._arrived: Head | None = None  # whose numbers are being read
-        self._unwanted = 0  # bytes of numbers still to come that nobody needs
+        self._spread: tuple[memoryview, list[memoryview]] | None = None  # what is read first, and where it then goes
+        self._left = 0  # bytes of numbers still to come
+        self._unwanted = 0  # those that nobody needs
         self._wakes = 1  # bytes that make the connection readable
 
     def put(self, frame: Frame, payload: Payload | None = None, numbers: Views = ()) -> None:
@@ -116,7 +119,7 @@ class Stream:
         """Whoever else sends."""
         budget = PASS_BYTES
         while self._outgoing and budget > 0:
-            view = self._outgoing[0]
+            view = _together(self._outgoing)
             try:
                 # OpenSSL goes on for as long as the peer reads: a view may be all of a large vector.
                 count = self.connection.send(view[:PASS_BYTES])
@@ -136,6 +139,8 @@ class Stream:
         """Add what has come whole, with its numbers; True if there may be more at once. Raises `Broken`."""
         budget = PASS_BYTES
         while budget > 0:
+            if self._left and self._spread is None:
+                self._read_together()
             into = self._incoming[0] if self._incoming else _SCRATCH[: self._unwanted]
             try:
                 count = self.connection.recv_into(into, min(into.nbytes, budget))
@@ -148,20 +153,40 @@ class Stream:
                 raise Broken("the other end has closed it")
             budget -= count
             self.received_bytes += count
+            self._left -= min(count, self._left)
             if not self._incoming:
                 self._unwanted -= count
             elif count == into.nbytes:
                 self._incoming.popleft()
+                self._put_apart()
             else:
                 self._incoming[0] = into[count:]
             if not self._incoming and not self._unwanted:
                 self._next(arrived)
         return True
 
+    def _read_together(self) -> None:
+        """Read what belongs into several small views at once."""
+        small = _small(self._incoming)
+        if len(small) > 1:
+            for _ in small:
+                self._incoming.popleft()
+            scratch = memoryview(bytearray(sum(view.nbytes for view in small)))
+            self._spread = scratch, small
+            self._incoming.appendleft(scratch)
+
+    def _put_apart(self) -> None:
+        """What has just come whole may belong into several views."""
+        if self._spread is not None:
+            (scratch, views), self._spread = self._spread, None
+            at = 0
+            for view in views:
+                view[:] = scratch[at : at + view.nbytes]
+                at += view.nbytes
+
     def _sleep(self) -> None:
         """Have the kernel wake the process when many numbers have come, or all; a part of a record may be read."""
-        left = sum(view.nbytes for view in self._incoming) + self._unwanted if self._arrived is not None else 0
-        wakes = max(1, min(left - RECORD_BYTES, WAKE_BYTES))
+        wakes = max(1, min(self._left - RECORD_BYTES, WAKE_BYTES))
         if wakes != self._wakes:
             self._wakes = wakes
             self.connection.setsockopt(SOL_SOCKET, SO_RCVLOWAT, wakes)
@@ -198,7 +223,29 @@ class Stream:
         views, wanted = self._place(head.frame, head.payload)
         if sum(view.nbytes for view in views) != head.size:
             raise Foul(f"it sends {head.size} bytes of numbers for {head.payload}")
+        self._left = head.size
         if wanted:
             self._incoming.extend(view for view in views if view.nbytes)
         else:
             self._unwanted = head.size
+
+
+def _small(views: deque[memoryview]) -> list[memoryview]:
+    """Those at the front that are, as many as go together."""
+    found, size = list[memoryview](), 0
+    for view in views:
+        if view.nbytes >= SMALL_BYTES or size >= RECORD_BYTES:
+            break
+        found.append(view)
+        size += view.nbytes
+    return found
+
+
+def _together(views: deque[memoryview]) -> memoryview:
+    """The view at the front, which may have been several."""
+    small = _small(views)
+    if len(small) > 1:
+        for _ in small:
+            views.popleft()
+        views.appendleft(memoryview(b"".join(small)))
+    return views[0]
