@@ -57,6 +57,7 @@ def training(directory: Path, replicas: int, epochs: int) -> Started:
     return Started(directory, "train", str(PIPED), "--run-dir", str(directory), "--strategy", "all_reduce", *size)
 
 
+@deep.only
 def test_across_the_deaths_of_parts_an_interrupt_and_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Newcomers' parts take what the same part of a survivor has; the first member is lost as well."""
     monkeypatch.setenv("EXAMPLES", "1024")

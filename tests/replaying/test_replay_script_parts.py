@@ -40,6 +40,7 @@ def test_every_part_has_its_loop_again(tmp_path: Path, how: str, strategy: str, 
     assert "the same, bit for bit" in out
 
 
+@deep.only
 def test_across_the_death_of_a_part_an_interrupt_and_a_resume_with_another_number(tmp_path: Path) -> None:
     run = started(tmp_path, "--how", "examples", "--epochs", "50", flags=("--replicas", "2", "--strategy", "downpour"))
     try:

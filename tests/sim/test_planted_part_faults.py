@@ -21,6 +21,7 @@ from squall.protocol.staffing import Staffing
 from squall.sim.proof.chaos import ALL_REDUCE
 from squall.sim.proof.soak import verdict
 from squall.sim.proof.spread import SpreadReplicas
+from tests import deep
 from tests.sim.test_planted_faults import Planted, worlds, wrapped
 
 
@@ -134,7 +135,12 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PLANTED)
+MANY = 200  # worlds take seconds
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[deep.only] if PLANTED[name].within >= MANY else []) for name in PLANTED]
+)
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = PLANTED[name]
     planted.plant(monkeypatch)

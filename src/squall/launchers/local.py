@@ -130,8 +130,9 @@ class LocalRun:
             case "saving":
                 self._tell_saving(said["received"], said["total"])
             case "evaluated":
+                known = watch.why
                 watch.told(said["evaluation"])
-                if watch.why:
+                if watch.why and not known:  # once: two who both write, and do not read, would wait for each other
                     self._pipe.say(kind="leave", why=watch.why, failed=watch.error is not None)
             case "exited":
                 self._exits.append(said)
