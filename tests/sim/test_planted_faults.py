@@ -546,7 +546,7 @@ PLANTED: dict[str, Planted] = {
         both(wrapped(Linked, "_receive", every_copy), wrapped(Shard, "_on_exchange", clocks_not_compared)), 20, "I2",
         of="compensated"),
     "frames are delivered as they come": Planted(
-        wrapped(Linked, "_receive", as_they_come), 100, "I12", of="scaled"),
+        wrapped(Linked, "_receive", as_they_come), 100, "I12", of="synchronous"),
     "a payload is not sent again": Planted(wrapped(Linked, "_check", message_alone), 100, "I6"),
     "a late payload is put over a newer one": Planted(wrapped(Memory, "receive", whatever_comes), 1000, "I6"),
     "weights are sent again as they are by then": Planted(wrapped(ShardPhantom, "outgoing", weights_of_now), 100, "I6"),

@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from squall.launchers.gathering import Gathering
 from squall.launchers.last_weights import in_pieces, newest
 from squall.transports.stream import PASS_BYTES
@@ -67,14 +69,19 @@ class ScriptRelay:
         weights = None
         if not self._status and status != "moved":
             self._gathering.shut(status, reason)
-            elsewhere = len(self._gathering.machines) > 1
-            weights = newest(self._directory) if elsewhere and status == "finished" else None
+            weights = self._last(status) if len(self._gathering.machines) > 1 else None
         self._status = status
         end = {"kind": "end", "status": status, "reason": reason}
         for machine in self._gathering.machines:
             if machine:
                 self._parcels[machine] = chain(in_pieces(weights) if weights is not None else (), [end])
         self._send()
+
+    def _last(self, status: str) -> Tensor | None:
+        """The weights that scripts elsewhere go on with. A user's stop waits for no more than goes at once."""
+        weights = newest(self._directory) if status in ("finished", "interrupted") else None
+        late = weights is not None and status == "interrupted" and weights.nbytes > PASS_BYTES
+        return None if late else weights
 
     def turn(self, collected: bool) -> None:
         """`collected`: all other machines have ended."""
