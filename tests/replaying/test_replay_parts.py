@@ -98,7 +98,8 @@ def training(directory: Path, *flags: str) -> Started:
     return run
 
 
-@pytest.mark.parametrize("flags", deep.sweep([("--keep-schedule", "last:2"), ()], 1))
+@deep.only
+@pytest.mark.parametrize("flags", [("--keep-schedule", "last:2"), ()])
 def test_across_the_death_of_a_part_an_interrupt_and_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:

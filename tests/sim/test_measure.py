@@ -182,6 +182,7 @@ def _said(seconds: float) -> Moment:
     return Moment(0.0, [{"times": [seconds]}])
 
 
+@deep.only
 @pytest.mark.usefixtures("small")
 def test_where_replicas_form_no_group_all_else_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: object, **named: object) -> None:

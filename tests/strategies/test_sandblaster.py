@@ -201,6 +201,7 @@ def test_two_runs_of_one_configuration_are_the_same_bit_for_bit(inline: Fit, bat
     assert (first == second).all()
 
 
+@deep.only
 def test_armijo_and_batches_learn_as_well(inline: Fit) -> None:
     task = digits()
     function = whole(task)
