@@ -58,9 +58,7 @@ class Nursery:
     """Forks, watches and reaps. One instance per process, used by `main` alone."""
 
     def __init__(self, launcher: ControlPipe, job: Job, sockets: Path) -> None:
-        self._launcher = launcher
-        self._job = job
-        self._sockets = sockets
+        self._launcher, self._job, self._sockets = launcher, job, sockets
         self._children: dict[int, Child] = {}  # by pidfd
         self._killing = False  # processes that end from now on were killed here
         self._stopping = ""  # why a stop was asked for, if it was
@@ -207,13 +205,13 @@ class Nursery:
     def _ended(self) -> None:
         """The coordinator has told how the training ended, which is now in `self._end`."""
         self._deadline = time.monotonic() + (STOPPED_GRACE_S if self._stopping else GRACE_S)
-        if self._end is not None and self._end["status"] == "failed":
+        if (self._end or {}).get("status") == "failed":
             self._kill_waiting()
 
     def _kill_waiting(self) -> None:
         """Replicas may wait for what is gone. Nobody waits for them: what they have recorded is written."""
-        waiting = [child.node for child in self._children.values() if child.node.role in ("replica", "part")]
-        for node in waiting if self._job.recipe.shards else ():
+        waiting = ("replica", "part") if self._job.recipe.shards else ()
+        for node in [child.node for child in self._children.values() if child.node.role in waiting]:
             self._kill(node)
 
     def _reap(self, child: Child) -> None:
@@ -268,8 +266,7 @@ class Nursery:
         return next(turn for turn in count() if turn not in taken) if node.role == "replica" else -1
 
     def _fork(self, node: Node) -> None:
-        pid = fork()
-        if pid:
+        if pid := fork():
             self._look_after(node, pid)
             if node == COORDINATOR and isinstance(self._line, PipeLine):
                 self._line.given()

@@ -32,7 +32,7 @@ class PartExchanges(Host):
     def __init__(self, job: Job, slot: int, part: int, machines: Arena, watch: Ends) -> None:
         """`machines` is the arena of its machine; `watch` is over the connections to the other parts."""
         assert job.site is not None
-        self._job, self._slot, self._part, self._machines, self._watch = job, slot, part, machines, watch
+        self._job, self._slot, self._part, self._machines = job, slot, part, machines
         self._here = {shard.index for shard in shard_nodes(job.recipe.shards) if job.site.has(shard)}
         self._asked: deque[PushAsked] = deque()
         self._used: deque[int] = deque()  # buffers of weights that have come

@@ -70,6 +70,8 @@ class Parcelled:
             if node.index == replica.index and node < replica
             and all((node.index, node.incarnation) != (each.slot, each.incarnation) for each in shown)
         ]  # fmt: skip
+        for node in dropped:
+            self._held.pop(node, None)
         return [Forget(each) for node in dropped for each in self._brought.pop(node)]
 
     def _on_parcel(self, part: Node, parcel: Parcel, now: float) -> list[Effect]:
