@@ -86,7 +86,7 @@ def started(directory: Path, *flags: str, **environment: str) -> Started:
 )
 def test_a_part_that_dies_is_its_replicas_death(tmp_path: Path, victim: str, workers: str) -> None:
     """Processes that load data, which the first part has too, do not keep it."""
-    run = started(tmp_path / "parted", "--epochs", "3", WORKERS=workers)
+    run = started(tmp_path / "parted", "--epochs", "8", WORKERS=workers)
     try:
         for replica in range(2):
             run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)
