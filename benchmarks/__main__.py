@@ -37,6 +37,8 @@ BENCHMARKS: dict[str, Any] = {
     "forecast-parts": forecast_parts,
 }  # fmt: skip
 
+if unknown := [name for name in sys.argv[1:] if name not in BENCHMARKS]:
+    sys.exit(f"no benchmark {', '.join(unknown)}: there are {', '.join(BENCHMARKS)}; without a name all are run")
 for name in sys.argv[1:] or BENCHMARKS:
     try:
         write(BENCHMARKS[name].measure())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from squall.protocol.effects import CutGroup, Effect, End, Gather, JoinGroup, Step
+from squall.protocol.effects import CutGroup, Effect, End, Gather, JoinGroup, Payload, Step
 from squall.protocol.events import Event
 from squall.runtime.driver import Host, HostAround
 
@@ -46,6 +46,18 @@ class Apart(HostAround):
             self._under_way += 1
             self._asked.put(partial(self._host.perform, effect, now))
         return None
+
+    def attach(self, payload: Payload) -> None:
+        """Behind what is under way, which waits for nobody elsewhere: no machine shows weights that may move.
+
+        In a replica of several parts both are words with the others, which one thread at a time may have.
+        """
+        if self._under_way:
+            over = threading.Event()
+            self._under_way += 1
+            self._asked.put(over.set)
+            over.wait()
+        super().attach(payload)
 
     def poll(self) -> Event | None:
         """The answer to what was begun. Raises what the user's code has raised there."""
