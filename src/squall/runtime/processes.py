@@ -111,8 +111,8 @@ def never_interrupt() -> None:
 
     A replica that wakes a shard then sleeps, so that its core becomes free. Without this the shard interrupts another
     replica while that core is idle: 5 % of a large network's steps, with two replicas on two cores. A part that wakes
-    another holds the connection's lock, for which Gloo's thread asks without end until it may go on: where parts are
-    more than cores that made steps of pipelines and branches up to 4 times as long. Where the system has no such
+    another holds the connection's lock, for which Gloo's thread asks without end until it may go on: where processes
+    were more than cores that made steps of pipelines and branches up to 4 times as long. Where the system has no such
     setting, nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError):
