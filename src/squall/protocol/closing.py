@@ -30,7 +30,7 @@ from squall.protocol.policy import Policy
 from squall.protocol.replacing import Replacing
 from squall.protocol.snapshot_rounds import SnapshotRounds
 
-STOP_WITHIN_S = 0.9  # after a user's stop, replicas that are still computing are not waited for
+STOP_WITHIN_S = 0.8  # after a user's stop, replicas that are still computing are not waited for
 
 
 class Phase(StrEnum):

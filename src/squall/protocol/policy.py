@@ -8,7 +8,7 @@ from squall.protocol.best import Goal
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node
 
-SAVE_WITHIN_S = 1.2  # how long a small snapshot is waited for after a user's stop
+SAVE_WITHIN_S = 1.0  # how long a small snapshot is waited for after a user's stop
 
 
 class MachineRoom(msgspec.Struct, frozen=True):
