@@ -3,12 +3,29 @@
 import pytest
 
 from squall.protocol.effects import Effect, End, KillMembers, Send, StartMember
-from squall.protocol.events import LauncherLost, LeaveRequested, ProcessEnded, Started, StopRequested, TimePassed
+from squall.protocol.events import (
+    ActivitySeen,
+    LauncherLost,
+    LeaveRequested,
+    ProcessEnded,
+    Started,
+    StopRequested,
+    TimePassed,
+)
 from squall.protocol.heartbeats import PATIENCE, Pulse
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import LEAVE_WITHIN_S, NurseryMachine
-from squall.protocol.nursery_messages import Alive, Leaving, ProcessLost, Replaced, StartProcess, StopAsked
+from squall.protocol.nursery_messages import (
+    Activity,
+    Alive,
+    Leaving,
+    ProcessLost,
+    Replaced,
+    Spent,
+    StartProcess,
+    StopAsked,
+)
 from tests.protocol.steps import give, tell
 
 REPLICA = Node("replica", 1, 2)
@@ -25,6 +42,11 @@ def far() -> NurseryMachine:
 
 def say(message: object) -> list[Effect]:
     return [Send(COORDINATOR, message)]  # type: ignore[arg-type]
+
+
+def test_what_processes_do_is_told_the_coordinator() -> None:
+    spent = (Spent(Node("replica", 1), 0.25, compute_s=0.2),)
+    assert give(NurseryMachine(), ActivitySeen(spent)) == say(Activity(spent))
 
 
 def test_it_starts_what_it_is_asked_for_and_tells_what_has_ended() -> None:

@@ -7,9 +7,20 @@ from squall.protocol.heartbeats import BEGIN_WITHIN_S, PATIENCE, Pulse
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Grant, Join, LeaseRequest, Left, Stats, Stop
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node, replica_node
-from squall.protocol.notes import MachineDied, MachineLeft, MemberDied, MemberReplaced
+from squall.protocol.notes import ActivityTold, MachineDied, MachineLeft, MemberDied, MemberReplaced
 from squall.protocol.nursery import LEAVE_WITHIN_S
-from squall.protocol.nursery_messages import Alive, Heard, Leaving, Placed, ProcessLost, Refused, Replaced, StartProcess
+from squall.protocol.nursery_messages import (
+    Activity,
+    Alive,
+    Heard,
+    Leaving,
+    Placed,
+    ProcessLost,
+    Refused,
+    Replaced,
+    Spent,
+    StartProcess,
+)
 from squall.protocol.policy import MachineRoom
 from tests.protocol.office import Office, start
 from tests.protocol.steps import only, sent
@@ -54,6 +65,13 @@ def lost(of: Office, machine: int) -> list[Effect]:
 
 def test_a_machine_that_is_heard_is_answered() -> None:
     assert sent(office().tell(N1, Alive()), Alive) == [(N1, Alive())]
+
+
+def test_a_machine_tells_what_its_own_processes_do_and_nothing_of_others() -> None:
+    of = office()
+    mine, other, gone = (Spent(node, 0.25, wait_s=0.1, awaited=SHARD) for node in (R1, R2, AGAIN))
+    of.tell(N1, Activity((mine, other, gone)))
+    assert of.notes(ActivityTold) == [ActivityTold((mine,))]
 
 
 def test_a_machine_that_is_silent_is_lost_and_its_replica_goes_where_room_is() -> None:

@@ -14,6 +14,7 @@ import torch
 
 import squall.record.rows
 from squall.record.rows import (
+    ActivityRow,
     EventRow,
     ExtraRow,
     LeaseRow,
@@ -34,6 +35,7 @@ ONE_OF_EACH = [
     MetricRow(1.5, 0, 640, 10, "accuracy", 0.5),
     ProgressRow(0.5, 1, 64, 1, 2.25, 0.375, 0.125, 4096, 8192),
     PartRow(0.5, 1, 0, 0.25, 0.125, 0.5, 1 << 33),
+    ActivityRow(0.5, "replica-1.0", 0.25, 0.125, 0.0, 0.0625, 0.03125, "shard 1", 0.015625, 1 << 33),
     ExtraRow(0.5, 1, 64, "divergence", 0.75),
     StalenessRow(0.5, 1, 3, 7),
     LeaseRow(4, 0, 640, 1280, 1, 2, 0.25, 0.5, 704),

@@ -24,6 +24,10 @@ from squall.transports.streams import Streams
 
 class Line(Protocol):
     @property
+    def open(self) -> bool:
+        """The coordinator is there, as far as is known."""
+
+    @property
     def sources(self) -> list[Any]:
         """What becomes readable when there is something to hear."""
 
@@ -55,6 +59,10 @@ class PipeLine:
         mine, self._theirs = Pipe()
         self._pipe = ControlPipe(mine)
         self.placed: dict[int, int] = {}  # replica -> the machine on which the coordinator had it started last
+
+    @property
+    def open(self) -> bool:
+        return self._pipe.open
 
     @property
     def sources(self) -> list[Any]:
@@ -100,6 +108,8 @@ class StreamLine:
         part = Part(nursery, site, COMMON, _no_numbers)
         addresses = {COORDINATOR: site.addresses[COORDINATOR]}
         self._streams = Streams(contexts, part, addresses, plaintext=site.plaintext)
+
+    open = True
 
     @property
     def sources(self) -> list[Any]:

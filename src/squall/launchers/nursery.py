@@ -38,12 +38,13 @@ from squall.launchers.parts import raised
 from squall.launchers.role_processes import run_role, tell
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Effect, KillMember, KillMembers, StartMember, Transmit
-from squall.protocol.events import Event, ProcessEnded, StopRequested, TimePassed
+from squall.protocol.events import ActivitySeen, Event, ProcessEnded, StopRequested, TimePassed
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node, whole
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.nursery_messages import PartPlace
 from squall.protocol.snapshot_rounds import SILENT_S
+from squall.runtime.board import Board
 from squall.runtime.job import Job
 from squall.runtime.machines import firsts, nodes
 from squall.runtime.processes import fork, outlive_parent
@@ -51,6 +52,7 @@ from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
 
 GRACE_S = 1.0  # seconds for processes to end after the coordinator has
 STOPPED_GRACE_S = 0.3  # the same, when somebody waits for the end
+LOOK_EVERY_S = 0.25  # as often as replicas report
 ANSWER_S = 0.3  # seconds that the coordinator may take beyond its own deadlines
 
 
@@ -58,7 +60,10 @@ class Nursery:
     """Forks, watches and reaps. One instance per process, used by `main` alone."""
 
     def __init__(self, launcher: ControlPipe, job: Job, sockets: Path) -> None:
-        self._launcher, self._job, self._sockets = launcher, job, sockets
+        self._launcher, self._sockets = launcher, sockets
+        self._board = Board(job.recipe.replicas, job.recipe.shards, time.monotonic())
+        self._job = replace(job, board=self._board)
+        self._look_at = 0.0  # at the board
         self._children: dict[int, Child] = {}  # by pidfd
         self._killing = False  # processes that end from now on were killed here
         self._stopping = ""  # why a stop was asked for, if it was
@@ -98,8 +103,9 @@ class Nursery:
     def watch(self) -> None:
         """Until all children are gone."""
         while self._children or self._stays:
-            times = [at for at in (self._deadline, self._linked.wake_at, self._line.wake_at) if at is not None]
-            timeout = max(0.0, min(times) - time.monotonic()) if times else None
+            known = (self._deadline, self._linked.wake_at, self._line.wake_at, self._look_at)
+            times = [at for at in known if at is not None]
+            timeout = max(0.0, min(times) - time.monotonic())
             ready = wait([*self._sources(), *self._children], timeout)
             now = time.monotonic()
             if self._linked.wake_at is not None and now >= self._linked.wake_at:
@@ -107,10 +113,19 @@ class Nursery:
             for source in ready:
                 self._attend(source)
             self._hear()
+            if now >= self._look_at:
+                self._look(now)
             if self._deadline is not None and now >= self._deadline:
                 self._late()
         self._hand_over()
         self._launcher.say(kind="ended", **self._verdict())
+
+    def _look(self, now: float) -> None:
+        """Tell what the processes do, as long as somebody writes it down."""
+        self._look_at = now + LOOK_EVERY_S
+        pids = {child.node: child.pid for child in self._children.values()}
+        if pids and self._end is None and self._line.open:
+            self._tell(ActivitySeen(self._board.read(now, pids)))
 
     def _hand_over(self) -> None:
         """All processes are gone: give the launching process what it does not have."""

@@ -147,7 +147,7 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         if far_member:
             host = Apart(host)
         transport.wake_on(host.wakes)
-        Driver(machine(job, node), transport, host, carriers=(*own, *carriers)).run(poll_every_s)
+        Driver(machine(job, node), transport, host, carriers=(*own, *carriers), entry=job.entry(node)).run(poll_every_s)
     except NeighbourLost as lost:
         die_of(lost, node, sockets, () if watch is None else watch.pids)
     finally:

@@ -136,7 +136,10 @@ class ReplicaBackend(WholeBackend):
         self._host = (GroupedHost if in_group else ShardedHost)(job, self._node, self._ending)
         wake_on = [*self._host.seen.wakes, *([] if self._watch is None else [self._watch.fileno()])]
         self._transport, self._carriers = connections(job, self._node, self._sockets, self._pipe, wake_on)
-        self._driver = Driver(machine(job, self._node), self._transport, self._host.seen, carriers=self._carriers)
+        self._driver = Driver(
+            machine(job, self._node), self._transport, self._host.seen, carriers=self._carriers,
+            entry=job.entry(self._node),
+        )  # fmt: skip
         self._driver.start()
         for values in self._logged:
             self.log(values)

@@ -7,6 +7,7 @@ import msgspec
 from squall.protocol.frames import Frame, Message
 from squall.protocol.messages import Factors
 from squall.protocol.nodes import Node
+from squall.protocol.nursery_messages import Spent
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -198,3 +199,9 @@ class VectorsCalculated(Event, frozen=True, gc=False):
 
     number: int
     values: tuple[float, ...]
+
+
+class ActivitySeen(Event, frozen=True, gc=False):
+    """To a nursery: what the processes on its machine have done since the last time."""
+
+    spent: tuple[Spent, ...]

@@ -27,7 +27,7 @@ from squall.protocol.events import (
     TimePassed,
 )
 from squall.protocol.frames import Frame, Message
-from squall.protocol.machine import Machine, Refusal
+from squall.protocol.machine import Awaiting, Machine, Refusal
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery_messages import Heard, Refused
 
@@ -57,6 +57,7 @@ class Linked:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
+        self._awaiting = machine if isinstance(machine, Awaiting) else None
         self._links: dict[Node, _Link] = {}
         self._forgotten: dict[Node, None] = {}  # late frames of these are dropped, not answered
         self._ended = False  # the machine gave its End
@@ -68,6 +69,13 @@ class Linked:
         if own is None or self._check_at is None:
             return self._check_at if own is None else own
         return min(own, self._check_at)
+
+    @property
+    def held(self) -> bool:
+        return self._awaiting is not None and self._awaiting.held
+
+    def awaits(self) -> Node | None:
+        return self._awaiting.awaits() if self._awaiting is not None else None
 
     @property
     def unacknowledged(self) -> int:

@@ -8,7 +8,7 @@ and carries out effects; the shells are the real driver (`runtime.driver`) and t
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from squall.protocol.effects import Effect
 from squall.protocol.events import Event
@@ -40,3 +40,15 @@ class Machine(Protocol):
 
     def on(self, event: Event, now: float) -> list[Effect]:
         """Take an event, change state, and say what must be done, in order. Raises `Refusal`."""
+
+
+@runtime_checkable
+class Awaiting(Protocol):
+    """A machine that knows whom it waits for; people are told."""
+
+    @property
+    def held(self) -> bool:
+        """Until something comes it cannot go on, or others cannot; else it rests."""
+
+    def awaits(self) -> Node | None:
+        """From whom that has to come; asked where it is `held`, and seldom."""

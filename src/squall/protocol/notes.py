@@ -10,6 +10,7 @@ from typing import Literal
 from squall.protocol.effects import Effect
 from squall.protocol.messages import Lease, Skip, Stats, Weights
 from squall.protocol.nodes import Node
+from squall.protocol.nursery_messages import Spent
 
 
 class TrainingBegan(Effect, frozen=True, gc=False):
@@ -65,6 +66,12 @@ class MachineLeft(Effect, frozen=True, gc=False):
 class WorkReported(Effect, frozen=True, gc=False):
     node: Node
     stats: Stats
+
+
+class ActivityTold(Effect, frozen=True, gc=False):
+    """What processes of one machine have done."""
+
+    spent: tuple[Spent, ...]
 
 
 class LeaseEnded(Effect, frozen=True, gc=False):
@@ -130,7 +137,7 @@ class Remark(Effect, frozen=True, gc=False):
 
 Urgent = MemberDied | MemberReplaced | MachineDied | TargetReached | Remark  # somebody may be waiting to see it
 Note = (
-    WorkReported | LeaseEnded | BatchLeftOut | EvaluationAsked | WeightsMeasured | IterationDone | SnapshotAsked
-    | TrainingBegan | TrainingOver | MemberJoined | MemberLeft | MachineAdded | MachineLeft | Saving
+    WorkReported | ActivityTold | LeaseEnded | BatchLeftOut | EvaluationAsked | WeightsMeasured | IterationDone
+    | SnapshotAsked | TrainingBegan | TrainingOver | MemberJoined | MemberLeft | MachineAdded | MachineLeft | Saving
     | Urgent
 )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from squall.protocol.effects import Effect, End, KillMember, KillMembers, Send, StartMember
 from squall.protocol.events import (
+    ActivitySeen,
     Event,
     LauncherLost,
     LeaveRequested,
@@ -22,7 +23,16 @@ from squall.protocol.frames import Message
 from squall.protocol.heartbeats import PATIENCE, Heartbeats, Pulse
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
-from squall.protocol.nursery_messages import Alive, KillProcess, Leaving, ProcessLost, Replaced, StartProcess, StopAsked
+from squall.protocol.nursery_messages import (
+    Activity,
+    Alive,
+    KillProcess,
+    Leaving,
+    ProcessLost,
+    Replaced,
+    StartProcess,
+    StopAsked,
+)
 
 LEAVE_WITHIN_S = 10.0  # for replicas that were told to leave to finish their exchange; who takes longer is killed
 
@@ -50,6 +60,8 @@ class NurseryMachine:
                 return self._on_message(message, now)
             case ProcessEnded(node, why):
                 return [Send(COORDINATOR, ProcessLost(node, why))]
+            case ActivitySeen(spent):
+                return [Send(COORDINATOR, Activity(spent))]
             case StopRequested(why, failed, wanted):
                 return [Send(COORDINATOR, StopAsked(why, failed, wanted))]
             case LeaveRequested(why) if not self._leaving:

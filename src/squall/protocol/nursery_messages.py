@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from squall.protocol.messages import Address, Count, Struct
+from typing import Annotated
+
+import msgspec
+
+from squall.protocol.messages import Address, Count, Seconds, Struct
 from squall.protocol.nodes import Node
 
 
@@ -71,6 +75,26 @@ class Replaced(Struct, frozen=True, tag="replaced", array_like=True, gc=False):
     why: str
 
 
+class Spent(Struct, frozen=True, array_like=True, gc=False):
+    """What a process has done with some seconds; what is missing is its own work on messages, or rest."""
+
+    node: Node
+    seconds: Seconds
+    compute_s: Seconds = 0.0
+    apply_s: Seconds = 0.0
+    send_s: Seconds = 0.0  # in which it has brought numbers to their places, or on their way
+    wait_s: Seconds = 0.0
+    awaited: Node | None = None  # whom it has waited for longest
+    awaited_s: Seconds = 0.0
+    memory: Count = 0  # bytes beyond those that all have from their nursery
+
+
+class Activity(Struct, frozen=True, tag="activity", array_like=True, gc=False):
+    """What the processes on the nursery's machine have done since the last time: for the record."""
+
+    spent: Annotated[tuple[Spent, ...], msgspec.Meta(max_length=1 << 16)]
+
+
 class Placed(Struct, frozen=True, tag="placed", array_like=True, gc=False):
     """To a shard: this process starts on that machine. Whoever has its name elsewhere is another one."""
 
@@ -96,5 +120,5 @@ class Refused(Struct, frozen=True, tag="refused", array_like=True, gc=False):
 
 Message = (
     StartProcess | KillProcess | PartsPlaced | ProcessLost | StopAsked | Leaving | Alive | Replaced | Placed | Heard
-    | Refused
+    | Refused | Activity
 )  # fmt: skip

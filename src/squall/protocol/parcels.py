@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from squall.protocol.effects import Effect, Forget, Payload, Send, UseWeights
 from squall.protocol.events import Event, MessageArrived, PushAsked, Started
 from squall.protocol.frames import Message
-from squall.protocol.machine import Refusal
+from squall.protocol.machine import Awaiting, Refusal
 from squall.protocol.messages import Exchange, Parcel
 from squall.protocol.nodes import Node, part_nodes, shard_nodes, whole
 from squall.protocol.nursery_messages import Placed
@@ -42,6 +42,15 @@ class Parcelled:
     @property
     def wake_at(self) -> float | None:
         return self.machine.wake_at
+
+    @property
+    def held(self) -> bool:
+        return bool(self._held) or (isinstance(self.machine, Awaiting) and self.machine.held)
+
+    def awaits(self) -> Node | None:
+        """A replica of which a part has not brought its own, or whom the shard's machine waits for."""
+        own = self.machine.awaits() if isinstance(self.machine, Awaiting) and self.machine.held else None
+        return next(iter(self._held), own)
 
     def on(self, event: Event, now: float) -> list[Effect]:
         match event:

@@ -104,6 +104,13 @@ class Replica:
                 raise AssertionError(f"{self.node} does not know {event!r}")
         return effects
 
+    @property
+    def held(self) -> bool:
+        return True
+
+    def awaits(self) -> Node:
+        return self._exchanges.awaits() if self._exchanges.missing else COORDINATOR
+
     def _on_message(self, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
             case Grant():

@@ -69,6 +69,10 @@ class ReplicaExchanges:
             return False
         return not self._cadence.overlap or self.push_due or self.fetch_due or self._fetching == self._active
 
+    def awaits(self) -> Node:
+        """A shard that has not answered."""
+        return next(shard for shard, answer in zip(self._shards, self._answers) if answer is None)
+
     # ------------------------------------------------------------ what is gathered
 
     def computation(self, batch: Batch) -> Compute:

@@ -73,6 +73,15 @@ class Shard(ShardDuties):
             self._on_duty(event, now, effects)
         return effects
 
+    @property
+    def held(self) -> bool:
+        """Replicas have no answer yet."""
+        return bool(self._rounds or self._waiting)
+
+    def awaits(self) -> Node:
+        """The slowest replica."""
+        return min(self._replicas.values(), key=lambda replica: replica.clock).node
+
     # ------------------------------------------------------------ exchanges
 
     def _on_exchange(self, sender: Node, exchange: Exchange, now: float, effects: list[Effect]) -> None:

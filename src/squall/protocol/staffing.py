@@ -17,6 +17,7 @@ from squall.protocol.heartbeats import BEGIN_WITHIN_S
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.nursery_messages import (
+    Activity,
     Alive,
     Leaving,
     Message,
@@ -184,6 +185,9 @@ class Staffing(Closing):
             case Alive():
                 self._hear(machine, now)
                 effects.append(Send(nursery, Alive()))
+            case Activity(spent):
+                there = tuple(each for each in spent if self._machine_of(each.node) == machine)
+                effects.append(notes.ActivityTold(there))
             case ProcessLost(node, why):
                 self._on_process_lost(machine, node, why, now, effects)
             case StopAsked():

@@ -95,6 +95,35 @@ class PartRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ActivityRow:
+    """What a process has done with some seconds. What they do not add up to is its work on messages, or rest."""
+
+    time_s: float
+    node: str
+    seconds: float
+    compute_s: float
+    apply_s: float
+    send_s: float  # bringing numbers to their places, or on their way
+    wait_s: float
+    awaited: str  # whom it has waited for longest, such as "shard 1"; "": nobody
+    awaited_s: float
+    memory: int  # bytes of its own
+
+    def alike(self) -> str:
+        return self.node
+
+    def merged(self, later: "ActivityRow") -> "ActivityRow":
+        names = ("seconds", "compute_s", "apply_s", "send_s", "wait_s")
+        sums = {name: getattr(self, name) + getattr(later, name) for name in names}
+        longer = max(self, later, key=lambda row: row.awaited_s)
+        if self.awaited == later.awaited:
+            longer = replace(longer, awaited_s=self.awaited_s + later.awaited_s)
+        return replace(
+            later, awaited=longer.awaited, awaited_s=longer.awaited_s, memory=max(self.memory, later.memory), **sums
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ExtraRow:
     """What `Task.loss` returned beside the loss: its mean over the examples of a replica since its last report."""
 
@@ -201,7 +230,10 @@ class StateRow:
     value: str
 
 
-Row = MetricRow | ProgressRow | PartRow | ExtraRow | StalenessRow | LeaseRow | SkipRow | MemberRow | EventRow | StateRow
+Row = (
+    MetricRow | ProgressRow | PartRow | ActivityRow | ExtraRow | StalenessRow | LeaseRow | SkipRow | MemberRow
+    | EventRow | StateRow
+)  # fmt: skip
 
 _REMEDY = {
     sqlite3.SQLITE_BUSY: "another process holds it: is this run already being trained, or open in another program?",

@@ -13,6 +13,7 @@ import msgspec
 
 from squall.record.backlog import Backlog
 from squall.record.rows import (
+    ActivityRow,
     ExtraRow,
     LeaseRow,
     MetricRow,
@@ -27,7 +28,7 @@ from squall.record.rows import (
     table_name,
 )
 
-Report = ProgressRow | PartRow | ExtraRow | StalenessRow
+Report = ProgressRow | PartRow | ActivityRow | ExtraRow | StalenessRow
 
 COMMIT_EVERY_S = 0.2
 PAUSE_AT_MOST_S = 5.0  # between tries to write into a file that is locked, or onto a disk that is full

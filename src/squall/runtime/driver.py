@@ -12,14 +12,37 @@ from typing import Protocol
 import msgspec
 
 from squall.errors import PeerFault
-from squall.protocol.effects import Admit, Effect, End, Forget, Payload, Transmit
-from squall.protocol.events import Event, FrameArrived, PeerReached, Started, TimePassed
+from squall.protocol.effects import (
+    AddPortions,
+    Admit,
+    Apply,
+    CalculateVectors,
+    Compute,
+    Effect,
+    End,
+    EvaluateModel,
+    Forget,
+    Gather,
+    JoinGroup,
+    Payload,
+    Step,
+    Transmit,
+)
+from squall.protocol.events import Event, FrameArrived, PeerReached, Started, StepTaken, TimePassed
 from squall.protocol.frames import Frame, decode, encode
 from squall.protocol.link import Linked
 from squall.protocol.nodes import Node
+from squall.runtime.board import Doing, Entry
 
+LONG_S = 0.1  # who waits for longer says for whom
 AT_ONCE = 16  # events that are known of at most before the next is handled
 LINGER_S = 1.5  # after its end a node waits so long for its last words to be acknowledged, and resends them once
+
+DOING = {
+    **dict.fromkeys((Compute, Step, EvaluateModel), Doing.COMPUTING),
+    **dict.fromkeys((Apply, CalculateVectors, AddPortions), Doing.APPLYING),
+    **dict.fromkeys((JoinGroup, Gather), Doing.WAITING),
+}
 
 
 class Transport(Protocol):
@@ -76,6 +99,11 @@ class Host(ABC):
         """Descriptors that are readable when `poll` has something."""
         return ()
 
+    @property
+    def busy(self) -> bool:
+        """It goes on with an effect beside what the driver does."""
+        return False
+
     def rest(self) -> None:
         """The node is about to wait for a message: here it does what it has put off."""
         return None
@@ -100,6 +128,10 @@ class HostAround(Host):
     def wakes(self) -> Sequence[int]:
         return self._host.wakes
 
+    @property
+    def busy(self) -> bool:
+        return self._host.busy
+
     def rest(self) -> None:
         self._host.rest()
 
@@ -109,8 +141,10 @@ class Driver:
 
     def __init__(
         self, linked: Linked, transport: Transport, host: Host, clock: Callable[[], float] = time.monotonic,
-        carriers: Sequence[Carrier] = (),
+        carriers: Sequence[Carrier] = (), entry: Entry | None = None,
     ) -> None:  # fmt: skip
+        """`entry`: where people see what this node is doing."""
+        self._entry = entry or Entry()
         self._linked = linked
         self._transport = transport
         self._carriers = carriers
@@ -156,7 +190,23 @@ class Driver:
             return
         self._host.rest()
         latest = until if wake_at is None else min(wake_at, until)
-        self._receive(None if latest == math.inf else max(0.0, latest - now))
+        self._wait(None if latest == math.inf else max(0.0, latest - now), now)
+
+    def _wait(self, timeout_s: float | None, now: float) -> None:
+        entry, held = self._entry, self._linked.held
+        if not self._host.busy and not entry.names:
+            entry.turns(Doing.WAITING if held else Doing.OTHER, now)
+            if held:
+                timeout_s = LONG_S if timeout_s is None else min(timeout_s, LONG_S)
+        self._receive(timeout_s)
+        if self._host.busy or not held:
+            return
+        if not self._events:
+            entry.awaits(self._linked.awaits())
+        elif type(event := self._events[0]) is FrameArrived:
+            entry.waited(event.sender, self._clock())
+        else:
+            entry.turns(Doing.OTHER, self._clock())
 
     def _receive(self, timeout_s: float | None) -> bool:
         """Whether a message was there."""
@@ -176,9 +226,12 @@ class Driver:
 
     def _handle(self, event: Event) -> None:
         now = self._clock()
+        if type(event) is StepTaken:
+            self._entry.corrects(event.wait_s)
         for effect in self._linked.on(event, now):
             if isinstance(effect, Transmit):
                 if effect.payload is not None and not effect.again:
+                    self._entry.turns(Doing.SENDING, self._clock())
                     self._host.attach(effect.payload)
                 for carrier in self._carriers:
                     if carrier.knows(effect.to):
@@ -196,6 +249,8 @@ class Driver:
                 for carrier in self._carriers:
                     carrier.admit(effect.node, effect.machine)
             else:
+                if (doing := DOING.get(type(effect))) is not None:
+                    self._entry.turns(doing, self._clock())
                 answer = self._host.perform(effect, now)
                 if answer is not None:
                     self._events.append(answer)

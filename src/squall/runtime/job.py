@@ -20,6 +20,7 @@ from squall.protocol.nursery_messages import PartPlace
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.backward import resolve_device
+from squall.runtime.board import Board, Entry
 from squall.runtime.inside import Inside
 from squall.runtime.ranges import Ranges
 from squall.runtime.rates import NAME, Schedule
@@ -57,6 +58,7 @@ class Job:
     own: Tensor | None = None  # float32 [length]: weights that its parts share, where it trains on its own
     listener: socket.socket | None = None  # where other replicas, or parts of this one, call this process
     first: PartPlace | None = None  # of a replica on several machines: its first part, which this process is or calls
+    board: Board | None = None  # where this machine's processes tell what they do
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property
@@ -67,6 +69,9 @@ class Job:
     def ranges(self) -> Ranges:
         """Which elements go with a payload."""
         return Ranges(self.layout, self.recipe.shards, self.shares, self.recipe.work.local is not None)
+
+    def entry(self, node: Node) -> Entry | None:
+        return self.board.entry(node, time.monotonic()) if self.board is not None else None
 
     def with_shares(self) -> Job:
         """Before the task's model is changed: each part of a replica makes its own of it."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from typing import get_args
 
 from squall.errors import SnapshotMismatch
-from squall.record.rows import KEEP, ExtraRow, PartRow, ProgressRow, StalenessRow
-from squall.record.writer import Record
+from squall.record.rows import KEEP, StalenessRow
+from squall.record.writer import Record, Report
 from squall.runtime.snapshot import Snapshots
 
 FRESH_S = 60.0  # of training time: who watches a run sees these as they came
@@ -45,7 +46,7 @@ class Thinning:
             return
         asked = [*self._kept, *([self._asked_s] if self._asked_s is not None else [])]
         for stop in [*(time_s for time_s in asked if time_s < upto), upto]:
-            for table in (ProgressRow, PartRow, ExtraRow, StalenessRow):
+            for table in get_args(Report):
                 self._record.thin(table, stop, stop / MOMENTS)
         self._record.thin(StalenessRow, min(asked, default=upto), math.inf, again=True)  # nobody asks when
         self._thinned_s = upto
