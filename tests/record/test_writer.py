@@ -234,3 +234,18 @@ def test_a_rewound_record_forgets_what_comes_after_the_snapshot(path: Path) -> N
     assert [row.time_s for row in read(path, MetricRow)] == [1.0, 2.0]
     assert [row.lease for row in read(path, LeaseRow)] == [2]
     assert [row.lease for row in read(path, SkipRow)] == [2, 3], "a lease that the snapshot knows is told anew"
+
+
+def test_a_record_that_was_begun_with_fewer_columns_is_read_and_gone_on_with(path: Path) -> None:
+    old, new = (
+        ProgressRow(0.5, 1, 64, 1, 2.25, 0.375, 0.125, 4096, 8192),
+        ProgressRow(1.0, 1, 64, 1, 2.0, 0, 0, 0, 0, 7),
+    )
+    with closing(Record(path)) as record:
+        record.add(old)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("ALTER TABLE progress DROP COLUMN clock")
+    assert read(path, ProgressRow) == [old]
+    with closing(Record(path)) as record:
+        record.add(new)
+    assert read(path, ProgressRow) == [old, new]

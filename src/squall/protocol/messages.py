@@ -61,6 +61,7 @@ class Stats(Struct, frozen=True, array_like=True, gc=False):
     staleness: dict[Count, Few] = {}  # staleness -> pushes applied with it, over all shards
     extras: Extras = {}
     inside: Inside = ()  # what the replica's host has measured since it began: for the record, in the host's order
+    clock: Count = 0  # at which the replica is
 
 
 # ---------------------------------------------------------------- replica <-> coordinator

@@ -296,5 +296,5 @@ class Replica:
 
     def _leave(self, effects: list[Effect]) -> None:
         self._ended = True
-        effects.append(Send(COORDINATOR, self._reports.last()))
+        effects.append(Send(COORDINATOR, self._reports.last(self._exchanges.clock)))
         effects.append(End("finished"))

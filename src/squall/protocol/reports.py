@@ -46,11 +46,11 @@ class ReportSums:
         if work.extras:
             self.extras = added(self.extras or {}, work.extras)
 
-    def take(self) -> Stats:
+    def take(self, clock: int = 0) -> Stats:
         stats = Stats(
             self.examples, self.batches, self.loss_sum, self.compute_s, self.wait_s,
             self.exchanges, self.pushes, self.fetches, dict(Counter(self.staleness)),
-            self.extras or {}, self.inside,
+            self.extras or {}, self.inside, max(0, clock),
         )  # fmt: skip
         self._clear()
         return stats
@@ -58,10 +58,11 @@ class ReportSums:
 
 def together(first: Stats, second: Stats) -> Stats:
     """What both tell, as one report."""
-    sums = [a + b for a, b in zip(astuple(first)[:-3], astuple(second)[:-3])]
+    sums = [a + b for a, b in zip(astuple(first)[:-4], astuple(second)[:-4])]
     staleness = dict(Counter(first.staleness) + Counter(second.staleness))
     inside = second.inside or first.inside
-    return msgspec.convert([*sums, staleness, added(first.extras, second.extras), inside], Stats)
+    clock = max(first.clock, second.clock)
+    return msgspec.convert([*sums, staleness, added(first.extras, second.extras), inside, clock], Stats)
 
 
 class Reports:
@@ -90,10 +91,10 @@ class Reports:
         self._at = now + REPORT_EVERY_S
         if epoch_over:
             self._from = math.inf
-        return Progress(self._taken(), self.tally.take())
+        return Progress(self._taken(), self.tally.take(clock))
 
-    def last(self) -> Left:
-        return Left(self._taken(), self.tally.take())
+    def last(self, clock: int) -> Left:
+        return Left(self._taken(), self.tally.take(clock))
 
     def _taken(self) -> tuple[Cover, ...]:
         covers, self.covers = self.covers, ()

@@ -59,6 +59,7 @@ class ProgressRow:
     wait_s: float
     pushed_bytes: int
     fetched_bytes: int
+    clock: int = 0  # the replica's: exchanges with a push, or rounds
 
     def alike(self) -> int:
         return self.replica

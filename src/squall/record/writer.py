@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -92,9 +92,18 @@ class Record:
             raise record_error("open", self.path, error) from error
         with self._transaction("open"):
             for table in _COLUMNS:
-                self._db.execute(_schema(table))
+                self._make(table)
         self._busy_s = busy_s
         self._wait_for_locks(busy_s)
+
+    def _make(self, table: type[Row]) -> None:
+        """Make a table, or add the columns that it did not have when the record was begun."""
+        self._db.execute(_schema(table))
+        there = {name for _, name, *_ in self._db.execute(f"PRAGMA table_info({table_name(table)})")}
+        for field in fields(table):
+            if field.name not in there:
+                kind = f"{_SQL_TYPE[cast('type', field.type)]} DEFAULT {field.default!r}"
+                self._db.execute(f"ALTER TABLE {table_name(table)} ADD COLUMN {field.name} {kind}")
 
     def _wait_for_locks(self, seconds: float) -> None:
         self._db.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")

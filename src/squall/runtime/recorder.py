@@ -211,6 +211,7 @@ class CoordinatorHost(Host):
             self.record.add(rows.ProgressRow(
                 now, node.index, stats.examples, stats.batches, loss, stats.compute_s, stats.wait_s,
                 stats.pushes * (bytes_each // recipe.work.blocks), stats.fetches * bytes_each,
+                stats.clock,
             ))  # fmt: skip
         for name, (total, examples) in stats.extras.items():
             self.record.add(rows.ExtraRow(now, node.index, examples, name, total / examples))

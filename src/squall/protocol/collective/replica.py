@@ -249,7 +249,7 @@ class CollectiveReplica:
         extras = {name: (value * own, own) for name, value in (event.extras or {}).items()} if own else {}
         stats = Stats(
             own, int(own > 0), event.loss * own if own else 0.0, event.compute_s, event.wait_s, 1, 1, 1, {0: 1}, extras,
-            event.inside,
+            event.inside, turn.clock,
         )  # fmt: skip
         effects.append(Send(COORDINATOR, Finished(turn.clock, stats)))
 
