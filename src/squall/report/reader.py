@@ -34,12 +34,15 @@ class Reader:
 
     def since(self, table: type[R], rowid: int = 0) -> tuple[list[R], int]:
         """Rows written after `rowid`, oldest first, and the rowid to ask with next time."""
-        name = table_name(table)
-        found = self._query(f"SELECT rowid, * FROM {name} WHERE rowid > ? ORDER BY rowid", rowid)
+        found = self._query(f"SELECT rowid, * FROM {table_name(table)} WHERE rowid > ? ORDER BY rowid", rowid)
         if not found:  # a run that goes on from a snapshot forgets rows, and gives their rowids again
-            newest = self._query(f"SELECT coalesce(max(rowid), 0) FROM {name}")  # none before it is made
-            return [], min([rowid, *(number for (number,) in newest)])
+            return [], min(rowid, self.newest(table))
         return [_row(table, values[1:]) for values in found], found[-1][0]
+
+    def newest(self, table: type[Row]) -> int:
+        """The rowid of the last row; 0 where there is none."""
+        found = self._query(f"SELECT coalesce(max(rowid), 0) FROM {table_name(table)}")
+        return int(found[0][0]) if found else 0  # there is none before the table is made
 
     def rows(self, table: type[R]) -> list[R]:
         """All rows of a table, oldest first; leases by number."""

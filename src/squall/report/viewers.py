@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Protocol
 
-from squall.record.rows import LeaseRow, RecordError, Row, StateRow
+from squall.record.rows import RecordError, Row
+from squall.report.news import News
 from squall.report.reader import Reader
 
 LOOK_EVERY_S = 0.25  # quick enough to look alive, and a few small queries four times a second are cheap
-# Leases change until the run ends; what is new of the state is found by its values.
-_FOLLOWED: list[Any] = [table for table in get_args(Row) if table not in (LeaseRow, StateRow)]
 
 
 class Viewer(Protocol):
@@ -37,8 +36,7 @@ class Viewers:
         self._viewers = list(viewers)
         self._reader: Reader | None = None
         self._looked = -math.inf
-        self._state: dict[str, str] = {}
-        self._seen: dict[type[Row], int] = dict.fromkeys(_FOLLOWED, 0)  # the last rowid
+        self._news = News()
 
     def look(self, now: float) -> None:
         """Show what is new; to be called often."""
@@ -56,21 +54,12 @@ class Viewers:
     def _show(self) -> None:
         try:
             self._reader = self._reader or Reader(self._path)
-            rows = self._news(self._reader)
+            rows = self._news.take(self._reader)
         except RecordError:
             self._each(lambda viewer: viewer.close())
             self._viewers.clear()
         else:
             self._each(lambda viewer: viewer.show(rows, self._looked))
-
-    def _news(self, reader: Reader) -> list[Row]:
-        state = reader.state()
-        rows: list[Row] = [StateRow(*fact) for fact in state.items() if fact not in self._state.items()]
-        self._state = state
-        for table in _FOLLOWED:
-            found, self._seen[table] = reader.since(table, self._seen[table])
-            rows += found
-        return rows
 
     def _each(self, do: Callable[[Viewer], None]) -> None:
         """A closed pipe, which rich turns into SystemExit, or a lost terminal only ends that view."""
