@@ -71,7 +71,7 @@ def test_a_machine_tells_what_its_own_processes_do_and_nothing_of_others() -> No
     of = office()
     mine, other, gone = (Spent(node, 0.25, wait_s=0.1, awaited=SHARD) for node in (R1, R2, AGAIN))
     of.tell(N1, Activity((mine, other, gone)))
-    assert of.notes(ActivityTold) == [ActivityTold((mine,))]
+    assert of.notes(ActivityTold) == [ActivityTold(1, (mine,))]
 
 
 def test_a_machine_that_is_silent_is_lost_and_its_replica_goes_where_room_is() -> None:

@@ -71,6 +71,7 @@ class WorkReported(Effect, frozen=True, gc=False):
 class ActivityTold(Effect, frozen=True, gc=False):
     """What processes of one machine have done."""
 
+    machine: int
     spent: tuple[Spent, ...]
 
 

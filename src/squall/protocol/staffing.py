@@ -187,7 +187,7 @@ class Staffing(Closing):
                 effects.append(Send(nursery, Alive()))
             case Activity(spent):
                 there = tuple(each for each in spent if self._machine_of(each.node) == machine)
-                effects.append(notes.ActivityTold(there))
+                effects.append(notes.ActivityTold(machine, there))
             case ProcessLost(node, why):
                 self._on_process_lost(machine, node, why, now, effects)
             case StopAsked():

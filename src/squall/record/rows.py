@@ -100,6 +100,7 @@ class ActivityRow:
     """What a process has done with some seconds. What they do not add up to is its work on messages, or rest."""
 
     time_s: float
+    machine: int
     node: str
     seconds: float
     compute_s: float

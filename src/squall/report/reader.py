@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from squall.record.rows import MetricRow, PartRow, ProgressRow, RecordError, Row, StalenessRow, record_error, table_name
+from squall.record.rows import (
+    ActivityRow,
+    MetricRow,
+    PartRow,
+    ProgressRow,
+    RecordError,
+    Row,
+    StalenessRow,
+    record_error,
+    table_name,
+)
 
 R = TypeVar("R", bound=Row)
 
@@ -39,7 +49,7 @@ class Reader:
             return [], min(rowid, self.newest(table))
         return [_row(table, values[1:]) for values in found], found[-1][0]
 
-    def newest(self, table: type[Row]) -> int:
+    def newest(self, table: type[R]) -> int:
         """The rowid of the last row; 0 where there is none."""
         found = self._query(f"SELECT coalesce(max(rowid), 0) FROM {table_name(table)}")
         return int(found[0][0]) if found else 0  # there is none before the table is made
@@ -110,6 +120,33 @@ class Reader:
             bin_s,
         )
         return [_row(ProgressRow, values) for values in found]
+
+    def activity(self, start_s: float, stop_s: float, bin_s: float = 0.0) -> list[ActivityRow]:
+        """What processes did between two moments; with bins, added up within them, and whom they waited for most."""
+        if not bin_s:
+            query = "SELECT * FROM activity WHERE time_s > ? AND time_s <= ? ORDER BY rowid"
+            return [_row(ActivityRow, values) for values in self._query(query, start_s, stop_s)]
+        found = self._query(  # of the columns that are no sums SQLite takes those of the row with the MAX
+            """SELECT ?1 + ?3 * (bin + 1), machine, node, TOTAL(seconds), TOTAL(compute_s), TOTAL(apply_s),
+                      TOTAL(send_s), TOTAL(wait_s), awaited, MAX(awaited_s), CAST(AVG(memory) AS INTEGER)
+               FROM (SELECT *, CAST((time_s - ?1) / ?3 AS INTEGER) AS bin FROM activity
+                     WHERE time_s > ?1 AND time_s <= ?2)
+               GROUP BY bin, node ORDER BY bin""",
+            start_s, stop_s, bin_s,
+        )  # fmt: skip
+        return [_row(ActivityRow, values) for values in found]
+
+    def end_s(self) -> float:
+        """Training time of the last report."""
+        found = self._query("SELECT COALESCE(MAX(time_s), 0) FROM progress")
+        return float(found[0][0]) if found else 0.0
+
+    def lease_sums(self) -> tuple[int, int, int]:
+        """Examples of the leases that have ended, those of them that were trained, and those given back."""
+        query = "SELECT TOTAL(stop - start), TOTAL(trained_stop - start), TOTAL(stop - trained_stop) FROM lease"
+        found = self._query(query)
+        dealt, trained, returned = map(int, found[0]) if found else (0, 0, 0)
+        return dealt, trained, returned
 
     def parts(self) -> list[PartRow]:
         """What each part of each replica did, over the whole run."""

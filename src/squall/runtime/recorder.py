@@ -145,8 +145,8 @@ class CoordinatorHost(Host):
         match note:
             case notes.WorkReported(node, stats):
                 self._stats(node, stats)
-            case notes.ActivityTold(spent):
-                self._activity(spent)
+            case notes.ActivityTold(machine, spent):
+                self._activity(machine, spent)
             case notes.LeaseEnded():
                 self._lease(note)
             case notes.BatchLeftOut(node, batch):
@@ -218,14 +218,14 @@ class CoordinatorHost(Host):
         for staleness, count in sorted(stats.staleness.items()):
             self.record.add(rows.StalenessRow(now, node.index, staleness, count))
 
-    def _activity(self, spent: tuple[Spent, ...]) -> None:
+    def _activity(self, machine: int, spent: tuple[Spent, ...]) -> None:
         if self._begun is None or self._stopped is not None:  # no time passes
             return
         now = self.training_s
         for node, seconds, compute_s, apply_s, send_s, wait_s, awaited, awaited_s, memory in map(astuple, spent):
             name = f"{awaited.role} {awaited.index}" if awaited is not None else ""
             self.record.add(rows.ActivityRow(
-                now, str(node), seconds, compute_s, apply_s, send_s, wait_s, name, awaited_s, memory
+                now, machine, str(node), seconds, compute_s, apply_s, send_s, wait_s, name, awaited_s, memory
             ))  # fmt: skip
 
     def _lease(self, ended: notes.LeaseEnded) -> None:

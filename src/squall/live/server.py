@@ -1,0 +1,136 @@
+"""Serves the page of one run on 127.0.0.1, to whoever has the link, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import uvicorn
+from anyio.to_thread import run_sync
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from squall.live.feed import Feed, activity
+from squall.record.rows import RecordError
+
+HOST, PORT, PORTS = "127.0.0.1", 7780, 100  # where it is served, and how many ports are tried from there on
+LOOK_EVERY_S = 0.5
+SILENT_S = 15.0  # a word after so long: else nobody learns that a page was closed
+
+STATIC = Path(__file__).with_name("static")
+HEADERS = {
+    b"content-security-policy": b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'",
+    b"referrer-policy": b"no-referrer",  # the link has the token in it
+    b"x-content-type-options": b"nosniff",
+    b"cache-control": b"no-store",
+}
+
+
+def bound(port: int) -> socket.socket:
+    """A socket that listens there, or on the next port that is free. Raises `ValueError` where there is none."""
+    for number in range(port, min(port + PORTS, 1 << 16)):
+        made = socket.socket()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((HOST, number))
+            made.listen()
+            return made
+        except OSError as error:
+            made.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    raise ValueError(f"no port from {port} on is free on {HOST}: give another one with --port")
+
+
+def link(listener: socket.socket, token: str) -> str:
+    return f"http://{HOST}:{listener.getsockname()[1]}/{token}/"
+
+
+def serve(run_dir: Path, listener: socket.socket, token: str) -> None:
+    """Until the process is interrupted."""
+    config = uvicorn.Config(
+        application(run_dir, token), log_level="critical", lifespan="off", access_log=False, timeout_graceful_shutdown=0,
+    )  # fmt: skip
+    asyncio.run(_Server(config).serve([listener]))
+
+
+class _Server(uvicorn.Server):
+    """Signals are left to the command, which ends as every command does."""
+
+    def install_signal_handlers(self) -> None:
+        return None
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(16)
+
+
+def application(run_dir: Path, token: str) -> Starlette:
+    """All that is served lies below the token."""
+    record = run_dir / "run.sqlite"
+
+    async def page(request: Request) -> Response:
+        return FileResponse(STATIC / "page.html")
+
+    async def news(request: Request) -> Response:
+        return StreamingResponse(_news(record, run_dir.resolve().name), media_type="text/event-stream")
+
+    async def whole(request: Request) -> Response:
+        return Response(await run_sync(activity, record), media_type="application/json")
+
+    routes = [
+        Route("/", page),
+        Route("/news", news),
+        Route("/activity", whole),
+        Mount("/", StaticFiles(directory=STATIC)),
+    ]
+    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"]), Middleware(_Guarded)]
+    return Starlette(routes=[Mount(f"/{token}", routes=routes)], middleware=middleware)
+
+
+async def _news(record: Path, name: str) -> AsyncIterator[str]:
+    """What the page is told: first all that it can show, then what is new."""
+    while not record.exists():  # the run has not begun
+        yield ": not yet\n\n"
+        await asyncio.sleep(LOOK_EVERY_S)
+    silent_s = 0.0
+    with closing(Feed(record, name)) as feed:
+        told: bytes | None = await run_sync(feed.begin)
+        while True:
+            silent_s = 0.0 if told else silent_s + LOOK_EVERY_S
+            if told:
+                yield f"data: {told.decode()}\n\n"
+            elif silent_s >= SILENT_S:
+                silent_s = 0.0
+                yield ": nothing new\n\n"
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                told = await run_sync(feed.more)
+            except RecordError:
+                return  # the page asks again
+
+
+class _Guarded:
+    """Says to browsers that nothing from elsewhere belongs to the page."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *HEADERS.items()]
+            await send(message)
+
+        await self._app(scope, receive, guarded)
