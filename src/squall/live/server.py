@@ -59,9 +59,8 @@ def link(listener: socket.socket, token: str) -> str:
 
 def serve(run_dir: Path, listener: socket.socket, token: str) -> None:
     """Until the process is interrupted."""
-    config = uvicorn.Config(
-        application(run_dir, token), log_level="critical", lifespan="off", access_log=False, timeout_graceful_shutdown=0,
-    )  # fmt: skip
+    app = application(run_dir, token)
+    config = uvicorn.Config(app, log_level="critical", lifespan="off", access_log=False, timeout_graceful_shutdown=0)
     asyncio.run(_Server(config).serve([listener]))
 
 

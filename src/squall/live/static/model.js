@@ -31,6 +31,7 @@ export class Run {
     this.state = {}; this.time = 0; this.curves = {}; this.replicas = new Map(); this.staleness = new Map()
     this.places = new Map() // place -> { role, index, part, machine, spans, memory, gone }
     this.events = []; this.leases = [0, 0, 0]
+    this.remembered = 0 // up to when memory is in the curves
     this.tick = { x: null, examples: 0, loss: 0, seen: 0, pushed: 0, fetched: 0 }
   }
 
@@ -94,6 +95,11 @@ export class Run {
     found.machine = row.machine; found.memory = row.memory
     found.spans.push(span(row))
     this.time = Math.max(this.time, row.time_s)
+    if (row.time_s > this.remembered) { // a nursery tells of all its processes at once
+      this.curve('memory').add(this.remembered, sum([...this.places.values()], place => place.memory))
+      this.curve('largest').add(this.remembered, Math.max(...[...this.places.values()].map(place => place.memory)))
+      this.remembered = row.time_s
+    }
   }
 
   on_part(row) {

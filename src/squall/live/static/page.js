@@ -20,11 +20,6 @@ function listen() {
     if (message.columns) { run = new Run(); at('name').textContent = document.title = message.name }
     away = false
     run.take(message)
-    const memory = [...run.places.values()].map(place => place.memory)
-    if (memory.length) {
-      run.curve('memory').add(run.time, sum(memory, value => value))
-      run.curve('largest').add(run.time, Math.max(...memory))
-    }
     draw()
   }
   source.onerror = () => { away = true; draw() } // it tries again by itself

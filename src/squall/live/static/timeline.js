@@ -46,7 +46,7 @@ export class Timeline {
     this.right = width - ARCS - (this.wide ? TEXT : 0)
     this.to = run.time
     this.from = this.window ? Math.max(0, run.time - this.window) : 0
-    if (this.window && run.time < this.window) this.to = Math.max(run.time, Math.min(this.window, 10))
+    if (run.state.status === 'running') this.to = Math.max(this.to, Math.min(this.window, 10)) // room to grow into
     this.colors = colors()
     pen.font = '12px system-ui, sans-serif'; pen.textBaseline = 'middle'
     this.#axis()
@@ -153,7 +153,7 @@ export class Timeline {
 
 // Rows in order; where a run has several machines, one for each of them above its processes.
 function rowsOf(run) {
-  const rows = [...run.places.values()].map(row => ({ ...row, label: row.role === 'part' ? `part ${row.part}` : row.name }))
+  const rows = [...run.places.values()].map(row => ({ ...row, label: label(row) }))
   const machines = [...new Set(rows.map(row => row.machine))].sort((a, b) => a - b)
   if (machines.length > 1) {
     for (const machine of machines) {
@@ -164,6 +164,8 @@ function rowsOf(run) {
   const key = row => [row.machine, ORDER[row.role], row.index, row.role === 'part' ? 1 : 0, row.part]
   return rows.sort((a, b) => { const other = key(b); return key(a).map((k, i) => k - other[i]).find(d => d) ?? 0 })
 }
+
+const label = row => ({ part: `part ${row.part}`, replica: row.name, shard: row.name })[row.role] ?? row.role
 
 // What the processes of a machine do on average.
 function together(rows) {
