@@ -196,6 +196,7 @@ class StateRow:
     # batch: examples of each evaluation, where the method looks at batches as a whole and deals no leases
     # bubble: the share of its time that a part of a pipeline has no microbatch, at the least: of equal stages
     # first_step_s: seconds from the command to the first training step
+    # began_at: seconds since 1970, less what was trained before: training time counts from there
     # moved_at: seconds since 1970, of a run's end after which it goes on elsewhere; pauses: see `runtime.pauses`
     key: str
     value: str
