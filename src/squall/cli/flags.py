@@ -76,8 +76,8 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
     add_tensorboard(group)
     group.add_argument(
         "--keep-schedule", type=schedule, default=2.0, metavar="all|none|GB|last:N",
-        help="how much of what a replay needs (default: 2 gigabytes); last:3: of one from the last three snapshots on, but"
-        " not of a script, one process, L-BFGS, or replicas with optimizers",
+        help="how much of what a replay needs (default: 2 gigabytes); last:3: of one from the last three snapshots on,"
+        " but not of a script, one process, L-BFGS, or replicas with optimizers",
     )  # fmt: skip
     return group
 
