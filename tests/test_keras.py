@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,39 @@ def test_what_is_no_keras_file_is_refused(tmp_path: Path) -> None:
     model = classification()().model
     with pytest.raises(ValueError, match=r"must end in \.keras"):
         save_keras(model, tmp_path / "model.pt")
+
+
+class Network(keras.Model):
+    def __init__(self, width: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.hidden, self.head = keras.layers.Dense(width), keras.layers.Dense(3)
+        self.normal = keras.layers.BatchNormalization()
+
+    def call(self, inputs: Tensor, training: bool = False) -> Any:
+        return self.head(self.normal(self.hidden(keras.ops.reshape(inputs, (-1, 36))), training=training))
+
+
+class Telling(Network):
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "width": 4}
+
+
+@pytest.mark.parametrize("kind", [Network, Telling])
+def test_a_model_that_is_a_class_becomes_a_file_if_it_tells_its_arguments(
+    kind: type[Network], inline: Fit, tmp_path: Path
+) -> None:
+    def build() -> Any:
+        model = kind(4)
+        model(torch.zeros(1, 6, 6, 1))
+        return model
+
+    told = kind is Telling
+    with nullcontext() if told else pytest.raises(ValueError, match="each class of your own needs a get_config"):
+        run = inline(classification(build), squall.Downpour(replicas=2, optimizer=ADAM), epochs=2)
+        assert int(run.summary().updates or 0) == 12
+        assert float(run.model.keras.normal.moving_mean.value.abs().max()) > 0  # type: ignore[union-attr, operator]
+        save_keras(run.model, tmp_path / "model.keras")
+    assert (tmp_path / "model.keras").exists() == told
 
 
 def test_a_file_that_gives_another_model_is_not_left_behind(tmp_path: Path) -> None:

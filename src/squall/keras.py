@@ -72,7 +72,7 @@ class KerasModel(nn.Module):
         import keras
 
         model, loss = self._kept
-        with _uncompiled(model):
+        with _made_again(model):
             copied = keras.models.clone_model(model)
         for mine, other in zip(model.weights, copied.weights, strict=True):
             other.assign(mine)
@@ -187,9 +187,9 @@ def save_keras(model: nn.Module, path: str | Path) -> None:
     part, own = path.with_name(f".{path.stem}.part.keras"), model.keras
     classes = {type(layer).__name__: type(layer) for layer in own._flatten_layers()}
     try:
-        with _uncompiled(own):
+        with _made_again(own):
             own.save(part)
-        again = keras.models.load_model(part, custom_objects=classes, compile=False)
+            again = keras.models.load_model(part, custom_objects=classes, compile=False)
         if not _same(own, again):
             raise ValueError(f"{own.name} is another model when it is loaded: do its layers' get_config say all?")
         os.replace(part, path)
@@ -198,11 +198,20 @@ def save_keras(model: nn.Module, path: str | Path) -> None:
 
 
 @contextmanager
-def _uncompiled(model: Any) -> Iterator[None]:
-    """In here the model is written without its loss: a function of the user's own could not be read again."""
+def _made_again(model: Any) -> Iterator[None]:
+    """In here the model is without its loss, because a function of the user's own could not be read again.
+
+    What fails is a `ValueError` with the remedy.
+    """
     model.compiled = False
     try:
         yield
+    except Exception as error:  # whatever the user's classes raise, or Keras when it reads what they say
+        reason = str(error).strip().rpartition("\n")[2]
+        raise ValueError(
+            f"{model.name} cannot be made again from its configuration ({reason}): each class of your own needs a"
+            " get_config with all its arguments, and passes others on: __init__(self, ..., **options)"
+        ) from error
     finally:
         model.compiled = True
 
