@@ -142,7 +142,7 @@ def by_name(model: nn.Module, batch: Any) -> Tensor:
             regression(loss=lambda model, batch: model[2](model[1](model[0](batch[0]))).mean()),
             "it cannot be traced (ValueError: the loss does not call Task.model itself)",
         ),
-        (None, "the task cannot be built"),
+        (None, "a script makes its model itself"),
         (regression(Named, loss=by_name), ""),
     ],
 )
@@ -157,6 +157,15 @@ def test_a_model_that_cannot_be_traced_is_told_of(
         assert any("Linear[layer]" in node.name for node in shown.Graph().node)
     assert "The plan is not known: run.json cannot be read" in text(shown, "plan")
     assert capsys.readouterr().out == "", "standard output is for results"
+
+
+def test_a_record_without_its_code_is_shown_without_a_graph(run_dir: Path) -> None:
+    (run_dir / "run.json").write_text('{"plan": {"seed": 0}}')
+    Run(run_dir).tensorboard()
+    shown = read(run_dir)
+    assert "the task cannot be built" in text(shown, "graph")
+    assert "it has no code.pickle" in text(shown, "graph")
+    assert curve(shown, "accuracy/validation") == [(1000, 0.5), (2000, 0.875)]
 
 
 def test_without_tensorboard_nothing_is_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
