@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 from squall.protocol.exchanges import Rules
+from squall.record.rows import Row, table_name
+from squall.record.writer import SQL_TYPE
 from squall.runtime.optimizers import in_words
 from squall.strategies import STRATEGIES, Strategy
 from squall.strategies.work import BatchMethod, Collective, Loop
 
-PAGE = Path(__file__).with_name("strategies.md")
 BEGIN, END = "<!-- table: written by `make docs` from the code -->\n", "<!-- end of table -->"
 COLUMNS = (
     "strategy", "by default", "pushes", "every", "a batch moves", "one update is", "staleness", "waits for",
@@ -105,11 +109,42 @@ def _paragraph(kind: type[Strategy], start: str) -> str:
     return " ".join(found.group(1).split())
 
 
-def page(text: str) -> str:
-    before, _, rest = text.partition(BEGIN)
+def tables() -> str:
+    """Every table of a run's record: what its class says of it, and its columns."""
+    return "\n".join(_table(row) for row in get_args(Row))
+
+
+def _table(row: type[Row]) -> str:
+    about = (inspect.getdoc(row) or "").replace("``", "`")
+    said = _comments(row)
+    columns = [("column", "type", ""), ("---",) * 3]
+    columns += [(f"`{f.name}`", SQL_TYPE[f.type].split()[0], said.get(f.name, "")) for f in fields(row)]
+    return "\n".join([f"### {table_name(row)}", "", about, "", *(f"| {' | '.join(line)} |" for line in columns), ""])
+
+
+def _comments(row: type[Row]) -> dict[str, str]:
+    """Field -> the comment above its line, and that on it."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in inspect.getsource(row).splitlines():
+        if above_it := re.fullmatch(r"    # (.*)", line):
+            above.append(above_it[1])
+        elif field := re.fullmatch(r"    (\w+): \w+(?:  # (.*))?", line):
+            found[field[1]] = " ".join([*above, *([field[2]] if field[2] else [])])
+            above = []
+    return found
+
+
+PAGES: dict[str, Callable[[], str]] = {"strategies.md": table, "record.md": tables}
+
+
+def page(name: str) -> str:
+    """The text of a page as it should be: what is between the marks is written anew."""
+    before, _, rest = Path(__file__).with_name(name).read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{PAGES[name]()}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
+    for name in PAGES:
+        Path(__file__).with_name(name).write_text(page(name))

@@ -132,7 +132,8 @@ def test_one_optimizer_for_all_and_it_stands_in_the_table(
     monkeypatch.chdir(tmp_path)
     names = "single_process,averaging:every=4,sandblaster:batch=full"
     flags = ["--epochs", "1", "--launcher", "inline", "--optimizer", "adagrad", "--lr", "0.03", "--run-dir", "r"]
-    assert main(["compare", str(file), "--strategies", names, "--quiet", *flags]) == 0
+    assert main(["compare", str(file), "--strategies", names, "--quiet", "--tensorboard", *flags]) == 0
+    assert len(list(tmp_path.glob("r/*/tensorboard"))) == 3, "of each run, so that TensorBoard shows all of r/"
     text = capsys.readouterr().out
     assert text.count("Adagrad, lr 0.03") == 2
     assert "L-BFGS" in text

@@ -19,10 +19,12 @@ from squall.protocol.effects import End
 from squall.record.rows import RecordError
 from squall.record.writer import settle
 from squall.report import ProgressViewer, Reader, Viewer, Viewers, prepare_report
+from squall.report.tensorboard import TensorBoardViewer, write_record
 from squall.report.words import clock, plural
 from squall.run import Run
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.snapshot import Snapshots
+from squall.settings import Settings
 from squall.usercode.kept import load_sources
 
 POLL_S = 0.1
@@ -30,7 +32,7 @@ PREPARE_REPORT_AFTER_S = 5.0  # in a short run it would only take time from the 
 
 
 def attend(
-    local: LocalRun, path: Path, snapshot: int | None, lock: int, progress: bool, watch: EvaluationCallback
+    local: LocalRun, path: Path, snapshot: int | None, lock: int, settings: Settings, watch: EvaluationCallback
 ) -> None:  # fmt: skip
     """Launch the run's processes and stay until they have ended; raises what ended them, if that was not their work.
 
@@ -39,7 +41,7 @@ def attend(
     try:
         try:
             local.launch(path, snapshot, lock)
-            end = _attend(local, path, viewers(progress, local), watch)
+            end = _attend(local, path, viewers(settings, path, local), watch)
         finally:  # before anything is said: what there is to go on with is what it has written by then
             with collected_interrupts():  # one more Ctrl-C does not hide how the run has ended
                 local.close()  # no process of the run lives on while its report is drawn
@@ -54,9 +56,10 @@ def attend(
     raise_for(end, path, watch)
 
 
-def viewers(progress: bool, local: LocalRun) -> list[Viewer]:
+def viewers(settings: Settings, path: Path, local: LocalRun) -> list[Viewer]:
     """Everything that shows the run while it goes on."""
-    return [ProgressViewer(causes=local.standing_still)] if progress else []
+    found: list[Viewer] = [ProgressViewer(causes=local.standing_still)] if settings.progress else []
+    return [*found, TensorBoardViewer(path)] if settings.tensorboard else found
 
 
 def _attend(local: LocalRun, path: Path, wanted: list[Viewer], watch: EvaluationCallback) -> End:
@@ -77,10 +80,11 @@ def _attend(local: LocalRun, path: Path, wanted: list[Viewer], watch: Evaluation
     return local.ended
 
 
-def finish(run: Run, again: bool = False) -> None:
+def finish(run: Run, again: bool = False, unwatched: bool = False) -> None:
     """Write the run's report, however the run ended. A failure of the report must not hide why it ended.
 
-    A run that has not begun leaves no directory, unless it was to go on with an older one.
+    A run that has not begun leaves no directory, unless it was to go on with an older one. `unwatched`: no viewer has
+    written what TensorBoard is to show.
     """
     if not begun(run.directory):
         if not again:
@@ -88,6 +92,8 @@ def finish(run: Run, again: bool = False) -> None:
         return
     try:
         run.report()
+        if unwatched:
+            write_record(run.directory)
         settle(run.directory / "run.sqlite")
     except (Exception, KeyboardInterrupt) as error:
         warnings.warn(f"the report of {run.directory} could not be written: {error}", RuntimeWarning, stacklevel=2)

@@ -83,7 +83,7 @@ def compare(
             path = directory / f"{name.translate(_UNSAFE)}-seed-{number}"
             run = train(strategy, seed=number, run_dir=path, settings=fitted[name])
             runs.append(ComparedRun(name, number, run.directory))
-    comparison = Comparison(directory, runs, target, cores)
+    comparison = Comparison(directory / "compare.html", runs, target, cores)
     comparison.write()
     return comparison
 

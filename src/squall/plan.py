@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from squall.checks import require
+from squall.checks import require, require_extra
 from squall.runtime.backward import named_device, resolve_device
 from squall.runtime.optimizers import build_optimizer, check_in_parts, check_optimizers, in_words
 from squall.runtime.run_plan import NO_AIMS, Aims, Plan
@@ -34,6 +34,8 @@ def make_plan(
         names = ", ".join(kind.__name__ for kind in STRATEGIES.values())
         raise ValueError(f"strategy must be one of {names}, such as squall.Downpour(replicas=2): got {strategy!r}")
     recipe = strategy.recipe()
+    if settings.tensorboard:
+        require_extra("tensorboard", "TensorBoard")
     for name in ("epochs", "steps", "patience"):
         value = getattr(aims, name)
         require(name, value, value is None or (isinstance(value, int) and value >= 1), "at least 1, and whole")

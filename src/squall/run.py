@@ -13,6 +13,7 @@ from torch import nn
 
 from squall.errors import SquallError
 from squall.report import History, Reader, Summary, history, summarize, write_report
+from squall.report.tensorboard import FOLDER, begin_tensorboard, write_record
 from squall.runtime import best
 from squall.runtime.disk import written
 from squall.runtime.seeds import chance_kept, seed_everything
@@ -86,6 +87,19 @@ class Run:
     def report(self) -> Path:
         """Write report.html anew and say where it lies."""
         return write_report(self.directory)
+
+    def tensorboard(self) -> Path:
+        """Write the event files for TensorBoard anew, and say where they lie.
+
+        The task is built for its model's graph. Raises `ValueError` where TensorBoard is not installed.
+        """
+        try:
+            task: Task | str = self._built()[0]
+        except Exception as error:  # whatever the user's function raises, or whoever looks for it
+            task = f"the task cannot be built ({str(error).strip().partition(chr(10))[0]})"
+        begin_tensorboard(self.directory, task)
+        write_record(self.directory)
+        return self.directory / FOLDER
 
 
 def new_directory(wanted: str | Path | None) -> Path:

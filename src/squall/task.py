@@ -70,6 +70,30 @@ class Task:
     loader: Mapping[str, Any] = field(default_factory=dict)
     split: Split | None = None
 
+    @classmethod
+    def from_keras(
+        cls, model: Any, *, loss: Any, metrics: Sequence[Any] | Mapping[str, Any] = (), **given: Any
+    ) -> Task:  # fmt: skip
+        """A task that trains a Keras 3 model, on Keras's torch backend (the extra `keras`).
+
+        Its model is a `squall.keras.KerasModel`, to train and in `run.model`; `squall.keras.save_keras` writes it as a
+        .keras file. Batches are (inputs, targets) or (inputs, targets, sample weights). The run's seed decides Keras's
+        weights and what its layers draw; for augmentation in a dataset there is `squall.keras.Seeded`.
+
+        Args:
+            model: a `keras.Model` that is built: it knows its inputs, or has been called once.
+            loss: as of `keras.Model.compile`: a name, an object, your own function of (targets, outputs), or a dict of
+                these by output. What layers add to it (regularization, `add_loss`) counts as well.
+            metrics: names, objects, or functions of (targets, outputs), as of `compile`, in a list or by name.
+            given: all other arguments of a Task: train, validate, batch_size ...
+
+        Raises:
+            ValueError: Keras is not installed or computes with another backend, or the model or the loss does not fit.
+        """
+        from squall.keras import keras_parts
+
+        return cls(**keras_parts(model, loss, metrics), **given)
+
     @property
     def examples(self) -> int:
         """Training examples in an epoch: positions of its order."""

@@ -17,6 +17,7 @@ from squall.launchers.head import head_of
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
 from squall.plan import build_checked, make_plan
+from squall.report.tensorboard import OF_A_SCRIPT, begin_tensorboard
 from squall.run import Run, new_directory
 from squall.runtime import attempts, best
 from squall.runtime.arena import SHARED_MEMORY
@@ -161,14 +162,16 @@ class Launch:
                 run = Run(path, None if "script" in code else code["task"])
                 try:
                     write_plan(path, code, shipped)
+                    if self.plan.settings.tensorboard:
+                        begin_tensorboard(path, built[0] if built is not None else OF_A_SCRIPT)
                     if self._local is None:
                         assert built is not None
                         self._run_here(*built, path, snapshot)
                     else:
                         del built  # the run's processes share another: they may have the memory of this one
-                        attend(self._local, path, snapshot, lock, self.plan.settings.progress, self._watch)
+                        attend(self._local, path, snapshot, lock, self.plan.settings, self._watch)
                 finally:
-                    finish(run, again)
+                    finish(run, again, self._local is None and self.plan.settings.tensorboard)
                 return run
         finally:
             if self._local is not None:

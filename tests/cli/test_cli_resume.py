@@ -37,6 +37,13 @@ def test_a_limit_of_before_that_ends_the_run_is_named_with_the_command_that_goes
     assert "which it had before" not in captured.err
 
 
+def test_a_run_goes_on_with_event_files_for_tensorboard(run: str) -> None:
+    assert main(["resume", run, "--epochs", "3", "--tensorboard"]) == 0
+    assert len(list(Path(run, "tensorboard").iterdir())) == 2
+    assert main(["resume", run, "--epochs", "4"]) == 0
+    assert len(list(Path(run, "tensorboard").iterdir())) == 2, "it has them made anew from now on"
+
+
 def test_a_run_goes_on_with_other_machines_where_it_is_said_how_they_reach_it(run: str, capsys: Any) -> None:
     assert main(["resume", run, "--machines", "2"]) == 1
     assert "machines or listen is given, and an inline run is in one process: leave one out" in capsys.readouterr().err

@@ -98,8 +98,23 @@ def test_a_loop_learns_the_digits_alone_and_as_two_replicas(tmp_path: Path, exam
     assert trained.complete, str(trained)
 
 
+@without("transformers", "trainer")
+def test_a_model_of_transformers_is_pretrained_saved_and_fine_tuned(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as a nursery has it that is not forked
+    ran = python(EXAMPLES / "transformers_digits.py", tmp_path / "vit", cwd=tmp_path, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    assert "left threads running" not in ran.stderr
+    found = re.findall(rf"accuracy of {tmp_path}/vit/fine-tuned: (0\.\d+)\n", ran.stdout)
+    assert len(found) == 1, ran.stdout
+    assert float(found[0]) >= 0.85
+    kept = [sorted(path.name for path in (tmp_path / "vit" / name).iterdir()) for name in ("pretrained", "fine-tuned")]
+    assert kept == [["config.json", "model.safetensors"]] * 2
+
+
 @without("keras", "keras")
-def test_keras_on_torch_is_trained_by_any_strategy(tmp_path: Path) -> None:
-    for strategy in ("downpour", "averaging"):
-        summary = train("keras_digits.py", tmp_path / strategy, "--strategy", strategy)
-        assert summary["metrics"]["accuracy"] > 0.94
+def test_a_keras_model_is_trained_and_replayed(tmp_path: Path) -> None:
+    """The replay comes to Keras by the kept code, and not by the file that says what Keras computes with."""
+    assert train("keras_digits.py", tmp_path / "run", "--epochs", "8")["metrics"]["accuracy"] > 0.9
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    ran = squall("replay", "--check", tmp_path / "run", env=environment)
+    assert (ran.returncode, "the same, bit for bit" in ran.stdout) == (0, True), ran.stdout + ran.stderr

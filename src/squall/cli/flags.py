@@ -64,9 +64,7 @@ def add_common(group: Any, parts: str) -> None:
 def add_machines(group: Any) -> None:
     """The flags of whatever several machines do together."""
     group.add_argument("--machines", type=machines, metavar="N|auto", help="others join by squall join, or by Ray")
-    group.add_argument(
-        "--listen", metavar="HOST:PORT", help="where others reach this machine; --replicas 2..8 grows as they join"
-    )
+    group.add_argument("--listen", metavar="HOST:PORT", help="where others reach it; --replicas 2..8 grows with them")
     group.add_argument("--plaintext", action="store_true", help="between machines: no encryption (on a VPN, say)")
     group.add_argument("--cores", type=int, metavar="N", help="with Ray: of each machine (default: its replicas)")
     group.add_argument("--packed", action="store_true", help="with Ray: machines may share nodes")
@@ -75,12 +73,17 @@ def add_machines(group: Any) -> None:
 def add_kept(parser: argparse.ArgumentParser) -> Any:
     """The flags of every run. Returns the group, to which a command adds what else it keeps."""
     group = parser.add_argument_group("what is kept")
+    add_tensorboard(group)
     group.add_argument(
         "--keep-schedule", type=schedule, default=2.0, metavar="all|none|GB|last:N",
-        help="how much of what a replay needs, from the beginning; last:3: of one from the last three snapshots on, but"
-        " not of a script, one process, L-BFGS, or replicas with optimizers (default: 2 gigabytes)",
+        help="how much of what a replay needs (default: 2 gigabytes); last:3: of one from the last three snapshots on,"
+        " but not of a script, one process, L-BFGS, or replicas with optimizers",
     )  # fmt: skip
     return group
+
+
+def add_tensorboard(group: Any) -> None:
+    group.add_argument("--tensorboard", action="store_true", help="what TensorBoard reads, in RUN/tensorboard")
 
 
 def add_snapshots(group: Any, unit: str = "seconds") -> None:

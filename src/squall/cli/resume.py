@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from squall.cli.flags import SAVES_ITSELF, add_keep_best, add_limits, add_patience
+from squall.cli.flags import SAVES_ITSELF, add_keep_best, add_limits, add_patience, add_tensorboard
 from squall.cli.output import summarized
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
         "--plaintext", action=argparse.BooleanOptionalAction, help="between machines: no encryption from now on"
     )
     add_patience(add_limits(again, time=""))
-    add_keep_best(again.add_argument_group("what is kept"))
+    kept = again.add_argument_group("what is kept")
+    add_keep_best(kept)
+    add_tensorboard(kept)
     again.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
@@ -61,8 +63,7 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
             raise ValueError("how much a script trains it says itself, to session.batches: leave --epochs, --steps out")
         if options.keep_best is not None:
             raise ValueError(f"leave --keep-best out: {SAVES_ITSELF}")
-    settings = None if options.parts is None else _with_parts(old["settings"], options.parts)
-    code = resumed_code(old, strategy, settings, **limits)
+    code = resumed_code(old, strategy, _settings(old["settings"], options), **limits)
     code["plan"] = _moved(code["plan"], options)
     run = Launch(code, local, commanded_at).go(path, again=True)
     if not scripted:
@@ -70,8 +71,11 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
     return summarized(run, options.json)
 
 
-def _with_parts(settings: Settings, parts: int) -> Settings:
-    return dataclasses.replace(settings, parts=parts, spread_parts=settings.spread_parts and parts > 1)
+def _settings(old: Settings, options: argparse.Namespace) -> Settings:
+    parts = old.parts if options.parts is None else options.parts
+    spread = old.spread_parts and parts > 1
+    tensorboard = old.tensorboard or options.tensorboard
+    return dataclasses.replace(old, parts=parts, spread_parts=spread, tensorboard=tensorboard)
 
 
 def _moved(plan: Plan, options: argparse.Namespace) -> Plan:

@@ -1,7 +1,8 @@
 """The run's one transactional record, ``runs/<name>/run.sqlite``: what is in it.
 
 `squall.record.writer.Record` writes it; `squall.report.Reader` reads it in any other process meanwhile (SQLite's
-write-ahead log: neither waits for the other). One frozen dataclass is one table, its fields are the columns.
+write-ahead log: neither waits for the other). One frozen dataclass is one table, its fields are the columns; their
+docstrings and comments are what docs/record.md shows (`make docs`).
 
 ``time_s`` is everywhere *training time*: seconds since the first replica was welcomed, and while replicas trained.
 """
@@ -31,11 +32,11 @@ class MetricRow:
     All but the value is of the moment when the weights that were measured had been fetched.
     """
 
-    time_s: float
-    epoch: int
+    time_s: float  # seconds of training
+    epoch: int  # whole ones that these examples make
     examples: int  # applied by all shards
     updates: int  # applied by all shards
-    name: str
+    name: str  # of the metric
     value: float
 
     def alike(self) -> str:
@@ -50,13 +51,13 @@ class MetricRow:
 class ProgressRow:
     """What one replica did since its last report; `loss` is the mean training loss per example in it."""
 
-    time_s: float
+    time_s: float  # seconds of training
     replica: int
-    examples: int
+    examples: int  # since its last report, as all that follows
     batches: int
-    loss: float
-    compute_s: float
-    wait_s: float
+    loss: float  # NULL: not known, or NaN
+    compute_s: float  # seconds
+    wait_s: float  # seconds, for shards, for other replicas, for data to be dealt
     pushed_bytes: int
     fetched_bytes: int
     clock: int = 0  # the replica's: exchanges with a push, or rounds
@@ -79,12 +80,12 @@ class ProgressRow:
 class PartRow:
     """What one process of a replica of several did since its last report. The times add up to the replica's work."""
 
-    time_s: float
+    time_s: float  # seconds of training
     replica: int
     part: int
-    compute_s: float
-    wait_s: float  # for other parts, and for what came from them
-    bubble_s: float  # the rest of the time in which a pipeline's schedule ran: it had no microbatch
+    compute_s: float  # seconds
+    wait_s: float  # seconds, for other parts, and for what came from them
+    bubble_s: float  # seconds, the rest of the time in which a pipeline's schedule ran: it had no microbatch
     memory: int  # bytes of its own, the most that was seen; 0: nobody has looked yet
 
     def alike(self) -> tuple[int, int]:
@@ -129,9 +130,9 @@ class ActivityRow:
 class ExtraRow:
     """What `Task.loss` returned beside the loss: its mean over the examples of a replica since its last report."""
 
-    time_s: float
+    time_s: float  # seconds of training
     replica: int
-    examples: int
+    examples: int  # of which this is the mean
     name: str
     value: float
 
@@ -148,7 +149,7 @@ class ExtraRow:
 class StalenessRow:
     """How many of a replica's pushes were applied with this staleness since its last report."""
 
-    time_s: float
+    time_s: float  # seconds of training
     replica: int
     staleness: int  # updates
     count: int  # pushes
@@ -168,13 +169,13 @@ class LeaseRow:
     may run on into the next epochs: with 100 examples an epoch, 250 is position 50 of the second epoch after `epoch`.
     """
 
-    lease: int
+    lease: int  # its number
     epoch: int
-    start: int
+    start: int  # positions in the epoch's order
     stop: int
-    replica: int  # or SEVERAL
-    incarnation: int
-    granted_s: float
+    replica: int  # or -1, several
+    incarnation: int  # which process in the replica's place, from 0
+    granted_s: float  # seconds of training, as all times
     ended_s: float
     trained_stop: int
 
@@ -188,7 +189,7 @@ class SkipRow:
 
     lease: int
     epoch: int
-    start: int
+    start: int  # positions in the epoch's order
     stop: int
     replica: int
 
@@ -197,37 +198,47 @@ class SkipRow:
 class MemberRow:
     """A process came or went."""
 
-    node: str
-    pid: int
-    time_s: float
+    node: str  # role, number and incarnation: replica-1.0
+    pid: int  # 0: not known
+    time_s: float  # seconds of training
     change: str  # joined, lost, left
-    why: str
+    why: str  # in words, of a loss
 
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
     """Something that happened to the run, in words for people."""
 
-    time_s: float
-    # started, lost, replaced, left, leaves, snapshot, nonfinite, diverged, warning, reached, stopped, finished, error
+    time_s: float  # seconds of training
+    # started, joined, lost, replaced, left, leaves, snapshot, nonfinite, diverged, warning, reached, stopped, finished,
+    # error
     kind: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class StateRow:
-    """One fact about the whole run; writing a key again replaces its value."""
+    """One fact about the whole run; writing a key again replaces its value. Empty: there is none.
 
-    # counted: what leases count, "example" or (of a sampler's order) "position"
-    # epochs, examples_per_epoch, replicas, shards, strategy, status, training_s, updates,
-    # ended: a `protocol.effects.Cause`, once it has; reason: the same in words
-    # diverged: what is wrong with the loss, if something is; first_loss: what it is compared with
-    # snapshot: the newest whose rows are all here; older ones' are, too
-    # keep_best: the metric whose best weights are kept
-    # batch: examples of each evaluation, where the method looks at batches as a whole and deals no leases
-    # bubble: the share of its time that a part of a pipeline has no microbatch, at the least: of equal stages
-    # first_step_s: seconds from the command to the first training step
-    # moved_at: seconds since 1970, of a run's end after which it goes on elsewhere; pauses: see `runtime.pauses`
+    - `strategy`, `optimizer` (in words, with its rate), `replicas`, `shards`
+    - `epochs`, `steps`, `seconds`: what ends the run; `examples_per_epoch`
+    - `status`: running, finished, interrupted, nonfinite, failed, moved
+    - `ended`: why it is over (data, steps, seconds, reached, patience, method, script, stopped, failed); `reason`: the
+      same in words
+    - `training_s`: seconds of training, once it is over; `updates`: applied by all shards, as of the newest snapshot
+    - `began_at`: seconds since 1970, less what was trained before: training time counts from there
+    - `first_step_s`: seconds from the command to the first training step
+    - `snapshot`: number of the newest whose rows are all here; older ones' are, too
+    - `evaluating`: number of the evaluation under way
+    - `keep_best`: the metric whose best weights are kept
+    - `diverged`: what is wrong with the loss, if something is; `first_loss`: what it is compared with
+    - `counted`: what leases count, "example" or (of a sampler's order) "position"
+    - `batch`: examples of each evaluation, where the method looks at batches as a whole and deals no leases
+    - `bubble`: the share of its time that a part of a pipeline has no microbatch, at the least: of equal stages
+    - `inventory`, `traffic` (JSON): what runs on which machine; bytes that each has sent and received
+    - `pauses` (JSON): seconds without training as the run moved, and why; `moved_at`: when, in seconds since 1970
+    """
+
     key: str
     value: str
 

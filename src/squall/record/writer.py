@@ -36,7 +36,7 @@ OPEN_S = 2.0  # for which a lock is waited for when the file is opened and close
 BUSY_S = 0.02  # for which a lock is waited for while training goes on
 
 # SQLite keeps NaN as NULL, and a loss may well be NaN: so only REAL columns may be NULL.
-_SQL_TYPE = {float: "REAL", int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
+SQL_TYPE = {float: "REAL", int: "INTEGER NOT NULL", str: "TEXT NOT NULL"}
 _COLUMNS: dict[type[Row], list[tuple[str, Any]]] = {
     table: [(field.name, field.type) for field in fields(table)] for table in get_args(Row)
 }
@@ -45,7 +45,7 @@ _KEYS: dict[type[Row], str] = {LeaseRow: "lease", StateRow: "key"}
 
 
 def _schema(table: type[Row]) -> str:
-    columns = [f"{name} {_SQL_TYPE[kind]}" for name, kind in _COLUMNS[table]]
+    columns = [f"{name} {SQL_TYPE[kind]}" for name, kind in _COLUMNS[table]]
     key = f", PRIMARY KEY ({_KEYS[table]})" if table in _KEYS else ""
     return f"CREATE TABLE IF NOT EXISTS {table_name(table)} ({', '.join(columns)}{key})"
 

@@ -18,15 +18,16 @@ from rich.table import Table
 
 from squall.record.rows import MetricRow
 from squall.report.figures import Chart, Points, bars_chart, lines_chart
-from squall.report.html import page_of, table_of, write_whole
+from squall.report.html import gaps, page_of, table_of, write_whole
 from squall.report.reader import Reader
 from squall.report.summary import Summary, summarize
 from squall.report.words import LOSSES, clock, number, plain, plural, size
 
 COLUMNS = (
-    "strategy", "optimizer", "replicas x threads", "result", "to the target", "examples to it", "examples/s",
-    "staleness", "exchanged",
+    "run", "strategy", "optimizer", "status", "replicas x threads", "result", "to the target", "examples to it",
+    "examples/s", "staleness", "exchanged",
 )  # fmt: skip
+WORDS = (*COLUMNS[:4], "result")  # columns that are no numbers
 NOTHING = "-"
 EMPTY = (NOTHING, "0.00", "0 B")  # a column of these alone says nothing
 UNREACHED = "not reached"
@@ -34,7 +35,7 @@ UNREACHED = "not reached"
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run of one strategy."""
+    """A run, and what it is called on the page: by its strategy, or by its directory."""
 
     name: str
     seed: int
@@ -47,8 +48,19 @@ class ComparedRun:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        plan: dict[str, Any] = json.loads((self.directory / "run.json").read_text())["plan"]
-        return plan
+        """Empty where it cannot be read."""
+        try:
+            document = json.loads((self.directory / "run.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        plan = document.get("plan") if isinstance(document, dict) else None
+        return plan if isinstance(plan, dict) else {}
+
+    @cached_property
+    def gaps(self) -> list[str]:
+        """What a finished run would have and this one lacks, in sentences."""
+        with closing(Reader(self.directory / "run.sqlite")) as reader:
+            return [f"{self.name}: {gap[:1].lower()}{gap[1:]}" for gap in gaps(reader, self.summary)]
 
     @cached_property
     def metrics(self) -> list[MetricRow]:
@@ -64,23 +76,20 @@ class ComparedRun:
 
 
 class Comparison:
-    """What came out of several runs that had the same cores. Figures of a strategy are medians over its seeds."""
+    """What came out of several runs. Figures of those with one name, a strategy's, are medians over its seeds."""
 
     def __init__(
-        self, directory: Path, trials: Sequence[ComparedRun], target: tuple[str, float] | None, cores: int
+        self, page: Path, trials: Sequence[ComparedRun], target: tuple[str, float] | None, cores: int | None
     ) -> None:  # fmt: skip
-        self.directory = directory
+        """`cores`: what each strategy had; None: these are any runs, each with a name of its own."""
+        self.page = page
         self.trials = list(trials)
         self.target = target
         self.cores = cores
 
     @property
-    def page(self) -> Path:
-        return self.directory / "compare.html"
-
-    @property
     def picture(self) -> Path:
-        return self.directory / "compare.png"
+        return self.page.with_suffix(".png")
 
     @property
     def names(self) -> list[str]:
@@ -107,8 +116,8 @@ class Comparison:
         met = len(everywhere) == len(trials)
         return {
             "optimizer": trials[0].summary.optimizer,
-            "replicas": trials[0].plan["replicas"],
-            "threads": trials[0].plan["threads"],
+            "replicas": trials[0].plan.get("replicas"),
+            "threads": trials[0].plan.get("threads"),
             "metrics": {metric: _median(trials, _metric(metric)) for metric in trials[0].summary.metrics},
             "reached_by": len(everywhere),
             "seconds_to_target": statistics.median(m.time_s for m in everywhere) if met else None,
@@ -128,7 +137,7 @@ class Comparison:
     def _rows(self) -> list[tuple[str, ...]]:
         found: list[tuple[str, ...]] = []
         for name in self.names:
-            figures = self._figures(name)
+            figures, first = self._figures(name), self.of(name)[0]
             shown = {m: v for m, v in figures["metrics"].items() if v is not None}
             best = self.target[0] if self.target is not None else next((m for m in shown if m not in LOSSES), "loss")
             seconds, examples = figures["seconds_to_target"], figures["examples_to_target"]
@@ -137,9 +146,11 @@ class Comparison:
             )
             found.append(
                 (
-                    name,
+                    name if self.cores is None else NOTHING,
+                    first.summary.strategy if self.cores is None else name,
                     figures["optimizer"] or NOTHING,
-                    f"{figures['replicas']} x {figures['threads']}",
+                    NOTHING if first.summary.status == "finished" else first.summary.status,
+                    f"{figures['replicas']} x {figures['threads']}" if first.plan else NOTHING,
                     f"{best} {number(shown[best])}" if best in shown else NOTHING,
                     missing if seconds is None else clock(seconds),
                     NOTHING if examples is None else number(examples),
@@ -154,8 +165,7 @@ class Comparison:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         columns, rows = self.cells()
         for column in columns:
-            left = column in ("strategy", "optimizer", "result")
-            table.add_column(column, justify="left" if left else "right", no_wrap=column == "strategy")
+            table.add_column(column, justify="left" if column in WORDS else "right", no_wrap=column == "strategy")
         for row in rows:
             table.add_row(*row)
         return f"{plain(table, width=140)}\n{self.same_cores}"
@@ -163,6 +173,8 @@ class Comparison:
     @property
     def same_cores(self) -> str:
         """What each strategy had to compute with, in a sentence or two."""
+        if self.cores is None:
+            return ""
         found = f"Each had the same {plural(self.cores, 'core')}, as replicas x threads."
         lone = next((trial for trial in self.trials if trial.plan["strategy"] == "single_process"), None)
         if lone is not None and lone.plan["threads"] < self.cores:
@@ -190,15 +202,21 @@ class Comparison:
         return found
 
     def write(self) -> None:
-        """compare.html, self-contained, and compare.png: the first metric over time and over examples."""
+        """The page, and beside it a picture: the first metric over time and over examples."""
+        self.write_page()
+        self._draw()
+
+    def write_page(self) -> None:
+        """The page alone, self-contained."""
         columns, rows = self.cells()
         table = table_of(rows, "wide", columns)
         goal = "" if self.target is None else f"<p>target: {escape(self.target[0])} {self.target[1]:g}</p>"
-        seeds = len({trial.seed for trial in self.trials})
+        seeds = max(len(self.of(name)) for name in self.names)
         many = f" Medians over {seeds} seeds; every run is drawn." if seeds > 1 else ""
         note = f'<p class="faint">{escape(self.same_cores)}{many}</p>'
-        write_whole(self.page, page_of("comparison", self.charts(), goal + table + note))
-        self._draw()
+        title = "comparison" if self.cores is not None else plural(len(self.trials), "run")
+        missing = [gap for trial in self.trials for gap in trial.gaps]
+        write_whole(self.page, page_of(title, self.charts(), goal + table + note, missing))
 
     def _draw(self) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

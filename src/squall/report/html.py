@@ -76,7 +76,7 @@ def write_report(run_dir: str | Path) -> Path:
     try:
         with closing(Reader(folder / "run.sqlite")) as reader:
             summary = summarize(reader)
-            missing += _gaps(reader, summary)
+            missing += gaps(reader, summary)
             proof = escape(str(audit(reader)))
             body = (
                 _cards(summary)
@@ -105,12 +105,12 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
-def page_of(title: str, found: Iterable[Chart], top: str) -> str:
-    """A page of charts below some HTML of the caller's."""
-    return _page(title, [], top + _charts(found))
+def page_of(title: str, found: Iterable[Chart], top: str, missing: Sequence[str] = ()) -> str:
+    """A page of charts below some HTML of the caller's, and below what is missing, in sentences."""
+    return _page(title, missing, top + _charts(found))
 
 
-def _page(name: str, missing: list[str], body: str) -> str:
+def _page(name: str, missing: Sequence[str], body: str) -> str:
     notes = "".join(f'<p class="alert">{escape(note)}</p>' for note in missing)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -120,20 +120,20 @@ def _page(name: str, missing: list[str], body: str) -> str:
     )
 
 
-def _gaps(reader: Reader, summary: Summary) -> list[str]:
+def gaps(reader: Reader, summary: Summary) -> list[str]:
     """What a finished run would have and this one lacks, in sentences."""
-    gaps = []
+    found = []
     if not reader.state():
-        gaps.append("The record is empty: the run ended before it began to train.")
+        found.append("The record is empty: the run ended before it began to train.")
     elif summary.status != "finished":
-        gaps.append(f"The run had not finished when this page was written; its status was: {summary.status}.")
+        found.append(f"The run had not finished when this page was written; its status was: {summary.status}.")
     if summary.diverged:
-        gaps.append(f"The training has diverged: {summary.diverged}.")
+        found.append(f"The training has diverged: {summary.diverged}.")
     if not summary.examples:
-        gaps.append("No example has been trained.")
+        found.append("No example has been trained.")
     if not summary.metrics:
-        gaps.append("There is no validation result.")
-    return gaps
+        found.append("There is no validation result.")
+    return found
 
 
 def _cards(summary: Summary) -> str:
@@ -206,16 +206,16 @@ def _settings(path: Path) -> tuple[str, list[str]]:
     sections["settings"] = sections.get("settings", {}) | {
         key: value for key, value in content.items() if key not in sections
     }
-    filled = {key.capitalize(): table_of(_flat(rows)) for key, rows in sections.items() if rows}
+    filled = {key.capitalize(): table_of(flat(rows)) for key, rows in sections.items() if rows}
     return "".join(f"<h2>{escape(title)}</h2>{table}" for title, table in filled.items()), missing
 
 
-def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Nested settings as rows: ``strategy.replicas``, 4."""
     rows: list[tuple[str, str]] = []
     for key, item in value.items():
         if isinstance(item, dict) and item:
-            rows += _flat(item, f"{prefix}{key}.")
+            rows += flat(item, f"{prefix}{key}.")
         else:
             text = item if isinstance(item, str) else json.dumps(item, default=str)
             rows.append((f"{prefix}{key}", text if len(text) <= VALUE_LENGTH else text[:VALUE_LENGTH] + " …"))

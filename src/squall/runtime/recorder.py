@@ -171,7 +171,7 @@ class CoordinatorHost(Host):
             case notes.TrainingBegan():
                 self._begun = self._now
                 facts, text = self._pauses.ends()
-                self.facts(**facts)
+                self.facts(**facts, began_at=time.time() - self._trained_s)
                 self._event("started", text)
             case notes.TrainingOver():
                 self._stopped = self._now
