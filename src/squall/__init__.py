@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from squall.errors import SnapshotMismatch as SnapshotMismatch
     from squall.errors import SquallError as SquallError
     from squall.errors import TaskError as TaskError
+    from squall.predicting import Predictions as Predictions
+    from squall.predicting import predict as predict
     from squall.replaying.replayed import Replayed as Replayed
     from squall.replaying.run import replay as replay
     from squall.run import Run as Run
@@ -47,6 +49,7 @@ _HOMES = {
     "session.entry": "join",
     "errors": "Interrupted NotFinite PeerFault ProcessLost SnapshotMismatch SquallError TaskError",
     "train": "fit resume",
+    "predicting": "Predictions predict",
     "replaying.replayed": "Replayed",
     "replaying.run": "replay",
     "run": "Run",

@@ -21,6 +21,7 @@ from squall.record.writer import settle
 from squall.report import ProgressViewer, Reader, Viewer, Viewers, prepare_report
 from squall.report.words import clock, plural
 from squall.run import Run
+from squall.runtime.answers import described
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.snapshot import Snapshots
 from squall.usercode.kept import load_sources
@@ -94,6 +95,8 @@ def finish(run: Run, again: bool = False) -> None:
 
 
 def _remedy(path: Path, command: str = "squall resume {path}") -> str:
+    if described(path) is not None:
+        return "what is answered is kept; the same command goes on with the rest"
     number = Snapshots(path).numbers()
     where = f"from snapshot {number[-1]}" if number else "from the beginning (no snapshot was written yet)"
     unsaved = _unsaved(path, number[-1]) if number else ""
@@ -122,6 +125,8 @@ def _interrupted(reason: str, path: Path) -> Interrupted:
 
 def mended(path: Path) -> str:
     """The remedy where the user's own code has failed."""
+    if described(path) is not None:
+        return f"mend it: {_remedy(path)}"
     file = load_sources(path).file
     if file:
         return f"mend it, and {_remedy(path)} (which reads {file} again)"

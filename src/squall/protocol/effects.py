@@ -171,6 +171,20 @@ class Step(Effect, frozen=True, gc=False):
     examples: int  # of all members
 
 
+class Answer(Effect, frozen=True, gc=False):
+    """Run the model on examples [start, stop) of the data's order."""
+
+    start: int
+    stop: int
+
+
+class KeepAnswers(Effect, frozen=True, gc=False):
+    """Bring what the model said of examples [start, stop), which were answered last, onto the disk."""
+
+    start: int
+    stop: int
+
+
 class Term(msgspec.Struct, frozen=True, gc=False):
     """One pushed gradient in an update. No other push of a run has the same owner and clock."""
 

@@ -103,6 +103,17 @@ class StepTaken(Event, frozen=True, gc=False):
     inside: tuple[float, ...] = ()  # as in `GradientComputed`
 
 
+class Answered(Event, frozen=True, gc=False):
+    """The answer to `Answer`."""
+
+    seconds: float
+    size: int = 0  # bytes of what the model said
+
+
+class AnswersKept(Event, frozen=True, gc=False):
+    """The answer to `KeepAnswers`: they stay, whoever dies."""
+
+
 class BatchOver(Event, frozen=True, gc=False):
     """A script's loop steps on its batch no more."""
 

@@ -70,6 +70,12 @@ COLLECTIVE = _and({
 })  # fmt: skip
 
 
+ANSWERS = _and({
+    ("coordinator", "replica"): frozenset({m.Grant}),
+    ("replica", "coordinator"): frozenset({m.LeaseRequest}),
+})  # fmt: skip
+
+
 def hears(one: Node, other: Node) -> bool:
     """Whether the other's role says anything to the one's."""
     return (other.role, one.role) in COMMON

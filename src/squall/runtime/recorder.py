@@ -171,6 +171,10 @@ class CoordinatorHost(Host):
                 self._event("started", text)
             case notes.TrainingOver():
                 self._stopped = self._now
+            case notes.AnswersFound(ranges, examples):
+                self.facts(found=examples)
+                for number, (start, stop) in enumerate(ranges):
+                    self._leases.add(rows.LeaseRow(number, 0, start, stop, 0, 0, 0.0, 0.0, stop), alone=False)
             case notes.MemberJoined(node, pid):
                 self._member(node, "joined", pid=pid)
             case notes.MemberLeft(node):
