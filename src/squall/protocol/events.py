@@ -111,7 +111,17 @@ class Answered(Event, frozen=True, gc=False):
 
 
 class AnswersKept(Event, frozen=True, gc=False):
-    """The answer to `KeepAnswers`: they stay, whoever dies."""
+    """The answer to `KeepAnswers`: they stay, whoever dies, or have to travel first."""
+
+    size: int = 0  # bytes that have to travel to the coordinator's machine
+
+
+class AnswersTaken(Event, frozen=True, gc=False):
+    """The answer to `WriteAnswers`."""
+
+    node: Node
+    lease: int
+    error: str = ""  # why the file could not be written
 
 
 class BatchOver(Event, frozen=True, gc=False):

@@ -106,6 +106,20 @@ class Progress(Struct, frozen=True, tag="progress", array_like=True, gc=False):
     stats: Stats
 
 
+class AnswersPiece(Struct, frozen=True, tag="answers", array_like=True, gc=False):
+    """Answers that a replica has on another machine, of examples [start, stop) of a lease: a piece of their file.
+
+    Bytes [at, at + size) of `total` travel along.
+    """
+
+    lease: Count
+    start: Count
+    stop: Count
+    at: Count
+    size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    total: Count
+
+
 class Dropped(Struct, frozen=True, tag="dropped", array_like=True, gc=False):
     """A push came too late for its round: what this lease has left is to be dealt again."""
 
@@ -264,7 +278,7 @@ class SnapshotPiece(Struct, frozen=True, tag="piece", array_like=True, gc=False)
 class PieceKept(Struct, frozen=True, tag="piece!", array_like=True, gc=False):
     """It is in its place, or there was an error; the next may come."""
 
-    number: Count
+    number: Count  # of the snapshot, or the lease
     error: str = ""
 
 
@@ -292,5 +306,5 @@ class Evaluated(Struct, frozen=True, tag="evaluate!", array_like=True, gc=False)
 Message = (
     Join | Welcome | LeaseRequest | Grant | Progress | Dropped | Logged | NonFinite | Stop | Left
     | Skip | SkipNoted | Exchange | Exchanged | Parcel | View | ViewSeen | TakeSnapshot | SnapshotTaken
-    | SnapshotPiece | PieceKept | Evaluate | Evaluated
+    | SnapshotPiece | PieceKept | AnswersPiece | Evaluate | Evaluated
 )  # fmt: skip

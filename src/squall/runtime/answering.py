@@ -11,12 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from squall.protocol.effects import Answer, Effect, End, Expect, KeepAnswers
-from squall.protocol.events import Answered, AnswersKept, Event
+from squall.protocol.effects import Answer, Effect, End, Expect, KeepAnswers, Payload, WriteAnswers
+from squall.protocol.events import Answered, AnswersKept, AnswersTaken, Event
+from squall.protocol.messages import PIECE_BYTES
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.answers import ONE, Answers, Columns
 from squall.runtime.batches import Key, TrainingBatches, to_device
-from squall.runtime.driver import Host
+from squall.runtime.driver import Host, HostAround
 from squall.runtime.job import Job
+from squall.runtime.pieces import Pieces
 from squall.runtime.seeds import mix, seed_everything
 from squall.task import Batch, Task, check_data, first_batch, untouched
 from squall.usercode.blame import note_batch
@@ -110,20 +113,31 @@ class AnswerHost(Host):
     """A replica's: the model, its batches, and the answers that are not on the disk yet."""
 
     def __init__(self, job: Job, slot: int) -> None:
+        """On another machine than the coordinator's a file stays here until its pieces have travelled."""
         task = job.task
         assert isinstance(task, PredictionTask)
         self._device = job.device(slot)
         self._network, self._predict = task.network.to(self._device), task.predict
         self._batches, self._seed = TrainingBatches(task, job.plan.seed), job.plan.seed
         self._answers = Answers(job.directory, task.format)
+        self._slot, self._pieces = slot, None if job.site is None or job.site.has(COORDINATOR) else job.site.pieces
+        self._file = memoryview(b"")  # of the newest answers
         self._held: list[dict[str, Tensor]] = []  # a batch each
+
+    def attach(self, payload: Payload) -> None:
+        assert self._pieces is not None
+        at = payload.clock * PIECE_BYTES
+        self._pieces.view(self._slot)[: payload.buffer] = self._file[at : at + payload.buffer]
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case Answer(start, stop):
                 return self._answer(start, stop)
             case KeepAnswers(start, stop):
-                self._answers.write(start, stop, self._together())
+                self._file = self._answers.encoded(self._together())
+                if self._pieces is not None:
+                    return AnswersKept(len(self._file))
+                self._answers.write(start, stop, self._file)
                 return AnswersKept()
             case Expect(epoch, start, stop):
                 self._batches.expect(Key(epoch, start, stop))
@@ -160,3 +174,28 @@ class AnswerHost(Host):
                 f"the model's outputs differ from batch to batch: {', '.join(map(shapes, held))}: return tensors of one"
                 " shape, padded where they differ"
             ) from error
+
+
+class ArrivingHost(HostAround):
+    """The coordinator's, which writes the answers that come from other machines."""
+
+    def __init__(self, host: Host, job: Job, pieces: Pieces) -> None:
+        super().__init__(host)
+        assert isinstance(job.task, PredictionTask)
+        self._answers, self._pieces = Answers(job.directory, job.task.format), pieces
+        self._files: dict[Node, bytearray] = {}  # what has come of a file
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        if not isinstance(effect, WriteAnswers):
+            return super().perform(effect, now)
+        node, piece = effect.node, effect.piece
+        file = bytearray() if not piece.at else self._files.pop(node)
+        file += self._pieces.view(node.index)[: piece.size]
+        if len(file) < piece.total:
+            self._files[node] = file
+            return AnswersTaken(node, piece.lease)
+        try:
+            self._answers.write(piece.start, piece.stop, file)
+        except ValueError as error:
+            return AnswersTaken(node, piece.lease, str(error))
+        return AnswersTaken(node, piece.lease)

@@ -1,6 +1,6 @@
 """The files of a prediction: a model's outputs as they come, a file for each range, and in the end in order in one.
 
-    answers/000000000000-000000004096.npy   what replicas have answered so far; gone when all of it is in one file
+    answers/000000000000-000000004096.npz   what replicas have answered so far; gone when all of it is in one file
     predictions.npy                         all of it; of several outputs `predictions.NAME.npy` each
 
 With format "arrow" names end in `.arrow`, and several outputs are columns of one file. A file is whole when it has its
@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from squall.runtime.snapshot import sync
 FORMATS = ("numpy", "arrow")
 ONE = "predictions"  # the column of a model that returns one tensor, and the name of what is written in the end
 Columns = Mapping[str, np.ndarray[Any, Any]]  # name -> [examples, ...]
-_RANGE = re.compile(r"(\d{12,})-(\d{12,})\.(npy|npz|arrow)")
+_RANGE = re.compile(r"(\d{12,})-(\d{12,})\.(npz|arrow)")
 
 
 def described(directory: Path) -> dict[str, Any] | None:
@@ -50,23 +51,24 @@ class Answers:
         self._arrow = format == "arrow"
         self._folder = directory / "answers"
 
-    def write(self, start: int, stop: int, columns: Columns) -> None:
-        """The answers of a range. Raises `ValueError` with the remedy where the disk refuses them."""
-        kind = "arrow" if self._arrow else "npy" if list(columns) == [ONE] else "npz"
-        path = self._folder / f"{start:012d}-{stop:012d}.{kind}"
+    def encoded(self, columns: Columns) -> memoryview:
+        """The file of a range."""
+        file = BytesIO()
+        if self._arrow:
+            from squall.runtime import arrow_files
+
+            arrow_files.write(file, [columns])
+        else:
+            np.savez(file, allow_pickle=False, **columns)
+        return file.getbuffer()
+
+    def write(self, start: int, stop: int, file: memoryview | bytearray) -> None:
+        """Bring the file of a range onto the disk. Raises `ValueError` with the remedy where that refuses it."""
+        path = self._folder / f"{start:012d}-{stop:012d}.{'arrow' if self._arrow else 'npz'}"
         with written(path):
             self._folder.mkdir(exist_ok=True)
             with _appears(path) as beside:
-                if kind == "arrow":
-                    from squall.runtime import arrow_files
-
-                    arrow_files.write(beside, [columns])
-                    return
-                with open(beside, "wb") as file:
-                    if kind == "npy":
-                        np.save(file, columns[ONE], allow_pickle=False)
-                    else:
-                        np.savez(file, allow_pickle=False, **columns)
+                beside.write_bytes(file)
 
     def found(self) -> list[tuple[int, int]]:
         """The ranges that there are files of, in order. They overlap where a replica died before it could tell."""
@@ -131,8 +133,6 @@ class Answers:
             from squall.runtime import arrow_files
 
             return arrow_files.read(path)
-        if path.suffix == ".npy":
-            return {ONE: np.load(path, mmap_mode="r")}
         with np.load(path) as columns:
             return dict(columns)
 

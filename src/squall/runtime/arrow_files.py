@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -12,13 +12,13 @@ import pyarrow as pa
 Columns = Mapping[str, np.ndarray[Any, Any]]  # name -> [examples, ...]
 
 
-def write(path: Path, batches: Iterable[Columns]) -> None:
+def write(sink: Path | BinaryIO, batches: Iterable[Columns]) -> None:
     """One file of as many record batches; a column of several dimensions has Arrow's type of fixed-shape tensors."""
     writer = None
     try:
         for columns in batches:
             batch = pa.record_batch({name: _array(values) for name, values in columns.items()})
-            writer = writer or pa.ipc.new_file(path, batch.schema)
+            writer = writer or pa.ipc.new_file(sink, batch.schema)
             writer.write_batch(batch)
     finally:
         if writer is not None:

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from squall.protocol.effects import Effect
+import msgspec
+
+from squall.protocol.effects import Effect, Send, WriteAnswers
+from squall.protocol.events import AnswersTaken, Event
 from squall.protocol.exchanges import Exchanges
+from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
 from squall.protocol.loop_coordinator import LoopCoordinator
+from squall.protocol.machine import Refusal
 from squall.protocol.membership import Membership
-from squall.protocol.messages import Join
+from squall.protocol.messages import AnswersPiece, Join, PieceKept
 from squall.protocol.nodes import Node
 from squall.protocol.notes import AnswersFound
 from squall.protocol.policy import Policy
@@ -27,6 +32,8 @@ class AnswerCoordinator(LoopCoordinator):
         super().__init__(policy, Exchanges(), leases)
         self.members = Membership(0, observed=False)
         self._found = found
+        self._arriving: dict[Node, AnswersPiece] = {}  # of files that have come in part, the last piece
+        self._came: dict[Node, int] = {}  # bytes of these
 
     def _listen(self, now: float, effects: list[Effect]) -> None:
         effects.append(AnswersFound(tuple(self._found), self.leases.trained))
@@ -43,6 +50,46 @@ class AnswerCoordinator(LoopCoordinator):
         departs = super()._depart(node, now, effects)
         self._on_view_seen(now, effects)
         return departs
+
+    # ------------------------------------------------------------ answers from other machines
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case AnswersTaken(error=error) if error:
+                self._fail(error, effects)
+            case AnswersTaken(node, lease) if node in self.members.live:
+                effects.append(Send(node, PieceKept(lease)))
+            case AnswersTaken():
+                pass
+            case _:
+                return super().on(event, now)
+        return effects
+
+    def _on_work(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
+        if isinstance(message, AnswersPiece):
+            self._on_piece(sender, message, effects)
+        else:
+            super()._on_work(sender, message, now, effects)
+
+    def _on_piece(self, sender: Node, piece: AnswersPiece, effects: list[Effect]) -> None:
+        held = self.leases.held.get(piece.lease)
+        if sender not in self.members.live or held is None or held.holder != sender:
+            return  # it was lost while this was on its way
+        begun = self._arriving.get(sender, piece)
+        wanted = msgspec.structs.replace(begun, at=self._came.get(sender, 0), size=piece.size)
+        within = held.done <= piece.start < piece.stop <= held.lease.stop and piece.at + piece.size <= piece.total
+        if piece != wanted or not within:
+            raise Refusal(f"it sends {piece}, and has {held.lease}, of which {wanted} would come next")
+        self._arriving[sender], self._came[sender] = piece, piece.at + piece.size
+        if self._came[sender] == piece.total:
+            del self._arriving[sender], self._came[sender]
+        effects.append(WriteAnswers(sender, piece))
+
+    def _forget(self, node: Node) -> None:
+        super()._forget(node)
+        self._arriving.pop(node, None)
+        self._came.pop(node, None)
 
     def _close_with_snapshot(self, now: float, effects: list[Effect]) -> None:
         """What would be saved is on the disk."""

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import math
 
-from squall.protocol.effects import Answer, Effect, End, Expect, KeepAnswers, Send
+from squall.protocol.effects import Answer, Effect, End, Expect, KeepAnswers, Payload, Send
 from squall.protocol.events import Answered, AnswersKept, Event, MessageArrived, Started, TimePassed
 from squall.protocol.frames import Message
 from squall.protocol.held_work import Batch, HeldWork
-from squall.protocol.messages import Cover, Grant, Join, Left, Progress, Stats, Stop, Welcome
+from squall.protocol.messages import (
+    PIECE_BYTES,
+    AnswersPiece,
+    Cover,
+    Grant,
+    Join,
+    Left,
+    PieceKept,
+    Progress,
+    Stats,
+    Stop,
+    Welcome,
+)
 from squall.protocol.nodes import COORDINATOR, Node
 
 KEPT_BYTES = 64 << 20  # of answers that are on no disk yet, at most, but for the last batch
@@ -32,6 +44,7 @@ class Answerer:
         self._answered: Batch | None = None  # examples of a lease of which the answers are not on the disk yet
         self._batches, self._bytes = 0, 0  # of these
         self._keeping = False
+        self._sent = self._size = 0  # of their file, bytes that have travelled, and that have to
         self._member = self._stopping = self._ended = False
         self._compute_s = self._waited_s = 0.0  # since the last report
         self._idle_since: float | None = None
@@ -41,9 +54,9 @@ class Answerer:
         match event:
             case Answered():
                 self._on_answered(event, effects)
-            case AnswersKept():
-                self._keeping = False
-                effects.append(Send(COORDINATOR, Progress(*self._told())))
+            case AnswersKept(size):
+                self._sent, self._size = 0, size
+                self._send_on(effects)
             case MessageArrived(_, message):
                 self._on_message(message, now, effects)
             case Started():
@@ -65,6 +78,8 @@ class Answerer:
                     effects += [Expect(lease.epoch, start, min(start + size, lease.stop)) for start in starts]
             case Welcome():
                 self._member, self._idle_since = True, now
+            case PieceKept():
+                self._send_on(effects)
             case Stop():
                 self._stopping = True
             case _:
@@ -82,6 +97,19 @@ class Answerer:
         if self._stopping or enough or not self._hand.begun:
             self._keeping = True
             effects.append(KeepAnswers(start, batch.stop))
+
+    def _send_on(self, effects: list[Effect]) -> None:
+        """The next piece of answers that have to travel; behind the last one, that all are on the disk."""
+        done, at = self._answered, self._sent
+        assert done is not None
+        if at < self._size:
+            piece = AnswersPiece(done.lease, done.start, done.stop, at, min(PIECE_BYTES, self._size - at), self._size)
+            self._sent += piece.size
+            payload = Payload("piece", self.node, piece.size, at // PIECE_BYTES, self.node.index, done.lease)
+            effects.append(Send(COORDINATOR, piece, payload))
+        else:
+            self._keeping = False
+            effects.append(Send(COORDINATOR, Progress(*self._told())))
 
     def _told(self) -> tuple[tuple[Cover, ...], Stats]:
         """What is on the disk, and was not told yet."""
