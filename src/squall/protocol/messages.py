@@ -109,12 +109,13 @@ class Progress(Struct, frozen=True, tag="progress", array_like=True, gc=False):
 class AnswersPiece(Struct, frozen=True, tag="answers", array_like=True, gc=False):
     """Answers that a replica has on another machine, of examples [start, stop) of a lease: a piece of their file.
 
-    Bytes [at, at + size) of `total` travel along.
+    Bytes [at, at + size) of `total` travel along. `number` counts the pieces of a lease's files.
     """
 
     lease: Count
     start: Count
     stop: Count
+    number: Count
     at: Count
     size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     total: Count

@@ -125,7 +125,7 @@ def _named(message: Message, sender: Node, receiver: Node) -> Iterator[Payload]:
                 yield Payload("weights", sender, weights, clock, receiver.index)
         case s.PushPortions(_, buffer, _, clock):
             yield Payload("gradient", sender, buffer, clock, receiver.index)
-        case m.AnswersPiece(lease, _, _, at, size):
-            yield Payload("piece", sender, size, at // m.PIECE_BYTES, sender.index, lease)
+        case m.AnswersPiece(lease, _, _, number, _, size):
+            yield Payload("piece", sender, size, number, sender.index, lease)
         case m.SnapshotPiece(number, start, size):
             yield Payload("piece", sender, size, start // m.PIECE_BYTES, sender.index, number)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from squall.protocol.effects import Answer, Effect, End, Expect, KeepAnswers, Payload, WriteAnswers
 from squall.protocol.events import Answered, AnswersKept, AnswersTaken, Event
-from squall.protocol.messages import PIECE_BYTES
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.answers import ONE, Answers, Columns
 from squall.runtime.batches import Key, TrainingBatches, to_device
@@ -121,13 +120,13 @@ class AnswerHost(Host):
         self._batches, self._seed = TrainingBatches(task, job.plan.seed), job.plan.seed
         self._answers = Answers(job.directory, task.format)
         self._slot, self._pieces = slot, None if job.site is None or job.site.has(COORDINATOR) else job.site.pieces
-        self._file = memoryview(b"")  # of the newest answers
+        self._file = memoryview(b"")  # of the newest answers, what has still to travel
         self._held: list[dict[str, Tensor]] = []  # a batch each
 
     def attach(self, payload: Payload) -> None:
         assert self._pieces is not None
-        at = payload.clock * PIECE_BYTES
-        self._pieces.view(self._slot)[: payload.buffer] = self._file[at : at + payload.buffer]
+        self._pieces.view(self._slot)[: payload.buffer] = self._file[: payload.buffer]
+        self._file = self._file[payload.buffer :]
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

@@ -77,7 +77,7 @@ class AnswerCoordinator(LoopCoordinator):
         if sender not in self.members.live or held is None or held.holder != sender:
             return  # it was lost while this was on its way
         begun = self._arriving.get(sender, piece)
-        wanted = msgspec.structs.replace(begun, at=self._came.get(sender, 0), size=piece.size)
+        wanted = msgspec.structs.replace(begun, at=self._came.get(sender, 0), size=piece.size, number=piece.number)
         within = held.done <= piece.start < piece.stop <= held.lease.stop and piece.at + piece.size <= piece.total
         if piece != wanted or not within:
             raise Refusal(f"it sends {piece}, and has {held.lease}, of which {wanted} would come next")

@@ -45,6 +45,7 @@ class Answerer:
         self._batches, self._bytes = 0, 0  # of these
         self._keeping = False
         self._sent = self._size = 0  # of their file, bytes that have travelled, and that have to
+        self._pieces: dict[int, int] = {}  # of the lease that they are of, pieces that have travelled
         self._member = self._stopping = self._ended = False
         self._compute_s = self._waited_s = 0.0  # since the last report
         self._idle_since: float | None = None
@@ -103,9 +104,10 @@ class Answerer:
         done, at = self._answered, self._sent
         assert done is not None
         if at < self._size:
-            piece = AnswersPiece(done.lease, done.start, done.stop, at, min(PIECE_BYTES, self._size - at), self._size)
-            self._sent += piece.size
-            payload = Payload("piece", self.node, piece.size, at // PIECE_BYTES, self.node.index, done.lease)
+            number, size = self._pieces.get(done.lease, 0), min(PIECE_BYTES, self._size - at)
+            self._pieces, self._sent = {done.lease: number + 1}, at + size
+            piece = AnswersPiece(done.lease, done.start, done.stop, number, at, size, self._size)
+            payload = Payload("piece", self.node, size, number, self.node.index, done.lease)
             effects.append(Send(COORDINATOR, piece, payload))
         else:
             self._keeping = False

@@ -41,10 +41,13 @@ from squall.strategies import (
     Strategy,
     Synchronous,
 )
+from squall.strategies.prediction import Prediction
 from squall.strategies.work import Loop
 
 ALL_REDUCE, DIVIDED = "all-reduce", "divided all-reduce"  # of the second the members divide the optimizer's state
 Make = Callable[[int, int], Strategy]
+
+PREDICTION = "prediction"  # trains nothing: `answers.answering` makes its worlds
 
 # Each makes a strategy for so many replicas and shards. There is every strategy but `SingleProcess`, which sends no
 # messages, in every form that its machines tell apart.
@@ -155,7 +158,8 @@ class Chaos:
 
 @cache
 def _recipe(strategy: str, replicas: int, shards: int) -> Recipe:
-    return STRATEGIES[strategy](replicas, shards).recipe()
+    strategies: dict[str, Make] = {**STRATEGIES, PREDICTION: lambda n, k: Prediction(replicas=n)}
+    return strategies[strategy](replicas, shards).recipe()
 
 
 def chaos(seed: int) -> Chaos:
