@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -21,7 +22,7 @@ from squall.runtime.answers import FORMATS, ONE, Answers, described
 from squall.runtime.best import kept
 from squall.runtime.lock import hold
 from squall.runtime.snapshot import Snapshots
-from squall.settings import Settings, with_given
+from squall.settings import Settings
 from squall.strategies.prediction import Prediction
 from squall.task import Task
 from squall.train import Launch
@@ -124,7 +125,7 @@ def carry_out(
     """Answer what has no answer yet, and put the answers together."""
     if what.format not in FORMATS:
         raise ValueError(f"format is {what.format!r}: use one of {', '.join(FORMATS)}")
-    settings = with_given(settings or Settings(snapshot_every_s=None, keep_schedule=0.0))
+    settings = dataclasses.replace(settings or Settings(), snapshot_every_s=None, keep_schedule=0.0)
     plan = make_plan(what, settings, seed=seed, device=device)
     again, answers = _begun(out, what), Answers(out, what.format)
     known = Predictions(out).examples if again else None

@@ -44,7 +44,6 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     add_machines(group)
     group.add_argument("--quiet", action="store_true", help="show no progress")
     group.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
-    parser.set_defaults(snapshot_every_s=None, keep_schedule=0.0)
 
 
 def _predict(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:

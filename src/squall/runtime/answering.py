@@ -84,7 +84,10 @@ def columns(outputs: Any, examples: int) -> dict[str, Tensor]:
 
 def check_prediction(task: PredictionTask) -> dict[str, Tensor]:
     """The outputs for the first batch. Raises `ValueError` for data, or outputs, that cannot be."""
-    check_data(task)
+    try:
+        check_data(task)
+    except ValueError as error:
+        raise ValueError(str(error).replace("Task.train", "what is to be predicted")) from error
     batch, examples = first_batch(task, task.train), min(task.batch_size, len(cast(Sized, task.train)))
     with untouched(task.network), torch.inference_mode():
         try:
