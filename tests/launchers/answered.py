@@ -34,8 +34,8 @@ def data() -> TensorDataset:
 
 
 def predict(model: nn.Module, batch: Any) -> dict[str, Tensor]:
-    folder = Path(os.environ["HOLDS"])
-    if (batch[0][:, 0] == 57).any() and not (folder / "go").exists():
+    folder = Path(os.environ.get("HOLDS", ""))  # it is not where other machines are
+    if folder.name and (batch[0][:, 0] == 57).any() and not (folder / "go").exists():
         (folder / f"here-{os.getpid()}").touch()
         signal.pause()
     return {"number": batch[0][:, 0].long(), "output": model(batch[0])}
