@@ -13,6 +13,7 @@ import numpy as np
 from torch import nn
 
 from squall.plan import make_plan
+from squall.prediction import Prediction
 from squall.protocol.ledger import gaps
 from squall.report import Reader, summarize
 from squall.report.words import clock, number, percent, size, two_columns
@@ -23,7 +24,6 @@ from squall.runtime.best import kept
 from squall.runtime.lock import hold
 from squall.runtime.snapshot import Snapshots
 from squall.settings import Settings
-from squall.strategies.prediction import Prediction
 from squall.task import Task
 from squall.train import Launch
 from squall.usercode.kept import Code

@@ -10,8 +10,9 @@ import pytest
 
 from squall.protocol.answering import coordinator as coordinators
 from squall.protocol.answering.coordinator import AnswerCoordinator
+from squall.protocol.answering.effects import KeepAnswers
 from squall.protocol.answering.replica import Answerer
-from squall.protocol.effects import Effect, End, KeepAnswers, Send
+from squall.protocol.effects import Effect, End, Send
 from squall.protocol.events import Answered, AnswersKept, AnswersTaken, Event
 from squall.protocol.leases import Leases
 from squall.protocol.membership import Membership

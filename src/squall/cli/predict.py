@@ -50,7 +50,7 @@ def _predict(options: argparse.Namespace, local: LocalRun | None, commanded_at: 
     from squall.cli.machines import settle
     from squall.cli.strategies import settings_of
     from squall.predicting import build, carry_out, model_in_words
-    from squall.strategies.prediction import Prediction
+    from squall.prediction import Prediction
     from squall.usercode.task_file import load_task
 
     if (elsewhere := settle(options)) is not None:

@@ -13,7 +13,7 @@ import msgspec
 
 from squall.protocol.collective.messages import Place
 from squall.protocol.frames import Frame, Message
-from squall.protocol.messages import AnswersPiece, Factors, SnapshotPiece
+from squall.protocol.messages import Factors, SnapshotPiece
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import PartPlace
 from squall.protocol.sandblaster.messages import Calculation
@@ -169,27 +169,6 @@ class Step(Effect, frozen=True, gc=False):
     start: int
     stop: int
     examples: int  # of all members
-
-
-class Answer(Effect, frozen=True, gc=False):
-    """Run the model on examples [start, stop) of the data's order."""
-
-    start: int
-    stop: int
-
-
-class KeepAnswers(Effect, frozen=True, gc=False):
-    """Bring what the model said of examples [start, stop), which were answered last, onto the disk."""
-
-    start: int
-    stop: int
-
-
-class WriteAnswers(Effect, frozen=True, gc=False):
-    """Take what a piece's payload has brought; with the last one, bring the file onto the disk."""
-
-    node: Node  # that has sent it
-    piece: AnswersPiece
 
 
 class Term(msgspec.Struct, frozen=True, gc=False):

@@ -106,21 +106,6 @@ class Progress(Struct, frozen=True, tag="progress", array_like=True, gc=False):
     stats: Stats
 
 
-class AnswersPiece(Struct, frozen=True, tag="answers", array_like=True, gc=False):
-    """Answers that a replica has on another machine, of examples [start, stop) of a lease: a piece of their file.
-
-    Bytes [at, at + size) of `total` travel along. `number` counts the pieces of a lease's files.
-    """
-
-    lease: Count
-    start: Count
-    stop: Count
-    number: Count
-    at: Count
-    size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-    total: Count
-
-
 class Dropped(Struct, frozen=True, tag="dropped", array_like=True, gc=False):
     """A push came too late for its round: what this lease has left is to be dealt again."""
 
@@ -307,5 +292,5 @@ class Evaluated(Struct, frozen=True, tag="evaluate!", array_like=True, gc=False)
 Message = (
     Join | Welcome | LeaseRequest | Grant | Progress | Dropped | Logged | NonFinite | Stop | Left
     | Skip | SkipNoted | Exchange | Exchanged | Parcel | View | ViewSeen | TakeSnapshot | SnapshotTaken
-    | SnapshotPiece | PieceKept | AnswersPiece | Evaluate | Evaluated
+    | SnapshotPiece | PieceKept | Evaluate | Evaluated
 )  # fmt: skip

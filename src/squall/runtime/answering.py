@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from squall.protocol.effects import Answer, Effect, End, Expect, KeepAnswers, Payload, WriteAnswers
+from squall.protocol.answering.effects import Answer, KeepAnswers, WriteAnswers
+from squall.protocol.effects import Effect, End, Expect, Payload
 from squall.protocol.events import Answered, AnswersKept, AnswersTaken, Event
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.answers import ONE, Answers, Columns

@@ -7,16 +7,17 @@ import math
 import pytest
 
 from squall.protocol.answering.coordinator import AnswerCoordinator
+from squall.protocol.answering.effects import Answer, KeepAnswers, WriteAnswers
+from squall.protocol.answering.messages import AnswersPiece
 from squall.protocol.answering.replica import KEPT_BYTES, KEPT_S, Answerer
 from squall.protocol.closing import Phase
-from squall.protocol.effects import Answer, Effect, End, Expect, KeepAnswers, Send, WriteAnswers
+from squall.protocol.effects import Effect, End, Expect, Send
 from squall.protocol.events import Answered, AnswersKept, AnswersTaken, Started
 from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import (
     PIECE_BYTES,
-    AnswersPiece,
     Cover,
     Grant,
     Join,

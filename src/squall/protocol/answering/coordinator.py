@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from squall.protocol.effects import Effect, Send, WriteAnswers
+from squall.protocol.answering.effects import WriteAnswers
+from squall.protocol.answering.messages import AnswersPiece
+from squall.protocol.effects import Effect, Send
 from squall.protocol.events import AnswersTaken, Event
 from squall.protocol.exchanges import Exchanges
 from squall.protocol.frames import Message
@@ -20,7 +22,7 @@ from squall.protocol.leases import Leases
 from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Membership
-from squall.protocol.messages import AnswersPiece, Join, PieceKept
+from squall.protocol.messages import Join, PieceKept
 from squall.protocol.nodes import Node
 from squall.protocol.notes import AnswersFound
 from squall.protocol.policy import Policy

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
-from squall.protocol.effects import Answer, Effect, End, Expect, KeepAnswers, Payload, Send
+from squall.protocol.answering.effects import Answer, KeepAnswers
+from squall.protocol.answering.messages import AnswersPiece
+from squall.protocol.effects import Effect, End, Expect, Payload, Send
 from squall.protocol.events import Answered, AnswersKept, Event, MessageArrived, Started, TimePassed
 from squall.protocol.frames import Message
 from squall.protocol.held_work import Batch, HeldWork
 from squall.protocol.messages import (
     PIECE_BYTES,
-    AnswersPiece,
     Cover,
     Grant,
     Join,

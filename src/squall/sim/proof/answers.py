@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from squall.protocol import effects, events
+from squall.protocol import events
 from squall.protocol.answering.coordinator import AnswerCoordinator
+from squall.protocol.answering.effects import Answer, KeepAnswers, WriteAnswers
 from squall.protocol.answering.replica import Answerer
 from squall.protocol.effects import Effect, Payload, Transmit
 from squall.protocol.events import Event
@@ -44,8 +45,8 @@ class AnswerPhantomHosts(PhantomHosts):
     disk_of_run: list[Span]  # on the coordinator's machine
 
     def make(self, node: Node, version: int, file: File | None) -> Phantom:
-        self.prices[effects.Answer] = lambda node, effect, begins: self.compute_s(node)
-        self.prices[effects.KeepAnswers] = lambda node, effect, begins: COMPUTE_S / 10
+        self.prices[Answer] = lambda node, effect, begins: self.compute_s(node)
+        self.prices[KeepAnswers] = lambda node, effect, begins: COMPUTE_S / 10
         return CollectingPhantom(self, node) if node == COORDINATOR else AnswererPhantom(self, node)
 
 
@@ -62,11 +63,11 @@ class AnswererPhantom(Phantom):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
-            case effects.Answer(start, stop):
+            case Answer(start, stop):
                 self.hosts.computed += 1
                 self._held.append((start, stop))
                 return events.Answered(self.hosts.compute_s(self.node))
-            case effects.KeepAnswers(start, stop):
+            case KeepAnswers(start, stop):
                 held, self._held = self._held, []
                 if (held[0][0], held[-1][1]) != (start, stop) or gaps(held, stop)[:1] not in ([], [(0, start)]):
                     raise Broken("I18", f"{self.node} keeps answers of [{start}, {stop}), and has {held}")
@@ -86,7 +87,7 @@ class CollectingPhantom(CoordinatorPhantom):
         self._files: dict[Node, list[File]] = {}  # pieces that have come
 
     def perform(self, effect: Effect, now: float) -> Event | None:
-        if not isinstance(effect, effects.WriteAnswers):
+        if not isinstance(effect, WriteAnswers):
             return super().perform(effect, now)
         node, piece = effect.node, effect.piece
         torn = self.memory.torn("piece", node.index, 0, node.index)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from squall.prediction import Prediction
 from squall.protocol.collective.tries import BROKEN_IN_A_ROW
 from squall.protocol.policy import MachineRoom
 from squall.runtime.placement import ONE_PART, Parts
@@ -41,13 +42,11 @@ from squall.strategies import (
     Strategy,
     Synchronous,
 )
-from squall.strategies.prediction import Prediction
 from squall.strategies.work import Loop
 
 ALL_REDUCE, DIVIDED = "all-reduce", "divided all-reduce"  # of the second the members divide the optimizer's state
-Make = Callable[[int, int], Strategy]
-
 PREDICTION = "prediction"  # trains nothing: `answers.answering` makes its worlds
+Make = Callable[[int, int], Strategy]
 
 # Each makes a strategy for so many replicas and shards. There is every strategy but `SingleProcess`, which sends no
 # messages, in every form that its machines tell apart.

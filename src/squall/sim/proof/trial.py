@@ -75,8 +75,7 @@ class Trial:
         """`self_checks`: machines also check their own state (`protocol.check`), beside the auditor."""
         self.chaos = chaos
         self._self_checks = self_checks
-        self.events = 0
-        self.lives = 0
+        self.events = self.lives = 0
         self.happened = Counter("Skew" for fault in chaos.faults if isinstance(fault, Skew))  # faults, by kind
         self.run = RUNS[type(chaos.recipe.work)](chaos)
         self._watch = watch
