@@ -59,9 +59,9 @@ class CoordinatorHost(Host):
         self.facts(
             strategy=plan.strategy, optimizer=in_words(job.recipe), replicas=plan.replicas, shards=plan.shards,
             epochs=plan.epochs or "", steps=plan.steps or "", seconds=plan.settings.seconds or "",
-            examples_per_epoch=job.task.examples, status="running", ended="", reason="",
+            examples_per_epoch=job.task.examples, status="running", ended="", reason="", evaluating="",
             batch=work.batch(job.task.examples) if isinstance(work, BatchMethod) else "",
-            keep_best=plan.keep_best or "", evaluating="", counted="example" if job.task.sampler is None else "position",
+            keep_best=plan.keep_best or "", counted="example" if job.task.sampler is None else "position",
             snapshot=job.restored.manifest.number if job.restored is not None else 0,
         )  # fmt: skip
         first = self.record.fact("first_loss") if job.restored is not None else None
