@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from squall.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from squall.distilling import Distilled as Distilled
+    from squall.distilling import distill as distill
     from squall.errors import Interrupted as Interrupted
     from squall.errors import NotFinite as NotFinite
     from squall.errors import PeerFault as PeerFault
@@ -49,6 +51,7 @@ _HOMES = {
     "session.entry": "join",
     "errors": "Interrupted NotFinite PeerFault ProcessLost SnapshotMismatch SquallError TaskError",
     "train": "fit resume",
+    "distilling": "Distilled distill",
     "predicting": "Predictions predict",
     "replaying.replayed": "Replayed",
     "replaying.run": "replay",

@@ -125,7 +125,9 @@ def carry_out(
     """Answer what has no answer yet, and put the answers together."""
     if what.format not in FORMATS:
         raise ValueError(f"format is {what.format!r}: use one of {', '.join(FORMATS)}")
-    settings = dataclasses.replace(settings or Settings(), snapshot_every_s=None, keep_schedule=0.0)
+    settings = dataclasses.replace(
+        settings or Settings(), snapshot_every_s=None, evaluate_every_s=None, keep_schedule=0.0
+    )
     plan = make_plan(what, settings, seed=seed, device=device)
     again, answers = _begun(out, what), Answers(out, what.format)
     known = Predictions(out).examples if again else None

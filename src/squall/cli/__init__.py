@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from squall.cli import (
     compare,
+    distill,
     doctor,
     join,
     measure,
@@ -34,7 +35,7 @@ from squall.version import __version__
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
 
-COMMANDS = (train, run, join, compare, resume, predict, report, replay, measure, simulate, plan, doctor, token)
+COMMANDS = (train, run, join, compare, resume, predict, distill, report, replay, measure, simulate, plan, doctor, token)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
