@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from rich.table import Table
 from torch import nn
@@ -17,13 +18,13 @@ from torch import nn
 from squall.checks import require
 from squall.lessons import heard, questions, taught
 from squall.plan import make_plan
-from squall.predicting import Predictions, build, carry_out, model, model_in_words
+from squall.predicting import Predictions, begun, build, carry_out, model, model_in_words
 from squall.prediction import Prediction
 from squall.report.words import number, plain, size
 from squall.run import Run, new_directory
 from squall.runtime.answering import PredictionTask
 from squall.runtime.evaluate import evaluate
-from squall.runtime.run_plan import Aims
+from squall.runtime.run_plan import Aims, Plan
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.settings import Settings, with_given
 from squall.strategies import Strategy
@@ -31,6 +32,7 @@ from squall.task import Batch, Task, TaskFunction, check_task, first_batch, unto
 from squall.train import fit, resume
 
 TEACHER_BATCHES = 4  # of the student's size, in one of the teacher's: it keeps no graph
+SETTLED = ("strategy", "strategy_fields", "epochs", "steps", "until", "seed")  # of a plan, when a run has begun
 MEASURED_S = 0.3  # how long a model is run to tell how fast it is
 
 
@@ -44,9 +46,9 @@ def distill(
     """Train a student on a teacher's outputs, beside the labels (Hinton et al. 2015).
 
     The teacher answers the student's training set once, by as many replicas as the strategy has, and its outputs are
-    kept (`run_dir/teacher`, float16). The student is then trained on them (`run_dir/distilled`), and without them
-    (`run_dir/alone`). Called again with the same directory, it goes on where it was: what is there is not computed
-    again. `squall resume run_dir/distilled` goes on with the student alone.
+    kept (`run_dir/teacher`, float16). The student is then trained without them (`run_dir/alone`), and with them
+    (`run_dir/distilled-2-0.5`, by temperature and mix). Called again with the same directory, it goes on where it was,
+    or tries another temperature: what is there is not computed again.
 
     The teacher's outputs are those of the examples as the dataset gives them once: one that draws its augmentation
     gives the student other ones.
@@ -72,28 +74,27 @@ def distill(
     require("temperature", temperature, math.isfinite(temperature) and temperature > 0, "positive")
     require("mix", mix, 0 <= mix <= 1, "from 0 to 1")
     settings = with_given(settings, seconds=seconds)
-    make_plan(strategy, settings, Aims(epochs=epochs, steps=steps, until=until), seed=seed, device=device)
+    plan = make_plan(strategy, settings, Aims(epochs=epochs, steps=steps, until=until), seed=seed, device=device)
     words = model_in_words(teacher, best)
     seed_everything(seed)
     task, original = check_task(student()), model(str(teacher), best)
     _check_fit(task, original, dim)
     directory = Path(run_dir) if run_dir is not None and _begun(Path(run_dir)) else new_directory(run_dir)
     what = Prediction(
-        replicas=strategy.recipe().replicas, model=words, data="the student's training set",
-        batch_size=TEACHER_BATCHES * task.batch_size,
+        replicas=strategy.recipe().replicas, model=words, batch_size=TEACHER_BATCHES * task.batch_size,
+        data=f"training set of {student.__module__}.{student.__qualname__}",
     )  # fmt: skip
     lessons = partial(
         build, str(Path(teacher).resolve()), best, partial(questions, student), None, what.batch_size, what.format
     )
     outputs = _answered(lessons, what, directory / "teacher", settings, device=device, seed=seed)
     train = partial(
-        _trained, strategy=strategy, epochs=epochs, steps=steps, until=until, seed=seed, device=device,
+        _trained, plan=plan, strategy=strategy, epochs=epochs, steps=steps, until=until, seed=seed, device=device,
         settings=settings,
     )  # fmt: skip
     runs = {"student alone": train(student, run_dir=directory / "alone")} if alone else {}
-    runs["student distilled"] = train(
-        partial(taught, student, outputs.resolve(), temperature, mix, dim), run_dir=directory / "distilled"
-    )
+    learns = partial(taught, student, outputs.resolve(), temperature, mix, dim)
+    runs["student distilled"] = train(learns, run_dir=directory / f"distilled-{temperature:g}-{mix:g}")
     models = {"teacher": original, **{name: run.model for name, run in runs.items()}}
     return Distilled(directory, {name: _measured(task, each) for name, each in models.items()}, runs)
 
@@ -168,20 +169,25 @@ def _answered(
 ) -> Path:
     """The file of the teacher's outputs."""
     settings = replace(settings, seconds=None, parts=1, spread_parts=False, shard_threads=1, least_replicas=None)
-    found = Predictions(out)
-    if not found.files:
-        found = carry_out(lessons, what, out, settings, **given)
-    return found.files[0]
+    if not begun(out, what) or not Predictions(out).files:
+        carry_out(lessons, what, out, settings, **given)
+    return Predictions(out).files[0]
 
 
-def _trained(task: TaskFunction, run_dir: Path, **given: Any) -> Run:
-    """A run of the task that has finished, whether it was begun before or not."""
+def _trained(task: TaskFunction, run_dir: Path, plan: Plan, **given: Any) -> Run:
+    """A run of the task that has finished, whether it was begun before or not.
+
+    Raises `ValueError` where it was begun with other settings.
+    """
     if not (run_dir / "code.pickle").exists():
         return fit(task, run_dir=run_dir, **given)
+    before = msgspec.json.decode((run_dir / "run.json").read_bytes())["plan"]
+    now = msgspec.to_builtins(plan)
+    differs = [f"{name} was {before[name]}, and is {now[name]}" for name in SETTLED if before[name] != now[name]]
+    if differs:
+        raise ValueError(f"{run_dir} was begun otherwise ({'; '.join(differs)}): choose another run directory")
     run = Run(run_dir, task)
-    if run.summary().status == "finished":
-        return run
-    return resume(run_dir, task=task)
+    return run if run.summary().status == "finished" else resume(run_dir, task=task)
 
 
 def _measured(task: Task, network: nn.Module) -> dict[str, float]:

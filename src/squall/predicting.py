@@ -129,7 +129,9 @@ def carry_out(
         settings or Settings(), snapshot_every_s=None, evaluate_every_s=None, keep_schedule=0.0
     )
     plan = make_plan(what, settings, seed=seed, device=device)
-    again, answers = _begun(out, what), Answers(out, what.format)
+    again, answers = begun(out, what), Answers(out, what.format)
+    if done := Predictions(out).files:
+        raise ValueError(f"{out} holds these predictions already, in {done[0].name}: choose another `out`")
     known = Predictions(out).examples if again else None
     if known is None or gaps(answers.found(), known):
         if again:
@@ -144,7 +146,7 @@ def carry_out(
     return predictions
 
 
-def _begun(out: Path, what: Prediction) -> bool:
+def begun(out: Path, what: Prediction) -> bool:
     """Whether the same prediction was begun there. Raises `ValueError` where something else is."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
@@ -155,9 +157,6 @@ def _begun(out: Path, what: Prediction) -> bool:
     if differs:
         was = "; ".join(f"{name} was {there.get(name)}, and is {getattr(what, name)}" for name in differs)
         raise ValueError(f"{out} holds other predictions: {was}: choose another `out`, or remove it")
-    found = Predictions(out)
-    if found.files:
-        raise ValueError(f"{out} holds these predictions already, in {found.files[0].name}: choose another `out`")
     return True
 
 
