@@ -7,6 +7,7 @@ import os
 import signal
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -178,6 +179,17 @@ def test_what_cannot_be_is_refused_before_anything_is_launched(what: str, traine
     data, given, message = REFUSED[what]
     with pytest.raises(ValueError, match=f"(?s){message}"):
         squall.predict(trained.directory, data, out=run_dir, settings=INLINE, **given)
+    assert not run_dir.exists()
+
+
+def test_what_the_disk_has_no_room_for_is_refused(
+    trained: squall.Run, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2 * 90 * 4 - 1))
+    with pytest.raises(
+        ValueError, match=r"need 7\.2e-07 GB of disk, and where .* 7\.19e-07 GB are free"
+    ):
+        squall.predict(trained.directory, lambda: numbers(90), out=run_dir, settings=INLINE)
     assert not run_dir.exists()
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from squall.checks import require
 from squall.lessons import heard, questions, taught
 from squall.plan import make_plan
-from squall.predicting import Predictions, begun, build, carry_out, model, model_in_words
+from squall.predicting import Predictions, begun, build, carry_out, model, model_in_words, name_of
 from squall.prediction import Prediction
 from squall.report.words import number, plain, size
 from squall.run import Run, new_directory
@@ -82,7 +82,7 @@ def distill(
     directory = Path(run_dir) if run_dir is not None and _begun(Path(run_dir)) else new_directory(run_dir)
     what = Prediction(
         replicas=strategy.recipe().replicas, model=words, batch_size=TEACHER_BATCHES * task.batch_size,
-        data=f"training set of {student.__module__}.{student.__qualname__}",
+        data=f"training set of {name_of(student)}",
     )  # fmt: skip
     lessons = partial(
         build, str(Path(teacher).resolve()), best, partial(questions, student), None, what.batch_size, what.format

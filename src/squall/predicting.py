@@ -67,11 +67,17 @@ def predict(
         Interrupted: Ctrl-C or SIGTERM; nothing is left running, and what was answered is kept.
     """
     what = Prediction(
-        replicas=replicas, model=model_in_words(run, best), data=f"{data.__module__}.{data.__qualname__}",
+        replicas=replicas, model=model_in_words(run, best), data=name_of(data),
         format=format, batch_size=batch_size,
     )  # fmt: skip
     task = partial(build, str(Path(run).resolve()), best, data, predict, batch_size, format)
     return carry_out(task, what, Path(out or Path(run) / ONE), settings, device=device, seed=seed)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function's, by which what it builds is known again; of a partial one that of what it calls."""
+    inner = getattr(function, "func", function)
+    return f"{inner.__module__}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
 
 
 def model_in_words(run: str | Path, best: bool) -> str:
@@ -91,9 +97,13 @@ def model_in_words(run: str | Path, best: bool) -> str:
 
 
 def build(
-    run: str, best: bool, data: Data, predict: Predict | None, batch_size: int, format: str, known: int | None = None
+    run: str, best: bool, data: Data, predict: Predict | None, batch_size: int, format: str, known: int | None = None,
+    out: Path | None = None,
 ) -> PredictionTask:  # fmt: skip
-    """What is answered, in the process that all replicas are forked from. `known`: examples that there were before."""
+    """What is answered, in the process that all replicas are forked from. `known`: examples that there were before.
+
+    `out` is where the answers will be.
+    """
     found: Any = data()
     loader: dict[str, Any] = {}
     if isinstance(found, tuple) and len(found) == 2 and callable(found[1]):
@@ -105,7 +115,7 @@ def build(
         raise ValueError(f"the data have {len(found):,} examples, and had {known:,} before: predict to another `out`")
     return PredictionTask(
         model=Nothing(), loss=_nothing, train=found, batch_size=batch_size, shuffle=False, network=model(run, best),
-        predict=predict or call, format=format, loader=loader,
+        predict=predict or call, format=format, loader=loader, out=out,
     )  # fmt: skip
 
 
@@ -138,7 +148,7 @@ def carry_out(
             with hold(out):  # what is answered the files tell; the record is that of the rest
                 for file in out.glob("run.sqlite*"):
                     file.unlink()
-        code = Code(task=partial(task, known=known), strategy=what, settings=settings, plan=plan)
+        code = Code(task=partial(task, known=known, out=out), strategy=what, settings=settings, plan=plan)
         Launch(code, local, commanded_at).go(out, again=again)
     predictions = Predictions(out)
     assert predictions.examples is not None

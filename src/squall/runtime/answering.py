@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from squall.protocol.answering.effects import Answer, KeepAnswers, WriteAnswers
 from squall.protocol.effects import Effect, End, Expect, Payload
 from squall.protocol.events import Answered, AnswersKept, AnswersTaken, Event
+from squall.protocol.ledger import gaps
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.answers import ONE, Answers, Columns
 from squall.runtime.batches import Key, TrainingBatches, to_device
@@ -46,11 +49,13 @@ class PredictionTask(Task):
         predict: `predict(network, batch)`, its outputs: a tensor, or several in a dict or tuple, each with one row for
             each example of the batch.
         format: of the files: "numpy" or "arrow".
+        out: the directory that they will be in.
     """
 
     network: nn.Module
     predict: Predict
     format: str = "numpy"
+    out: Path | None = None
 
 
 def call(network: nn.Module, batch: Batch) -> Any:
@@ -83,8 +88,8 @@ def columns(outputs: Any, examples: int) -> dict[str, Tensor]:
     return found
 
 
-def check_prediction(task: PredictionTask) -> dict[str, Tensor]:
-    """The outputs for the first batch. Raises `ValueError` for data, or outputs, that cannot be."""
+def check_prediction(task: PredictionTask) -> None:
+    """Try the first batch. Raises `ValueError` for data, outputs or a disk on which that cannot be."""
     try:
         check_data(task)
     except ValueError as error:
@@ -98,7 +103,21 @@ def check_prediction(task: PredictionTask) -> dict[str, Tensor]:
                 f"the model does not take a batch of these data, {shapes(batch)}: {type(error).__name__}: {error}\n"
                 "give data of the shape that it was trained on, or a function predict(model, batch) beside them"
             ) from error
-    return columns(outputs, examples)
+    found = columns(outputs, examples)
+    if task.out is not None:
+        _check_disk(task, task.out, sum(value.nbytes for value in found.values()) / examples)
+
+
+def _check_disk(task: PredictionTask, out: Path, each: float) -> None:
+    """Answers of `each` bytes lie there twice for a moment, in the files of ranges and in one."""
+    answered = Answers(out, task.format).found()
+    needed = each * (task.examples + sum(stop - start for start, stop in gaps(answered, task.examples)))
+    free = shutil.disk_usage(next(path for path in (out, *out.absolute().parents) if path.is_dir())).free
+    if needed > free:
+        raise ValueError(
+            f"the answers need {needed / 1e9:.3g} GB of disk, and where {out} lies {free / 1e9:.3g} GB are free: keep"
+            " less of each example, by a function predict(model, batch), or choose another directory"
+        )
 
 
 def shapes(batch: Batch) -> str:
