@@ -186,9 +186,7 @@ def test_what_the_disk_has_no_room_for_is_refused(
     trained: squall.Run, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2 * 90 * 4 - 1))
-    with pytest.raises(
-        ValueError, match=r"need 7\.2e-07 GB of disk, and where .* 7\.19e-07 GB are free"
-    ):
+    with pytest.raises(ValueError, match=r"need 7\.2e-07 GB of disk, and where .* 7\.19e-07 GB are free"):
         squall.predict(trained.directory, lambda: numbers(90), out=run_dir, settings=INLINE)
     assert not run_dir.exists()
 

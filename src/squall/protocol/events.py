@@ -114,6 +114,7 @@ class AnswersKept(Event, frozen=True, gc=False):
     """The answer to `KeepAnswers`: they stay, whoever dies, or have to travel first."""
 
     size: int = 0  # bytes that have to travel to the coordinator's machine
+    error: str = ""  # why they could not be written
 
 
 class AnswersTaken(Event, frozen=True, gc=False):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from squall.protocol import messages as m
 from squall.protocol import nursery_messages as n
-from squall.protocol.answering.messages import AnswersPiece
+from squall.protocol.answering.messages import AnswersPiece, NotKept
 from squall.protocol.collective import messages as c
 from squall.protocol.effects import Payload
 from squall.protocol.frames import Message
@@ -73,7 +73,7 @@ COLLECTIVE = _and({
 
 ANSWERS = _and({
     ("coordinator", "replica"): frozenset({m.Grant, m.PieceKept}),
-    ("replica", "coordinator"): frozenset({m.LeaseRequest, AnswersPiece}),
+    ("replica", "coordinator"): frozenset({m.LeaseRequest, AnswersPiece, NotKept}),
 })  # fmt: skip
 
 

@@ -159,8 +159,7 @@ class AnswerHost(Host):
                 self._file = self._answers.encoded(self._together())
                 if self._pieces is not None:
                     return AnswersKept(len(self._file))
-                self._answers.write(start, stop, self._file)
-                return AnswersKept()
+                return AnswersKept(error=_written(self._answers, start, stop, self._file))
             case Expect(epoch, start, stop):
                 self._batches.expect(Key(epoch, start, stop))
             case End():
@@ -216,8 +215,13 @@ class ArrivingHost(HostAround):
         if len(file) < piece.total:
             self._files[node] = file
             return AnswersTaken(node, piece.lease)
-        try:
-            self._answers.write(piece.start, piece.stop, file)
-        except ValueError as error:
-            return AnswersTaken(node, piece.lease, str(error))
-        return AnswersTaken(node, piece.lease)
+        return AnswersTaken(node, piece.lease, _written(self._answers, piece.start, piece.stop, file))
+
+
+def _written(answers: Answers, start: int, stop: int, file: memoryview | bytearray) -> str:
+    """Why not, with the remedy; empty where it is."""
+    try:
+        answers.write(start, stop, file)
+    except ValueError as error:
+        return str(error)
+    return ""

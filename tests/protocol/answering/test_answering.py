@@ -8,7 +8,7 @@ import pytest
 
 from squall.protocol.answering.coordinator import AnswerCoordinator
 from squall.protocol.answering.effects import Answer, KeepAnswers, WriteAnswers
-from squall.protocol.answering.messages import AnswersPiece
+from squall.protocol.answering.messages import AnswersPiece, NotKept
 from squall.protocol.answering.replica import KEPT_BYTES, KEPT_S, Answerer
 from squall.protocol.closing import Phase
 from squall.protocol.effects import Effect, End, Expect, Send
@@ -33,7 +33,7 @@ from squall.protocol.messages import (
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.protocol.notes import AnswersFound, LeaseEnded
 from squall.protocol.nursery_messages import ProcessLost
-from squall.protocol.policy import Policy
+from squall.protocol.policy import MachineRoom, Policy
 from tests.protocol.steps import give, sent, tell
 
 FIRST, SECOND = Node("replica", 0), Node("replica", 1)
@@ -106,8 +106,10 @@ def test_answers_on_another_machine_travel_piece_by_piece_before_they_are_told_o
 class Counter:
     """A coordinator of two replicas that have joined; `found` is on the disk already."""
 
-    def __init__(self, found: tuple[tuple[int, int], ...] = (), examples: int = 100) -> None:
-        policy = Policy(2, 0, evaluate=False, snapshot_every_s=None)
+    def __init__(
+        self, found: tuple[tuple[int, int], ...] = (), examples: int = 100, rooms: tuple[MachineRoom, ...] = ()
+    ) -> None:
+        policy = Policy(2, 0, evaluate=False, snapshot_every_s=None, rooms=rooms)
         self.machine = AnswerCoordinator(policy, Leases.besides(found, examples, 10), found)
         self.begun = give(self.machine, Started())
 
@@ -180,6 +182,23 @@ def test_pieces_are_of_the_lease_that_was_dealt_one_after_the_other() -> None:
     with pytest.raises(Refusal, match="of which"):  # beyond its lease
         tell(counter.machine, FIRST, AnswersPiece(lease.id, 10, 90, 2, 0, 4, 10))
     assert counter.tell(FIRST, AnswersPiece(99, 0, 10, 0, 0, 4, 10)) == []  # dealt to others, for all it knows
+
+
+def test_where_a_replica_cannot_keep_its_answers_the_run_ends_with_the_reason() -> None:
+    replica, _ = with_lease(0, 10)
+    give(replica, Answered(0.1, 1))
+    assert said(give(replica, AnswersKept(error="free some space"))) == [NotKept("free some space")]
+    counter = Counter()
+    counter.tell(FIRST, Join(1))
+    (end,) = [each for each in counter.tell(FIRST, NotKept("free some space")) if isinstance(each, End)]
+    assert (end.status, end.reason) == ("failed", "free some space")
+
+
+def test_a_replica_of_another_machine_is_not_believed_that() -> None:
+    counter = Counter(rooms=(MachineRoom(0, 1, (FIRST,)), MachineRoom(1, 1, (SECOND,))))
+    counter.tell(SECOND, Join(2))
+    with pytest.raises(Refusal, match="it writes no files"):
+        tell(counter.machine, SECOND, NotKept("free some space"))
 
 
 def test_where_other_machines_answers_cannot_be_written_the_run_ends() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from squall.protocol.answering.effects import WriteAnswers
-from squall.protocol.answering.messages import AnswersPiece
+from squall.protocol.answering.messages import AnswersPiece, NotKept
 from squall.protocol.effects import Effect, Send
 from squall.protocol.events import AnswersTaken, Event
 from squall.protocol.exchanges import Exchanges
@@ -23,7 +23,7 @@ from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Join, PieceKept
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.notes import AnswersFound
 from squall.protocol.policy import Policy
 
@@ -69,10 +69,15 @@ class AnswerCoordinator(LoopCoordinator):
         return effects
 
     def _on_work(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
-        if isinstance(message, AnswersPiece):
-            self._on_piece(sender, message, effects)
-        else:
-            super()._on_work(sender, message, now, effects)
+        match message:
+            case AnswersPiece():
+                self._on_piece(sender, message, effects)
+            case NotKept() if self._machine_of(sender) not in (NURSERY.index, None):
+                raise Refusal("it writes no files: they are written here")
+            case NotKept(why):
+                self._fail(why, effects)
+            case _:
+                super()._on_work(sender, message, now, effects)
 
     def _on_piece(self, sender: Node, piece: AnswersPiece, effects: list[Effect]) -> None:
         held = self.leases.held.get(piece.lease)

@@ -1,4 +1,4 @@
-"""The message of replicas that answer on another machine than the coordinator's."""
+"""What replicas that answer say of what they keep, beside their reports."""
 
 from __future__ import annotations
 
@@ -24,4 +24,10 @@ class AnswersPiece(Struct, frozen=True, tag="answers", array_like=True, gc=False
     total: Count
 
 
-Message = AnswersPiece
+class NotKept(Struct, frozen=True, tag="unkept", array_like=True, gc=False):
+    """The replica cannot write its answers, on the coordinator's machine."""
+
+    why: Annotated[str, msgspec.Meta(max_length=2000)]
+
+
+Message = AnswersPiece | NotKept

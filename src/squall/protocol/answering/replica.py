@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from squall.protocol.answering.effects import Answer, KeepAnswers
-from squall.protocol.answering.messages import AnswersPiece
+from squall.protocol.answering.messages import AnswersPiece, NotKept
 from squall.protocol.effects import Effect, End, Expect, Payload, Send
 from squall.protocol.events import Answered, AnswersKept, Event, MessageArrived, Started, TimePassed
 from squall.protocol.frames import Message
@@ -25,6 +25,7 @@ from squall.protocol.messages import (
 from squall.protocol.nodes import COORDINATOR, Node
 
 KEPT_BYTES = 64 << 20  # of answers that are on no disk yet, at most, but for the last batch
+LONGEST = 2000  # characters of a reason
 KEPT_S = 5.0  # the same, seconds of computing
 
 
@@ -56,6 +57,8 @@ class Answerer:
         match event:
             case Answered():
                 self._on_answered(event, effects)
+            case AnswersKept(error=error) if error:  # it goes on keeping: the coordinator ends the run
+                effects.append(Send(COORDINATOR, NotKept(error[:LONGEST])))
             case AnswersKept(size):
                 self._sent, self._size = 0, size
                 self._send_on(effects)

@@ -72,8 +72,10 @@ class AnswererPhantom(Phantom):
                 if (held[0][0], held[-1][1]) != (start, stop) or gaps(held, stop)[:1] not in ([], [(0, start)]):
                     raise Broken("I18", f"{self.node} keeps answers of [{start}, {stop}), and has {held}")
                 if self.hosts.machine(self.node) == 0:
-                    self.hosts.disk_of_run.append((start, stop))
-                    return events.AnswersKept()
+                    error = self.hosts.disk(start)
+                    if not error:
+                        self.hosts.disk_of_run.append((start, stop))
+                    return events.AnswersKept(error=error)
                 self._files = [File(hash((start, stop, i))) for i in range(PIECES)]
                 return events.AnswersKept(PIECES * PIECE_BYTES)
         return None
