@@ -191,6 +191,12 @@ def test_what_the_disk_has_no_room_for_is_refused(
     assert not run_dir.exists()
 
 
+def test_without_arrow_the_remedy_is_named(trained: squall.Run, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("squall.predicting.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'squall-train\[arrow\]'"):
+        squall.predict(trained.directory, lambda: numbers(8), out=run_dir, format="arrow", settings=INLINE)
+
+
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no run: give the directory of one that has trained a model"):
         squall.predict(tmp_path, lambda: numbers(8))

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,8 @@ def carry_out(
     """Answer what has no answer yet, and put the answers together."""
     if what.format not in FORMATS:
         raise ValueError(f"format is {what.format!r}: use one of {', '.join(FORMATS)}")
+    if what.format == "arrow" and find_spec("pyarrow") is None:
+        raise ValueError("format 'arrow' needs pyarrow: pip install 'squall-train[arrow]', or use 'numpy'")
     settings = dataclasses.replace(
         settings or Settings(), snapshot_every_s=None, evaluate_every_s=None, keep_schedule=0.0
     )

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -102,12 +102,15 @@ class Answers:
         _, first = next(self._in_order())
         names = {name: ONE if name == ONE else f"{ONE}.{name}" for name in first}
         paths = {name: self.directory / f"{file}.npy" for name, file in names.items()}
-        for name, path in paths.items():
-            with written(path), _appears(path) as beside:
-                shape = (examples, *first[name].shape[1:])
-                whole = open_memmap(beside, mode="w+", dtype=first[name].dtype, shape=shape)
-                for start, columns in self._in_order():
-                    whole[start : start + len(columns[name])] = columns[name]
+        with written(self.directory), ExitStack() as all_of_them:
+            wholes = {}
+            for name, path in paths.items():
+                beside, shape = all_of_them.enter_context(_appears(path)), (examples, *first[name].shape[1:])
+                wholes[name] = open_memmap(beside, mode="w+", dtype=first[name].dtype, shape=shape)
+            for start, columns in self._in_order():
+                for name, values in columns.items():
+                    wholes[name][start : start + len(values)] = values
+            for whole in wholes.values():
                 whole.flush()
         return list(paths.values())
 
