@@ -18,6 +18,7 @@ promises: $(READY)  ## every promise of the README alone; much of what tests tak
 deep: $(READY)  ## sweeps, random worlds and random faults, with the day's seeds: half an hour
 	$(BIN)/python -m pytest --deep
 	$(BIN)/python -m squall.sim.proof.soak --count 2000 --first $(shell date +%y%m%d)0000
+	$(BIN)/python -m squall.sim.proof.soak --count 1000 --first $(shell date +%y%m%d)0000 --answers
 	$(BIN)/python -m tests.chaos --faults 30
 
 check: $(READY)  ## lint and types alone

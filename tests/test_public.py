@@ -15,10 +15,10 @@ from tests import deep
 
 PUBLIC = {
     "AllReduce", "AsynchronousSGD", "Averaging", "Batches", "BoundedDelay", "Branches", "Cluster", "DelayedProximal",
-    "DiLoCo", "Downpour", "ElasticAveraging", "Forecast", "Interrupted", "NotFinite", "PeerFault", "Pipeline",
-    "ProcessLost", "Replayed", "Run", "Sandblaster", "Session", "Settings", "SingleProcess", "SnapshotMismatch",
-    "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "Tensor", "__version__", "fit", "join", "replay",
-    "resume", "simulate",
+    "DiLoCo", "Distilled", "Downpour", "ElasticAveraging", "Forecast", "Interrupted", "NotFinite", "PeerFault",
+    "Pipeline", "Predictions", "ProcessLost", "Replayed", "Run", "Sandblaster", "Session", "Settings", "SingleProcess",
+    "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "Tensor", "__version__",
+    "distill", "fit", "join", "predict", "replay", "resume", "simulate",
 }  # fmt: skip
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from squall.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from squall.distilling import Distilled as Distilled
+    from squall.distilling import distill as distill
     from squall.errors import Interrupted as Interrupted
     from squall.errors import NotFinite as NotFinite
     from squall.errors import PeerFault as PeerFault
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from squall.errors import SnapshotMismatch as SnapshotMismatch
     from squall.errors import SquallError as SquallError
     from squall.errors import TaskError as TaskError
+    from squall.predicting import Predictions as Predictions
+    from squall.predicting import predict as predict
     from squall.replaying.replayed import Replayed as Replayed
     from squall.replaying.run import replay as replay
     from squall.run import Run as Run
@@ -47,6 +51,8 @@ _HOMES = {
     "session.entry": "join",
     "errors": "Interrupted NotFinite PeerFault ProcessLost SnapshotMismatch SquallError TaskError",
     "train": "fit resume",
+    "distilling": "Distilled distill",
+    "predicting": "Predictions predict",
     "replaying.replayed": "Replayed",
     "replaying.run": "replay",
     "run": "Run",

@@ -22,6 +22,7 @@ from squall.report import ProgressViewer, Reader, Viewer, Viewers, prepare_repor
 from squall.report.tensorboard import TensorBoardViewer, write_record
 from squall.report.words import clock, plural
 from squall.run import Run
+from squall.runtime.answers import described
 from squall.runtime.interrupts import collected_interrupts
 from squall.runtime.snapshot import Snapshots
 from squall.settings import Settings
@@ -100,6 +101,8 @@ def finish(run: Run, again: bool = False, unwatched: bool = False) -> None:
 
 
 def _remedy(path: Path, command: str = "squall resume {path}") -> str:
+    if described(path) is not None:
+        return "what is answered is kept; the same command goes on with the rest"
     number = Snapshots(path).numbers()
     where = f"from snapshot {number[-1]}" if number else "from the beginning (no snapshot was written yet)"
     unsaved = _unsaved(path, number[-1]) if number else ""
@@ -128,6 +131,8 @@ def _interrupted(reason: str, path: Path) -> Interrupted:
 
 def mended(path: Path) -> str:
     """The remedy where the user's own code has failed."""
+    if described(path) is not None:
+        return f"mend it: {_remedy(path)}"
     file = load_sources(path).file
     if file:
         return f"mend it, and {_remedy(path)} (which reads {file} again)"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from squall.checks import require, require_extra
+from squall.runtime.answering import PredictionTask, check_prediction
 from squall.runtime.backward import named_device, resolve_device
 from squall.runtime.optimizers import build_optimizer, check_in_parts, check_optimizers, in_words
 from squall.runtime.run_plan import NO_AIMS, Aims, Plan
@@ -20,7 +21,7 @@ from squall.runtime.seeds import seed_everything
 from squall.settings import Settings
 from squall.splits import Tensor
 from squall.strategies import STRATEGIES, Recipe, Strategy
-from squall.strategies.work import BatchMethod, Collective, Loop
+from squall.strategies.work import Answering, BatchMethod, Collective, Loop
 from squall.task import Task, TaskFunction, check_task
 from squall.vector import Layout
 from squall.version import __version__
@@ -127,7 +128,11 @@ def build_checked(function: TaskFunction, plan: Plan, strategy: Strategy) -> tup
     seed_everything(plan.seed)
     if not callable(function):
         raise ValueError(f"task must be a function without arguments that builds a squall.Task: it is {function!r}")
-    task = check_task(function())
+    task = function()
+    if isinstance(task, PredictionTask):
+        check_prediction(task)
+    else:
+        check_task(task)
     if plan.settings.parts > 1:
         from squall.parts.check import check_split  # which imports torch's compiler
 
@@ -143,6 +148,8 @@ def _check_schedule(task: Task, strategy: Strategy) -> None:
     groups = [{**group, "params": _stand_ins(group["params"], whole)} for group in task.param_groups()]
     if isinstance(recipe.work, BatchMethod):
         _check_batches(task, recipe.work, recipe.replicas)
+        return
+    if isinstance(recipe.work, Answering):
         return
     try:
         optimizer = build_optimizer(recipe.work.tuned, groups)

@@ -33,6 +33,17 @@ def test_digits_reach_what_the_readme_promises(tmp_path: Path) -> None:
     assert (tmp_path / "digits" / "report.html").exists()
 
 
+@deep.only
+def test_a_student_of_the_digits_is_taught_by_their_teacher(tmp_path: Path) -> None:
+    train("digits.py", tmp_path / "teacher")
+    flags = ("--run-dir", tmp_path / "student", "--json", "--epochs", "5")
+    ran = squall("distill", tmp_path / "teacher", EXAMPLES / "digits_student.py", *flags)
+    assert ran.returncode == 0, ran.stderr
+    models = json.loads(ran.stdout)["models"]
+    assert models["teacher"]["parameters"] > 10 * models["student distilled"]["parameters"]
+    assert models["student distilled"]["accuracy"] > 0.8
+
+
 def test_two_columns_train(tmp_path: Path) -> None:
     assert train("alexnet_digits.py", tmp_path / "alexnet", "--steps", "5")["updates"] == 5
 

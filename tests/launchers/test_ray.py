@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import squall
 from squall import Downpour, Settings
 from squall.errors import SquallError
 from squall.launchers.head import head_of
@@ -29,10 +30,12 @@ from squall.record.rows import EventRow, MetricRow, ProgressRow
 from squall.report import Reader
 from squall.report.coverage import audit
 from tests import deep
+from tests.launchers import answered
 from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import FILE, START_S, Started, wait_for
 from tests.launchers.test_scripts import SCRIPT
 from tests.launchers.test_spread_parts import PIPED
+from tests.tasks import INLINE
 
 END_S = 15.0  # a full machine takes its time; Ray takes a minute to miss its own servers
 MARK = "SQUALL_TEST_RUN"  # variable by which the processes of a run are known, wherever they are
@@ -127,6 +130,27 @@ def test_a_replica_has_its_parts_on_several_nodes(cluster: Cluster, run_dir: Pat
     assert re.search(r"^ +0: .* replica 0$", err, re.MULTILINE), err
     assert re.search(r"^ +1: .* part 1 of replica 0$", err, re.MULTILINE), err
     with closing(Reader(run_dir / "run.sqlite")) as reader:
+        assert audit(reader).complete
+    wait_for(cluster.has_nothing_left, START_S, "the cluster to be as it was")
+
+
+@deep.only
+def test_answers_of_other_nodes_come_to_the_directory_whole_and_in_order(cluster: Cluster, tmp_path: Path) -> None:
+    trained = squall.fit(answered.task, Downpour(), run_dir=tmp_path / "run", settings=INLINE)
+    out = tmp_path / f"answers-{os.getpid()}"
+    (tmp_path / "go").touch()
+    flags = ["--out", str(out), "--launcher", "ray", "--replicas", "3", "--threads", "1", "--batch-size", "1"]
+    run = Started(
+        out, "predict", str(trained.directory), answered.__file__, *flags,
+        env={**os.environ, "RAY_ADDRESS": cluster.ray.address, "HOLDS": str(tmp_path)},
+    )  # fmt: skip
+    status, _, err = run.finish()
+    assert status == 0, err
+    assert {row.replica for row in run.rows(ProgressRow)} > {0}  # type: ignore[attr-defined]
+    found = squall.Predictions(out).load()
+    assert isinstance(found, dict)
+    assert found["number"].tolist() == list(range(answered.EXAMPLES))
+    with closing(Reader(out / "run.sqlite")) as reader:
         assert audit(reader).complete
     wait_for(cluster.has_nothing_left, START_S, "the cluster to be as it was")
 

@@ -14,13 +14,31 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squall.cli import compare, doctor, join, live, measure, plan, replay, report, resume, run, simulate, token, train
+from squall.cli import (
+    compare,
+    distill,
+    doctor,
+    join,
+    live,
+    measure,
+    plan,
+    predict,
+    replay,
+    report,
+    resume,
+    run,
+    simulate,
+    token,
+    train,
+)
 from squall.version import __version__
 
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
 
-COMMANDS = (train, run, join, compare, resume, report, live, replay, measure, simulate, plan, doctor, token)
+COMMANDS = (
+    train, run, join, compare, resume, predict, distill, report, live, replay, measure, simulate, plan, doctor, token,
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,7 +106,7 @@ def _start_early(arguments: Sequence[str]) -> LocalRun | None:
     """The nursery takes as long as this process to import torch: let both do it at once."""
     own = run.before_script(arguments)
     several = own[:1] in (["doctor"], ["measure"]) and "--cluster" in own
-    if not own or not (several or own[0] in ("train", "resume", "run")) or {"-h", "--help"} & set(own):
+    if not own or not (several or own[0] in ("train", "resume", "run", "predict")) or {"-h", "--help"} & set(own):
         return None
     from squall.launchers.environment import has_parts
     from squall.launchers.local import LocalRun

@@ -45,6 +45,7 @@ def _add_world_flags(parser: argparse.ArgumentParser) -> None:
     )
     for name in ("replicas", "shards", "examples", "epochs", "machines", "parts"):
         parser.add_argument(f"--{name}", type=int, help="in place of what the seed says")
+    parser.add_argument("--answers", action="store_true", help="a world that trains nothing, as squall predict")
     parser.add_argument("--no-evaluator", dest="evaluate", action="store_false", help="without evaluations")
     parser.add_argument("--no-snapshots", action="store_true", help="without a snapshot before the end")
     parser.add_argument("--no-script", dest="scripted", action="store_false", help="without loops of users' own")
@@ -89,4 +90,4 @@ def _world(options: argparse.Namespace) -> Chaos:
     wrong = [number for number in options.faults or () if not 0 <= number < count]
     if wrong:
         raise ValueError(f"--faults has {wrong[0]}: world {options.seed} has {count} faults, numbered from 0 on")
-    return rebuilt(options.seed, options.faults, **changes)
+    return rebuilt(options.seed, options.faults, options.answers, **changes)

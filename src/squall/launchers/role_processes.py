@@ -26,6 +26,7 @@ from squall.protocol.events import Event, FrameArrived, MachineJoined, StopReque
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes, whole
 from squall.record.writer import COMMIT_EVERY_S
+from squall.runtime.answering import ArrivingHost
 from squall.runtime.collective.apart import Apart
 from squall.runtime.collective.showing import ShowingHost
 from squall.runtime.driver import Driver, Host
@@ -37,13 +38,13 @@ from squall.runtime.kinds import host, kind_of, machine
 from squall.runtime.part import Part
 from squall.runtime.parts_told import PartsHost
 from squall.runtime.pieces import PiecesHost
-from squall.runtime.places import Places
+from squall.runtime.places import ANSWERS_BYTES, Places
 from squall.runtime.processes import keep_freed_memory, never_interrupt
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.recording import recorded_row
 from squall.runtime.site import Site
 from squall.runtime.traffic import TrafficHost
-from squall.strategies.work import Collective
+from squall.strategies.work import Answering, Collective
 from squall.transports.carrier import Carrier
 from squall.transports.host import HostTransport
 from squall.transports.lanes import Lanes
@@ -188,7 +189,8 @@ def close(transport: HostTransport, carriers: Sequence[Carrier]) -> None:
 def _carrier(job: Job, site: Site, node: Node, sockets: Path) -> Carrier:
     """What reaches the node's peers on other machines."""
     memory, parts = memoryview(job.arena.memory), job.plan.settings.parts
-    places = Places(node, job.recipe.shards, job.ranges, job.arena.shape, memory, site.pieces, parts)
+    most = ANSWERS_BYTES if isinstance(job.recipe.work, Answering) else None
+    places = Places(node, job.recipe.shards, job.ranges, job.arena.shape, memory, site.pieces, parts, most)
     addresses = {server: site.addresses[server] for server in _servers(job, node, here=False)}
     contexts = site.identity.issue(str(node)).contexts()
     part = Part(node, site, kind_of(job).says, places)
@@ -214,6 +216,8 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
         if job.site is None:
             return coordinator
         showing = ShowingHost(coordinator, job.site.pieces, job.arena.weights(job.arena.shape.replicas, 0))
+        if isinstance(job.recipe.work, Answering):
+            return ArrivingHost(showing, job, job.site.pieces)
         return PiecesHost(showing, job.directory, job.site.pieces)
     made, ratio = host(job, node), job.slowness(node)
     if node.role == "shard":

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
+from squall.protocol.answering.replica import Answerer
 from squall.protocol.closing import Phase
 from squall.protocol.collective.coordinator import CollectiveCoordinator
 from squall.protocol.collective.replica import CollectiveReplica
@@ -50,6 +51,8 @@ def check(machine: Linked | Machine | Leases) -> None:
                 _raise_for(machine.dealer.portions, _portions(machine.dealer.portions))
         case Replica():
             _raise_for(machine, _replica(machine), machine._exchanges)
+        case Answerer():
+            _raise_for(machine, _answerer(machine))
         case CollectiveReplica():
             _raise_for(machine, _collective_replica(machine))
         case Shard():
@@ -163,6 +166,13 @@ def _replica(replica: Replica) -> Iterator[Claim]:
     buffers = 2 if replica.cadence.overlap else 1
     yield {exchanges._gradient, exchanges._active} <= set(range(buffers)), f"it has {buffers} buffers of each kind"
     yield not replica._ended or (replica._batch is None and not exchanging), "it leaves with nothing under way"
+
+
+def _answerer(replica: Answerer) -> Iterator[Claim]:
+    yield not (replica._keeping and replica._batch is not None), "it answers, or keeps answers"
+    yield replica._answered is not None or not replica._keeping, "it keeps what there is"
+    yield not replica._ended or (replica._batch is None and not replica._keeping), "it leaves with nothing under way"
+    yield replica._member or replica._batch is None, "nothing happens before Welcome"
 
 
 def _parcelled(shard: Parcelled) -> Iterator[Claim]:

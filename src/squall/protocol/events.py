@@ -104,6 +104,28 @@ class StepTaken(Event, frozen=True, gc=False):
     inside: tuple[float, ...] = ()  # as in `GradientComputed`
 
 
+class Answered(Event, frozen=True, gc=False):
+    """The answer to `Answer`."""
+
+    seconds: float
+    size: int = 0  # bytes of what the model said
+
+
+class AnswersKept(Event, frozen=True, gc=False):
+    """The answer to `KeepAnswers`: they stay, whoever dies, or have to travel first."""
+
+    size: int = 0  # bytes that have to travel to the coordinator's machine
+    error: str = ""  # why they could not be written
+
+
+class AnswersTaken(Event, frozen=True, gc=False):
+    """The answer to `WriteAnswers`."""
+
+    node: Node
+    lease: int
+    error: str = ""  # why the file could not be written
+
+
 class BatchOver(Event, frozen=True, gc=False):
     """A script's loop steps on its batch no more."""
 

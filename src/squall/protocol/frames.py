@@ -8,13 +8,14 @@ from __future__ import annotations
 import msgspec
 
 from squall.protocol import messages, nursery_messages
+from squall.protocol.answering import messages as answering
 from squall.protocol.collective import messages as collective
 from squall.protocol.messages import Count
 from squall.protocol.sandblaster import messages as sandblaster
 
 MAX_FRAME_BYTES = 4 * 1024 * 1024  # a view of 50,000 members fits; anything larger is not ours
 
-Message = messages.Message | nursery_messages.Message | sandblaster.Message | collective.Message
+Message = messages.Message | nursery_messages.Message | sandblaster.Message | collective.Message | answering.Message
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -48,6 +48,11 @@ class HeldWork:
                 self._lease, self._next = lease, lease.start
         return self._lease is not None
 
+    @property
+    def begun(self) -> bool:
+        """There is more of the lease that the last batch is of."""
+        return self._lease is not None
+
     def request(self) -> LeaseRequest | None:
         """Ask for the next grant when no more than a batch is left in hand."""
         last = self._lease is None or self._lease.stop - self._next <= self.batch_size

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from squall.protocol.effects import Cause
-from squall.protocol.ledger import Ledger, Range, size, without
+from squall.protocol.ledger import Ledger, Range, gaps, size, without
 from squall.protocol.messages import Lease
 from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded
@@ -245,6 +245,16 @@ class Leases:
             leases._add_since(kept, dict(progress), remaining)
         leases.returned = sorted(remaining)
         leases._epochs_told = leases.epochs_done()
+        return leases
+
+    @classmethod
+    def besides(cls, found: Sequence[tuple[int, int]], examples: int, batch_size: int) -> Leases:
+        """One epoch, of which these ranges are done already; the first numbers of leases are theirs."""
+        leases = cls(examples, batch_size, Limits(epochs=1))
+        if found:
+            leases.returned = [Range(0, *left) for left in gaps(found, examples)]
+            leases.cursor, leases._next_id = examples, len(found)
+            leases.trained = examples - sum(map(size, leases.returned))
         return leases
 
     def _add_since(self, kept: Ledger, progress: dict[int, int], remaining: list[Range]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -44,6 +45,16 @@ class Ledger(msgspec.Struct):
 
 def size(span: Range) -> int:
     return span.stop - span.start
+
+
+def gaps(found: Iterable[tuple[int, int]], examples: int) -> list[tuple[int, int]]:
+    """What is in none of these ranges, which may overlap, of so many examples."""
+    left, at = [], 0
+    for start, stop in sorted(found):
+        if start > at:
+            left.append((at, start))
+        at = max(at, stop)
+    return [*left, (at, examples)] if at < examples else left
 
 
 def without(span: Range, gone: Range) -> list[Range]:

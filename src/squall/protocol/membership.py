@@ -3,7 +3,7 @@
 A replica is *joining* from its Join until every shard has seen a view with it (only then may it push), *live* until
 it leaves or is lost, and *departing* until every shard has seen a view without it (only then is its share of the
 data dealt again and its slot reused: what the shards applied of it is known exactly, and nothing more can come).
-Without shards the live replicas themselves have to see the views.
+Without shards the live replicas themselves have to see the views, where they work together at all.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ Applied = dict[int, int]  # lease -> upto; for Sandblaster portion -> evaluation
 
 
 class Membership:
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, observed: bool = True) -> None:
+        """`observed`: somebody has to see views; else one is seen as soon as it is made."""
         self.shards = shards
+        self._observed = observed
         self.number = 0  # of the newest view
         self.live: dict[Node, int] = {}  # replica -> entry clock; joining ones included
         self._slots: set[int] = set()  # in use, or not free yet
@@ -35,7 +37,7 @@ class Membership:
         self._slots.add(node.index)
         self._joining[node] = self.number + 1
         self._changed = True
-        if not self.shards:
+        if not self.shards and self._observed:
             self._seen[node] = self.number  # earlier views are not shown to it
 
     def depart(self, node: Node) -> bool:
@@ -123,7 +125,7 @@ def _take_reached(pending: dict[Node, int], seen: int) -> list[Node]:
 
 def common(applied: Sequence[Applied], shards: int) -> Applied:
     """What every shard has: a batch that only some shards applied must be trained again."""
-    if len(applied) < shards:
+    if not applied or len(applied) < shards:
         return {}
     leases = [lease for lease in applied[0] if all(lease in covers for covers in applied)]
     return {lease: min(covers[lease] for covers in applied) for lease in leases}

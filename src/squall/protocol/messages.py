@@ -265,7 +265,7 @@ class SnapshotPiece(Struct, frozen=True, tag="piece", array_like=True, gc=False)
 class PieceKept(Struct, frozen=True, tag="piece!", array_like=True, gc=False):
     """It is in its place, or there was an error; the next may come."""
 
-    number: Count
+    number: Count  # of the snapshot, or the lease
     error: str = ""
 
 

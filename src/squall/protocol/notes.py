@@ -21,6 +21,13 @@ class TrainingOver(Effect, frozen=True, gc=False):
     """Training time stands still from here on, while the final weights are evaluated and saved."""
 
 
+class AnswersFound(Effect, frozen=True, gc=False):
+    """The run goes on with what is in none of these ranges, which have the first numbers of leases."""
+
+    ranges: tuple[tuple[int, int], ...]
+    examples: int  # in them
+
+
 class MemberJoined(Effect, frozen=True, gc=False):
     node: Node
     pid: int
@@ -139,6 +146,7 @@ class Remark(Effect, frozen=True, gc=False):
 Urgent = MemberDied | MemberReplaced | MachineDied | TargetReached | Remark  # somebody may be waiting to see it
 Note = (
     WorkReported | ActivityTold | LeaseEnded | BatchLeftOut | EvaluationAsked | WeightsMeasured | IterationDone
-    | SnapshotAsked | TrainingBegan | TrainingOver | MemberJoined | MemberLeft | MachineAdded | MachineLeft | Saving
+    | SnapshotAsked | AnswersFound | TrainingBegan | TrainingOver | MemberJoined | MemberLeft | MachineAdded
+    | MachineLeft | Saving
     | Urgent
 )  # fmt: skip

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from squall.protocol import messages as m
 from squall.protocol import nursery_messages as n
+from squall.protocol.answering.messages import AnswersPiece, NotKept
 from squall.protocol.collective import messages as c
 from squall.protocol.effects import Payload
 from squall.protocol.frames import Message
@@ -70,6 +71,12 @@ COLLECTIVE = _and({
 })  # fmt: skip
 
 
+ANSWERS = _and({
+    ("coordinator", "replica"): frozenset({m.Grant, m.PieceKept}),
+    ("replica", "coordinator"): frozenset({m.LeaseRequest, AnswersPiece, NotKept}),
+})  # fmt: skip
+
+
 def hears(one: Node, other: Node) -> bool:
     """Whether the other's role says anything to the one's."""
     return (other.role, one.role) in COMMON
@@ -119,5 +126,7 @@ def _named(message: Message, sender: Node, receiver: Node) -> Iterator[Payload]:
                 yield Payload("weights", sender, weights, clock, receiver.index)
         case s.PushPortions(_, buffer, _, clock):
             yield Payload("gradient", sender, buffer, clock, receiver.index)
+        case AnswersPiece(lease, _, _, number, _, size):
+            yield Payload("piece", sender, size, number, sender.index, lease)
         case m.SnapshotPiece(number, start, size):
             yield Payload("piece", sender, size, start // m.PIECE_BYTES, sender.index, number)

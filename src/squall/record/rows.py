@@ -60,7 +60,7 @@ class ProgressRow:
     wait_s: float  # seconds, for shards, for other replicas, for data to be dealt
     pushed_bytes: int
     fetched_bytes: int
-    clock: int = 0  # the replica's: exchanges with a push, or rounds
+    clock: int = 0  # the replica's: exchanges with a push, or rounds, so far
 
     def alike(self) -> int:
         return self.replica
@@ -100,16 +100,16 @@ class PartRow:
 class ActivityRow:
     """What a process has done with some seconds. What they do not add up to is its work on messages, or rest."""
 
-    time_s: float
-    machine: int
-    node: str
-    seconds: float
-    compute_s: float
-    apply_s: float
-    send_s: float  # bringing numbers to their places, or on their way
-    wait_s: float
+    time_s: float  # seconds, at their end
+    machine: int  # that it is on
+    node: str  # role-index.incarnation
+    seconds: float  # how many
+    compute_s: float  # seconds
+    apply_s: float  # seconds
+    send_s: float  # seconds, bringing numbers to their places, or on their way
+    wait_s: float  # seconds
     awaited: str  # whom it has waited for longest, such as "shard 1"; "": nobody
-    awaited_s: float
+    awaited_s: float  # seconds of these
     memory: int  # bytes of its own
 
     def alike(self) -> str:

@@ -102,7 +102,7 @@ class Record:
         there = {name for _, name, *_ in self._db.execute(f"PRAGMA table_info({table_name(table)})")}
         for field in fields(table):
             if field.name not in there:
-                kind = f"{_SQL_TYPE[cast('type', field.type)]} DEFAULT {field.default!r}"
+                kind = f"{SQL_TYPE[cast('type', field.type)]} DEFAULT {field.default!r}"
                 self._db.execute(f"ALTER TABLE {table_name(table)} ADD COLUMN {field.name} {kind}")
 
     def _wait_for_locks(self, seconds: float) -> None:

@@ -124,8 +124,9 @@ def sentence(tally: Totals) -> str:
         clock(tally.time_s),
         f"{name} {_amount(done)}" + (f" of {_amount(total)}" if total > 0 else ""),
         f"{rate_text(tally.rate(replicas))} examples/s",
-        f"loss {loss_text(loss(replicas))}",
     ]
+    if tally.trains:
+        parts.append(f"loss {loss_text(loss(replicas))}")
     if math.isfinite(stale := staleness(replicas)):
         parts.append(f"staleness {stale:.1f}")
     parts += [f"validation {metric.name} {number(metric.value)}" for metric in tally.metrics.values()]

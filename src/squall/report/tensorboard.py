@@ -15,8 +15,8 @@ from squall.checks import require_extra
 from squall.record.rows import EventRow, ExtraRow, MetricRow, PartRow, ProgressRow, Row, StalenessRow, StateRow
 from squall.report.html import flat
 from squall.report.model_graph import add_model_graph, add_no_graph
+from squall.report.news import News
 from squall.report.reader import Reader
-from squall.report.viewers import whole
 from squall.task import Task
 
 FOLDER = "tensorboard"  # in the run's directory
@@ -63,7 +63,7 @@ def _plan(path: Path) -> str:
 def write_record(run_dir: Path) -> None:
     """Write event files of all that the run's record holds. Raises `RecordError` where there is none."""
     with closing(Reader(run_dir / "run.sqlite")) as reader, closing(TensorBoardViewer(run_dir)) as viewer:
-        viewer.show(whole(reader), now=0.0)
+        viewer.show(News().take(reader), now=0.0)
 
 
 class TensorBoardViewer:

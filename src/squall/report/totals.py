@@ -83,9 +83,16 @@ class Totals:
         done = sum(row.examples for replica in replicas for row in replica.work if row.time_s > since)
         return done / span if span > 0 else 0.0
 
+    @property
+    def trains(self) -> bool:
+        """Whether it moves weights, and does not just answer."""
+        return self.state.get("optimizer") != ""
+
     def limit(self) -> tuple[str, float, float]:
         """What bounds the run: its name, how much of it is done, and how much there is (NaN: unknown)."""
         epochs, size = self._number("epochs"), self._number("examples_per_epoch")
+        if not self.trains:
+            return "example", self.examples + self._number("found"), size
         if epochs > 0 and size > 0:
             return "epoch", min(self.examples / size, epochs), epochs
         for name, done in (("step", float(self.batches)), ("second", self.time_s)):

@@ -15,12 +15,6 @@ from squall.report.reader import Reader
 LOOK_EVERY_S = 0.25  # quick enough to look alive, and a few small queries four times a second are cheap
 
 
-def whole(reader: Reader) -> list[Row]:
-    """All rows of a record that viewers are shown, as if it had been written since they looked last."""
-    facts = [StateRow(*fact) for fact in reader.state().items()]
-    return [*facts, *(row for table in _FOLLOWED for row in reader.rows(table))]
-
-
 class Viewer(Protocol):
     """Shows a run to somebody, in the launching process. It has no thread, and is back within milliseconds."""
 

@@ -16,7 +16,7 @@ import torch
 from squall.runtime.job import Job
 from squall.runtime.schedule import FORMAT, Damaged
 from squall.runtime.snapshot import second_name
-from squall.strategies.work import Collective
+from squall.strategies.work import Answering, Collective
 from squall.version import __version__
 
 
@@ -109,6 +109,8 @@ def begin(job: Job, script: bool = False) -> Job:
     Where it cannot be written the run goes on without, with a warning. The run's code lies beside the schedule,
     because a resume may change the strategy.
     """
+    if isinstance(job.recipe.work, Answering):
+        return job
     home = job.directory / "schedule"
     restored = job.restored
     start = Start(

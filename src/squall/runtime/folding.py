@@ -27,6 +27,11 @@ class Folding:
         else:
             self._put(list(self._eras.values())[-1], lease)
 
+    def found(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """What was answered before the run went on; the first numbers of leases are theirs."""
+        for number, (start, stop) in enumerate(ranges):
+            self.add(LeaseRow(number, 0, start, stop, 0, 0, 0.0, 0.0, stop))
+
     def asked(self, number: int) -> None:
         """A snapshot is asked for."""
         self._eras[number] = _Pieces()

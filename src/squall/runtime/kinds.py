@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple, Never
 
+from squall.protocol.answering.replica import Answerer
 from squall.protocol.collective.replica import CollectiveReplica
 from squall.protocol.effects import PayloadKind
 from squall.protocol.evaluator import Evaluator
@@ -19,17 +20,24 @@ from squall.protocol.sandblaster.replica import BatchReplica
 from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 from squall.protocol.shard_duties import ShardDuties
-from squall.protocol.speaking import BATCHES, COLLECTIVE, LOOP, Says
+from squall.protocol.speaking import ANSWERS, BATCHES, COLLECTIVE, LOOP, Says
+from squall.runtime.answering import AnswerHost
 from squall.runtime.collective.host import CollectiveHost, in_a_process
 from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
 from squall.runtime.job import Job
-from squall.runtime.machines import batch_coordinator, begun, collective_coordinator, lease_coordinator
+from squall.runtime.machines import (
+    answer_coordinator,
+    batch_coordinator,
+    begun,
+    collective_coordinator,
+    lease_coordinator,
+)
 from squall.runtime.pieces import FarShardHost
 from squall.runtime.portions import PortionHost
 from squall.runtime.recording import recorded
 from squall.runtime.vectors import VectorHost
-from squall.strategies.work import BatchMethod, Collective, Loop, Work
+from squall.strategies.work import Answering, BatchMethod, Collective, Loop, Work
 
 
 class Kind(NamedTuple):
@@ -37,7 +45,7 @@ class Kind(NamedTuple):
     shard: Callable[[Job, int], ShardDuties]
     replica: Callable[[Job, Node], Machine]
     shard_host: Callable[[Job, int], ShardHost | VectorHost]
-    replica_host: Callable[[Job, Node], ReplicaHost | PortionHost | CollectiveHost]
+    replica_host: Callable[[Job, Node], ReplicaHost | PortionHost | CollectiveHost | AnswerHost]
     fetched: PayloadKind  # the payload that shards answer with
     says: Says  # who says what to whom
 
@@ -75,6 +83,14 @@ def _collective_replica(job: Job, node: Node) -> CollectiveReplica:
     return CollectiveReplica(node, job.recipe.replicas, *begun(job), os.getpid(), _address(job), job.recipe.divided)
 
 
+def _answerer(job: Job, node: Node) -> Answerer:
+    return Answerer(node, job.task.batch_size, os.getpid(), _address(job))
+
+
+def _answer_host(job: Job, node: Node) -> AnswerHost:
+    return AnswerHost(job, node.index)
+
+
 def _part(job: Job) -> int:
     """Of a replica that lies on several machines this process has a part."""
     return -1 if job.first is None else 0
@@ -93,6 +109,7 @@ KINDS: dict[type[Work], Kind] = {
     Collective: Kind(
         collective_coordinator, _no_shard, _collective_replica, _no_shard, in_a_process, "weights", COLLECTIVE
     ),
+    Answering: Kind(answer_coordinator, _no_shard, _answerer, _no_shard, _answer_host, "weights", ANSWERS),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET
 
+from squall.protocol.answering.coordinator import AnswerCoordinator
 from squall.protocol.collective.coordinator import CollectiveCoordinator
 from squall.protocol.leases import Leases
 from squall.protocol.loop_coordinator import LoopCoordinator
@@ -15,6 +16,8 @@ from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchWork
 from squall.protocol.sandblaster.method import MethodState
 from squall.protocol.sandblaster.portions import Balance
 from squall.runtime import best
+from squall.runtime.answering import PredictionTask
+from squall.runtime.answers import Answers
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Manifest
 from squall.strategies.work import BatchMethod
@@ -46,6 +49,12 @@ def collective_coordinator(job: Job) -> CollectiveCoordinator:
 def lease_coordinator(job: Job) -> LoopCoordinator:
     number = job.restored.manifest.number if job.restored is not None else 0
     return LoopCoordinator(_policy(job), job.recipe.loop.exchanges, _leases(job), number)
+
+
+def answer_coordinator(job: Job) -> AnswerCoordinator:
+    assert isinstance(job.task, PredictionTask)
+    found = Answers(job.directory, job.task.format).found()
+    return AnswerCoordinator(_policy(job), Leases.besides(found, job.task.examples, job.task.batch_size), found)
 
 
 def _leases(job: Job) -> Leases:

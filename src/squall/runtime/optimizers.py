@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from squall.protocol.messages import Factors
 from squall.strategies.base import Recipe
-from squall.strategies.work import BatchMethod, Collective
+from squall.strategies.work import Answering, BatchMethod, Collective
 from squall.task import OptimizerFactory
 
 _WHOLE = "looks at all parameters together, so that its state cannot be divided: leave {} out"
@@ -53,6 +53,8 @@ def state_name(recipe: Recipe) -> str:
     """The optimizer whose state a shard's snapshot holds."""
     if isinstance(recipe.work, BatchMethod):
         return f"L-BFGS with history={recipe.work.rules.history}"
+    if isinstance(recipe.work, Answering):
+        return ""
     factory = recipe.work.optimizer if isinstance(recipe.work, Collective) else recipe.work.update.optimizer
     return type(check_settings(factory)).__qualname__
 
@@ -61,6 +63,8 @@ def in_words(recipe: Recipe) -> str:
     """The optimizer that a rate is chosen for, and the rate: "AdamW, lr 0.001"."""
     if isinstance(recipe.work, BatchMethod):
         return "L-BFGS"
+    if isinstance(recipe.work, Answering):
+        return ""
     factory = recipe.work.tuned
     try:
         built = build_optimizer(factory, [{"params": [nn.Parameter(torch.ones(2, 2))]}])
@@ -77,7 +81,7 @@ def _fresh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def check_optimizers(recipe: Recipe) -> None:
     """Raise `ValueError` for an optimizer that cannot be built, or cannot run on ranges of the vector."""
-    if isinstance(recipe.work, BatchMethod):
+    if isinstance(recipe.work, BatchMethod | Answering):
         return
     if isinstance(recipe.work, Collective):
         _check_step(recipe.work.optimizer, torch.ones(2, 4))

@@ -12,6 +12,7 @@ from squall.runtime.ranges import Ranges
 from squall.transports.stream import Views
 from squall.vector import Layout
 
+ANSWERS_BYTES = 1 << 36  # of a file of answers at most
 HEADER_BYTES, STATE_BYTES = 1 << 24, 1 << 12  # of a shard's file at most: beside its elements, and of each
 
 
@@ -24,9 +25,11 @@ class Places:
     """The bytes of payloads that a process sends or receives; called with each."""
 
     def __init__(
-        self, node: Node, shards: int, ranges: Ranges, shape: Shape, memory: memoryview, pieces: Pieces, parts: int = 1
+        self, node: Node, shards: int, ranges: Ranges, shape: Shape, memory: memoryview, pieces: Pieces, parts: int = 1,
+        most: int | None = None,
     ) -> None:  # fmt: skip
-        """`memory` is the arena's, `parts` those of a replica."""
+        """`memory` is the arena's, `parts` those of a replica, `most` bytes of a file that travels; None: a shard's."""
+        self._most = most
         self._node = node
         self._shape = shape
         self._memory = memory
@@ -41,8 +44,9 @@ class Places:
         if payload.kind == "piece":
             start, stop = self._ranges.shards[payload.shard if self._shards else 0]
             at, size = payload.clock * PIECE_BYTES, payload.buffer
-            if not (0 <= at <= state_bytes_at_most(stop - start) and 0 < size <= PIECE_BYTES):
-                raise ValueError(f"no file of a snapshot has a place for {payload}")
+            most = state_bytes_at_most(stop - start) if self._most is None else self._most
+            if not (0 <= at <= most and 0 < size <= PIECE_BYTES):
+                raise ValueError(f"no file has a place for {payload}")
             return (self._pieces.view(payload.shard)[:size],)
         if self._node == COORDINATOR:  # the evaluator may be reading its own
             (*_, rates), length = self._find(payload), 4 * self._ranges.length

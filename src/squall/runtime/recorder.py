@@ -53,20 +53,17 @@ class CoordinatorHost(Host):
         self._reports = Thinning(self.record, self._trained_s, self._snapshots)
         self._begun: float | None = None
         self._stopped: float | None = None  # the clock stands still while the final weights are evaluated
-        self._now = 0.0
+        self._now = self._asked_s = 0.0  # the second: training time when the snapshot under way was asked for
         self._left_out = LeftOut(left_out(job))
-        self._stepped = False
-        self._complained = False  # that the record cannot be written
+        self._stepped = self._complained = False  # the second: that the record cannot be written
         self._unpublished = ""  # why the newest snapshot could not be made visible
-        self._asked_s = 0.0  # training time when the snapshot under way was asked for
         plan, work = job.plan, job.recipe.work
         self.facts(
             strategy=plan.strategy, optimizer=in_words(job.recipe), replicas=plan.replicas, shards=plan.shards,
             epochs=plan.epochs or "", steps=plan.steps or "", seconds=plan.settings.seconds or "",
-            examples_per_epoch=job.task.examples, status="running", ended="", reason="",
-            keep_best=plan.keep_best or "", evaluating="",
+            examples_per_epoch=job.task.examples, status="running", ended="", reason="", evaluating="",
             batch=work.batch(job.task.examples) if isinstance(work, BatchMethod) else "",
-            counted="example" if job.task.sampler is None else "position",
+            keep_best=plan.keep_best or "", counted="example" if job.task.sampler is None else "position",
             snapshot=job.restored.manifest.number if job.restored is not None else 0,
         )  # fmt: skip
         first = self.record.fact("first_loss") if job.restored is not None else None
@@ -175,6 +172,9 @@ class CoordinatorHost(Host):
                 self._event("started", text)
             case notes.TrainingOver():
                 self._stopped = self._now
+            case notes.AnswersFound(ranges, examples):
+                self.facts(found=examples)
+                self._leases.found(ranges)
             case notes.MemberJoined(node, pid):
                 self._member(node, "joined", pid=pid)
             case notes.MemberLeft(node):

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from squall.checks import require
-from squall.strategies.work import Collective, Loop, Work, ring_share
+from squall.strategies.work import Answering, Collective, Loop, Work, ring_share
 from squall.task import OptimizerFactory
 
 default_optimizer: OptimizerFactory = partial(torch.optim.AdamW, lr=1e-3)
@@ -37,7 +37,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         require("replicas", self.replicas, self.replicas >= 1, "at least 1")
-        if not isinstance(self.work, Collective):
+        if not isinstance(self.work, Collective | Answering):
             require("shards", self.shards, self.shards >= 1, "at least 1")
         if isinstance(self.work, Loop):
             self.work.check(self.replicas, self.shards)
@@ -57,7 +57,7 @@ class Recipe:
         """Of the vector, what a replica sends for a push, and receives for a fetch."""
         if isinstance(self.work, Collective):
             return ring_share(self.replicas) * (1.5 if self.divided else 1.0)  # weights go half as far as gradients
-        return 0.0 if self.alone else 1.0
+        return 0.0 if self.alone or isinstance(self.work, Answering) else 1.0
 
     @property
     def why_from_the_start(self) -> str:

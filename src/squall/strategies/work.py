@@ -1,4 +1,4 @@
-"""The kinds of work that a strategy may compile to: the loop over batches, L-BFGS on whole batches, and all-reduce.
+"""The kinds of work that a strategy may compile to: the loop over batches, L-BFGS, all-reduce, and answers alone.
 
 Of each may be asked: `every` (batches, or portions of one, between two pushes of a replica), `blocks` (equal parts of
 the vector of which every exchange moves one), `buffers` (of weights, and of gradients, that a replica has in the
@@ -218,7 +218,19 @@ def ring_share(members: int) -> float:
     return 2 * (members - 1) / members
 
 
-Work = Loop | BatchMethod | Collective
+@dataclass(frozen=True, kw_only=True)
+class Answering:
+    """The outputs of a model for each example once: nothing is trained, and no weights move."""
+
+    blocks: ClassVar[int] = 1
+    buffers: ClassVar[int] = 0
+    converges: ClassVar[bool] = False
+    every: ClassVar[int] = 1
+    local: ClassVar[Local | None] = None
+    several_steps: ClassVar[bool] = False
+
+
+Work = Loop | BatchMethod | Collective | Answering
 
 
 def _check_factory(factory: object) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from squall.launchers.environment import is_script
 from squall.plan import make_plan
 from squall.report import Reader
+from squall.runtime.answers import described
 from squall.script import script_plan
 from squall.settings import Settings
 from squall.strategies import Strategy
@@ -35,6 +36,8 @@ def code_again(directory: Path, task: TaskFunction | str | None = None, as_it_wa
     if task is not None and as_it_was:
         raise ValueError("a run goes on with another task, or as it was: leave one out")
     sources = load_sources(directory)
+    if described(directory) is not None:
+        raise ValueError(f"{directory} holds predictions: the `squall predict` that began them goes on with the rest")
     if (directory / "run.sqlite").exists():
         with closing(Reader(directory / "run.sqlite")) as reader:
             reader.state()

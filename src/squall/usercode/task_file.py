@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 
@@ -23,12 +24,15 @@ class Loaded:
     file: str  # FILE:function, absolute, by which it can be read again
     strategies: tuple[Strategy, ...]  # the file's `strategy` first, then its settings for others
     epochs: int | None
+    predict: Callable[..., Any] | None = None  # its function of a model and a batch, for `squall predict`
 
 
-def load_task(text: str) -> Loaded:
-    """Raises `ValueError` for a file or function that is not there; the file's own exceptions pass through."""
+def load_task(text: str, default: str = "task") -> Loaded:
+    """`default` is the function that is taken where none is named, if the file has it; else it is `task`.
+
+    Raises `ValueError` for a file or function that is not there; the file's own exceptions pass through.
+    """
     name, _, function_name = text.partition(":")
-    function_name = function_name or "task"
     path = Path(name).resolve()
     if not path.is_file():
         raise ValueError(f"{name} is no file: give a Python file, or FILE:function")
@@ -42,6 +46,7 @@ def load_task(text: str) -> Loaded:
     show({str(path): source})  # what is shown, kept and run is one text, though the file may be edited meanwhile
     exec(compile(source, str(path), "exec"), module.__dict__)
     cloudpickle.register_pickle_by_value(module)  # no other process can import it by name
+    function_name = function_name or (default if hasattr(module, default) else "task")
     function = getattr(module, function_name, None)
     if function is None:
         raise ValueError(f"{name} has no function {function_name!r}: name one with {name}:function")
@@ -54,4 +59,5 @@ def load_task(text: str) -> Loaded:
         f"{path}:{function_name}",
         tuple(strategy for strategy in own if isinstance(strategy, Strategy)),
         epochs if isinstance(epochs, int) else None,
+        predict if callable(predict := getattr(module, "predict", None)) else None,
     )

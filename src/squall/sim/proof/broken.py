@@ -18,6 +18,7 @@ INVARIANTS = {
     "I15": "where members divide an optimizer's state, two have the newest of each parameter",
     "I16": "a replica that lies on several machines works with its own parts, and none outlives it",
     "I17": "a member of a group announces each batch to its loaders before it steps on it",
+    "I18": "each example is answered once, and what counts is on the disk",
 }
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from squall.prediction import Prediction
 from squall.protocol.collective.tries import BROKEN_IN_A_ROW
 from squall.protocol.policy import MachineRoom
 from squall.runtime.placement import ONE_PART, Parts
@@ -44,6 +45,7 @@ from squall.strategies import (
 from squall.strategies.work import Loop
 
 ALL_REDUCE, DIVIDED = "all-reduce", "divided all-reduce"  # of the second the members divide the optimizer's state
+PREDICTION = "prediction"  # trains nothing: `answers.answering` makes its worlds
 Make = Callable[[int, int], Strategy]
 
 # Each makes a strategy for so many replicas and shards. There is every strategy but `SingleProcess`, which sends no
@@ -155,7 +157,8 @@ class Chaos:
 
 @cache
 def _recipe(strategy: str, replicas: int, shards: int) -> Recipe:
-    return STRATEGIES[strategy](replicas, shards).recipe()
+    strategies: dict[str, Make] = {**STRATEGIES, PREDICTION: lambda n, k: Prediction(replicas=n)}
+    return strategies[strategy](replicas, shards).recipe()
 
 
 def chaos(seed: int) -> Chaos:

@@ -12,12 +12,12 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import MachineDied
 from squall.protocol.nursery_messages import Refused
 from squall.protocol.policy import MachineRoom
-from squall.protocol.speaking import BATCHES, COLLECTIVE, LOOP, Says, places_of
+from squall.protocol.speaking import ANSWERS, BATCHES, COLLECTIVE, LOOP, Says, places_of
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
-from squall.strategies.work import BatchMethod, Collective, Loop
+from squall.strategies.work import Answering, BatchMethod, Collective, Loop
 
-SAYS: dict[type, Says] = {Loop: LOOP, BatchMethod: BATCHES, Collective: COLLECTIVE}
+SAYS: dict[type, Says] = {Loop: LOOP, BatchMethod: BATCHES, Collective: COLLECTIVE, Answering: ANSWERS}
 
 
 class Manners:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -50,6 +50,14 @@ from squall.sim.proof.share_phantoms import SharePhantom
 from squall.sim.proof.spread import FirstPart, Follower
 from squall.strategies.work import BatchMethod
 
+
+class Watcher(Protocol):
+    """An auditor, of whatever kind of work."""
+
+    def watch(self, now: float, node: Node, what: object) -> None:
+        """Raise `Broken` where an invariant does not hold."""
+
+
 ADDRESS = "10.0.0.1:7700"  # where each replica says that it is called
 
 
@@ -73,7 +81,7 @@ class ChaoticRun(ABC):
 
     hosts: PhantomHosts
     _kind_of_hosts: type[PhantomHosts] = PhantomHosts
-    _auditor: Auditor | BatchAuditor | GroupAuditor
+    _auditor: Watcher
     _coordinator: LoopCoordinator | BatchCoordinator | CollectiveCoordinator
 
     def __init__(self, chaos: Chaos) -> None:

@@ -1,6 +1,6 @@
 """World after world, until one breaks an invariant; that one is shrunk to the least that still breaks it.
 
-python -m squall.sim.proof.soak --count 1000 [--first SEED] [--processes N]
+python -m squall.sim.proof.soak --count 1000 [--first SEED] [--processes N] [--answers]
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.pool import AsyncResult
 
+from squall.sim.proof.answers import answering
 from squall.sim.proof.broken import Broken
-from squall.sim.proof.chaos import OFF, Chaos, chaos, smaller
+from squall.sim.proof.chaos import OFF, PREDICTION, Chaos, chaos, smaller
 from squall.sim.proof.trace_lines import trace_line
 from squall.sim.proof.trial import Seen, Trial
 
@@ -88,18 +89,22 @@ def _length(found: WorldVerdict) -> tuple[int, int]:
     return len(found.chaos.faults), found.events
 
 
-def rebuilt(seed: int, faults: Sequence[int] | None = None, **changes: int | bool | float | None) -> Chaos:
-    """World `seed` with some of its faults alone (by their numbers), and other sizes."""
-    world = chaos(seed)
+def rebuilt(
+    seed: int, faults: Sequence[int] | None = None, answers: bool = False, **changes: int | bool | float | None
+) -> Chaos:
+    """World `seed` with some of its faults alone (by their numbers), and other sizes; `answers`: it trains nothing."""
+    world = answering(seed) if answers else chaos(seed)
     if faults is not None:
         world = dataclasses.replace(world, faults=tuple(world.faults[i] for i in faults))
     return dataclasses.replace(world, **changes)  # type: ignore[arg-type]
 
 
-def soak(count: int | None = None, first: int = 0, processes: int = 1) -> Iterator[WorldVerdict]:
+def soak(
+    count: int | None = None, first: int = 0, processes: int = 1, make: Callable[[int], Chaos] = chaos
+) -> Iterator[WorldVerdict]:
     """Verdicts of worlds `first`, `first` + 1 ..., in order; without a count for ever."""
     seeds = itertools.count(first) if count is None else iter(range(first, first + count))
-    worlds = (chaos(seed) for seed in seeds)
+    worlds = (make(seed) for seed in seeds)
     if processes == 1:
         yield from map(verdict, worlds)
         return
@@ -129,8 +134,9 @@ def report(found: WorldVerdict) -> str:
 
 def flags(world: Chaos) -> str:
     """What `squall simulate` needs to make this world from its seed."""
-    whole = chaos(world.seed)
-    found = [f"--seed {world.seed}"]
+    answers = world.strategy == PREDICTION
+    whole = answering(world.seed) if answers else chaos(world.seed)
+    found = [f"--seed {world.seed}", *(["--answers"] if answers else [])]
     if world.faults != whole.faults:
         found.append(f"--faults {','.join(str(whole.faults.index(fault)) for fault in world.faults) or 'none'}")
     for name in SIZES:
@@ -147,11 +153,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, help="worlds (default: until Ctrl-C)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first (default: 0)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each core")
+    parser.add_argument("--answers", action="store_true", help="worlds that train nothing (squall predict)")
     options = parser.parse_args(arguments)
+    make = answering if options.answers else chaos
     began, worlds, events, faults = time.monotonic(), 0, 0, Counter[str]()
     status = 0
     try:
-        for found in soak(options.count, options.first, options.processes):
+        for found in soak(options.count, options.first, options.processes, make):
             worlds, events = worlds + 1, events + found.events
             faults.update(found.faults)
             if found.error:

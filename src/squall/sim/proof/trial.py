@@ -24,6 +24,7 @@ from squall.runtime.driver import Host
 from squall.runtime.wire import Conditions
 from squall.runtime.world import World
 from squall.runtime.world_nodes import Clock
+from squall.sim.proof.answers import ChaoticAnswerRun
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import MORTAL, Chaos
 from squall.sim.proof.chaotic_machines import without
@@ -52,10 +53,10 @@ from squall.sim.proof.machines import WorldMachines
 from squall.sim.proof.manners import Manners
 from squall.sim.proof.memory import BatchRange
 from squall.sim.proof.runs import ChaoticBatchRun, ChaoticGroupRun, ChaoticLoopRun, ChaoticRun
-from squall.strategies.work import BatchMethod, Collective, Loop
+from squall.strategies.work import Answering, BatchMethod, Collective, Loop
 
 RUNS: dict[type, type[ChaoticRun]] = {
-    Loop: ChaoticLoopRun, BatchMethod: ChaoticBatchRun, Collective: ChaoticGroupRun,
+    Loop: ChaoticLoopRun, BatchMethod: ChaoticBatchRun, Collective: ChaoticGroupRun, Answering: ChaoticAnswerRun,
 }  # fmt: skip
 ENDS_WITHIN_S = 90.0  # of virtual time, after the last fault has healed
 EVENTS_AT_MOST = 100_000
@@ -74,8 +75,7 @@ class Trial:
         """`self_checks`: machines also check their own state (`protocol.check`), beside the auditor."""
         self.chaos = chaos
         self._self_checks = self_checks
-        self.events = 0
-        self.lives = 0
+        self.events = self.lives = 0
         self.happened = Counter("Skew" for fault in chaos.faults if isinstance(fault, Skew))  # faults, by kind
         self.run = RUNS[type(chaos.recipe.work)](chaos)
         self._watch = watch
