@@ -129,7 +129,7 @@ def _comments(row: type[Row]) -> dict[str, str]:
     for line in inspect.getsource(row).splitlines():
         if above_it := re.fullmatch(r"    # (.*)", line):
             above.append(above_it[1])
-        elif field := re.fullmatch(r"    (\w+): \w+(?:  # (.*))?", line):
+        elif field := re.fullmatch(r"    (\w+): \w+(?: = \S+)?(?:  # (.*))?", line):
             found[field[1]] = " ".join([*above, *([field[2]] if field[2] else [])])
             above = []
     return found
