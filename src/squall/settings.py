@@ -44,6 +44,7 @@ class Settings:
             SingleProcess, Sandblaster, AllReduce, replicas with an optimizer of their own, and more than four pushes a
             fetch.
         progress: show progress while the run goes on.
+        live: serve a page that shows the run while it goes on, on 127.0.0.1, and print its link.
         tensorboard: write event files for TensorBoard into the run's directory, under tensorboard/, while the run goes
             on; of a run that is in one process, at its end. Needs the extra `tensorboard`.
         slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
@@ -67,6 +68,7 @@ class Settings:
     keep_schedule: float | str | None = 2.0
     progress: bool = True
     tensorboard: bool = False
+    live: bool = False
     slow: float | None = None
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from squall.launchers.alone import LoneRun
 from squall.launchers.head import head_of
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
+from squall.live.beside import live_page
 from squall.plan import build_checked, make_plan
 from squall.report.tensorboard import OF_A_SCRIPT, begin_tensorboard
 from squall.run import Run, new_directory
@@ -157,7 +159,7 @@ class Launch:
             built = None if "script" in code else build_checked(code["task"], self.plan, self._strategy)
             shipped = pack(code)
             path = Path(directory) if again and directory is not None else new_directory(directory)
-            with hold(path) as lock:
+            with hold(path) as lock, live_page(path) if self.plan.settings.live else nullcontext():
                 snapshot = self._last_snapshot(path, built) if again else None
                 run = Run(path, None if "script" in code else code["task"])
                 try:

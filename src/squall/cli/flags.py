@@ -74,12 +74,17 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
     """The flags of every run. Returns the group, to which a command adds what else it keeps."""
     group = parser.add_argument_group("what is kept")
     add_tensorboard(group)
+    add_live(group)
     group.add_argument(
         "--keep-schedule", type=schedule, default=2.0, metavar="all|none|GB|last:N",
-        help="how much of what a replay needs (default: 2 gigabytes); last:3: of one from the last three snapshots on,"
-        " but not of a script, one process, L-BFGS, or replicas with optimizers",
+        help="how much of what a replay needs (default: 2 GB); last:3: from the last three snapshots on (no script, one"
+        " process, L-BFGS, optimizers of replicas)",
     )  # fmt: skip
     return group
+
+
+def add_live(group: Any) -> None:
+    group.add_argument("--live", action="store_true", help="a page that shows the run: its link is printed")
 
 
 def add_tensorboard(group: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from squall.cli.flags import SAVES_ITSELF, add_keep_best, add_limits, add_patience, add_tensorboard
+from squall.cli.flags import SAVES_ITSELF, add_keep_best, add_limits, add_live, add_patience, add_tensorboard
 from squall.cli.output import summarized
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     kept = again.add_argument_group("what is kept")
     add_keep_best(kept)
     add_tensorboard(kept)
+    add_live(kept)
     again.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
@@ -75,7 +76,7 @@ def _settings(old: Settings, options: argparse.Namespace) -> Settings:
     parts = old.parts if options.parts is None else options.parts
     spread = old.spread_parts and parts > 1
     tensorboard = old.tensorboard or options.tensorboard
-    return dataclasses.replace(old, parts=parts, spread_parts=spread, tensorboard=tensorboard)
+    return dataclasses.replace(old, parts=parts, spread_parts=spread, tensorboard=tensorboard, live=options.live)
 
 
 def _moved(plan: Plan, options: argparse.Namespace) -> Plan:

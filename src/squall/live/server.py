@@ -7,7 +7,7 @@ import errno
 import secrets
 import socket
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 import uvicorn
@@ -67,8 +67,8 @@ def serve(run_dir: Path, listener: socket.socket, token: str) -> None:
 class _Server(uvicorn.Server):
     """Signals are left to the command, which ends as every command does."""
 
-    def install_signal_handlers(self) -> None:
-        return None
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
 
 
 def new_token() -> str:

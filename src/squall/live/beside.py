@@ -1,0 +1,23 @@
+"""The page of a run while it goes on, served by a process beside the launching one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def live_page(run_dir: Path) -> Iterator[None]:
+    """Serve it, and say its link on stderr."""
+    command = [sys.executable, "-m", "squall", "live", str(run_dir), "--of", str(os.getpid())]
+    # In a process group of its own: Ctrl-C ends the training, and the page is to show how.
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, process_group=0)
+    try:
+        yield
+    finally:
+        server.terminate()
+        server.wait()

@@ -1,0 +1,168 @@
+"""The page in a real browser."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from squall.live.server import bound, link, new_token, serve
+from squall.record.rows import ActivityRow, EventRow, MemberRow, MetricRow, PartRow, ProgressRow, StalenessRow, StateRow
+from squall.record.writer import Record
+from tests.live.browser import CHROMIUM, DRIVER, Browser, browser
+
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="there is no Chromium: apt-get install chromium chromium-driver"
+)
+PIXELS = """
+const canvas = document.querySelector('#timeline canvas'), pen = canvas.getContext('2d')
+const data = pen.getImageData(0, 0, canvas.width, canvas.height).data, found = {}
+for (let i = 0; i < data.length; i += 4) {
+  const key = [data[i], data[i + 1], data[i + 2]].join(' ')
+  if (data[i + 3] === 255) found[key] = (found[key] ?? 0) + 1
+}
+return found
+"""
+COMPUTING, WAITING = "47 158 110", "229 72 77"
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Browser]:
+    with browser() as made:
+        yield made
+
+
+def begin(directory: Path, replicas: int, seconds: float = 12.0) -> None:
+    """The first replica computes all of the time, and the others wait for three quarters of it."""
+    with closing(Record(directory / "run.sqlite")) as record:
+        for key, value in {"status": "running", "strategy": "synchronous", "replicas": str(replicas), "shards": "2",
+                           "epochs": "5", "examples_per_epoch": "100000"}.items():  # fmt: skip
+            record.add(StateRow(key, value))
+        for replica in range(replicas):
+            record.add(MemberRow(f"replica-{replica}.0", 100 + replica, 0.0, "joined", ""))
+        for quarter in range(1, round(4 * seconds)):
+            add_work(record, quarter / 4, replicas)
+        record.add(MetricRow(3.0, 0, 1000, 10, "accuracy", 0.875))
+        record.add(EventRow(2.0, "warning", "<b>something</b> & more"))
+
+
+def add_work(record: Record, at: float, replicas: int) -> None:
+    for replica in range(replicas):
+        waits = 0.1875 if replica else 0.0
+        record.add(ProgressRow(at, replica, 32, 1, 1 / at, 0.25 - waits, waits, 10**6, 10**6, round(4 * at)))
+        record.add(StalenessRow(at, replica, replica % 3, 2))
+        awaited = "shard 0" if replica else ""
+        record.add(ActivityRow(
+            at, 0, f"replica-{replica}.0", 0.25, 0.25 - waits, 0, 0, waits, awaited, waits, 10**7
+        ))  # fmt: skip
+    for shard in range(2):
+        record.add(ActivityRow(at, 0, f"shard-{shard}.0", 0.25, 0, 0.05, 0.02, 0.1, "replica 1", 0.1, 10**6))
+
+
+@pytest.fixture
+def shown(tmp_path: Path, page: Browser) -> Any:
+    def show(replicas: int, width: int = 1300) -> Path:
+        directory = tmp_path / "a run"
+        directory.mkdir()
+        begin(directory, replicas)
+        listener, token = bound(7880), new_token()
+        Thread(target=serve, args=(directory, listener, token), daemon=True).start()
+        page.open(link(listener, token), width)
+        page.wait("return document.querySelectorAll('#replicas tr').length", lambda rows: rows == replicas + 1)
+        return directory
+
+    return show
+
+
+@pytest.mark.parametrize("replicas", [2, 8, 64])
+def test_the_page_shows_who_computes_and_who_waits(page: Browser, shown: Any, replicas: int) -> None:
+    shown(replicas)
+    pixels = page.says(PIXELS)
+    assert pixels[COMPUTING] > 1000
+    assert pixels[WAITING] > 1000
+    text = page.says("return document.body.innerText")
+    for words in ("a run", "synchronous", "0.875", "waiting 75 % for shard 0", "<b>something</b> & more"):
+        assert words in text
+    assert page.says("return document.querySelectorAll('.u-wrap canvas').length") >= 5
+    assert page.says("return document.body.scrollWidth <= innerWidth")
+    assert page.log() == []
+
+
+def test_what_is_new_is_shown_and_a_death_and_the_end(page: Browser, shown: Any) -> None:
+    directory = shown(2)
+    with closing(Record(directory / "run.sqlite")) as record:
+        add_work(record, 13.0, 2)
+        record.add(MemberRow("replica-1.0", 101, 13.0, "lost", "killed by SIGKILL"))
+        record.commit(0.0)
+        page.wait("return document.body.innerText", lambda text: "replica 1: killed by SIGKILL" in text)
+        assert "dead" in page.says("return document.querySelector('#replicas').innerText")
+        record.add(MemberRow("replica-1.1", 102, 13.5, "joined", ""))
+        add_work(record, 13.75, 1)
+        record.add(StateRow("status", "finished"))
+        record.add(StateRow("reason", "all data is trained"))
+    page.wait(
+        "return document.getElementById('status').innerText", lambda text: text == "finished: all data is trained"
+    )
+    assert "dead" not in page.says("return document.querySelector('#replicas').innerText")
+
+
+def test_the_whole_run_can_be_looked_at_and_a_process_at_a_moment(page: Browser, shown: Any) -> None:
+    shown(2)
+    page.says("const box = document.getElementById('window'); box.value = '0'; box.dispatchEvent(new Event('change'))")
+    page.wait(PIXELS, lambda pixels: pixels.get(COMPUTING, 0) > 1000)
+    page.says(
+        """const canvas = document.querySelector('#timeline canvas'), box = canvas.getBoundingClientRect()
+        const at = { clientX: box.x + 300, clientY: box.y + 52, bubbles: true }
+        canvas.dispatchEvent(new MouseEvent('mousemove', at))"""
+    )
+    tip = page.wait("return document.getElementById('tip').innerText")
+    assert tip.startswith("replica 1, ")
+    assert "75 % waiting\n75 % for shard 0" in tip
+
+
+def test_parts_and_machines_have_rows(page: Browser, shown: Any) -> None:
+    directory = shown(2)
+    with closing(Record(directory / "run.sqlite")) as record:
+        for part in range(2):
+            record.add(PartRow(12.5, 0, part, 0.1, 0.1, 0.05, 10**6))
+        record.add(ActivityRow(12.5, 1, "replica-1.1", 0.25, 0.25, 0, 0, 0, "", 0, 10**7))
+    page.wait(PIXELS, lambda pixels: pixels.get("242 169 59", 0) > 20)  # a part without a microbatch
+
+
+def test_an_hour_takes_no_more_memory_than_a_minute(page: Browser, shown: Any) -> None:
+    """The page's own model, fed with what four reports a second are."""
+    shown(2)
+    script = """
+    const { Run } = await import('./model.js'), run = new Run()
+    const columns = { progress: ['time_s', 'replica', 'examples', 'loss', 'compute_s', 'wait_s', 'pushed_bytes',
+      'fetched_bytes', 'clock'], staleness: ['time_s', 'replica', 'staleness', 'count'],
+      activity: ['time_s', 'node', 'machine', 'seconds', 'compute_s', 'wait_s', 'awaited', 'awaited_s', 'memory'],
+      event: ['time_s', 'kind', 'text'], metric: ['time_s', 'name', 'value'] }
+    const held = () => { // numbers and rows that are kept
+      let count = 0
+      const look = value => {
+        if (value === null || typeof value !== 'object') { count += 1; return }
+        for (const each of value instanceof Map ? value.values() : Object.values(value)) look(each)
+      }
+      look(run)
+      return count
+    }
+    const found = []
+    for (let tick = 1; tick <= 4 * 3600; tick++) {
+      const at = tick / 4, rows = { progress: [], staleness: [], activity: [], event: [[at, 'snapshot', 'one']],
+        metric: [[at, 'loss', 1]] }
+      for (let replica = 0; replica < 4; replica++) {
+        rows.progress.push([at, replica, 32, 1, 0.1, 0.1, 9, 9, tick])
+        rows.staleness.push([at, replica, tick % 5, 1])
+        rows.activity.push([at, `replica-${replica}.0`, 0, 0.25, 0.1, 0.1, 'shard 0', 0.1, 100])
+      }
+      run.take({ columns, rows })
+      if (tick % (4 * 300) === 0) found.push(held())
+    }
+    return found
+    """
+    held = page.says(script)
+    assert len(held) == 12
+    assert max(held) < 1.3 * held[0]  # after five minutes all that is kept is full
