@@ -123,6 +123,7 @@ def test_a_worker_that_is_killed_costs_its_lease_and_a_stop_nothing_that_was_kep
     out = tmp_path / f"answers-{uuid4().hex[:8]}"
     first = start(run.directory, out)
     held = wait_for_one(tmp_path)
+    wait_for(lambda: [*out.glob("answers/*.npz")], START_S, "the other replica to keep something")
     first.process.send_signal(signal.SIGINT)
     status, _, err = first.finish()
     assert status == 130
