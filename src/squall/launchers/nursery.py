@@ -60,9 +60,8 @@ class Nursery:
     """Forks, watches and reaps. One instance per process, used by `main` alone."""
 
     def __init__(self, launcher: ControlPipe, job: Job, sockets: Path) -> None:
-        self._launcher, self._sockets = launcher, sockets
-        self._board = Board(job.recipe.replicas, job.recipe.shards, time.monotonic())
-        self._job = replace(job, board=self._board)
+        self._launcher, self._job, self._sockets = launcher, job, sockets
+        self._board: Board | None = None
         self._look_at = 0.0  # at the board
         self._children: dict[int, Child] = {}  # by pidfd
         self._killing = False  # processes that end from now on were killed here
@@ -87,6 +86,8 @@ class Nursery:
         self._launcher.say(kind="listening")
         outlive_parent()  # from here on it is heard when that goes, and what there is can be saved
         self._held = scratch.make(self._sockets)
+        self._board = Board(self._job.recipe.replicas, self._job.recipe.shards, time.monotonic())
+        self._job = replace(self._job, board=self._board)
         gc.collect()
         gc.freeze()  # a collection in a child would otherwise copy the pages that all share
 
@@ -124,7 +125,7 @@ class Nursery:
         """Tell what the processes do, as long as somebody writes it down."""
         self._look_at = now + LOOK_EVERY_S
         pids = {child.node: child.pid for child in self._children.values()}
-        if pids and self._end is None and self._line.open:
+        if pids and self._board is not None and self._end is None and self._line.open:
             self._tell(ActivitySeen(self._board.read(now, pids)))
 
     def _hand_over(self) -> None:
