@@ -13,7 +13,7 @@ from squall.record.rows import EventRow, Row
 from squall.report.totals import ReplicaTally, Totals, loss, staleness, waiting
 from squall.report.words import clock, loss_text, number, percent, plural, rate_text
 
-SHOWN = 12  # replicas with a line of their own
+SHOWN, SHARDS_SHOWN = 12, 4  # replicas, and shards, with a line of their own
 SILENT_S = 10.0  # who is silent for so long is named, or for longer where a replica's reports lie further apart
 TROUBLE = {"lost": "yellow", "warning": "yellow", "nonfinite": "yellow", "diverged": "red", "error": "red"}
 
@@ -137,7 +137,7 @@ def picture(tally: Totals) -> RenderableType:
     """The state of a run in a few lines, for a terminal at least 80 columns wide."""
     if not tally.replicas:
         return Group(_heading(tally), Text("waiting for the first step", "dim"), *_last_events(tally))
-    parts: list[RenderableType] = [_heading(tally), _bar(tally), Text(), _replicas(tally), Text()]
+    parts: list[RenderableType] = [_heading(tally), _bar(tally), Text(), _replicas(tally), *_shards(tally), Text()]
     if tally.metrics:
         latest = max(tally.metrics.values(), key=lambda metric: metric.time_s)
         results = [f"{metric.name} {number(metric.value)}" for metric in tally.metrics.values()]
@@ -176,16 +176,22 @@ def _replicas(tally: Totals) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for name in ("replica", "examples/s", "loss", "staleness", "max", "waiting", "share"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("now", no_wrap=True, overflow="ellipsis")
     ordered = sorted(tally.replicas.items())
     # When not all fit, the last line stands for the rest.
     shown = len(ordered) if len(ordered) <= SHOWN else SHOWN - 1
     for index, replica in ordered[:shown]:
-        table.add_row(*_cells(tally, str(index), [replica]))
+        table.add_row(*_cells(tally, str(index), [replica]), tally.activity.now(f"replica {index}"))
     if rest := [replica for _, replica in ordered[shown:]]:
         table.add_row(*_cells(tally, f"{len(rest)} more", rest))
     if len(ordered) > 1:
         table.add_row(*_cells(tally, "all", list(tally.replicas.values())), style="bold")
     return table
+
+
+def _shards(tally: Totals) -> list[Text]:
+    doing = [(index, tally.activity.now(f"shard {index}")) for index in range(SHARDS_SHOWN)]
+    return [Text.assemble((f"shard {index}  ", "dim"), text) for index, text in doing if text]
 
 
 def _cells(tally: Totals, name: str, replicas: list[ReplicaTally]) -> list[str]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from squall.protocol.nodes import Node
-from squall.record.rows import EventRow, MemberRow, MetricRow, ProgressRow, Row, StalenessRow, StateRow
+from squall.record.rows import ActivityRow, EventRow, MemberRow, MetricRow, ProgressRow, Row, StalenessRow, StateRow
+from squall.report.activity import Activity
 
 RECENT_S = 10.0  # rates and losses are means over this much training time
 
@@ -38,6 +39,7 @@ class Totals:
         self.replicas: dict[int, ReplicaTally] = {}
         self.time_s = 0.0  # training time of the last report
         self.batches = 0
+        self.activity = Activity()
         self._present: set[str] = set()  # processes that have joined, and are not gone
 
     def take(self, rows: Iterable[Row]) -> None:
@@ -58,6 +60,8 @@ class Totals:
                     replica = self.replicas.setdefault(row.replica, ReplicaTally())
                     replica.staleness_max = max(row.staleness, replica.staleness_max or 0)
                     replica.pushes.append(row)
+                case ActivityRow():
+                    self.activity.take(row)
                 case MemberRow():
                     (self._present.add if row.change == "joined" else self._present.discard)(row.node)
                 case EventRow():
