@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squall.cli import compare, doctor, join, measure, plan, replay, report, resume, run, simulate, token, train
+from squall.cli import compare, doctor, export, join, measure, plan, replay, report, resume, run, simulate, token, train
 from squall.version import __version__
 
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
 
-COMMANDS = (train, run, join, compare, resume, report, replay, measure, simulate, plan, doctor, token)
+COMMANDS = (train, run, join, compare, resume, report, export, replay, measure, simulate, plan, doctor, token)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
