@@ -17,8 +17,8 @@ PUBLIC = {
     "AllReduce", "AsynchronousSGD", "Averaging", "Batches", "BoundedDelay", "Branches", "Cluster", "DelayedProximal",
     "DiLoCo", "Downpour", "ElasticAveraging", "Forecast", "Interrupted", "NotFinite", "PeerFault", "Pipeline",
     "ProcessLost", "Replayed", "Run", "Sandblaster", "Session", "Settings", "SingleProcess", "SnapshotMismatch",
-    "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "Tensor", "__version__", "fit", "join", "replay",
-    "resume", "simulate",
+    "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "Tensor", "__version__", "fit", "join", "load",
+    "replay", "resume", "simulate",
 }  # fmt: skip
 
 

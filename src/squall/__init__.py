@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from squall.errors import SnapshotMismatch as SnapshotMismatch
     from squall.errors import SquallError as SquallError
     from squall.errors import TaskError as TaskError
+    from squall.export.loading import load as load
     from squall.replaying.replayed import Replayed as Replayed
     from squall.replaying.run import replay as replay
     from squall.run import Run as Run
@@ -46,6 +47,7 @@ _HOMES = {
     "session.batches": "Batches",
     "session.entry": "join",
     "errors": "Interrupted NotFinite PeerFault ProcessLost SnapshotMismatch SquallError TaskError",
+    "export.loading": "load",
     "train": "fit resume",
     "replaying.replayed": "Replayed",
     "replaying.run": "replay",

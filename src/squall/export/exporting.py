@@ -46,10 +46,10 @@ class Exported:
             ("input", ", ".join(self.inputs)),
             ("difference", off),
             *([("size", size(self.bytes))] if self.bytes is not None else []),
-            ("written", "nothing" if self.bytes is None else str(self.file)),
         ]
-        parts = [*([str(self.verdict)] if self.verdict is not None else []), two_columns(lines)]
-        return "\n\n".join(part.strip("\n") for part in parts)
+        written = f" written      {'nothing' if self.bytes is None else self.file}"  # no table, which would fold it
+        parts = [*([str(self.verdict), ""] if self.verdict is not None else []), two_columns(lines), written]
+        return "\n".join(part.strip("\n") for part in parts)
 
 
 def export(
@@ -84,8 +84,7 @@ def export(
         kept = verdict is None or verdict.accepted is not None
         written = sum(each.stat().st_size for each in _files(made)) if kept else None
         if kept:
-            for each in _files(made):
-                os.replace(each, path.parent / each.name)
+            _put(_files(made), path.parent, overwrite)
     inputs = [f"{str(each.dtype).removeprefix('torch.')}{['batch', *each.shape[1:]]}" for each in trained.one.tensors]
     return Exported(path, kind.what, written, off, [each.replace("'", "") for each in inputs], verdict)
 
@@ -99,9 +98,13 @@ def _check(path: Path, kind: Format, int8: bool, tolerance: float, overwrite: bo
         raise ValueError(f"{path}: there is no directory {path.parent}: make it first")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise ValueError(f"{path} cannot be written: name another place")
+    _check_new(path, overwrite)
+    kind.check()
+
+
+def _check_new(path: Path, overwrite: bool) -> None:
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists already: write over it with --overwrite, or name another file")
-    kind.check()
 
 
 def _trained(run_dir: Path, weights: int | Literal["best"] | None, int8: bool) -> Task:
@@ -113,6 +116,13 @@ def _trained(run_dir: Path, weights: int | Literal["best"] | None, int8: bool) -
             "the task has nothing to judge an INT8 model by: give Task validate, and metrics (else its loss counts)"
         )
     return task
+
+
+def _put(files: list[Path], folder: Path, overwrite: bool) -> None:
+    for each in files:
+        _check_new(folder / each.name, overwrite)
+    for each in files:
+        os.replace(each, folder / each.name)
 
 
 def _files(made: Path) -> list[Path]:

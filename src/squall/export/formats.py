@@ -93,18 +93,24 @@ def program(trained: Trained) -> ExportedProgram:
 
 
 def _why(error: Exception) -> str:
-    """The first line of an error, with the operator and the user's line, where they are known."""
+    """One line of an error, with the operator and the user's line, where they are known."""
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
-    texts = [str(each) for each in chain]
-    operators = re.findall(r"op='([\w.]+)'|torch\.ops\.([\w.]+)", "\n".join(texts))
-    named = f"the operator {''.join(operators[0])} has no counterpart: " if operators else ""
-    line = next((line for line in texts[-1 if operators else 0].splitlines() if line.strip()), type(error).__name__)
-    place = re.search(r"The following call raised this error:\n\s*(File .*\n.*)", texts[0])
+    text = str(error)
+    operators = re.findall(r"op='([\w.]+)'|torch\.ops\.([\w.]+)", "\n".join(map(str, chain)))
+    if operators:
+        return f"the operator {''.join(operators[0])} has no counterpart: {_first_line(str(chain[-1]))}"
+    constant = re.search(r"your code specialized it to be a constant \(\d+\)", text)
+    line = f"the batch's size is free, but {constant[0]}" if constant else _first_line(text) or type(error).__name__
+    place = re.search(r"The following call raised this error:\n\s*(File .*\n.*)", text)
     found = failure(error)
     where = " ".join(place[1].split()) if place else f"{found.file}, line {found.line}" if found.file else ""
-    return f"{named}{line.strip()}" + (f" ({where})" if where else "")
+    return f"{line} ({where})" if where else line
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def write_program(trained: Trained, path: Path) -> None:

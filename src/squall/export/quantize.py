@@ -61,8 +61,11 @@ class Quantizer:
         """Those that it can quantize, in the order of the graph."""
         return [layer for layer in self.layers if layer.operator in WAYS[way]]
 
-    def write(self, way: str, layers: Sequence[Layer]) -> Path:
-        """A file with these layers in INT8. What ONNX Runtime's quantizer stumbles over, it raises."""
+    def write(self, way: str, layers: Sequence[Layer], batches: int | None = None) -> Path:
+        """A file with these layers in INT8, with scales from so many batches (None: all).
+
+        What ONNX Runtime's quantizer stumbles over, it raises.
+        """
         with quiet():
             library = imported("onnxruntime.quantization")
             path = self._folder / f"{way}.onnx"
@@ -71,7 +74,7 @@ class Quantizer:
             if way == "dynamic":
                 library.quantize_dynamic(self._plain, path, nodes_to_quantize=nodes, **common)
             else:
-                examples = _reader(library, self._examples)
+                examples = _reader(library, self._examples[:batches])
                 nodes = nodes + self._passed_by
                 library.quantize_static(self._plain, path, examples, nodes_to_quantize=nodes, **common)
         return path
@@ -83,7 +86,7 @@ class Quantizer:
 
         def error(layer: Layer) -> float:
             """The squared difference of the outputs, as a part of their own squares."""
-            found = onnx_module(self.write(way, [layer])).run(list(feed.values()))
+            found = onnx_module(self.write(way, [layer], batches=1)).run(list(feed.values()))
             pairs = [(a, b) for a, b in zip(expected, found) if np.issubdtype(a.dtype, np.floating)]
             parts = [float(((a - b) ** 2).mean() / max(float((a**2).mean()), 1e-30)) for a, b in pairs]
             return max(parts, default=0.0)
