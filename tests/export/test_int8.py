@@ -108,11 +108,7 @@ def test_a_model_without_products_is_refused(tmp_path: Path, exported: bytes) ->
     graph.graph.node.append(onnx.helper.make_node("Identity", ["input"], [graph.graph.output[0].name]))
     task = classes(features(), metrics={}, loss=lambda model, batch: model(batch[0]).mean())
     with pytest.raises(ValueError, match="no layer to quantize"):
-        judged(
-            classes(features(), metrics={}, loss=lambda model, batch: model(batch[0]).mean()),
-            tmp_path,
-            exported=graph.SerializeToString(),
-        )
+        judged(task, tmp_path, exported=graph.SerializeToString())
 
 
 def test_all_are_timed_in_each_round() -> None:
