@@ -18,7 +18,7 @@ PUBLIC = {
     "DiLoCo", "Distilled", "Downpour", "ElasticAveraging", "Forecast", "Interrupted", "NotFinite", "PeerFault",
     "Pipeline", "Predictions", "ProcessLost", "Replayed", "Run", "Sandblaster", "Session", "Settings", "SingleProcess",
     "SnapshotMismatch", "SquallError", "Strategy", "Synchronous", "Task", "TaskError", "Tensor", "__version__",
-    "distill", "fit", "join", "predict", "replay", "resume", "simulate",
+    "distill", "fit", "join", "load", "predict", "replay", "resume", "simulate",
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from squall.errors import SnapshotMismatch as SnapshotMismatch
     from squall.errors import SquallError as SquallError
     from squall.errors import TaskError as TaskError
+    from squall.export.loading import load as load
     from squall.predicting import Predictions as Predictions
     from squall.predicting import predict as predict
     from squall.replaying.replayed import Replayed as Replayed
@@ -50,6 +51,7 @@ _HOMES = {
     "session.batches": "Batches",
     "session.entry": "join",
     "errors": "Interrupted NotFinite PeerFault ProcessLost SnapshotMismatch SquallError TaskError",
+    "export.loading": "load",
     "train": "fit resume",
     "distilling": "Distilled distill",
     "predicting": "Predictions predict",

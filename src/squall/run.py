@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from functools import cached_property
 from html import escape
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from torch import nn
@@ -49,29 +50,41 @@ class Run:
         return f"<p>{escape(str(self.directory))}</p>{self.summary()._repr_html_()}"
 
     @cached_property
-    @chance_kept()
     def model(self) -> nn.Module:
         """The trained model, on the CPU, in evaluation mode. Raises `SquallError` where there is no snapshot."""
-        numbers = Snapshots(self.directory).numbers()
-        if not numbers:
-            raise SquallError(f"{self.directory} has no snapshot: nothing was trained yet")
-        task, layout = self._built()
-        layout.read_model(Snapshots(self.directory).restore(numbers[-1], layout).tensors["weights"], task.model)
-        return task.model.eval()
+        return self.trained().model
 
     @cached_property
-    @chance_kept()
     def best(self) -> nn.Module:
         """The model of the evaluation that was best in the metric of `keep_best`, as `model` has the last.
 
         Raises `SquallError` where none was kept.
         """
+        return self.trained("best").model
+
+    @chance_kept()
+    def trained(self, weights: int | Literal["best"] | None = None) -> Task:
+        """The task, built anew, and its model with the weights of a snapshot (None: the newest) or the best ones.
+
+        The model is on the CPU, in evaluation mode. Raises `SquallError` where there are no such weights.
+        """
+        snapshots = Snapshots(self.directory)
+        numbers = snapshots.numbers()
+        if weights is None and not numbers:
+            raise SquallError(f"{self.directory} has no snapshot: nothing was trained yet")
+        if isinstance(weights, int) and weights not in numbers:
+            kept = f"it has {', '.join(map(str, numbers))}" if numbers else "it has none yet"
+            raise SquallError(f"{self.directory} has no snapshot {weights}: {kept}")
         task, layout = self._built()
-        vector = best.weights(self.directory, layout)
-        if vector is None:
-            raise SquallError(f"{self.directory} keeps no best weights: train with keep_best, such as 'accuracy'")
+        if weights == "best":
+            vector = best.weights(self.directory, layout)
+            if vector is None:
+                raise SquallError(f"{self.directory} keeps no best weights: train with keep_best, such as 'accuracy'")
+        else:
+            vector = snapshots.restore(numbers[-1] if weights is None else weights, layout).tensors["weights"]
         layout.read_model(vector, task.model)
-        return task.model.eval()
+        task.model.eval()
+        return task
 
     def _built(self) -> tuple[Task, Layout]:
         plan = msgspec.json.decode((self.directory / "run.json").read_bytes())["plan"]

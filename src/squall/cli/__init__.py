@@ -18,6 +18,7 @@ from squall.cli import (
     compare,
     distill,
     doctor,
+    export,
     join,
     live,
     measure,
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
 
 COMMANDS = (
-    train, run, join, compare, resume, predict, distill, report, live, replay, measure, simulate, plan, doctor, token,
+    train, run, join, compare, resume, predict, distill, report, live, export, replay, measure, simulate, plan, doctor,
+    token,
 )  # fmt: skip
 
 

@@ -1,0 +1,42 @@
+"""Packages that few need: asked for where they are used, with the line that installs them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+INSTALL = {
+    "onnx": "pip install 'squall-train[export]'",
+    "onnxscript": "pip install 'squall-train[export]'",
+    "onnxruntime": "pip install 'squall-train[export]'",
+    "openvino": "pip install openvino",
+    "tensorrt": "pip install tensorrt (on a machine with an NVIDIA GPU)",
+}
+
+
+def imported(name: str) -> Any:
+    """The module. Raises `ValueError` with the remedy where it is not installed."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] not in INSTALL:
+            raise
+        raise ValueError(f"{package} is missing: {INSTALL[package]}") from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What exporters and quantizers say on the way is of no use to a user; their errors are raised."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

@@ -1,0 +1,30 @@
+"""How long models take, side by side: in turn, several times over, so that a noisy moment falls on all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+ROUNDS = 15
+BLOCK_S = 0.004  # a model that takes less is called again in the same round
+
+
+def medians(
+    runs: Mapping[str, Callable[[], object]], rounds: int = ROUNDS, block_s: float = BLOCK_S
+) -> dict[str, float]:
+    """Seconds that each call takes: the median over the rounds of the mean in a round."""
+    repeats = {name: max(1, round(BLOCK_S / max(_seconds(run, 2), 1e-7))) for name, run in runs.items()}
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            taken[name].append(_seconds(run, repeats[name]))
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def _seconds(run: Callable[[], object], repeats: int) -> float:
+    run()  # whatever ran before has the caches
+    began = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - began) / repeats
