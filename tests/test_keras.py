@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import squall
-from squall.keras import KerasModel, Seeded, save_keras
+from squall.export.exporting import export
+from squall.keras import KerasModel, Seeded, load_keras, save_keras
 from squall.run import Run
 from squall.runtime.seeds import seed_everything
 from squall.task import check_task
@@ -223,3 +224,11 @@ def test_a_file_that_gives_another_model_is_not_left_behind(kit: Any, tmp_path: 
     with pytest.raises(ValueError, match="is another model when it is loaded"):
         save_keras(kit.classification(build)().model, tmp_path / "model.keras")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_exported_as_a_keras_file(kit: Any, inline: Fit, tmp_path: Path) -> None:
+    run = inline(kit.classification(), squall.Downpour(optimizer=ADAM), epochs=1)
+    done = export(run.directory, tmp_path / "model.keras")
+    assert (done.format, done.difference) == ("Keras, of a task by Task.from_keras", 0.0)
+    pictures, _ = kit.images(7)
+    assert torch.equal(load_keras(tmp_path / "model.keras", run.model)(pictures), run.model(pictures))

@@ -199,7 +199,7 @@ def test_without_arrow_the_remedy_is_named(trained: squall.Run, run_dir: Path, m
 
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no run: give the directory of one that has trained a model"):
+    with pytest.raises(ValueError, match="is no run that has trained a model"):
         squall.predict(tmp_path, lambda: numbers(8))
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(ValueError, match="has no snapshot: nothing was trained yet"):

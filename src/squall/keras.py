@@ -177,24 +177,36 @@ def save_keras(model: nn.Module, path: str | Path) -> None:
     Raises:
         ValueError: it is another model, or another ending, or the file gives another model when it is loaded.
     """
-    import keras
-
     path = Path(path)
     if not isinstance(model, KerasModel):
         raise ValueError(f"this is no model of Task.from_keras: {type(model).__name__}")
     if path.suffix != ".keras":
         raise ValueError(f"{path} must end in .keras")
     part, own = path.with_name(f".{path.stem}.part.keras"), model.keras
-    classes = {type(layer).__name__: type(layer) for layer in own._flatten_layers()}
     try:
         with _made_again(own):
             own.save(part)
-            again = keras.models.load_model(part, custom_objects=classes, compile=False)
+            again = _read(part, own)
         if not _same(own, again):
             raise ValueError(f"{own.name} is another model when it is loaded: do its layers' get_config say all?")
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def load_keras(path: str | Path, like: nn.Module) -> nn.Module:
+    """What `save_keras` has written, with the classes and the loss of another model of Task.from_keras."""
+    assert isinstance(like, KerasModel)
+    own, loss = like._kept
+    return KerasModel(_read(path, own), loss).train(like.training)
+
+
+def _read(path: str | Path, own: Any) -> Any:
+    """The Keras model of a file, whose layers are of the classes of `own`."""
+    import keras
+
+    classes = {type(layer).__name__: type(layer) for layer in own._flatten_layers()}
+    return keras.models.load_model(path, custom_objects=classes, compile=False)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from squall.export.loading import load
 from squall.plan import make_plan
 from squall.prediction import Prediction
 from squall.protocol.ledger import gaps
@@ -84,8 +85,10 @@ def name_of(function: Callable[..., Any]) -> str:
 def model_in_words(run: str | Path, best: bool) -> str:
     """Which run, and which state of it. Raises `ValueError` where there is none."""
     path = Path(run)
+    if path.is_file() and not best:
+        return str(path.resolve())
     if not (path / "run.json").is_file():
-        raise ValueError(f"{run} is no run: give the directory of one that has trained a model, such as runs/NAME")
+        raise ValueError(f"{run} is no run that has trained a model, such as runs/NAME, and no exported file")
     if best:
         found = kept(path)
         if found is None:
@@ -121,8 +124,8 @@ def build(
 
 
 def model(run: str, best: bool) -> nn.Module:
-    """A run's model, in evaluation mode."""
-    return Run(run).best if best else Run(run).model
+    """That of a run, or of a file that `squall export` has written, in evaluation mode."""
+    return Run(run).best if best else load(run)
 
 
 def _nothing(model: nn.Module, batch: Any) -> Any:

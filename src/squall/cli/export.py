@@ -19,8 +19,8 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", help="only one that you trust: its code.pickle is read and run")
     parser.add_argument(
         "file", metavar="FILE",
-        help="its suffix decides: .onnx, .pt2 (torch.export), .safetensors (the names of the model's state), .xml"
-        " (OpenVINO), .engine (TensorRT)",
+        help="its suffix decides: .onnx, .pt2 (torch.export), .safetensors (the names of the model's state), .keras,"
+        " .xml (OpenVINO), .engine (TensorRT)",
     )  # fmt: skip
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--snapshot", type=int, metavar="N", help="this one's weights, and not the newest's")

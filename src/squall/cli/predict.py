@@ -22,7 +22,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
         " answered is kept: given again, the command goes on with the rest.",
     )  # fmt: skip
     parser.set_defaults(run=_predict, seed=0)
-    parser.add_argument("run_dir", metavar="RUN", help="the run whose model it is")
+    parser.add_argument("run_dir", metavar="RUN", help="the run whose model it is, or a file by squall export")
     parser.add_argument(
         "file", metavar="FILE[:function]",
         help="its function (default: data) builds a dataset, (dataset, predict) or a squall.Task (then: its validation"
@@ -64,8 +64,9 @@ def _predict(options: argparse.Namespace, local: LocalRun | None, commanded_at: 
     task = partial(
         build, str(run.resolve()), options.best, loaded.function, loaded.predict, options.batch_size, options.format
     )
+    beside = run.with_name(f"{run.stem}-predictions") if run.is_file() else run / "predictions"
     found = carry_out(
-        task, what, Path(options.out or run / "predictions"), settings_of(options), device=options.device,
+        task, what, Path(options.out or beside), settings_of(options), device=options.device,
         local=local, commanded_at=commanded_at,
     )  # fmt: skip
     return 0, f"{json.dumps(found.to_json_dict())}\n" if options.json else f"{found}\n"

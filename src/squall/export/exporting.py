@@ -60,7 +60,7 @@ def export(
 
     Args:
         run_dir: of any run but a script's. Its code is unpickled: only of directories that you trust.
-        file: .onnx, .pt2, .safetensors, .xml (OpenVINO) or .engine (TensorRT).
+        file: .onnx, .pt2, .safetensors, .keras, .xml (OpenVINO) or .engine (TensorRT).
         weights: a snapshot's number or "best"; None: the newest snapshot.
         int8: quantize after training, and write what is best of that if it is faster and as good.
         tolerance: what the verdict lets a metric change by, as `squall.export.verdict.judge` says.

@@ -13,6 +13,7 @@ INSTALL = {
     "onnx": "pip install 'squall-train[export]'",
     "onnxscript": "pip install 'squall-train[export]'",
     "onnxruntime": "pip install 'squall-train[export]'",
+    "keras": "pip install 'squall-train[keras]'",
     "openvino": "pip install openvino",
     "tensorrt": "pip install tensorrt (on a machine with an NVIDIA GPU)",
 }

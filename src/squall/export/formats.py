@@ -79,6 +79,21 @@ def read_state(path: Path, trained: Trained) -> nn.Module:
     return other
 
 
+# ---------------------------------------------------------------- Keras
+
+
+def write_keras(trained: Trained, path: Path) -> None:
+    from squall.keras import save_keras
+
+    save_keras(trained.model, path)
+
+
+def read_keras(path: Path, trained: Trained) -> nn.Module:
+    from squall.keras import load_keras
+
+    return load_keras(path, trained.model)
+
+
 # ---------------------------------------------------------------- torch.export
 
 
@@ -181,6 +196,7 @@ FORMATS = {
     ".onnx": Format("ONNX", EXTRA, write_onnx, as_before(onnx_module)),
     ".pt2": Format("torch.export", (), write_program, read_program),
     ".safetensors": Format("the model's state", (), write_state, read_state),
+    ".keras": Format("Keras, of a task by Task.from_keras", ("keras",), write_keras, read_keras),
     ".xml": Format(
         "OpenVINO", (*EXTRA, "openvino"), by_onnx(engines.write_openvino), as_before(engines.read_openvino)
     ),
