@@ -15,7 +15,7 @@ from squall.export.calls import call_with
 from squall.export.formats import Trained, format_of
 from squall.export.int8 import quantized
 from squall.export.stand_in import onnx_module
-from squall.export.timing import medians
+from squall.export.timing import rounds
 from squall.export.verdict import Verdict
 from tests.export.models import accuracy, classes, convolutions, features, images
 
@@ -95,6 +95,12 @@ def test_what_is_spoilt_beyond_the_tolerance_is_refused_and_float_stays(tmp_path
     assert b"QuantizeLinear" not in (tmp_path / "m.onnx").read_bytes()
 
 
+def test_a_metric_that_looks_into_the_model_is_refused(tmp_path: Path, exported: bytes) -> None:
+    metrics = {"first": lambda model, batch: model.first(batch[0])}
+    with pytest.raises(ValueError, match=r"no attribute 'first'.*let the metric call it, as `model\(\.\.\.\)`"):
+        judged(classes(features(), metrics=metrics), tmp_path, exported=exported)
+
+
 def test_the_loss_judges_where_there_is_no_metric(tmp_path: Path, exported: bytes) -> None:
     verdict = judged(replace(classes(features()), metrics={}), tmp_path, exported=exported)
     assert set(verdict.before.metrics) == {"loss"}
@@ -113,6 +119,6 @@ def test_a_model_without_products_is_refused(tmp_path: Path, exported: bytes) ->
 
 def test_all_are_timed_in_each_round() -> None:
     order: list[str] = []
-    found = medians({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3)
-    assert all(0 < seconds < 1 for seconds in found.values())
+    found = rounds({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3)
+    assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in found.values())
     assert "".join(order).count("ab") == 4  # at the beginning, to see how often they are to be called, and each round

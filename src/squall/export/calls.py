@@ -45,7 +45,8 @@ def call_in(task: Task, batch: Batch) -> Call:
     signature = inspect.signature(task.model.forward)
 
     def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-        bound = signature.bind(*args, **kwargs)
+        given = {name: value for name, value in kwargs.items() if value is not None or name in signature.parameters}
+        bound = signature.bind(*args, **given)  # torch.export stumbles over a None in **kwargs
         # A view's strides would be taken for a condition on all inputs.
         raise _Called(Call(*tree_map_only(Tensor, Tensor.contiguous, (bound.args, bound.kwargs))))
 

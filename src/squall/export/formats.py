@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.func import functional_call
 
 from squall.errors import SquallError
 from squall.export import engines
@@ -68,15 +68,15 @@ def write_state(trained: Trained, path: Path) -> None:
     save_model(trained.model, str(path))
 
 
-def read_state(path: Path, trained: Trained) -> nn.Module:
-    from safetensors.torch import load_model
+def read_state(path: Path, trained: Trained) -> Callable[..., Any]:
+    """The trained model, called with the tensors of the file in the place of its own."""
+    from safetensors.torch import load_file
 
-    other = copy.deepcopy(trained.model)
-    with torch.no_grad():
-        for tensor in (*other.parameters(), *other.buffers()):
-            tensor.zero_()  # what the file does not hold is then missed
-    load_model(other, path)
-    return other
+    state, own = load_file(path), trained.model.state_dict()
+    held = {own[name].data_ptr() for name in state}
+    if missing := [name for name, tensor in own.items() if tensor.numel() and tensor.data_ptr() not in held]:
+        raise SquallError(f"safetensors holds no {', '.join(missing)}: nothing was written")
+    return lambda *args, **kwargs: functional_call(trained.model, state, args, kwargs)
 
 
 # ---------------------------------------------------------------- Keras

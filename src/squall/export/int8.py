@@ -21,7 +21,9 @@ BATCHES = (1, 64)  # examples, at which latency and throughput are measured
 Times = Callable[..., dict[str, float]]  # as `timing.medians`
 
 
-class _Tried(NamedTuple):
+class Tried(NamedTuple):
+    """A file, what the task's metrics say of it, and the layers in it that were left in float."""
+
     name: str
     file: Path
     metrics: dict[str, float]
@@ -39,14 +41,14 @@ def quantized(task: Task, file: Path, like: Any, tolerance: float, times: Times 
     Raises:
         ValueError: no layer can be quantized.
     """
-    before = _Tried("float32", file, _metrics(task, onnx_module(file, like=like)), [])
+    before = Tried("float32", file, metrics_of(task, onnx_module(file, like=like)), [])
     quantizer = Quantizer(task, file, file.parent)
     tried, failed = [], {}
     for way in WAYS:
         if not quantizer.layers_of(way):
             continue
         try:
-            tried.append(_mended(task, quantizer, way, like, before.metrics, tolerance))
+            tried.append(mended(task, quantizer, way, like, before.metrics, tolerance))
         except Exception as error:  # the quantizer raises whatever it stumbles over
             failed[f"{way} INT8"] = f"{type(error).__name__}: {error}"
     if not tried:
@@ -59,29 +61,37 @@ def quantized(task: Task, file: Path, like: Any, tolerance: float, times: Times 
     return verdict
 
 
-def _mended(
+def metrics_of(task: Task, model: StandIn) -> dict[str, float]:
+    """The task's own; of a task without any the validation loss."""
+    try:
+        return evaluate(task, model, torch.device("cpu"), loss=not task.metrics)
+    except AttributeError as error:
+        if StandIn.__name__ not in str(error):
+            raise
+        raise ValueError(
+            f"a metric looks into the model ({error}), and an exported model can only be called: let the metric call"
+            " it, as `model(...)`"
+        ) from error
+
+
+def mended(
     task: Task, quantizer: Quantizer, way: str, like: Any, before: dict[str, float], tolerance: float
-) -> _Tried:  # fmt: skip
+) -> Tried:  # fmt: skip
     """One way, with the layers left in float that spoil it: none, then the worst one, two, four ... of them."""
     layers = quantizer.layers_of(way)
     in_float: list[Layer] = []
     worst: list[Layer] = []
     while True:
         file = quantizer.write(way, [layer for layer in layers if layer not in in_float])
-        metrics = _metrics(task, onnx_module(file, like=like))
+        metrics = metrics_of(task, onnx_module(file, like=like))
         count = max(1, 2 * len(in_float))
         if not spoiled(before, metrics, tolerance) or count >= len(layers):
-            return _Tried(f"{way} INT8", file, metrics, in_float)
+            return Tried(f"{way} INT8", file, metrics, in_float)
         worst = worst or quantizer.by_error(way)
         in_float = worst[:count]
 
 
-def _metrics(task: Task, model: StandIn) -> dict[str, float]:
-    """The task's own; of a task without any the validation loss."""
-    return evaluate(task, model, torch.device("cpu"), loss=not task.metrics)
-
-
-def _measured(task: Task, files: list[_Tried], times: Times) -> list[Measured]:
+def _measured(task: Task, files: list[Tried], times: Times) -> list[Measured]:
     """All of them in the same minutes, each on one thread."""
     latency: dict[str, dict[int, float]] = {each.name: {} for each in files}
     models = {each.name: onnx_module(each.file, threads=1) for each in files}

@@ -10,16 +10,19 @@ ROUNDS = 15
 BLOCK_S = 0.004  # a model that takes less is called again in the same round
 
 
-def medians(
-    runs: Mapping[str, Callable[[], object]], rounds: int = ROUNDS, block_s: float = BLOCK_S
-) -> dict[str, float]:
-    """Seconds that each call takes: the median over the rounds of the mean in a round."""
+def medians(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds that each call takes, the median over the rounds."""
+    return {name: statistics.median(seconds) for name, seconds in rounds(runs).items()}
+
+
+def rounds(runs: Mapping[str, Callable[[], object]], count: int = ROUNDS) -> dict[str, list[float]]:
+    """Seconds that each call takes in each round, the mean of as many calls as fill `BLOCK_S`."""
     repeats = {name: max(1, round(BLOCK_S / max(_seconds(run, 2), 1e-7))) for name, run in runs.items()}
     taken: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
+    for _ in range(count):
         for name, run in runs.items():
             taken[name].append(_seconds(run, repeats[name]))
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+    return taken
 
 
 def _seconds(run: Callable[[], object], repeats: int) -> float:

@@ -52,7 +52,7 @@ class Verdict:
             times = [f"{1000 * each.latency_s[b]:.3g}" for b in batches]
             rates = [number(float(f"{each.throughput[b]:.3g}")) for b in batches]
             table.add_row(each.name, *(f"{each.metrics[m]:.4f}" for m in metrics), *times, *rates, size(each.bytes))
-        return plain(table, "", *self._sentences(), width=110)
+        return plain(table, *self._sentences(), width=110)
 
     def _sentences(self) -> list[str]:
         lines = [f"{name} is refused: {why}" for name, why in self.refused.items()]
