@@ -13,6 +13,7 @@ from benchmarks import (
     forecast_parts,
     inference,
     links,
+    live,
     machines,
     overhead,
     parts,
@@ -36,7 +37,7 @@ BENCHMARKS: dict[str, Any] = {
     "startup": startup, "family": family, "sandblaster": sandblaster, "simulation": simulation, "forecast": forecast,
     "recording": recording, "all-reduce": all_reduce, "parts": parts, "columns": columns, "week": week, "links": links,
     "machines": machines, "spread-parts": spread_parts, "ray-start": ray_start, "forecast-links": forecast_links,
-    "forecast-parts": forecast_parts, "predict": predict, "inference": inference,
+    "forecast-parts": forecast_parts, "predict": predict, "inference": inference, "live": live,
 }  # fmt: skip
 
 if unknown := [name for name in sys.argv[1:] if name not in BENCHMARKS]:
