@@ -32,8 +32,8 @@ def measure(repeats: int = 7) -> Section:
     print("live", flush=True)
     section = Section(
         "Watched",
-        "Downpour of 2 replicas on 2 cores, 7.2 million parameters, with its page open and without: `squall live` serves"
-        " the run to somebody who reads all of it, on the same two cores. A browser there takes cores of its own.",
+        "Downpour of 2 replicas on 2 cores, 7.2 million parameters, with its page open and without: `squall live`"
+        " serves the run to somebody who reads all of it, on the same two cores. A browser there takes cores of its own.",
     )
     found = rounds({"alone": partial(_rate, watched=False), "watched": partial(_rate, watched=True)}, repeats)
     alone, watched = (statistics.median(found[name]) for name in ("alone", "watched"))
