@@ -33,7 +33,7 @@ def measure(repeats: int = 7) -> Section:
     section = Section(
         "Watched",
         "Downpour of 2 replicas on 2 cores, 7.2 million parameters, with its page open and without: `squall live`"
-        " serves the run to somebody who reads all of it, on the same two cores. A browser there takes cores of its own.",
+        " serves the run to somebody who reads all of it, on the same cores. A browser there takes its own share.",
     )
     found = rounds({"alone": partial(_rate, watched=False), "watched": partial(_rate, watched=True)}, repeats)
     alone, watched = (statistics.median(found[name]) for name in ("alone", "watched"))
