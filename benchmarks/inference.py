@@ -74,8 +74,8 @@ def measure(count: int = 15) -> Section:
     print("inference", flush=True)
     section = Section(
         "Inference",
-        "A trained model, run by torch, by torch.compile, and, exported, by ONNX Runtime, on one thread: milliseconds of"
-        " a batch of 1 and of 64. `perceptron`: 64-1024-1024-10; `convolutions`: 64, 128 and 128 channels on 8 x 8"
+        "A trained model, run by torch, by torch.compile, and, exported, by ONNX Runtime, on one thread: milliseconds"
+        " of a batch of 1 and of 64. `perceptron`: 64-1024-1024-10; `convolutions`: 64, 128 and 128 channels on 8 x 8"
         " pixels; `transformer`: that of examples/stdlib_lm.py. docs/inference.md has the metrics.",
     )
     threads = torch.get_num_threads()
