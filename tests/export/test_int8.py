@@ -92,6 +92,7 @@ def test_what_is_spoilt_beyond_the_tolerance_is_refused_and_float_stays(tmp_path
     verdict = judged(classes(features(), metrics=metrics), tmp_path, exported=exported)
     assert verdict.accepted is None
     assert set(verdict.refused) == {"dynamic INT8", "static INT8"}
+    assert b"DynamicQuantizeLinear" in (tmp_path / "dynamic.onnx").read_bytes()
     assert b"QuantizeLinear" not in (tmp_path / "m.onnx").read_bytes()
 
 

@@ -72,6 +72,7 @@ class Quantizer:
             nodes = [layer.node for layer in layers]
             common = {"per_channel": True, "weight_type": library.QuantType.QInt8}
             if way == "dynamic":
+                nodes += [f"{node}_MatMul" for node in nodes]  # what this makes of each Gemm before it looks for them
                 library.quantize_dynamic(self._plain, path, nodes_to_quantize=nodes, **common)
             else:
                 examples = _reader(library, self._examples[:batches])

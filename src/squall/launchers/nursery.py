@@ -34,17 +34,17 @@ from squall.launchers.child import Child
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
 from squall.launchers.leaving import DONE, RAISED, explain, leave
+from squall.launchers.lookout import Lookout
 from squall.launchers.parts import raised
 from squall.launchers.role_processes import run_role, tell
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Effect, KillMember, KillMembers, StartMember, Transmit
-from squall.protocol.events import ActivitySeen, Event, ProcessEnded, StopRequested, TimePassed
+from squall.protocol.events import Event, ProcessEnded, StopRequested, TimePassed
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node, whole
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.nursery_messages import PartPlace
 from squall.protocol.snapshot_rounds import SILENT_S
-from squall.runtime.board import Board
 from squall.runtime.job import Job
 from squall.runtime.machines import firsts, nodes
 from squall.runtime.processes import fork, outlive_parent
@@ -52,7 +52,6 @@ from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
 
 GRACE_S = 1.0  # seconds for processes to end after the coordinator has
 STOPPED_GRACE_S = 0.3  # the same, when somebody waits for the end
-LOOK_EVERY_S = 0.25  # as often as replicas report
 ANSWER_S = 0.3  # seconds that the coordinator may take beyond its own deadlines
 
 
@@ -61,8 +60,7 @@ class Nursery:
 
     def __init__(self, launcher: ControlPipe, job: Job, sockets: Path) -> None:
         self._launcher, self._job, self._sockets = launcher, job, sockets
-        self._board: Board | None = None
-        self._look_at = 0.0  # at the board
+        self._lookout = Lookout()
         self._children: dict[int, Child] = {}  # by pidfd
         self._killing = False  # processes that end from now on were killed here
         self._stopping = ""  # why a stop was asked for, if it was
@@ -86,8 +84,7 @@ class Nursery:
         self._launcher.say(kind="listening")
         outlive_parent()  # from here on it is heard when that goes, and what there is can be saved
         self._held = scratch.make(self._sockets)
-        self._board = Board(self._job.recipe.replicas, self._job.recipe.shards, time.monotonic())
-        self._job = replace(self._job, board=self._board)
+        self._job = self._lookout.prepared(self._job)
         gc.collect()
         gc.freeze()  # a collection in a child would otherwise copy the pages that all share
 
@@ -104,7 +101,7 @@ class Nursery:
     def watch(self) -> None:
         """Until all children are gone."""
         while self._children or self._stays:
-            known = (self._deadline, self._linked.wake_at, self._line.wake_at, self._look_at)
+            known = (self._deadline, self._linked.wake_at, self._line.wake_at, self._lookout.at)
             times = [at for at in known if at is not None]
             timeout = max(0.0, min(times) - time.monotonic())
             ready = wait([*self._sources(), *self._children], timeout)
@@ -114,19 +111,14 @@ class Nursery:
             for source in ready:
                 self._attend(source)
             self._hear()
-            if now >= self._look_at:
-                self._look(now)
+            if now >= self._lookout.at:
+                seen = self._lookout.look(now, self._children.values())
+                if seen is not None and self._end is None and self._line.open:
+                    self._tell(seen)
             if self._deadline is not None and now >= self._deadline:
                 self._late()
         self._hand_over()
         self._launcher.say(kind="ended", **self._verdict())
-
-    def _look(self, now: float) -> None:
-        """Tell what the processes do, as long as somebody writes it down."""
-        self._look_at = now + LOOK_EVERY_S
-        pids = {child.node: child.pid for child in self._children.values()}
-        if pids and self._board is not None and self._end is None and self._line.open:
-            self._tell(ActivitySeen(self._board.read(now, pids)))
 
     def _hand_over(self) -> None:
         """All processes are gone: give the launching process what it does not have."""

@@ -10,7 +10,6 @@ from typing import assert_never
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from msgspec.structs import astuple
 
 from squall.protocol import notes
 from squall.protocol.effects import Effect, End, PublishSnapshot
@@ -18,10 +17,10 @@ from squall.protocol.events import Event
 from squall.protocol.ledger import Ledger
 from squall.protocol.messages import Stats, Weights
 from squall.protocol.nodes import Node
-from squall.protocol.nursery_messages import Spent
 from squall.record import rows
 from squall.record.rows import RecordError
 from squall.record.writer import Record
+from squall.runtime.activity_told import activity_rows
 from squall.runtime.channel import Channel
 from squall.runtime.divergence import Divergence
 from squall.runtime.driver import Host
@@ -143,7 +142,9 @@ class CoordinatorHost(Host):
             case notes.WorkReported(node, stats):
                 self._stats(node, stats)
             case notes.ActivityTold(machine, spent):
-                self._activity(machine, spent)
+                if self._begun is not None and self._stopped is None:  # else no time passes
+                    for row in activity_rows(self.training_s, machine, spent):
+                        self.record.add(row)
             case notes.LeaseEnded():
                 self._lease(note)
             case notes.BatchLeftOut(node, batch):
@@ -217,16 +218,6 @@ class CoordinatorHost(Host):
             self.record.add(rows.ExtraRow(now, node.index, examples, name, total / examples))
         for staleness, count in sorted(stats.staleness.items()):
             self.record.add(rows.StalenessRow(now, node.index, staleness, count))
-
-    def _activity(self, machine: int, spent: tuple[Spent, ...]) -> None:
-        if self._begun is None or self._stopped is not None:  # no time passes
-            return
-        now = self.training_s
-        for node, seconds, compute_s, apply_s, send_s, wait_s, awaited, awaited_s, memory in map(astuple, spent):
-            name = f"{awaited.role} {awaited.index}" if awaited is not None else ""
-            self.record.add(rows.ActivityRow(
-                now, machine, str(node), seconds, compute_s, apply_s, send_s, wait_s, name, awaited_s, memory
-            ))  # fmt: skip
 
     def _lease(self, ended: notes.LeaseEnded) -> None:
         dealt, holder = ended.lease, ended.holder
