@@ -53,6 +53,7 @@ def test_a_refused_verdict_is_shown_and_nothing_is_written(
     assert found["bytes"] is None
     assert found["verdict"]["accepted"] is None
     assert found["verdict"]["before"]["latency_s"] == {"1": 0.1, "64": 0.1}
+    assert found["verdict"]["tried"][0]["throughput"] == {"1": 5.0, "64": 320.0}
     assert asked == [0.005, 0.02]
     assert not file.exists()
     assert main(["export", str(run.directory), str(file), "--tolerance", "0.02"]) == 1

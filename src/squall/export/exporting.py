@@ -37,6 +37,10 @@ class Exported:
     def to_json_dict(self) -> dict[str, Any]:
         """The same in JSON's types; NaN becomes None."""
         values: dict[str, Any] = json.loads(msgspec.json.encode({**vars(self), "file": str(self.file)}))
+        if self.verdict is not None:
+            shown = [values["verdict"]["before"], *values["verdict"]["tried"]]
+            for each, measured in zip(shown, [self.verdict.before, *self.verdict.tried], strict=True):
+                each["throughput"] = {str(batch): rate for batch, rate in measured.throughput.items()}
         return values
 
     def __str__(self) -> str:

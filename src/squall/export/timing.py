@@ -26,7 +26,8 @@ def rounds(runs: Mapping[str, Callable[[], object]], count: int = ROUNDS) -> dic
 
 
 def _seconds(run: Callable[[], object], repeats: int) -> float:
-    run()  # whatever ran before has the caches
+    if repeats > 1:
+        run()  # whatever ran before has the caches, which a long call does not feel
     began = time.perf_counter()
     for _ in range(repeats):
         run()
