@@ -45,8 +45,9 @@ def call_in(task: Task, batch: Batch) -> Call:
     signature = inspect.signature(task.model.forward)
 
     def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        # torch.export stumbles over a None in `**kwargs`.
         given = {name: value for name, value in kwargs.items() if value is not None or name in signature.parameters}
-        bound = signature.bind(*args, **given)  # torch.export stumbles over a None in **kwargs
+        bound = signature.bind(*args, **given)
         # A view's strides would be taken for a condition on all inputs.
         raise _Called(Call(*tree_map_only(Tensor, Tensor.contiguous, (bound.args, bound.kwargs))))
 
@@ -55,14 +56,15 @@ def call_in(task: Task, batch: Batch) -> Call:
         with torch.no_grad():
             task.loss(task.model, batch)
     except _Called as caught:
-        if caught.call.tensors and all(tensor.ndim for tensor in caught.call.tensors[:1]):
+        tensors = caught.call.tensors
+        if tensors and tensors[0].ndim:
             return caught.call
-        raise ValueError("Task.loss calls the model without a batch: give it a tensor, its first dimension") from None
+        raise ValueError("Task.loss calls the model without a batch: give it tensors [batch, ...]") from None
     finally:
         handle.remove()
     raise ValueError(
         "Task.loss does not call the model itself (`model(...)`), but something in it, so there is no one function to"
-        " export: write as .safetensors, or let the model's forward do what the loss needs"
+        " export: let the model's forward do what the loss needs"
     )
 
 

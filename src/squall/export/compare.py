@@ -26,8 +26,8 @@ def difference(model: nn.Module, exported: Callable[..., Any], calls: Sequence[C
     worst = 0.0
     for call in calls:
         with torch.no_grad():
-            expected, found = call.of(model), exported(*call.args, **call.kwargs)
-        off = max(map(_off, _tensors(expected), _tensors(found)), default=0.0)
+            expected, found = _tensors(call.of(model)), _tensors(exported(*call.args, **call.kwargs))
+        off = max(map(_off, expected, found)) if len(expected) == len(found) > 0 else float("inf")
         if off > ALLOWED:
             raise SquallError(_wrong(model, call, off))
         worst = max(worst, off)
