@@ -22,9 +22,11 @@ from benchmarks.squall_training import downpour, steady, training_task
 from benchmarks.workloads import speech_mlp
 from squall.protocol.nodes import Node
 from squall.runtime.board import Board, Doing
+from squall.sim.cluster.quiet import core_s
 
 SECONDS = 12.0
 ELEMENTS = 1_000_000
+_SERVED: list[float] = []  # of each run, its part of a core
 TURNS = 5  # of both ends, in an exchange: compute, send and wait; apply and rest
 
 
@@ -39,6 +41,8 @@ def measure(repeats: int = 7) -> Section:
     alone, watched = (statistics.median(found[name]) for name in ("alone", "watched"))
     ratio = median_ratio(found["watched"], found["alone"])
     section.at_least("examples a second", f"{watched:,.0f}/s", f"{alone:,.0f}/s", ratio, 0.99)
+    share = 100 * statistics.median(_SERVED)
+    section.below("processor time of what serves it", f"{share:.2g} % of a core", share, 1.0, "%")
     told, exchange = TURNS * _turn_s(), exchange_seconds(ELEMENTS, "sgd", 300)
     figure = f"{told * 1e6:.2g} µs of {exchange * 1e6:.0f} µs"
     section.below("the board, of an exchange of 1,000,000 elements", figure, 100 * told / exchange, 1.0, "%")
@@ -53,10 +57,12 @@ def _rate(watched: bool) -> float:
         path = Path(folder) / "run"
         path.mkdir()
         server = _watch(path) if watched else None
+        begun_s = core_s(server.pid) if server is not None else 0.0  # it has been imported
         try:
             return steady(squall.fit(training_task(workload), downpour(workload, 2), run_dir=path, settings=settings))
         finally:
             if server is not None:
+                _SERVED.append((core_s(server.pid) - begun_s) / SECONDS)
                 server.terminate()
                 server.wait()
 
