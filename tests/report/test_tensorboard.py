@@ -101,7 +101,8 @@ def test_it_is_written_while_processes_train(tmp_path: Path, warm_nursery: None,
     squall.fit(regression(), squall.Downpour(replicas=2), epochs=2, run_dir=tmp_path / "run", settings=settings)
     shown = read(tmp_path / "run")
     assert curve(shown, "loss/training")[-1][0] == 180
-    assert sum(point.histogram_value.num for n in (0, 1) for point in shown.Histograms(f"staleness/replica_{n}")) == 12
+    pushed = [name for name in shown.Tags()["histograms"] if name.startswith("staleness/")]  # one may do all the work
+    assert sum(point.histogram_value.num for name in pushed for point in shown.Histograms(name)) == 12
     assert shown.Graph().node
 
 
