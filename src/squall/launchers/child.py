@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass
 
@@ -15,6 +16,16 @@ class Child:
     handle: int  # a pidfd: readable when the process has ended
     turn: int  # of a replica, in which it takes a GPU
     ordered: bool = False  # the coordinator wants its end
+
+    @classmethod
+    def watched(cls, node: Node, pid: int, turn: int) -> Child:
+        """Raises `OSError` where it cannot be, and so must not live."""
+        try:
+            return cls(node, pid, os.pidfd_open(pid), turn)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
 
     def kill(self) -> None:
         signal.pidfd_send_signal(self.handle, signal.SIGKILL)

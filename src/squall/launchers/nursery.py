@@ -20,7 +20,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import signal
 import time
 from dataclasses import replace
 from itertools import count
@@ -101,10 +100,9 @@ class Nursery:
     def watch(self) -> None:
         """Until all children are gone."""
         while self._children or self._stays:
-            known = (self._deadline, self._linked.wake_at, self._line.wake_at, self._lookout.at)
-            times = [at for at in known if at is not None]
-            timeout = max(0.0, min(times) - time.monotonic())
-            ready = wait([*self._sources(), *self._children], timeout)
+            times = (self._deadline, self._linked.wake_at, self._line.wake_at, self._lookout.at)
+            timeout = min(at for at in times if at is not None) - time.monotonic()
+            ready = wait([*self._sources(), *self._children], max(0.0, timeout))
             now = time.monotonic()
             if self._linked.wake_at is not None and now >= self._linked.wake_at:
                 self._tell(TimePassed())
@@ -291,13 +289,8 @@ class Nursery:
             leave(status)
 
     def _look_after(self, node: Node, pid: int) -> None:
-        try:
-            handle = os.pidfd_open(pid)
-        except OSError:  # it cannot be watched, so it must not live
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        self._children[handle] = Child(node, pid, handle, self._turn(node))
+        child = Child.watched(node, pid, self._turn(node))
+        self._children[child.handle] = child
 
     def _detach(self, node: Node) -> None:
         """In a child, which is that node: close what belongs to the nursery and to others."""

@@ -42,6 +42,11 @@ class Feed:
 
     def begin(self) -> bytes:
         """The first message: JSON, with the columns of tables, and rows in their order."""
+        with self._reader.at_one_moment():
+            rows = self._all()
+        return _message(rows, name=self._name, columns=COLUMNS, leases=self._lease_sums())
+
+    def _all(self) -> list[Row]:
         end_s = self._reader.end_s()
         rows: list[Row] = []
         if end_s > RECENT_S:
@@ -50,8 +55,7 @@ class Feed:
             rows += self._reader.progress(end_s / BINS)
             rows += self._reader.staleness()
             rows += self._reader.activity(end_s - RECENT_S, end_s)
-        rows += self._news.take(self._reader)
-        return _message(rows, name=self._name, columns=COLUMNS, leases=self._lease_sums())
+        return rows + self._news.take(self._reader)
 
     def more(self) -> bytes | None:
         """What is new; None: nothing."""

@@ -3,6 +3,7 @@
 import math
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from heapq import merge
 from itertools import groupby
 from operator import itemgetter
@@ -41,6 +42,15 @@ class Reader:
     def close(self) -> None:
         """Let go of the file."""
         self._db.close()
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[None]:
+        """All that is read in here is of the record as it is now."""
+        self._query("BEGIN")
+        try:
+            yield
+        finally:
+            self._query("COMMIT")
 
     def since(self, table: type[R], rowid: int = 0) -> tuple[list[R], int]:
         """Rows written after `rowid`, oldest first, and the rowid to ask with next time."""

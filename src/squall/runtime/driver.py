@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from squall.errors import PeerFault
+from squall.protocol.answering.effects import Answer
 from squall.protocol.effects import (
     AddPortions,
     Admit,
@@ -39,7 +40,7 @@ AT_ONCE = 16  # events that are known of at most before the next is handled
 LINGER_S = 1.5  # after its end a node waits so long for its last words to be acknowledged, and resends them once
 
 DOING = {
-    **dict.fromkeys((Compute, Step, EvaluateModel), Doing.COMPUTING),
+    **dict.fromkeys((Compute, Step, Answer, EvaluateModel), Doing.COMPUTING),
     **dict.fromkeys((Apply, CalculateVectors, AddPortions), Doing.APPLYING),
     **dict.fromkeys((JoinGroup, Gather), Doing.WAITING),
 }
