@@ -13,9 +13,7 @@ from squall.record.rows import ActivityRow
 def activity_rows(time_s: float, machine: int, spent: tuple[Spent, ...]) -> Iterator[ActivityRow]:
     for node, seconds, compute_s, apply_s, send_s, wait_s, awaited, awaited_s, memory in map(astuple, spent):
         name = f"{awaited.role} {awaited.index}" if awaited is not None else ""
-        awaited_s = min(
-            awaited_s, seconds
-        )  # the wait may have begun before these
+        awaited_s = min(awaited_s, seconds)  # the wait may have begun before these
         yield ActivityRow(
             time_s, machine, str(node), seconds, compute_s, apply_s, send_s, wait_s, name, awaited_s, memory
         )  # fmt: skip
