@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -24,7 +25,7 @@ from squall.sim.proof.faults import Kill, Role, UserStop
 from squall.sim.proof.soak import verdict
 from squall.sim.proof.trial import Seen, Trial
 from tests import deep
-from tests.sim.test_planted_faults import Planted, wrapped
+from tests.sim.test_planted_faults import Planted, catch, wrapped
 
 WORLDS = 2000 if deep.wanted else 60
 QUIET = dataclasses.replace(
@@ -124,11 +125,4 @@ PLANTED: dict[str, Planted] = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted = PLANTED[name]
-    planted.plant(monkeypatch)
-    for seed in range(planted.within):
-        found = verdict(answering(seed), self_checks=False)
-        if found.error:
-            assert found.invariant == planted.caught_by, found.error
-            return
-    pytest.fail(f"{planted.within} worlds, and nobody has noticed")
+    catch(PLANTED[name], monkeypatch, map(answering, itertools.count()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -674,16 +674,20 @@ def worlds(of: str, machines: int = 1) -> Iterator[Chaos]:
 SOON = [name for name, planted in PLANTED.items() if deep.wanted or planted.within <= 100]  # is caught in no time
 
 
-@pytest.mark.parametrize("name", deep.sweep(SOON, 10))
-def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted = PLANTED[name]
-    planted.plant(monkeypatch)
-    for world in itertools.islice(worlds(planted.of, planted.machines), planted.within):
+def catch(planted: Planted, patch: pytest.MonkeyPatch, among: Iterable[Chaos] | None = None) -> None:
+    """Fails if the mistake is not caught in these worlds, or in those that it is `of`."""
+    planted.plant(patch)
+    for world in itertools.islice(among or worlds(planted.of, planted.machines), planted.within):
         found = verdict(world, self_checks=False)
         if found.error:
             assert found.invariant == planted.caught_by, found.error
             return
     pytest.fail(f"{planted.within} worlds, and nobody has noticed")
+
+
+@pytest.mark.parametrize("name", deep.sweep(SOON, 10))
+def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    catch(PLANTED[name], monkeypatch)
 
 
 # ---------------------------------------------------------------- what these worlds have found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,9 +23,8 @@ from squall.protocol.nodes import Node
 from squall.protocol.snapshot_rounds import SnapshotRounds
 from squall.sim.proof import share_phantoms
 from squall.sim.proof.chaos import ALL_REDUCE, DIVIDED
-from squall.sim.proof.soak import verdict
 from tests import deep
-from tests.sim.test_planted_faults import Planted, worlds, wrapped
+from tests.sim.test_planted_faults import Planted, catch, worlds, wrapped
 
 
 def by_the_first(original: Any, rounds: Rounds) -> list[Round]:
@@ -219,11 +217,4 @@ PLANTED: dict[str, Planted] = {
 @pytest.mark.parametrize("name", deep.sweep([*PLANTED, *DIVIDED_ONES], 9))
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = (PLANTED | DIVIDED_ONES)[name]
-    planted.plant(monkeypatch)
-    of = DIVIDED if name in DIVIDED_ONES else ALL_REDUCE
-    for world in itertools.islice(worlds(of, planted.machines), planted.within):
-        found = verdict(world, self_checks=False)
-        if found.error:
-            assert found.invariant == planted.caught_by, found.error
-            return
-    pytest.fail(f"{planted.within} worlds, and nobody has noticed")
+    catch(planted, monkeypatch, worlds(DIVIDED if name in DIVIDED_ONES else ALL_REDUCE, planted.machines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import msgspec
@@ -19,10 +18,9 @@ from squall.protocol.nursery_messages import PartPlace, PartsPlaced, StartProces
 from squall.protocol.parcels import Parcelled, PartMachine
 from squall.protocol.staffing import Staffing
 from squall.sim.proof.chaos import ALL_REDUCE
-from squall.sim.proof.soak import verdict
 from squall.sim.proof.spread import SpreadReplicas
 from tests import deep
-from tests.sim.test_planted_faults import Planted, worlds, wrapped
+from tests.sim.test_planted_faults import Planted, catch, worlds, wrapped
 
 
 def none_are_ended(original: Any, apart: Apart, node: Node, processes: dict[Node, int], now: float) -> list[Effect]:
@@ -143,11 +141,4 @@ MANY = 200  # worlds take seconds
 )
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = PLANTED[name]
-    planted.plant(monkeypatch)
-    in_parts = (world for world in worlds(planted.of, 2) if world.parts > 1)
-    for world in itertools.islice(in_parts, planted.within):
-        found = verdict(world, self_checks=False)
-        if found.error:
-            assert found.invariant == planted.caught_by, found.error
-            return
-    pytest.fail(f"{planted.within} worlds, and nobody has noticed")
+    catch(planted, monkeypatch, (world for world in worlds(planted.of, 2) if world.parts > 1))

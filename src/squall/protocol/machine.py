@@ -51,4 +51,4 @@ class Awaiting(Protocol):
         """Until something comes it cannot go on, or others cannot; else it rests."""
 
     def awaits(self) -> Node | None:
-        """From whom that has to come; asked where it is `held`, and seldom."""
+        """From whom that has to come; None where nobody can say. Asked where it is `held`, and seldom."""

@@ -48,9 +48,10 @@ class Parcelled:
         return bool(self._held) or (isinstance(self.machine, Awaiting) and self.machine.held)
 
     def awaits(self) -> Node | None:
-        """A replica of which a part has not brought its own, or whom the shard's machine waits for."""
-        own = self.machine.awaits() if isinstance(self.machine, Awaiting) and self.machine.held else None
-        return next(iter(self._held), own)
+        """Whom the shard's machine waits for, or a replica of which a part has not brought its own."""
+        if isinstance(self.machine, Awaiting) and self.machine.held:
+            return self.machine.awaits()
+        return next(iter(self._held))
 
     def on(self, event: Event, now: float) -> list[Effect]:
         match event:

@@ -109,7 +109,7 @@ class Replica:
         return True
 
     def awaits(self) -> Node:
-        return self._exchanges.awaits() if self._exchanges.missing else COORDINATOR
+        return self._exchanges.awaits() if self._exchanges.must_wait or self._again else COORDINATOR
 
     def _on_message(self, message: Message, now: float, effects: list[Effect]) -> None:
         match message:

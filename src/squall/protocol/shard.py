@@ -78,9 +78,11 @@ class Shard(ShardDuties):
         """Replicas have no answer yet."""
         return bool(self._rounds or self._waiting)
 
-    def awaits(self) -> Node:
-        """The slowest replica."""
-        return min(self._replicas.values(), key=lambda replica: replica.clock).node
+    def awaits(self) -> Node | None:
+        """The slowest replica; where some are spare, and several are behind, nobody knows which it will be."""
+        behind = sorted(self._replicas.values(), key=lambda replica: replica.clock)
+        spare = self._rounds and not self.rules.waits_for_all and behind[1:] and behind[1].clock < min(self._rounds)
+        return None if spare else behind[0].node
 
     # ------------------------------------------------------------ exchanges
 

@@ -19,6 +19,7 @@ INVARIANTS = {
     "I16": "a replica that lies on several machines works with its own parts, and none outlives it",
     "I17": "a member of a group announces each batch to its loaders before it steps on it",
     "I18": "each example is answered once, and what counts is on the disk",
+    "I19": "who is said to be waited for is who lets others go on, and machines tell of their own processes alone",
 }
 
 

@@ -28,6 +28,7 @@ from squall.protocol.policy import MachineRoom
 from squall.protocol.speaking import hears
 from squall.runtime.world import World
 from squall.runtime.world_nodes import Parcel, Premises
+from squall.sim.proof.activity import Looks, Waits
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.chaotic_machines import PULSE
@@ -52,6 +53,7 @@ class WorldMachines:
         self.silenced = False  # something has happened for which a machine may be taken for lost
         self.books = MachineBooks(chaos.replicas, chaos.parted, self.rooms, self._of if rooms else None)
         apart = {whole(node, chaos.parts) for node in self._of if node.role == "part"}
+        self._seed, self._parts = chaos.seed + life, chaos.parts
         self._spread = SpreadReplicas(chaos.seed + life, chaos.parts, self.of, self.books.died, apart)
 
     def open(self, world: World, wire: FaultyWire, hosts: PhantomHosts) -> None:
@@ -59,6 +61,7 @@ class WorldMachines:
         self._spread.open(world, hosts, lambda one, other: wire.parted(one, other, world.now), self.gone)
         for machine in self.rooms:
             self._add_nursery(machine)
+        self._waits, self._looks = Waits(world, self._parts), Looks(self._seed, world, self.of)
 
     def _add_nursery(self, machine: int) -> None:
         node = Node("nursery", machine)
@@ -140,6 +143,8 @@ class WorldMachines:
     # ------------------------------------------------------------ what must hold
 
     def watch(self, node: Node, what: Event | Effect) -> None:
+        self._waits.watch(node, what)
+        self._looks.watch(what)
         if isinstance(what, KillMembers):  # it has heard nothing of a coordinator that stood still, say
             self.silenced = True
         if isinstance(what, StartMember):

@@ -59,6 +59,10 @@ class FirstPart(Linked):
     def wake_at(self) -> float | None:
         return -math.inf if self._behind else super().wake_at
 
+    @property
+    def held(self) -> bool:
+        return not self._behind and super().held
+
     def on(self, event: Event, now: float) -> list[Effect]:
         effects, self._behind = self._behind + super().on(event, now), []
         for number, effect in enumerate(effects, start=1):
