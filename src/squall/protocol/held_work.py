@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from squall.protocol.effects import Expect
 from squall.protocol.messages import Grant, Lease, LeaseRequest
 
 
@@ -31,12 +32,17 @@ class HeldWork:
         self._grants: list[Grant] = []  # rounds granted ahead
         self._steps, self._spent_s = 0, 0.0  # batches since the last request, and how long they took
 
-    def take(self, grant: Grant, awaited: bool) -> None:
-        """`awaited`: others wait for this replica's exchanges, so a grant without a lease is one, too."""
-        self.starved = grant.lease is None and not awaited
+    def take(self, grant: Grant, awaited: bool) -> list[Expect]:
+        """Returns its batches. `awaited`: others wait for this replica's exchanges, so a grant of none counts, too."""
+        lease = grant.lease
+        self.starved = lease is None and not awaited
         if not self.starved:
             self.asked = False
             self._grants.append(grant)
+        if lease is None:
+            return []
+        starts = range(lease.start, lease.stop, self.batch_size)
+        return [Expect(lease.epoch, start, min(start + self.batch_size, lease.stop)) for start in starts]
 
     def ready(self, round_open: bool) -> bool:
         """There is a batch. In an open round no other grant is begun: the next is for the next round."""

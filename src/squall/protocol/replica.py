@@ -7,7 +7,7 @@ in `held_work`, and what it tells the coordinator in `reports`.
 
 from __future__ import annotations
 
-from squall.protocol.effects import Effect, End, Expect, MeetParts, Send
+from squall.protocol.effects import Effect, End, MeetParts, Send
 from squall.protocol.events import (
     BatchOver,
     BatchSkipped,
@@ -114,13 +114,9 @@ class Replica:
     def _on_message(self, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
             case Grant():
-                self._hand.take(message, self._awaited)
+                effects += self._hand.take(message, self._awaited)
                 if message.steps:
                     self._exchanges.push_every = self._exchanges.fetch_every = message.steps
-                if message.lease is not None:
-                    lease, size = message.lease, self._hand.batch_size
-                    for start in range(lease.start, lease.stop, size):
-                        effects.append(Expect(lease.epoch, start, min(start + size, lease.stop)))
                 self._proceed(now, effects)
             case Welcome(clock):
                 self._exchanges.clock = clock

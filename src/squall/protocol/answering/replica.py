@@ -6,7 +6,7 @@ import math
 
 from squall.protocol.answering.effects import Answer, KeepAnswers
 from squall.protocol.answering.messages import AnswersPiece, NotKept
-from squall.protocol.effects import Effect, End, Expect, Payload, Send
+from squall.protocol.effects import Effect, End, Payload, Send
 from squall.protocol.events import Answered, AnswersKept, Event, MessageArrived, Started, TimePassed
 from squall.protocol.frames import Message
 from squall.protocol.held_work import Batch, HeldWork
@@ -75,12 +75,8 @@ class Answerer:
 
     def _on_message(self, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
-            case Grant(lease):
-                self._hand.take(message, awaited=False)
-                if lease is not None:
-                    size = self._hand.batch_size
-                    starts = range(lease.start, lease.stop, size)
-                    effects += [Expect(lease.epoch, start, min(start + size, lease.stop)) for start in starts]
+            case Grant():
+                effects += self._hand.take(message, awaited=False)
             case Welcome():
                 self._member, self._idle_since = True, now
             case PieceKept():
