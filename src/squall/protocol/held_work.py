@@ -59,6 +59,11 @@ class HeldWork:
         """There is more of the lease that the last batch is of."""
         return self._lease is not None
 
+    @property
+    def empty(self) -> bool:
+        """There is no work until something is granted."""
+        return self._lease is None and not self._grants
+
     def request(self) -> LeaseRequest | None:
         """Ask for the next grant when no more than a batch is left in hand."""
         last = self._lease is None or self._lease.stop - self._next <= self.batch_size

@@ -109,7 +109,9 @@ class Replica:
         return True
 
     def awaits(self) -> Node:
-        return self._exchanges.awaits() if self._exchanges.must_wait or self._again else COORDINATOR
+        exchanges = self._exchanges
+        answers = exchanges.must_wait or self._again or (exchanges.missing and not self._hand.empty)
+        return exchanges.awaits() if answers else COORDINATOR
 
     def _on_message(self, message: Message, now: float, effects: list[Effect]) -> None:
         match message:
