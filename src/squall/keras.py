@@ -157,7 +157,7 @@ def _check(model: Any, loss: Any) -> None:
     if keras.backend.backend() != "torch":
         raise ValueError(
             f"Keras computes with {keras.backend.backend()} here: set KERAS_BACKEND=torch in the environment, or by"
-            " os.environ before Keras is imported"
+            " os.environ before Keras is imported (`squall train` does so itself)"
         )
     if not isinstance(model, keras.Model):
         raise ValueError(f"Task.from_keras takes a keras.Model: this is {type(model).__name__}")
