@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import squall
 from squall.cli import main
+from squall.errors import SquallError
 from squall.record.rows import MemberRow
 from squall.report import Reader, audit
 from tests.launchers import answered
@@ -61,7 +62,7 @@ def test_outputs_are_those_of_the_model_in_the_data_s_order(
     )
     assert [path.name for path in found.files] == [name]
     assert np.allclose(found.load(), right(trained), atol=1e-6)  # type: ignore[arg-type]
-    assert f"examples           {90}" in str(found)
+    assert f"answered                 {90} examples" in str(found)
     assert found.to_json_dict()["shares"].keys() == {"0", "1"}
     with closing(Reader(run_dir / "run.sqlite")) as reader:
         assert audit(reader).complete
@@ -127,7 +128,8 @@ def test_a_worker_that_is_killed_costs_its_lease_and_a_stop_nothing_that_was_kep
     first.process.send_signal(signal.SIGINT)
     status, _, err = first.finish()
     assert status == 130
-    assert "what is answered is kept; the same command goes on with the rest" in err
+    assert "what is answered is kept; go on with the rest: squall predict " in err
+    assert f" --out {out} --batch-size {BATCH} " in err
     kept = {path.name: path.stat().st_mtime_ns for path in (out / "answers").iterdir()}
     assert kept
     held.unlink()
@@ -137,7 +139,8 @@ def test_a_worker_that_is_killed_costs_its_lease_and_a_stop_nothing_that_was_kep
     os.kill(int(held.name.removeprefix("here-")), signal.SIGKILL)
     status, told, err = second.finish()
     assert status == 0, err
-    assert "of them answered before" in told
+    assert "of them before" in told
+    assert "deaths                   1" in told
     lost = [row.node for row in second.rows(MemberRow) if isinstance(row, MemberRow) and row.change == "lost"]
     assert len(lost) == 1
     with closing(Reader(out / "run.sqlite")) as reader:
@@ -206,6 +209,14 @@ def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
         squall.predict(tmp_path, lambda: numbers(8))
 
 
+def test_predictions_have_no_model_and_name_who_has(trained: squall.Run, run_dir: Path) -> None:
+    squall.predict(trained.directory, lambda: numbers(8), out=run_dir, settings=INLINE)
+    with pytest.raises(ValueError, match=f"holds predictions, and no model: .* {trained.directory}"):
+        squall.predict(run_dir, lambda: numbers(8))
+    with pytest.raises(SquallError, match=f"holds predictions, and no model: .* {trained.directory}"):
+        squall.load(run_dir)
+
+
 def test_a_directory_is_gone_on_with_where_the_same_was_begun_there_alone(trained: squall.Run, run_dir: Path) -> None:
     def predict(data: Any = eight, **given: Any) -> squall.Predictions:
         return squall.predict(trained.directory, data, out=run_dir, settings=INLINE, **given)
@@ -221,7 +232,7 @@ def test_a_directory_is_gone_on_with_where_the_same_was_begun_there_alone(traine
     with pytest.raises(ValueError, match=r"holds other predictions: data was .*eight, and is .*nine"):
         predict(nine)
     found.files[0].unlink()
-    with pytest.raises(ValueError, match="holds predictions: the `squall predict` that began them goes on"):
+    with pytest.raises(ValueError, match=r"holds predictions: the same call of squall\.predict goes on"):
         squall.resume(run_dir)
     assert predict().load().shape == (8, 1)  # type: ignore[union-attr]
 

@@ -82,7 +82,7 @@ def distill(
     directory = Path(run_dir) if run_dir is not None and _begun(Path(run_dir)) else new_directory(run_dir)
     what = Prediction(
         replicas=strategy.recipe().replicas, model=words, batch_size=TEACHER_BATCHES * task.batch_size,
-        data=f"training set of {name_of(student)}",
+        data=f"training set of {name_of(student)}", again=f"go on with it as before, in the run directory {directory}",
     )  # fmt: skip
     lessons = partial(
         build, str(Path(teacher).resolve()), best, partial(questions, student), None, what.batch_size, what.format

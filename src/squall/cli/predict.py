@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
         description="Run a trained model on every example of a dataset, once and in order, on many processes. What is"
         " answered is kept: given again, the command goes on with the rest.",
     )  # fmt: skip
-    parser.set_defaults(run=_predict, seed=0)
+    parser.set_defaults(run=_predict, seed=0, command=shlex.join(["squall", *arguments]))
     parser.add_argument("run_dir", metavar="RUN", help="the run whose model it is, or a file by squall export")
     parser.add_argument(
         "file", metavar="FILE[:function]",
@@ -59,8 +60,9 @@ def _predict(options: argparse.Namespace, local: LocalRun | None, commanded_at: 
     words = model_in_words(run, options.best)
     loaded = load_task(options.file, default="data")
     what = Prediction(
-        replicas=options.replicas, model=words, data=loaded.file, format=options.format, batch_size=options.batch_size
-    )
+        replicas=options.replicas, model=words, data=loaded.file, format=options.format, batch_size=options.batch_size,
+        again=f"go on with the rest: {options.command}",
+    )  # fmt: skip
     task = partial(
         build, str(run.resolve()), options.best, loaded.function, loaded.predict, options.batch_size, options.format
     )
