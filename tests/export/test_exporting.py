@@ -39,6 +39,23 @@ def test_what_was_exported_is_loaded(run: Run, tmp_path: Path, name: str) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, "run-1"]
 
 
+def test_a_model_that_one_onnx_file_cannot_hold_has_its_weights_beside_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("squall.export.formats.MOST_ONNX_BYTES", 100)
+    done = export(run.directory, tmp_path / "m.onnx")
+    files = [tmp_path / "m.onnx", tmp_path / "m.onnx.data"]
+    assert sorted(path for path in tmp_path.iterdir() if path.is_file()) == files
+    assert done.bytes == sum(path.stat().st_size for path in files)
+    with torch.no_grad():
+        assert torch.allclose(squall.load(tmp_path / "m.onnx")(features()), run.model(features()), atol=1e-6)
+    files[0].unlink()
+    with pytest.raises(ValueError, match=r"m\.onnx\.data exists already"):
+        export(run.directory, tmp_path / "m.onnx")
+    with pytest.raises(ValueError, match="--int8 takes models of up to 2 GB: leave it out"):
+        export(run.directory, tmp_path / "n.onnx", int8=True)
+
+
 def test_state_has_the_model_s_names(run: Run, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

@@ -13,7 +13,7 @@ import msgspec
 
 from squall.export import compare
 from squall.export.calls import call_with
-from squall.export.formats import Format, Trained, format_of
+from squall.export.formats import Format, Trained, format_of, too_large
 from squall.export.int8 import quantized
 from squall.export.verdict import TOLERANCE, Verdict
 from squall.report.words import size, two_columns
@@ -115,6 +115,8 @@ def _trained(run_dir: Path, weights: int | Literal["best"] | None, int8: bool) -
     if not (run_dir / "run.json").exists():
         raise ValueError(f"{run_dir} holds no run: there is no run.json in it")
     task = Run(run_dir).trained(weights)
+    if int8 and too_large(task.model):
+        raise ValueError("--int8 takes models of up to 2 GB: leave it out, or train a smaller model (`squall distill`)")
     if int8 and task.validate is None:
         raise ValueError(
             "the task has nothing to judge an INT8 model by: give Task validate, and metrics (else its loss counts)"
