@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +20,16 @@ from torch.utils.data import Dataset, TensorDataset
 
 import squall
 from squall.cli import main
-from squall.errors import SquallError
+from squall.errors import SquallError, TaskError
+from squall.export.exporting import export
+from squall.launchers.building import build_task
+from squall.launchers.orders import Facts
+from squall.plan import make_plan
+from squall.predicting import SAME_PATHS, build
+from squall.prediction import Prediction
 from squall.record.rows import MemberRow
 from squall.report import Reader, audit
+from squall.usercode.sources import Sources
 from tests.launchers import answered
 from tests.launchers.answered import BATCH, EXAMPLES
 from tests.launchers.processes import START_S, Started, wait_for
@@ -266,3 +274,32 @@ def test_the_command_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFix
     told = json.loads(capsys.readouterr().out)
     assert told["files"] == [str(run.directory / "predictions" / "predictions.npy")]
     assert (told["examples"], told["data"]) == (30, f"{file}:data")
+
+
+# ---------------------------------------------------------------- on several machines
+
+
+def test_a_machine_without_the_run_is_told_what_it_needs(tmp_path: Path) -> None:
+    away = partial(build, str(tmp_path / "run"), False, eight, None, 4, "numpy")
+    plan = make_plan(Prediction(), squall.Settings())
+    with pytest.raises(TaskError) as raised:
+        build_task({"sources": Sources.now(""), "plan": plan, "task": away})
+    told = str(TaskError.told(str(raised.value)))
+    assert told == f"{tmp_path}/run is not on this machine: {SAME_PATHS}"
+
+
+def test_machines_that_have_other_weights_differ(trained: squall.Run, tmp_path: Path) -> None:
+    other = squall.fit(regression(), squall.Downpour(), run_dir=tmp_path / "run", seed=1, settings=INLINE)
+    here, there = (build(str(run.directory), False, eight, None, 4, "numpy") for run in (trained, other))
+    again = build(str(trained.directory), False, eight, None, 4, "numpy")
+    assert not Facts.of(here).differences(Facts.of(again))
+    assert Facts.of(here).differences(Facts.of(there)) == "other weights in the model that answers"
+
+
+def test_machines_that_have_another_file_differ(trained: squall.Run, tmp_path: Path) -> None:
+    export(trained.directory, tmp_path / "model.pt2")
+    task = build(str(tmp_path / "model.pt2"), False, eight, None, 4, "numpy")
+    before = Facts.of(task)
+    with (tmp_path / "model.pt2").open("ab") as file:
+        file.write(b"more")
+    assert before.differences(Facts.of(task)) == "other weights in the model that answers"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from squall.errors import SquallError
 from squall.export.loading import load
 from squall.plan import make_plan
 from squall.prediction import Prediction
@@ -33,6 +34,7 @@ from squall.usercode.kept import Code
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
 
+SAME_PATHS = "several machines answer together where each has the run, or the file, and the data at the same paths"
 Data = Callable[[], Any]  # builds a dataset, (dataset, predict) or a Task
 
 
@@ -61,7 +63,8 @@ def predict(
         batch_size: examples that the model is called with.
         device: "cpu", "cuda" (replicas take the GPUs in turn) or "cuda:1".
         seed: of whatever the model, or the dataset, draws; each batch has its own, whoever answers it.
-        settings: launcher, machines and threads, as of `fit`.
+        settings: launcher, machines and threads, as of `fit`. Several machines need the run and the data at the same
+            paths on each.
 
     Raises:
         ValueError: there is no such model, the data do not fit it, or `out` holds something else; nothing was launched.
@@ -110,6 +113,8 @@ def build(
 
     `out` is where the answers will be.
     """
+    if not Path(run).exists():  # here, for where it was asked for it is
+        raise SquallError(f"{run} is not on this machine: {SAME_PATHS}")
     found: Any = data()
     loader: dict[str, Any] = {}
     if isinstance(found, tuple) and len(found) == 2 and callable(found[1]):
@@ -121,7 +126,7 @@ def build(
         raise ValueError(f"the data have {len(found):,} examples, and had {known:,} before: predict to another `out`")
     return PredictionTask(
         model=Nothing(), loss=_nothing, train=found, batch_size=batch_size, shuffle=False, network=model(run, best),
-        predict=predict or call, format=format, loader=loader, out=out,
+        predict=predict or call, format=format, loader=loader, out=out, file=Path(run) if Path(run).is_file() else None,
     )  # fmt: skip
 
 

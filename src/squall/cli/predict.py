@@ -20,7 +20,8 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     parser = commands.add_parser(
         "predict", help="answer every example of a dataset with a trained model",
         description="Run a trained model on every example of a dataset, once and in order, on many processes. What is"
-        " answered is kept: given again, the command goes on with the rest.",
+        " answered is kept: given again, the command goes on with the rest. Several machines need the run and the data"
+        " at the same paths on each of them. At the end the answers lie on the disk twice for a moment.",
     )  # fmt: skip
     parser.set_defaults(run=_predict, seed=0, command=shlex.join(["squall", *arguments]))
     parser.add_argument("run_dir", metavar="RUN", help="the run whose model it is, or a file by squall export")
