@@ -44,6 +44,18 @@ def test_a_student_of_the_digits_is_taught_by_their_teacher(tmp_path: Path) -> N
     assert models["student distilled"]["accuracy"] > 0.8
 
 
+@deep.only
+@pytest.mark.timeout(600)
+def test_a_student_of_the_language_model_is_taught_by_its_teacher(tmp_path: Path) -> None:
+    train("stdlib_lm.py", tmp_path / "teacher", "--steps", "20")
+    flags = ("--temperature", "1", "--run-dir", tmp_path / "student", "--json", "--steps", "40", "--not-alone")
+    ran = squall("distill", tmp_path / "teacher", EXAMPLES / "stdlib_student.py", *flags)
+    assert ran.returncode == 0, ran.stderr
+    models = json.loads(ran.stdout)["models"]
+    assert models["teacher"]["parameters"] > 9 * models["student distilled"]["parameters"]
+    assert models["student distilled"]["bits_per_byte"] < 7.0  # guessing costs 8
+
+
 def test_two_columns_train(tmp_path: Path) -> None:
     assert train("alexnet_digits.py", tmp_path / "alexnet", "--steps", "5")["updates"] == 5
 
