@@ -218,6 +218,8 @@ def _made_again(model: Any) -> Iterator[None]:
     model.compiled = False
     try:
         yield
+    except OSError:  # of the disk
+        raise
     except Exception as error:  # whatever the user's classes raise, or Keras when it reads what they say
         reason = str(error).strip().rpartition("\n")[2]
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,13 @@ def format_of(path: Path) -> Format:
 
 def write_state(trained: Trained, path: Path) -> None:
     """Tensors by the names of `state_dict()`; of tied ones the first name."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_model
 
-    save_model(trained.model, str(path))
+    try:
+        save_model(trained.model, str(path))
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} cannot be written: {error}") from error
 
 
 def read_state(path: Path, trained: Trained) -> Callable[..., Any]:
@@ -129,8 +134,10 @@ def _first_line(text: str) -> str:
 
 
 def write_program(trained: Trained, path: Path) -> None:
+    file = BytesIO()  # where a disk is full, torch would abort the process
     with quiet():
-        torch.export.save(program(trained), path)
+        torch.export.save(program(trained), file)
+    path.write_bytes(file.getbuffer())
 
 
 def read_program(path: Path, trained: Trained | None = None) -> nn.Module:
