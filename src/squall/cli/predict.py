@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squall.cli.flags import add_launcher, add_machines
+from squall.cli.machines import replicas
 
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
@@ -30,7 +31,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
         help="its function (default: data) builds a dataset, (dataset, predict) or a squall.Task (then: its validation"
         " set); a function predict(model, batch) of the file says what the outputs are",
     )  # fmt: skip
-    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="processes that answer (default: 2)")
+    parser.add_argument("--replicas", type=replicas, default=2, metavar="N", help="processes that answer (default: 2)")
     parser.add_argument("--best", action="store_true", help="with the weights of the best evaluation (--keep-best)")
     parser.add_argument("--out", metavar="DIR", help="a new directory, or one to go on with (default: RUN/predictions)")
     parser.add_argument(

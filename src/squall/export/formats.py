@@ -160,7 +160,9 @@ def write_onnx(trained: Trained, path: Path) -> None:
     graph = found.model_proto
     _tidy(graph)
     if too_large(trained.model):
-        imported("onnx").save_model(graph, str(path), save_as_external_data=True, location=f"{path.name}.data")
+        beside = path.with_name(f"{path.name}.data")
+        imported("onnx").save_model(graph, str(path), save_as_external_data=True, location=beside.name)
+        beside.chmod(path.stat().st_mode)  # it is made as a private file
     else:
         path.write_bytes(graph.SerializeToString())
 
