@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils.data import TensorDataset
 import squall
 from squall import distilling
 from squall.cli import main
+from squall.errors import NotFinite
 from tests.tasks import INLINE
 
 SGD = partial(torch.optim.SGD, lr=0.5)
@@ -145,3 +147,13 @@ def test_the_command_goes_with_the_file_s_own_strategy(
     told = json.loads(capsys.readouterr().out)
     assert list(told["models"]) == ["teacher", "student distilled"]
     assert (run_dir / "distilled-2-1" / "snapshots").is_dir()
+
+
+def not_finite(model: nn.Module, batch: list[Tensor]) -> Tensor:
+    found = loss(model, batch)
+    return found * float("nan") if model.training else found
+
+
+def test_what_ends_a_student_says_how_all_of_it_goes_on(teacher: Path, run_dir: Path) -> None:
+    with pytest.raises(NotFinite, match=f"or with all of the distillation: .* in the run directory {run_dir}"):
+        distill(teacher, run_dir, lambda: replace(task(), loss=not_finite))

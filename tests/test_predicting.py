@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,16 @@ from torch.utils.data import Dataset, TensorDataset
 
 import squall
 from squall.cli import main
+from squall.errors import SquallError, TaskError
+from squall.export.exporting import export
+from squall.launchers.building import build_task
+from squall.launchers.orders import Facts
+from squall.plan import make_plan
+from squall.predicting import SAME_PATHS, build
+from squall.prediction import Prediction
 from squall.record.rows import MemberRow
 from squall.report import Reader, audit
+from squall.usercode.sources import Sources
 from tests.launchers import answered
 from tests.launchers.answered import BATCH, EXAMPLES
 from tests.launchers.processes import START_S, Started, wait_for
@@ -61,7 +70,7 @@ def test_outputs_are_those_of_the_model_in_the_data_s_order(
     )
     assert [path.name for path in found.files] == [name]
     assert np.allclose(found.load(), right(trained), atol=1e-6)  # type: ignore[arg-type]
-    assert f"examples           {90}" in str(found)
+    assert f"answered                 {90} examples" in str(found)
     assert found.to_json_dict()["shares"].keys() == {"0", "1"}
     with closing(Reader(run_dir / "run.sqlite")) as reader:
         assert audit(reader).complete
@@ -127,7 +136,8 @@ def test_a_worker_that_is_killed_costs_its_lease_and_a_stop_nothing_that_was_kep
     first.process.send_signal(signal.SIGINT)
     status, _, err = first.finish()
     assert status == 130
-    assert "what is answered is kept; the same command goes on with the rest" in err
+    assert "what is answered is kept; go on with the rest: squall predict " in err
+    assert f" --out {out} --batch-size {BATCH} " in err
     kept = {path.name: path.stat().st_mtime_ns for path in (out / "answers").iterdir()}
     assert kept
     held.unlink()
@@ -137,7 +147,8 @@ def test_a_worker_that_is_killed_costs_its_lease_and_a_stop_nothing_that_was_kep
     os.kill(int(held.name.removeprefix("here-")), signal.SIGKILL)
     status, told, err = second.finish()
     assert status == 0, err
-    assert "of them answered before" in told
+    assert "of them before" in told
+    assert "deaths                   1" in told
     lost = [row.node for row in second.rows(MemberRow) if isinstance(row, MemberRow) and row.change == "lost"]
     assert len(lost) == 1
     with closing(Reader(out / "run.sqlite")) as reader:
@@ -206,6 +217,14 @@ def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
         squall.predict(tmp_path, lambda: numbers(8))
 
 
+def test_predictions_have_no_model_and_name_who_has(trained: squall.Run, run_dir: Path) -> None:
+    squall.predict(trained.directory, lambda: numbers(8), out=run_dir, settings=INLINE)
+    with pytest.raises(ValueError, match=f"holds predictions, and no model: .* {trained.directory}"):
+        squall.predict(run_dir, lambda: numbers(8))
+    with pytest.raises(SquallError, match=f"holds predictions, and no model: .* {trained.directory}"):
+        squall.load(run_dir)
+
+
 def test_a_directory_is_gone_on_with_where_the_same_was_begun_there_alone(trained: squall.Run, run_dir: Path) -> None:
     def predict(data: Any = eight, **given: Any) -> squall.Predictions:
         return squall.predict(trained.directory, data, out=run_dir, settings=INLINE, **given)
@@ -221,7 +240,7 @@ def test_a_directory_is_gone_on_with_where_the_same_was_begun_there_alone(traine
     with pytest.raises(ValueError, match=r"holds other predictions: data was .*eight, and is .*nine"):
         predict(nine)
     found.files[0].unlink()
-    with pytest.raises(ValueError, match="holds predictions: the `squall predict` that began them goes on"):
+    with pytest.raises(ValueError, match=r"holds predictions: the same call of squall\.predict goes on"):
         squall.resume(run_dir)
     assert predict().load().shape == (8, 1)  # type: ignore[union-attr]
 
@@ -255,3 +274,32 @@ def test_the_command_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFix
     told = json.loads(capsys.readouterr().out)
     assert told["files"] == [str(run.directory / "predictions" / "predictions.npy")]
     assert (told["examples"], told["data"]) == (30, f"{file}:data")
+
+
+# ---------------------------------------------------------------- on several machines
+
+
+def test_a_machine_without_the_run_is_told_what_it_needs(tmp_path: Path) -> None:
+    away = partial(build, str(tmp_path / "run"), False, eight, None, 4, "numpy")
+    plan = make_plan(Prediction(), squall.Settings())
+    with pytest.raises(TaskError) as raised:
+        build_task({"sources": Sources.now(""), "plan": plan, "task": away})
+    told = str(TaskError.told(str(raised.value)))
+    assert told == f"{tmp_path}/run is not on this machine: {SAME_PATHS}"
+
+
+def test_machines_that_have_other_weights_differ(trained: squall.Run, tmp_path: Path) -> None:
+    other = squall.fit(regression(), squall.Downpour(), run_dir=tmp_path / "run", seed=1, settings=INLINE)
+    here, there = (build(str(run.directory), False, eight, None, 4, "numpy") for run in (trained, other))
+    again = build(str(trained.directory), False, eight, None, 4, "numpy")
+    assert not Facts.of(here).differences(Facts.of(again))
+    assert Facts.of(here).differences(Facts.of(there)) == "other weights in the model that answers"
+
+
+def test_machines_that_have_another_file_differ(trained: squall.Run, tmp_path: Path) -> None:
+    export(trained.directory, tmp_path / "model.pt2")
+    task = build(str(tmp_path / "model.pt2"), False, eight, None, 4, "numpy")
+    before = Facts.of(task)
+    with (tmp_path / "model.pt2").open("ab") as file:
+        file.write(b"more")
+    assert before.differences(Facts.of(task)) == "other weights in the model that answers"

@@ -101,8 +101,8 @@ def finish(run: Run, again: bool = False, unwatched: bool = False) -> None:
 
 
 def _remedy(path: Path, command: str = "squall resume {path}") -> str:
-    if described(path) is not None:
-        return "what is answered is kept; the same command goes on with the rest"
+    if (prediction := described(path)) is not None:
+        return f"what is answered is kept; {prediction['again']}"
     number = Snapshots(path).numbers()
     where = f"from snapshot {number[-1]}" if number else "from the beginning (no snapshot was written yet)"
     unsaved = _unsaved(path, number[-1]) if number else ""

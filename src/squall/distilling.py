@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.table import Table
 from torch import nn
 
 from squall.checks import require
+from squall.errors import Interrupted, SquallError
 from squall.lessons import heard, questions, taught
 from squall.plan import make_plan
 from squall.predicting import Predictions, begun, build, carry_out, model, model_in_words, name_of
@@ -29,7 +31,8 @@ from squall.runtime.seeds import chance_kept, seed_everything
 from squall.settings import Settings, with_given
 from squall.strategies import Strategy
 from squall.task import Batch, Task, TaskFunction, check_task, first_batch, untouched
-from squall.train import fit, resume
+from squall.train import Launch, resume
+from squall.usercode.kept import Code
 
 TEACHER_BATCHES = 4  # of the student's size, in one of the teacher's: it keeps no graph
 SETTLED = ("strategy", "strategy_fields", "epochs", "steps", "until", "seed")  # of a plan, when a run has begun
@@ -82,19 +85,17 @@ def distill(
     directory = Path(run_dir) if run_dir is not None and _begun(Path(run_dir)) else new_directory(run_dir)
     what = Prediction(
         replicas=strategy.recipe().replicas, model=words, batch_size=TEACHER_BATCHES * task.batch_size,
-        data=f"training set of {name_of(student)}",
+        data=f"training set of {name_of(student)}", again="the distillation goes on with the rest",
     )  # fmt: skip
     lessons = partial(
         build, str(Path(teacher).resolve()), best, partial(questions, student), None, what.batch_size, what.format
     )
-    outputs = _answered(lessons, what, directory / "teacher", settings, device=device, seed=seed)
-    train = partial(
-        _trained, plan=plan, strategy=strategy, epochs=epochs, steps=steps, until=until, seed=seed, device=device,
-        settings=settings,
-    )  # fmt: skip
-    runs = {"student alone": train(student, run_dir=directory / "alone")} if alone else {}
-    learns = partial(taught, student, outputs.resolve(), temperature, mix, dim)
-    runs["student distilled"] = train(learns, run_dir=directory / f"distilled-{temperature:g}-{mix:g}")
+    train = partial(_trained, strategy=strategy, settings=settings, plan=plan)
+    with _goes_on(directory):
+        outputs = _answered(lessons, what, directory / "teacher", settings, device=device, seed=seed)
+        runs = {"student alone": train(student, run_dir=directory / "alone")} if alone else {}
+        learns = partial(taught, student, outputs.resolve(), temperature, mix, dim)
+        runs["student distilled"] = train(learns, run_dir=directory / f"distilled-{temperature:g}-{mix:g}")
     models = {"teacher": original, **{name: run.model for name, run in runs.items()}}
     return Distilled(directory, {name: _measured(task, each) for name, each in models.items()}, runs)
 
@@ -160,6 +161,16 @@ def _outputs(task: Task, network: nn.Module, batch: Batch) -> torch.Tensor:
             ) from error
 
 
+@contextmanager
+def _goes_on(directory: Path) -> Iterator[None]:
+    """What ends one of the runs says how to go on with that one; here with all of them."""
+    try:
+        yield
+    except (SquallError, Interrupted) as error:
+        error.args = (f"{error}\nor with all of the distillation: the same again, in the run directory {directory}",)
+        raise
+
+
 def _begun(directory: Path) -> bool:
     return (directory / "teacher" / "run.json").exists()
 
@@ -174,13 +185,13 @@ def _answered(
     return Predictions(out).files[0]
 
 
-def _trained(task: TaskFunction, run_dir: Path, plan: Plan, **given: Any) -> Run:
+def _trained(task: TaskFunction, run_dir: Path, strategy: Strategy, settings: Settings, plan: Plan) -> Run:
     """A run of the task that has finished, whether it was begun before or not.
 
     Raises `ValueError` where it was begun with other settings.
     """
     if not (run_dir / "code.pickle").exists():
-        return fit(task, run_dir=run_dir, **given)
+        return Launch(Code(task=task, strategy=strategy, settings=settings, plan=plan)).go(run_dir)
     before = msgspec.json.decode((run_dir / "run.json").read_bytes())["plan"]
     now = msgspec.to_builtins(plan)
     differs = [f"{name} was {before[name]}, and is {now[name]}" for name in SETTLED if before[name] != now[name]]

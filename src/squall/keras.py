@@ -157,7 +157,7 @@ def _check(model: Any, loss: Any) -> None:
     if keras.backend.backend() != "torch":
         raise ValueError(
             f"Keras computes with {keras.backend.backend()} here: set KERAS_BACKEND=torch in the environment, or by"
-            " os.environ before Keras is imported"
+            " os.environ before Keras is imported (`squall train` does so itself)"
         )
     if not isinstance(model, keras.Model):
         raise ValueError(f"Task.from_keras takes a keras.Model: this is {type(model).__name__}")
@@ -218,6 +218,8 @@ def _made_again(model: Any) -> Iterator[None]:
     model.compiled = False
     try:
         yield
+    except OSError:  # of the disk
+        raise
     except Exception as error:  # whatever the user's classes raise, or Keras when it reads what they say
         reason = str(error).strip().rpartition("\n")[2]
         raise ValueError(

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from squall.errors import SquallError
 from squall.export.loading import load
 from squall.plan import make_plan
 from squall.prediction import Prediction
 from squall.protocol.ledger import gaps
 from squall.report import Reader, summarize
-from squall.report.words import clock, number, percent, size, two_columns
+from squall.report.words import size, two_columns
 from squall.run import Run
 from squall.runtime.answering import Nothing, Predict, PredictionTask, call
-from squall.runtime.answers import FORMATS, ONE, Answers, described
+from squall.runtime.answers import FORMATS, ONE, Answers, described, modelless
 from squall.runtime.best import kept
 from squall.runtime.lock import hold
 from squall.runtime.snapshot import Snapshots
@@ -33,6 +34,7 @@ from squall.usercode.kept import Code
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
 
+SAME_PATHS = "several machines answer together where each has the run, or the file, and the data at the same paths"
 Data = Callable[[], Any]  # builds a dataset, (dataset, predict) or a Task
 
 
@@ -61,7 +63,8 @@ def predict(
         batch_size: examples that the model is called with.
         device: "cpu", "cuda" (replicas take the GPUs in turn) or "cuda:1".
         seed: of whatever the model, or the dataset, draws; each batch has its own, whoever answers it.
-        settings: launcher, machines and threads, as of `fit`.
+        settings: launcher, machines and threads, as of `fit`. Several machines need the run and the data at the same
+            paths on each.
 
     Raises:
         ValueError: there is no such model, the data do not fit it, or `out` holds something else; nothing was launched.
@@ -70,7 +73,7 @@ def predict(
     """
     what = Prediction(
         replicas=replicas, model=model_in_words(run, best), data=name_of(data),
-        format=format, batch_size=batch_size,
+        format=format, batch_size=batch_size, again="the same call of squall.predict goes on with the rest",
     )  # fmt: skip
     task = partial(build, str(Path(run).resolve()), best, data, predict, batch_size, format)
     return carry_out(task, what, Path(out or Path(run) / ONE), settings, device=device, seed=seed)
@@ -94,6 +97,8 @@ def model_in_words(run: str | Path, best: bool) -> str:
         if found is None:
             raise ValueError(f"{run} keeps no best weights: leave best out, or train with keep_best='accuracy', say")
         return f"{path.resolve()}, best {found.metric} {found.value:g}"
+    if why := modelless(path):
+        raise ValueError(why)
     numbers = Snapshots(path).numbers()
     if not numbers:
         raise ValueError(f"{run} has no snapshot: nothing was trained yet, `squall resume {run}` goes on with it")
@@ -108,6 +113,8 @@ def build(
 
     `out` is where the answers will be.
     """
+    if not Path(run).exists():  # here, for where it was asked for it is
+        raise SquallError(f"{run} is not on this machine: {SAME_PATHS}")
     found: Any = data()
     loader: dict[str, Any] = {}
     if isinstance(found, tuple) and len(found) == 2 and callable(found[1]):
@@ -119,7 +126,7 @@ def build(
         raise ValueError(f"the data have {len(found):,} examples, and had {known:,} before: predict to another `out`")
     return PredictionTask(
         model=Nothing(), loss=_nothing, train=found, batch_size=batch_size, shuffle=False, network=model(run, best),
-        predict=predict or call, format=format, loader=loader, out=out,
+        predict=predict or call, format=format, loader=loader, out=out, file=Path(run) if Path(run).is_file() else None,
     )  # fmt: skip
 
 
@@ -211,25 +218,20 @@ class Predictions:
     def to_json_dict(self) -> dict[str, Any]:
         """What was answered, how fast, and where it is, in JSON's types."""
         with closing(Reader(self.directory / "run.sqlite")) as reader:
-            found, before = summarize(reader), int(reader.state().get("found", 0))
+            found = summarize(reader)
         return {
-            **(described(self.directory) or {}), "examples": self.examples, "found": before,
+            **(described(self.directory) or {}), "examples": self.examples, "found": found.found,
             "seconds": found.training_s, "examples_per_second": found.examples_per_second,
             "shares": {str(replica): share for replica, share in found.shares.items()},
             "files": [str(path) for path in self.files],
         }  # fmt: skip
 
     def __str__(self) -> str:
-        told = self.to_json_dict()
-        before = told["found"]
-        lines = [
-            ("model", told["model"]), ("data", told["data"]),
-            ("examples", number(told["examples"]) + (f", {number(before)} of them answered before" if before else "")),
-            ("time", clock(told["seconds"])), ("examples/s", number(told["examples_per_second"])),
-            ("share of replica", ", ".join(f"{name}: {percent(part, 1)}" for name, part in told["shares"].items())),
-        ]  # fmt: skip
-        lines += [("file", f"{path}, {size(path.stat().st_size)}") for path in self.files]
-        return two_columns(lines)
+        what = described(self.directory) or {}
+        lines = [(name, what.get(name, "unknown")) for name in ("model", "data")]
+        with closing(Reader(self.directory / "run.sqlite")) as reader:
+            lines += summarize(reader).lines()
+        return two_columns([*lines, *(("file", f"{path}, {size(path.stat().st_size)}") for path in self.files)])
 
     def __repr__(self) -> str:
         return f"Predictions({str(self.directory)!r})"

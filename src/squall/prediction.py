@@ -18,6 +18,7 @@ class Prediction(Strategy):
         data: what they are of, in words.
         format: of the files, "numpy" or "arrow".
         batch_size: examples that the model is called with.
+        again: what goes on with it, in words, if it is stopped.
 
     It is no strategy of `fit`: nothing is trained.
     """
@@ -27,6 +28,7 @@ class Prediction(Strategy):
     data: str = ""
     format: str = "numpy"
     batch_size: int = 256
+    again: str = ""
 
     def recipe(self) -> Recipe:
         return Recipe(replicas=self.replicas, shards=0, work=Answering())

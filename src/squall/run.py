@@ -16,6 +16,7 @@ from squall.errors import SquallError
 from squall.report import History, Reader, Summary, history, summarize, write_report
 from squall.report.tensorboard import FOLDER, begin_tensorboard, write_record
 from squall.runtime import best
+from squall.runtime.answers import modelless
 from squall.runtime.disk import written
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.runtime.snapshot import Snapshots
@@ -70,6 +71,8 @@ class Run:
         """
         snapshots = Snapshots(self.directory)
         numbers = snapshots.numbers()
+        if why := modelless(self.directory):
+            raise SquallError(why)
         if weights is None and not numbers:
             raise SquallError(f"{self.directory} has no snapshot: nothing was trained yet")
         if isinstance(weights, int) and weights not in numbers:

@@ -44,6 +44,18 @@ def test_a_student_of_the_digits_is_taught_by_their_teacher(tmp_path: Path) -> N
     assert models["student distilled"]["accuracy"] > 0.8
 
 
+@deep.only
+@pytest.mark.timeout(600)
+def test_a_student_of_the_language_model_is_taught_by_its_teacher(tmp_path: Path) -> None:
+    train("stdlib_lm.py", tmp_path / "teacher", "--steps", "20")
+    flags = ("--temperature", "1", "--run-dir", tmp_path / "student", "--json", "--steps", "40", "--not-alone")
+    ran = squall("distill", tmp_path / "teacher", EXAMPLES / "stdlib_student.py", *flags)
+    assert ran.returncode == 0, ran.stderr
+    models = json.loads(ran.stdout)["models"]
+    assert models["teacher"]["parameters"] > 9 * models["student distilled"]["parameters"]
+    assert models["student distilled"]["bits_per_byte"] < 7.0  # guessing costs 8
+
+
 def test_two_columns_train(tmp_path: Path) -> None:
     assert train("alexnet_digits.py", tmp_path / "alexnet", "--steps", "5")["updates"] == 5
 
@@ -126,6 +138,8 @@ def test_a_model_of_transformers_is_pretrained_saved_and_fine_tuned(tmp_path: Pa
 def test_a_keras_model_is_trained_and_replayed(tmp_path: Path) -> None:
     """The replay comes to Keras by the kept code, and not by the file that says what Keras computes with."""
     assert train("keras_digits.py", tmp_path / "run", "--epochs", "8")["metrics"]["accuracy"] > 0.9
-    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-    ran = squall("replay", "--check", tmp_path / "run", env=environment)
+    elsewhere = {**os.environ, "KERAS_BACKEND": "jax"}
+    ran = squall("replay", "--check", tmp_path / "run", env=elsewhere)
     assert (ran.returncode, "the same, bit for bit" in ran.stdout) == (0, True), ran.stdout + ran.stderr
+    ran = squall("export", tmp_path / "run", tmp_path / "digits.keras", env=elsewhere)
+    assert (ran.returncode, (tmp_path / "digits.keras").is_file()) == (0, True), ran.stdout + ran.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from squall.export.exporting import export
 from squall.run import Run
 from tests.export.models import classes, features
 from tests.tasks import regression
+from tests.warm import python
 
 
 @pytest.fixture
@@ -37,6 +39,44 @@ def test_what_was_exported_is_loaded(run: Run, tmp_path: Path, name: str) -> Non
     with torch.no_grad():
         assert torch.allclose(module(features()), run.model(features()), atol=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, "run-1"]
+
+
+def test_a_model_that_one_onnx_file_cannot_hold_has_its_weights_beside_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("squall.export.formats.MOST_ONNX_BYTES", 100)
+    done = export(run.directory, tmp_path / "m.onnx")
+    files = [tmp_path / "m.onnx", tmp_path / "m.onnx.data"]
+    assert sorted(path for path in tmp_path.iterdir() if path.is_file()) == files
+    assert done.bytes == sum(path.stat().st_size for path in files)
+    with torch.no_grad():
+        assert torch.allclose(squall.load(tmp_path / "m.onnx")(features()), run.model(features()), atol=1e-6)
+    files[0].unlink()
+    with pytest.raises(ValueError, match=r"m\.onnx\.data exists already"):
+        export(run.directory, tmp_path / "m.onnx")
+    with pytest.raises(ValueError, match="--int8 takes models of up to 2 GB: leave it out"):
+        export(run.directory, tmp_path / "n.onnx", int8=True)
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", "m.safetensors"])
+def test_a_full_disk_is_told_and_nothing_is_left(run: Run, tmp_path: Path, name: str) -> None:
+    """In a process of its own, for the limit on a file's size is one of the process, which a full disk resembles."""
+    script = (
+        "import resource, sys, squall.export.exporting as exporting\n"
+        "write = exporting.written\n"
+        "def limited(path):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))\n"
+        "    return write(path)\n"
+        "exporting.written = limited\n"
+        "from squall.cli import main\n"
+        f"sys.exit(main(['export', {str(run.directory)!r}, {str(tmp_path / name)!r}]))\n"
+    )
+    (run.directory / "limited.py").write_text(script)
+    ran = python(run.directory / "limited.py")
+    assert ran.returncode == 1, ran.stderr
+    assert re.search(rf"squall: error: .*{re.escape(name)} cannot be written", ran.stderr), ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["run-1"]
 
 
 def test_state_has_the_model_s_names(run: Run, tmp_path: Path) -> None:

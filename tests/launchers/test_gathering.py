@@ -227,9 +227,9 @@ def test_a_machine_that_is_gone_before_it_is_noticed_costs_the_launch_its_name(r
 
 def test_one_that_has_another_task_costs_the_launch_and_is_told_why(run: Run) -> None:
     run.built(0)
-    with pytest.raises(SquallError, match="8 training examples in place of 7"):
+    with pytest.raises(SquallError, match="8 examples in place of 7"):
         run.say(1, kind="built", facts=msgspec.to_builtins(Facts(LAYOUT, 8)))
-    assert "8 training examples in place of 7" in run.lines[1].said[-1]["reason"]
+    assert "8 examples in place of 7" in run.lines[1].said[-1]["reason"]
 
 
 def test_one_that_has_another_task_is_sent_away_when_the_run_has_begun(run: Run) -> None:
@@ -239,7 +239,7 @@ def test_one_that_has_another_task_is_sent_away_when_the_run_has_begun(run: Run)
         run.say(number, kind="ready")
     run.join()
     run.say(2, kind="built", facts=msgspec.to_builtins(Facts(LAYOUT, 8)))
-    assert run.lines[2].said[-1]["reason"].count("8 training examples in place of 7") == 1
+    assert run.lines[2].said[-1]["reason"].count("8 examples in place of 7") == 1
     assert run.lines[2].closed
     assert 2 not in run.gathering.machines
 

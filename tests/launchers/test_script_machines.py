@@ -143,7 +143,7 @@ def test_scripts_of_a_machine_that_is_lost_or_leaves_begin_again_where_there_is_
 def test_a_machine_with_a_shard_leaves_and_the_scripts_begin_again_where_they_join(tmp_path: Path) -> None:
     """On the others, with all that was trained."""
     with cluster(tmp_path, 3, "--replicas", "3", "--shards", "3", *FLAGS, script=ENDLESS) as found:
-        found.event("started", "training began")
+        found.event("started")
         leaver, other = found.machines
         leaver.process.send_signal(signal.SIGINT)
         status, there = leaver.finish()

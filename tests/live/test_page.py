@@ -1,5 +1,6 @@
 """The page in a real browser."""
 
+import math
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -166,3 +167,22 @@ def test_an_hour_takes_no_more_memory_than_a_minute(page: Browser, shown: Any) -
     held = page.says(script)
     assert len(held) == 12
     assert max(held) < 1.3 * held[0]  # after five minutes all that is kept is full
+
+
+def test_of_a_prediction_nothing_is_told_that_only_training_has(tmp_path: Path, page: Browser) -> None:
+    facts = {"status": "running", "strategy": "Prediction", "optimizer": "", "epochs": "1", "replicas": "2",
+             "found": "500", "examples_per_epoch": "1000"}  # fmt: skip
+    with closing(Record(tmp_path / "run.sqlite")) as record:
+        for key, value in facts.items():
+            record.add(StateRow(key, value))
+        for second in range(1, 9):
+            record.add(ProgressRow(float(second), second % 2, 32, 1, math.nan, 0.9, 0.1, 0, 0))
+    listener, token = bound(7880), new_token()
+    Thread(target=serve, args=(tmp_path, listener, token), daemon=True).start()
+    page.open(link(listener, token), 1300)
+    page.wait("return document.querySelectorAll('#replicas tr').length", lambda rows: rows == 3)
+    assert page.says("return document.querySelector('#status').textContent").startswith("example 756 of 1000, 8 s")
+    shown = page.says("return document.querySelector('body').innerText")
+    assert "examples/s" in shown
+    for word in ("loss", "staleness", "exchanged", "clock", "pushes", "Bytes a second"):
+        assert word not in shown, word

@@ -62,7 +62,7 @@ def test_falling_loss_falls_on_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("duration_s", "unit"), [(60, "seconds"), (3000, "minutes"), (40_000, "hours")])
 def test_time_is_told_in_a_fitting_unit(tmp_path: Path, duration_s: int, unit: str) -> None:
     rows: list[Row] = [MetricRow(duration_s * i / 5, 0, i, i, "accuracy", i / 5) for i in range(6)]
-    assert f"{unit} of training" in drawn(tmp_path, rows)["accuracy over time"].svg
+    assert f">{unit}<" in drawn(tmp_path, rows)["accuracy over time"].svg
 
 
 def test_one_result_is_a_dot_and_names_are_not_formulas(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_a_finished_run(run_dir: Path) -> None:
         updates=40,
         exchanged_bytes=20 * 800,
         shares={0: 0.75, 1: 0.25},
+        deaths=1,
     )
 
 

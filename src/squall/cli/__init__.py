@@ -46,6 +46,7 @@ COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `squall`; returns the exit status."""
     commanded_at = _process_started_at()
+    os.environ["KERAS_BACKEND"] = "torch"  # for whatever imports Keras here: nothing else can be trained
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if arguments[:1] == ["replay"]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squall.cli.flags import add_launcher, add_machines
+from squall.cli.machines import replicas
 
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
@@ -19,16 +21,17 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     parser = commands.add_parser(
         "predict", help="answer every example of a dataset with a trained model",
         description="Run a trained model on every example of a dataset, once and in order, on many processes. What is"
-        " answered is kept: given again, the command goes on with the rest.",
+        " answered is kept: given again, the command goes on with the rest. Several machines need the run and the data"
+        " at the same paths on each of them. At the end the answers lie on the disk twice for a moment.",
     )  # fmt: skip
-    parser.set_defaults(run=_predict, seed=0)
+    parser.set_defaults(run=_predict, seed=0, command=shlex.join(["squall", *arguments]))
     parser.add_argument("run_dir", metavar="RUN", help="the run whose model it is, or a file by squall export")
     parser.add_argument(
         "file", metavar="FILE[:function]",
         help="its function (default: data) builds a dataset, (dataset, predict) or a squall.Task (then: its validation"
         " set); a function predict(model, batch) of the file says what the outputs are",
     )  # fmt: skip
-    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="processes that answer (default: 2)")
+    parser.add_argument("--replicas", type=replicas, default=2, metavar="N", help="processes that answer (default: 2)")
     parser.add_argument("--best", action="store_true", help="with the weights of the best evaluation (--keep-best)")
     parser.add_argument("--out", metavar="DIR", help="a new directory, or one to go on with (default: RUN/predictions)")
     parser.add_argument(
@@ -59,8 +62,9 @@ def _predict(options: argparse.Namespace, local: LocalRun | None, commanded_at: 
     words = model_in_words(run, options.best)
     loaded = load_task(options.file, default="data")
     what = Prediction(
-        replicas=options.replicas, model=words, data=loaded.file, format=options.format, batch_size=options.batch_size
-    )
+        replicas=options.replicas, model=words, data=loaded.file, format=options.format, batch_size=options.batch_size,
+        again=f"go on with the rest: {options.command}",
+    )  # fmt: skip
     task = partial(
         build, str(run.resolve()), options.best, loaded.function, loaded.predict, options.batch_size, options.format
     )

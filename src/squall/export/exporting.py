@@ -13,11 +13,12 @@ import msgspec
 
 from squall.export import compare
 from squall.export.calls import call_with
-from squall.export.formats import Format, Trained, format_of
+from squall.export.formats import Format, Trained, format_of, too_large
 from squall.export.int8 import quantized
 from squall.export.verdict import TOLERANCE, Verdict
 from squall.report.words import size, two_columns
 from squall.run import Run
+from squall.runtime.disk import written
 from squall.task import Task
 
 TRIED = (1, 5, 7, 64)  # examples of the batches that are compared; 5 and 7 also show which dimensions are the batch's
@@ -82,15 +83,16 @@ def export(
     trained = Trained(task.model, calls[5], calls[7])
     with TemporaryDirectory(prefix=".export-", dir=path.parent) as beside:
         made = Path(beside) / path.name
-        kind.write(trained, made)
+        with written(path):
+            kind.write(trained, made)
         off = compare.difference(task.model, kind.read(made, trained), list(calls.values()))
         verdict = quantized(task, made, trained.one.of(task.model), tolerance) if int8 else None
         kept = verdict is None or verdict.accepted is not None
-        written = sum(each.stat().st_size for each in _files(made)) if kept else None
+        bytes_ = sum(each.stat().st_size for each in _files(made)) if kept else None
         if kept:
             _put(_files(made), path.parent, overwrite)
     inputs = [f"{str(each.dtype).removeprefix('torch.')}{['batch', *each.shape[1:]]}" for each in trained.one.tensors]
-    return Exported(path, kind.what, written, off, [each.replace("'", "") for each in inputs], verdict)
+    return Exported(path, kind.what, bytes_, off, [each.replace("'", "") for each in inputs], verdict)
 
 
 def _check(path: Path, kind: Format, int8: bool, tolerance: float, overwrite: bool) -> None:
@@ -115,6 +117,8 @@ def _trained(run_dir: Path, weights: int | Literal["best"] | None, int8: bool) -
     if not (run_dir / "run.json").exists():
         raise ValueError(f"{run_dir} holds no run: there is no run.json in it")
     task = Run(run_dir).trained(weights)
+    if int8 and too_large(task.model):
+        raise ValueError("--int8 takes models of up to 2 GB: leave it out, or train a smaller model (`squall distill`)")
     if int8 and task.validate is None:
         raise ValueError(
             "the task has nothing to judge an INT8 model by: give Task validate, and metrics (else its loss counts)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from squall.export.stand_in import StandIn, onnx_module
 from squall.usercode.blame import failure
 
 MODULE = "pkg.torch.onnx.name_scopes"  # of a node: the names of the modules that it is inside of
-MOST_ONNX_BYTES = 2_000_000_000  # a protobuf message ends at 2 GiB
+MOST_ONNX_BYTES = 2_000_000_000  # a protobuf message ends at 2 GiB; of a larger model weights lie in a file beside it
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,13 @@ def format_of(path: Path) -> Format:
 
 def write_state(trained: Trained, path: Path) -> None:
     """Tensors by the names of `state_dict()`; of tied ones the first name."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_model
 
-    save_model(trained.model, str(path))
+    try:
+        save_model(trained.model, str(path))
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} cannot be written: {error}") from error
 
 
 def read_state(path: Path, trained: Trained) -> Callable[..., Any]:
@@ -129,8 +134,10 @@ def _first_line(text: str) -> str:
 
 
 def write_program(trained: Trained, path: Path) -> None:
+    file = BytesIO()  # where a disk is full, torch would abort the process
     with quiet():
-        torch.export.save(program(trained), path)
+        torch.export.save(program(trained), file)
+    path.write_bytes(file.getbuffer())
 
 
 def read_program(path: Path, trained: Trained | None = None) -> nn.Module:
@@ -143,9 +150,6 @@ def read_program(path: Path, trained: Trained | None = None) -> nn.Module:
 
 def write_onnx(trained: Trained, path: Path) -> None:
     """With a free dimension "batch". Raises `SquallError` that names the operator without a counterpart in ONNX."""
-    state = sum(tensor.nbytes for tensor in (*trained.model.parameters(), *trained.model.buffers()))
-    if state > MOST_ONNX_BYTES:
-        raise SquallError(f"the model has {state / 1e9:.1f} GB, and one ONNX file holds 2: write .pt2 or .safetensors")
     exported = program(trained)
     try:
         with quiet():
@@ -155,7 +159,17 @@ def write_onnx(trained: Trained, path: Path) -> None:
     assert found is not None
     graph = found.model_proto
     _tidy(graph)
-    path.write_bytes(graph.SerializeToString())
+    if too_large(trained.model):
+        beside = path.with_name(f"{path.name}.data")
+        imported("onnx").save_model(graph, str(path), save_as_external_data=True, location=beside.name)
+        beside.chmod(path.stat().st_mode)  # it is made as a private file
+    else:
+        path.write_bytes(graph.SerializeToString())
+
+
+def too_large(model: nn.Module) -> bool:
+    """Whether one ONNX file cannot hold its weights."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) > MOST_ONNX_BYTES
 
 
 def _tidy(model: Any) -> None:
@@ -181,7 +195,8 @@ def by_onnx(convert: Callable[[Path, Path], None]) -> Callable[[Trained, Path], 
         try:
             convert(between, path)
         finally:
-            between.unlink()
+            for each in path.parent.glob(f"{between.name}*"):
+                each.unlink()
 
     return write
 

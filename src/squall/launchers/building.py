@@ -35,6 +35,8 @@ def build_task(message: dict[str, Any]) -> Task:
     seed_everything(message["plan"].seed)
     try:
         task: Task = message["task"]()
+    except SquallError as error:  # is no fault of the user's code
+        raise TaskError(str(error)) from error
     except Exception as error:
         raise TaskError(encode(error)) from error
     show(Sources.now(f"{sources.file}:").imported)

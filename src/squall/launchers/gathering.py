@@ -165,7 +165,7 @@ class Gathering:
         for machine in list(self.machines.values()):
             if here is not None and machine.facts is not None and (found := here.differences(machine.facts)):
                 why = (
-                    f"machine {machine.number} ({machine.name}) has something else to train than this one: {found}."
+                    f"machine {machine.number} ({machine.name}) has another task than this one: {found}."
                     " Have the same data and the same versions of libraries there"
                 )
                 machine.pipe.say(kind="kill", status="failed", reason=why)  # its user does not know yet

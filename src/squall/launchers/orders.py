@@ -27,6 +27,7 @@ from squall.protocol.effects import End
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node
 from squall.record.inventory import Inventory
+from squall.runtime.answering import PredictionTask
 from squall.runtime.placement import Seats
 from squall.runtime.run_plan import Plan
 from squall.runtime.site import Site
@@ -53,17 +54,21 @@ class Facts(msgspec.Struct, frozen=True):
     examples: int
     evaluated: bool = True  # there is something to evaluate on
     starts: tuple[int, ...] = ()  # where stages begin: the head's own machine cuts them for all
+    answers: int = 0  # the checksum of the model that answers, where nothing is trained
 
     @classmethod
     def of(cls, task: Task, starts: tuple[int, ...] = ()) -> Facts:
         layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-        return cls(layout, task.examples, task.validate is not None, starts)
+        answers = task.checksum() if isinstance(task, PredictionTask) else 0
+        return cls(layout, task.examples, task.validate is not None, starts, answers)
 
     def differences(self, other: Facts) -> str:
         """How `other` differs, in words; "" if it does not."""
         found = self.layout.differences(other.layout)[:5]
         if self.examples != other.examples:
-            found.append(f"{other.examples} training examples in place of {self.examples}")
+            found.append(f"{other.examples} examples in place of {self.examples}")
+        if self.answers != other.answers:
+            found.append("other weights in the model that answers")
         return "; ".join(found)
 
 

@@ -232,6 +232,7 @@ class StateRow:
     - `evaluating`: number of the evaluation under way
     - `keep_best`: the metric whose best weights are kept
     - `diverged`: what is wrong with the loss, if something is; `first_loss`: what it is compared with
+    - `found`: examples that a prediction, whose `optimizer` is empty, had answers for when it began
     - `counted`: what leases count, "example" or (of a sampler's order) "position"
     - `batch`: examples of each evaluation, where the method looks at batches as a whole and deals no leases
     - `bubble`: the share of its time that a part of a pipeline has no microbatch, at the least: of equal stages

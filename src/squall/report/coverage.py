@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from squall.report.reader import Reader
-from squall.report.words import plural
+from squall.report.words import ANSWERING, TRAINING, plural, words_of
 
 SHOWN = 6  # ranges named in one sentence
 
@@ -40,6 +40,7 @@ class EpochAudit:
 
     `owed`: the run says that positions below it are trained; it is 0 where the run promises nothing (yet).
     `skipped`: what scripts have left out of it. `noun`: what leases count; a sampler's position may be any example.
+    `done`: what happens to an example; what is answered knows no epochs.
     """
 
     epoch: int
@@ -48,6 +49,7 @@ class EpochAudit:
     spans: tuple[TrainedRange, ...]
     skipped: tuple[TrainedRange, ...] = ()
     noun: str = "example"
+    done: str = TRAINING.done
 
     def __len__(self) -> int:
         return self.last - self.epoch + 1
@@ -84,17 +86,17 @@ class EpochAudit:
 
     def __str__(self) -> str:
         trained = sum(len(span) for span in self.spans if span.times)
-        name = _name(self.epoch, self.last)
+        name = _name(self, self.last)
         if self.finished:
-            text = f"{name}: {trained:,} of {plural(self.examples, self.noun)} trained."
+            text = f"{name}: {trained:,} of {plural(self.examples, self.noun)} {self.done}."
         else:
-            text = f"{name}, unfinished: {trained:,} of {self.examples:,} trained so far."
+            text = f"{name}, unfinished: {trained:,} of {self.examples:,} {self.done} so far."
         if self.missed:
-            text += f" Never trained: {_total(self.missed):,}, at {_places(self.missed)}."
+            text += f" Never {self.done}: {_total(self.missed):,}, at {_places(self.missed)}."
         if self.skipped:
             text += f" Left out by the script: {_total(self.skipped):,}, at {_places(self.skipped)}."
         if self.repeated:
-            text += f" Trained more than once: {_total(self.repeated):,}, at {_places(self.repeated)}."
+            text += f" {self.done.capitalize()} more than once: {_total(self.repeated):,}, at {_places(self.repeated)}."
         return text
 
 
@@ -113,6 +115,7 @@ class Audit:
     absent: int = 0
     batches: str = ""
     noun: str = "example"
+    done: str = TRAINING.done
 
     @property
     def epochs(self) -> tuple[EpochAudit, ...]:
@@ -157,7 +160,8 @@ class Audit:
                 f"{short + self.absent:,} of {plural(finished + self.absent, 'finished epoch')} missed {self.noun}s."
             )
         absent = [f"Of {plural(self.absent, 'epoch')} nothing was trained at all."] if self.absent else []
-        return "\n".join([verdict, *_sentences(self.parts), *absent])
+        verdicts = [verdict] if self.done == TRAINING.done else []  # that count epochs
+        return "\n".join([*verdicts, *_sentences(self.parts), *absent])
 
 
 def audit(reader: Reader) -> Audit:
@@ -171,7 +175,7 @@ def audit(reader: Reader) -> Audit:
     if batch := int(state.get("batch") or 0):
         return Audit((), batches=_batches(reader, batch, state.get("strategy", "This method")))
     size = int(state.get("examples_per_epoch") or 0) or reader.longest()
-    dealt, noun = reader.dealt(size), state.get("counted", "example")
+    dealt, noun, done = reader.dealt(size), state.get("counted", "example"), words_of(state).done
     owed = (0, 0)  # all epochs before this one, and this one up to there
     if state.get("ended") == "data":
         owed = (int(state.get("epochs") or 0), 0)
@@ -184,11 +188,11 @@ def audit(reader: Reader) -> Audit:
     for first, last, spans in _by_epoch(coverage(reader.trained(size)), size, dealt) if size else ():
         if any(span.times for span in spans) or first in skips:
             due = size if first < owed[0] else owed[1] if first == owed[0] else 0
-            found.append(EpochAudit(first, last, due, spans, tuple(skips.get(first, ())), noun))
+            found.append(EpochAudit(first, last, due, spans, tuple(skips.get(first, ())), noun, done))
         elif first <= owed[0] <= last and owed[1]:
-            found.append(EpochAudit(owed[0], owed[0], owed[1], spans, noun=noun))
+            found.append(EpochAudit(owed[0], owed[0], owed[1], spans, noun=noun, done=done))
     known = sum(min(part.last + 1, owed[0]) - part.epoch for part in found if part.epoch < owed[0])
-    return Audit(tuple(found), absent=owed[0] - known, noun=noun)
+    return Audit(tuple(found), absent=owed[0] - known, noun=noun, done=done)
 
 
 def _batches(reader: Reader, batch: int, strategy: str) -> str:
@@ -273,11 +277,15 @@ def _sentences(parts: tuple[EpochAudit, ...]) -> list[str]:
 
 
 def _exactly_once(run: list[EpochAudit]) -> str:
-    return f"{_name(run[0].epoch, run[-1].last)}: each of {plural(run[0].examples, run[0].noun)} trained exactly once."
+    first = run[0]
+    each = f"each of {plural(first.examples, first.noun)} {first.done} exactly once."
+    return f"{_name(first, run[-1].last)}: {each}"
 
 
-def _name(first: int, last: int) -> str:
-    return f"Epoch {first}" if first == last else f"Epochs {first} to {last}"
+def _name(part: EpochAudit, last: int) -> str:
+    if part.done == ANSWERING.done:
+        return "The data"
+    return f"Epoch {part.epoch}" if part.epoch == last else f"Epochs {part.epoch} to {last}"
 
 
 def _total(spans: tuple[TrainedRange, ...]) -> int:

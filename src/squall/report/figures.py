@@ -9,7 +9,7 @@ import numpy as np
 from squall.record.rows import MetricRow, ProgressRow
 from squall.report.reader import Reader
 from squall.report.svg import GRID, INK, SERIES, engineering, name_lines, new_figure, scale, style, to_svg
-from squall.report.words import plural
+from squall.report.words import plural, trains
 
 BINS = 40  # points of throughput, bars of a histogram
 ROWS = 12  # replicas with a histogram of their own
@@ -29,7 +29,9 @@ class Chart:
 
 
 def charts(reader: Reader) -> list[Chart]:
-    """Every chart of a run, in reading order."""
+    """Every chart of a run, in reading order; of one that answers, how fast it did."""
+    if not trains(reader.state()):
+        return [throughput_chart(reader, reader.end_s())]
     results: dict[str, list[MetricRow]] = defaultdict(list)
     for metric in reader.rows(MetricRow):
         results[metric.name].append(metric)
@@ -193,5 +195,5 @@ def bars_chart(title: str, values: dict[str, float | None]) -> Chart:
 def _time_unit(duration_s: float) -> tuple[float, str]:
     for unit_s, name in ((3600.0, "hours"), (60.0, "minutes")):
         if duration_s > 5 * unit_s:
-            return unit_s, f"{name} of training"
-    return 1.0, "seconds of training"
+            return unit_s, name
+    return 1.0, "seconds"

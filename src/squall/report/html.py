@@ -14,7 +14,7 @@ from squall.report.figures import Chart, charts, traffic_charts
 from squall.report.parts import parts_charts
 from squall.report.reader import Reader
 from squall.report.summary import Summary, summarize
-from squall.report.words import LOSSES, clock, number, rate_text, size
+from squall.report.words import ANSWERING, LOSSES, TRAINING, clock, number, rate_text, size, words_of
 
 NEEDED = ("plan", "versions")  # what a page without would be poor
 TIMELINE = 300  # entries shown; of more, the last
@@ -90,7 +90,7 @@ def write_report(run_dir: str | Path) -> Path:
                 )
                 + _timeline(reader)
             )
-            body += f"<h2>Which examples were trained</h2><pre>{proof}</pre>"
+            body += f"<h2>Which examples were {words_of(reader.state()).done}</h2><pre>{proof}</pre>"
     except RecordError as error:
         missing.append(f"Nothing of the training is known: {error}.")
     page = folder / "report.html"
@@ -130,24 +130,28 @@ def gaps(reader: Reader, summary: Summary) -> list[str]:
     if summary.diverged:
         found.append(f"The training has diverged: {summary.diverged}.")
     if not summary.examples:
-        found.append("No example has been trained.")
-    if not summary.metrics:
+        found.append(f"No example has been {words_of(reader.state()).done}.")
+    if summary.trains and not summary.metrics:
         found.append("There is no validation result.")
     return found
 
 
 def _cards(summary: Summary) -> str:
     """The headline figures."""
-    began = "" if summary.first_step_s is None else f"first step after {clock(summary.first_step_s)}"
+    words = TRAINING if summary.trains else ANSWERING
+    began = "" if summary.first_step_s is None else f"first {words.first} after {clock(summary.first_step_s)}"
     updates = "" if summary.updates is None else f" in {summary.updates:,} updates"
     results = sorted(summary.metrics.items(), key=lambda result: result[0] in LOSSES)  # losses come last
     cards = [(name, number(value), "last validation") for name, value in results]
     cards += [
-        ("training time", clock(summary.training_s), began),
+        (words.time, clock(summary.training_s), began),
         ("examples/s", rate_text(summary.examples_per_second), f"{summary.examples:,} examples{updates}"),
     ]
     if summary.staleness_mean is not None:
         cards.append(("mean staleness", f"{summary.staleness_mean:.2f}", f"{summary.staleness_max} at most"))
+    if not summary.trains:
+        cards.append(("deaths", number(summary.deaths), f"{summary.given_back:,} examples were dealt again"))
+        cards.append(("workers", number(len(summary.shares)), f"{summary.found:,} examples were answered before"))
     texts = ((escape(name), escape(value), escape(more)) for name, value, more in cards)
     boxes = "".join(f"<div>{name}<b>{value}</b><small>{more}</small></div>" for name, value, more in texts)
     title = escape(f"{summary.strategy}, {summary.status}")

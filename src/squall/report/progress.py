@@ -11,9 +11,11 @@ from rich.text import Text
 
 from squall.record.rows import EventRow, Row
 from squall.report.totals import ReplicaTally, Totals, loss, staleness, waiting
-from squall.report.words import clock, loss_text, number, percent, plural, rate_text
+from squall.report.words import clock, loss_text, number, percent, plural, rate_text, words_of
 
 SHOWN, SHARDS_SHOWN = 12, 4  # replicas, and shards, with a line of their own
+COLUMNS = ("replica", "examples/s", "loss", "staleness", "max", "waiting", "share")
+OF_TRAINING = ("loss", "staleness", "max")  # the columns that a run has that trains
 SILENT_S = 10.0  # who is silent for so long is named, or for longer where a replica's reports lie further apart
 TROUBLE = {"lost": "yellow", "warning": "yellow", "nonfinite": "yellow", "diverged": "red", "error": "red"}
 
@@ -136,7 +138,8 @@ def sentence(tally: Totals) -> str:
 def picture(tally: Totals) -> RenderableType:
     """The state of a run in a few lines, for a terminal at least 80 columns wide."""
     if not tally.replicas:
-        return Group(_heading(tally), Text("waiting for the first step", "dim"), *_last_events(tally))
+        waits = f"waiting for the first {words_of(tally.state).first}"
+        return Group(_heading(tally), Text(waits, "dim"), *_last_events(tally))
     parts: list[RenderableType] = [_heading(tally), _bar(tally), Text(), _replicas(tally), *_shards(tally), Text()]
     if tally.metrics:
         latest = max(tally.metrics.values(), key=lambda metric: metric.time_s)
@@ -174,18 +177,20 @@ def _bar(tally: Totals) -> Table:
 
 def _replicas(tally: Totals) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for name in ("replica", "examples/s", "loss", "staleness", "max", "waiting", "share"):
+    names = [name for name in COLUMNS if tally.trains or name not in OF_TRAINING]
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("now", no_wrap=True, overflow="ellipsis")
     ordered = sorted(tally.replicas.items())
     # When not all fit, the last line stands for the rest.
     shown = len(ordered) if len(ordered) <= SHOWN else SHOWN - 1
     for index, replica in ordered[:shown]:
-        table.add_row(*_cells(tally, str(index), [replica]), tally.activity.now(f"replica {index}"))
+        cells = _cells(tally, str(index), [replica])
+        table.add_row(*map(cells.get, names), tally.activity.now(f"replica {index}"))
     if rest := [replica for _, replica in ordered[shown:]]:
-        table.add_row(*_cells(tally, f"{len(rest)} more", rest))
+        table.add_row(*map(_cells(tally, f"{len(rest)} more", rest).get, names))
     if len(ordered) > 1:
-        table.add_row(*_cells(tally, "all", list(tally.replicas.values())), style="bold")
+        table.add_row(*map(_cells(tally, "all", list(tally.replicas.values())).get, names), style="bold")
     return table
 
 
@@ -194,19 +199,19 @@ def _shards(tally: Totals) -> list[Text]:
     return [Text.assemble((f"shard {index}  ", "dim"), text) for index, text in doing if text]
 
 
-def _cells(tally: Totals, name: str, replicas: list[ReplicaTally]) -> list[str]:
+def _cells(tally: Totals, name: str, replicas: list[ReplicaTally]) -> dict[str, str]:
     mean = staleness(replicas)
     most = max((r.staleness_max for r in replicas if r.staleness_max is not None), default=None)
     spent = waiting(replicas)
-    return [
-        name,
-        rate_text(tally.rate(replicas)),
-        loss_text(loss(replicas)),
-        f"{mean:.1f}" if math.isfinite(mean) else "-",
-        "-" if most is None else str(most),
-        percent(spent, 1) if math.isfinite(spent) else "-",
-        percent(sum(replica.examples for replica in replicas), tally.examples),
-    ]
+    return {
+        "replica": name,
+        "examples/s": rate_text(tally.rate(replicas)),
+        "loss": loss_text(loss(replicas)),
+        "staleness": f"{mean:.1f}" if math.isfinite(mean) else "-",
+        "max": "-" if most is None else str(most),
+        "waiting": percent(spent, 1) if math.isfinite(spent) else "-",
+        "share": percent(sum(replica.examples for replica in replicas), tally.examples),
+    }
 
 
 def _last_events(tally: Totals) -> list[Text]:

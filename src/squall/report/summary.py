@@ -10,10 +10,10 @@ import msgspec
 
 from squall.protocol.best import better
 from squall.record.inventory import Inventory
-from squall.record.rows import MetricRow
+from squall.record.rows import MemberRow, MetricRow
 from squall.report.parts import PartShare, bubble_text, parts_of, parts_table
 from squall.report.reader import Reader
-from squall.report.words import clock, number, percent, size, two_columns
+from squall.report.words import clock, number, percent, plural, size, trains, two_columns
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class Summary:
     best: dict[str, float] = field(default_factory=dict)  # of the metric whose best weights are kept
     parts: list[PartShare] = field(default_factory=list)  # of replicas of several processes
     least_bubble: float | None = None  # of a pipeline with equal stages and no transfers, 0 to 1
+    trains: bool = True  # else it answers: `squall predict`
+    found: int = 0  # examples that were answered before
+    deaths: int = 0  # of processes
+    given_back: int = 0  # examples of leases that ended before they were done, which are dealt again
 
     def to_json_dict(self) -> dict[str, Any]:
         """The same in JSON's types; a number that JSON cannot hold (NaN, infinity) becomes None."""
@@ -52,6 +56,8 @@ class Summary:
     def lines(self) -> list[tuple[str, str]]:
         """What each number is called, and the number, as people read it."""
         why = f": {self.reason}" if self.reason and self.status in ("finished", "interrupted", "moved") else ""
+        if not self.trains:
+            return self._answered(why)
         found = [("strategy", self.strategy)]
         found += [("optimizer", self.optimizer)] if self.optimizer else []
         found += [("status", self.status + why)]
@@ -69,16 +75,38 @@ class Summary:
         if self.updates is not None:
             found.append(("updates", number(self.updates)))
         found.append(("exchanged", size(self.exchanged_bytes)))
-        for machine, (sent, received) in self.machines.items():
-            found.append((f"machine {machine}", f"sent {size(sent)}, received {size(received)}"))
-        if self.inventory.plaintext:
-            found.append(("between machines", "plain text, readable on its way (--plaintext)"))
+        found += self._between()
         if bubble := bubble_text(self.parts, self.least_bubble):
             found.append(("bubble", bubble))
         if self.staleness_mean is not None:
             found.append(("staleness", f"{self.staleness_mean:.2f} mean, {self.staleness_max} max"))
+        return found + self._share()
+
+    def _answered(self, why: str) -> list[tuple[str, str]]:
+        before = f", {number(self.found)} of them before" if self.found else ""
+        again = f", {number(self.given_back)} examples were dealt again" if self.given_back else ""
+        return [
+            ("status", self.status + why),
+            ("answered", plural(self.found + self.examples, "example") + before),
+            ("time", clock(self.training_s)),
+            ("until the first answer", "unknown" if self.first_step_s is None else clock(self.first_step_s)),
+            ("examples/s", number(self.examples_per_second)),
+            *([("deaths", number(self.deaths) + again)] if self.deaths else []),
+            *self._between(),
+            *self._share(),
+        ]
+
+    def _between(self) -> list[tuple[str, str]]:
+        found = [
+            (f"machine {machine}", f"sent {size(sent)}, received {size(received)}")
+            for machine, (sent, received) in self.machines.items()
+        ]
+        plain = ("between machines", "plain text, readable on its way (--plaintext)")
+        return [*found, plain] if self.inventory.plaintext else found
+
+    def _share(self) -> list[tuple[str, str]]:
         shares = ", ".join(f"{replica}: {percent(share, 1)}" for replica, share in self.shares.items())
-        return [*found, ("share of replica", shares)] if shares else found
+        return [("share of replica", shares)] if shares else []
 
     def __str__(self) -> str:
         return "\n".join([two_columns(self.lines()), *([parts_table(self.parts)] if self.parts else [])])
@@ -132,6 +160,10 @@ def summarize(reader: Reader) -> Summary:
         best=_best(reader, state.get("keep_best", "")),
         parts=parts_of(reader),
         least_bubble=float(state["bubble"]) if state.get("bubble") else None,
+        trains=trains(state),
+        found=int(state.get("found") or 0),
+        deaths=sum(member.change == "lost" for member in reader.rows(MemberRow)),
+        given_back=reader.lease_sums()[2],
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from squall.protocol.nodes import Node
 from squall.record.rows import ActivityRow, EventRow, MemberRow, MetricRow, ProgressRow, Row, StalenessRow, StateRow
 from squall.report.activity import Activity
+from squall.report.words import trains
 
 RECENT_S = 10.0  # rates and losses are means over this much training time
 
@@ -90,7 +91,7 @@ class Totals:
     @property
     def trains(self) -> bool:
         """Whether it moves weights, and does not just answer."""
-        return self.state.get("optimizer") != ""
+        return trains(self.state)
 
     def limit(self) -> tuple[str, float, float]:
         """What bounds the run: its name, how much of it is done, and how much there is (NaN: unknown)."""

@@ -2,13 +2,34 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+
+class Words(NamedTuple):
+    """What a run does with examples, in words."""
+
+    done: str  # what happens to one
+    time: str
+    first: str  # what is seen first of it
+
+
+TRAINING = Words("trained", "training time", "step")
+ANSWERING = Words("answered", "time", "answer")
 LOSSES = ("loss", "objective")  # metrics that are to fall; the second is what Sandblaster minimizes
+
+
+def trains(state: Mapping[str, str]) -> bool:
+    """Whether a run moves weights, by the state in its record; else it answers."""
+    return state.get("optimizer") != ""
+
+
+def words_of(state: Mapping[str, str]) -> Words:
+    return TRAINING if trains(state) else ANSWERING
 
 
 def clock(seconds: float) -> str:

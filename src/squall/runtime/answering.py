@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -50,12 +51,23 @@ class PredictionTask(Task):
             each example of the batch.
         format: of the files: "numpy" or "arrow".
         out: the directory that they will be in.
+        file: that the model was read from, if it is no run's.
     """
 
     network: nn.Module
     predict: Predict
     format: str = "numpy"
     out: Path | None = None
+    file: Path | None = None
+
+    def checksum(self) -> int:
+        """CRC-32 of the model's file, else of its state: the same on all machines that answer."""
+        if self.file is not None:
+            return crc32(self.file.read_bytes())
+        found = 0
+        for tensor in (*self.network.parameters(), *self.network.buffers()):
+            found = crc32(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data, found)
+        return found
 
 
 def call(network: nn.Module, batch: Batch) -> Any:

@@ -43,6 +43,12 @@ def described(directory: Path) -> dict[str, Any] | None:
     return settings if plan["strategy"] == "Prediction" else None
 
 
+def modelless(directory: Path) -> str:
+    """Why there is no model in the directory, with the remedy, if it holds predictions."""
+    found = described(directory)
+    return f"{directory} holds predictions, and no model: name what made them, {found['model']}" if found else ""
+
+
 class Answers:
     """Of one prediction, in its directory."""
 

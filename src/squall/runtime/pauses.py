@@ -31,7 +31,7 @@ class Pauses:
     def ends(self) -> tuple[dict[str, object], str]:
         """What the record has to know when training begins, and the same in words."""
         if not self.moved:
-            return {}, "training began"
+            return {}, ""
         seconds = time.time() - self._since
         found = msgspec.json.encode([*self._before, (seconds, self._why)]).decode()
         return {FACT: found}, f"started again after {seconds:.1f} s"

@@ -85,7 +85,7 @@ def load_code(path: Path, task: TaskFunction | None = None) -> Code | ScriptCode
     Raises `ValueError` for a directory that holds no run. Reads a pickle: only of directories you trust.
     """
     # What refers to Keras imports it here, and not by the user's file, which says what Keras shall compute with.
-    os.environ.setdefault("KERAS_BACKEND", "torch")
+    os.environ["KERAS_BACKEND"] = "torch"
     with _opened(path) as file:
         sources: Sources = pickle.load(file)
         folder = os.path.dirname(sources.file)

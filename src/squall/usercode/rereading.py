@@ -36,8 +36,8 @@ def code_again(directory: Path, task: TaskFunction | str | None = None, as_it_wa
     if task is not None and as_it_was:
         raise ValueError("a run goes on with another task, or as it was: leave one out")
     sources = load_sources(directory)
-    if described(directory) is not None:
-        raise ValueError(f"{directory} holds predictions: the `squall predict` that began them goes on with the rest")
+    if (prediction := described(directory)) is not None:
+        raise ValueError(f"{directory} holds predictions: {prediction['again']}")
     if (directory / "run.sqlite").exists():
         with closing(Reader(directory / "run.sqlite")) as reader:
             reader.state()

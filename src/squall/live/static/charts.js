@@ -33,7 +33,7 @@ class Chart {
     const axis = { stroke: faint, grid: { stroke: grid, width: 0.5 }, ticks: { stroke: grid, width: 0.5 } }
     return {
       width, height: HEIGHT, scales: { x: { time: false } }, cursor: { points: { size: 6 } },
-      series: [{ label: 'training time', value: (_, v) => v === null ? '' : `${v.toFixed(1)} s` },
+      series: [{ label: 'time', value: (_, v) => v === null ? '' : `${v.toFixed(1)} s` },
         ...names.map((label, i) => ({ label, stroke: series[i % 8], width: 1.5, spanGaps: true,
           points: { show: false }, value: (_, v) => v === null ? '' : sized(v) }))],
       axes: [{ ...axis, size: 32 }, { ...axis, size: 58, values: (_, values) => values.map(sized) }],

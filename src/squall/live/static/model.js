@@ -69,8 +69,10 @@ export class Run {
       const seconds = row.time_s - tick.x
       this.curve('examples/s').add(row.time_s, tick.examples / seconds)
       if (tick.seen) this.curve('training loss').add(row.time_s, tick.loss / tick.seen)
-      this.curve('pushed').add(row.time_s, tick.pushed / seconds)
-      this.curve('fetched').add(row.time_s, tick.fetched / seconds)
+      if (this.trains) {
+        this.curve('pushed').add(row.time_s, tick.pushed / seconds)
+        this.curve('fetched').add(row.time_s, tick.fetched / seconds)
+      }
       const clocks = [...this.replicas.values()].map(replica => replica.clock)
       const fastest = Math.max(...clocks)
       if (fastest) {
@@ -156,9 +158,12 @@ export class Run {
   get size() { return Number(this.state.examples_per_epoch) || 0 }
   get examples() { return sum([...this.replicas.values()], replica => replica.examples) }
 
+  get trains() { return this.state.optimizer !== '' } // else it answers
+
   // What bounds the run: [its name, how much is done, how much there is].
   limit() {
     const epochs = Number(this.state.epochs), steps = Number(this.state.steps), seconds = Number(this.state.seconds)
+    if (!this.trains) return ['example', this.examples + Number(this.state.found || 0), this.size]
     if (epochs && this.size) return ['epoch', Math.min(this.examples / this.size, epochs), epochs]
     if (seconds) return ['second', Math.min(this.time, seconds), seconds]
     return steps ? ['step', null, steps] : ['', null, null]

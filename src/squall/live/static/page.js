@@ -8,6 +8,10 @@ const at = id => document.getElementById(id)
 const number = value => value === null || value === undefined ? '–' : Number(value.toPrecision(4)).toLocaleString('en')
 const bytes = value => value >= 1e9 ? `${(value / 1e9).toFixed(1)} GB` : value >= 1e6 ? `${(value / 1e6).toFixed(1)} MB`
   : `${Math.round((value ?? 0) / 1e3)} kB`
+const COLUMNS = ['replica', 'now', 'examples/s', 'loss', 'staleness', 'waiting', 'clock', 'behind', 'share', 'memory', 'pushes',
+  'fetches']
+const OF_TRAINING = new Set(['training loss', 'loss', 'staleness', 'exchanged', 'clock', 'behind', 'pushes', 'fetches'])
+const told = name => run.trains || !OF_TRAINING.has(name)
 const TROUBLE = new Set(['lost', 'warning', 'nonfinite', 'diverged', 'error'])
 
 let run = new Run(), wanted = false, away = false
@@ -51,7 +55,7 @@ function header() {
     ['waiting', recent.waiting === null ? '–' : percent(recent.waiting), 'of the replicas’ time'],
     ['exchanged', `${bytes(recent.pushed + recent.fetched)}/s`, traffic(state.traffic)],
     ['leases ended', run.leases[1].toLocaleString('en'), `examples; ${run.leases[2].toLocaleString('en')} given back`],
-  ])
+  ].filter(([name]) => told(name)))
 }
 
 const plural = (count, noun) => Number(count) ? `${count} ${noun}${count === '1' ? '' : 's'}` : ''
@@ -79,8 +83,7 @@ function replicas() {
       percent(replica.examples / Math.max(1, run.examples)), place ? bytes(place.memory) : '–',
       `${bytes(recent.pushed)}/s`, `${bytes(recent.fetched)}/s`]
   })
-  table(at('replicas'), ['replica', 'now', 'examples/s', 'loss', 'staleness', 'waiting', 'clock', 'behind', 'share', 'memory',
-    'pushes', 'fetches'], rows)
+  table(at('replicas'), COLUMNS.filter(told), rows.map(row => row.filter((_, i) => told(COLUMNS[i]))))
 }
 
 function events() {

@@ -14,7 +14,7 @@ import msgspec
 
 from squall.protocol.answering.effects import WriteAnswers
 from squall.protocol.answering.messages import AnswersPiece, NotKept
-from squall.protocol.effects import Effect, Send
+from squall.protocol.effects import Cause, Effect, Send
 from squall.protocol.events import AnswersTaken, Event
 from squall.protocol.exchanges import Exchanges
 from squall.protocol.frames import Message
@@ -40,6 +40,9 @@ class AnswerCoordinator(LoopCoordinator):
     def _listen(self, now: float, effects: list[Effect]) -> None:
         effects.append(AnswersFound(tuple(self._found), self.leases.trained))
         super()._listen(now, effects)
+
+    def _over(self) -> tuple[Cause, str] | None:
+        return (Cause.DATA, "all examples are answered") if self.leases.over() else None
 
     def _show_view(self, effects: list[Effect]) -> None:
         self.members.next_view()
