@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from squall.live.server import bound, link, new_token, serve
-from squall.record.rows import ActivityRow, EventRow, MemberRow, MetricRow, PartRow, ProgressRow, StalenessRow, StateRow
+from squall.record.rows import (
+    ActivityRow,
+    EventRow,
+    LeaseRow,
+    MemberRow,
+    MetricRow,
+    PartRow,
+    ProgressRow,
+    StalenessRow,
+    StateRow,
+)
 from squall.record.writer import Record
 from tests.live.browser import CHROMIUM, DRIVER, Browser, browser
 
@@ -103,7 +113,8 @@ def test_what_is_new_is_shown_and_a_death_and_the_end(page: Browser, shown: Any)
         record.add(StateRow("status", "finished"))
         record.add(StateRow("reason", "all data is trained"))
     page.wait(
-        "return document.getElementById('status').innerText", lambda text: text == "finished: all data is trained"
+        "return document.getElementById('status').innerText",
+        lambda text: text == "finished after 14 s: all data is trained",
     )
     assert "dead" not in page.says("return document.querySelector('#replicas').innerText")
 
@@ -129,6 +140,55 @@ def test_parts_and_machines_have_rows(page: Browser, shown: Any) -> None:
             record.add(PartRow(12.5, 0, part, 0.1, 0.1, 0.05, 10**6))
         record.add(ActivityRow(12.5, 1, "replica-1.1", 0.25, 0.25, 0, 0, 0, "", 0, 10**7))
     page.wait(PIXELS, lambda pixels: pixels.get("242 169 59", 0) > 20)  # a part without a microbatch
+
+
+def test_an_epoch_is_a_strip_of_what_is_trained_held_and_left(page: Browser, shown: Any) -> None:
+    directory = shown(2)
+    assert page.says("return document.getElementById('data').hidden")
+    with closing(Record(directory / "run.sqlite")) as record:
+        record.add(LeaseRow(0, 0, 0, 25_000, 0, 0, 0.0, 1.0, 25_000))
+        record.add(LeaseRow(2, 0, 50_000, 75_000, 1, 0, 0.0, 2.0, 75_000))
+    pieces = page.wait(
+        "return [...document.querySelectorAll('#epochs i')].map(i => [i.className, i.style.left, i.style.width])"
+    )
+    assert pieces == [["dealt", "0%", "75%"], ["done", "0%", "25%"], ["done", "50%", "25%"]]
+    assert "50 % trained, 25 % left" in page.says("return document.getElementById('epochs').innerText")
+    assert "50,000 examples" in page.says("return document.getElementById('leases').innerText")
+
+
+def test_bytes_are_told_by_link(page: Browser, shown: Any) -> None:
+    """A shard of a quarter of the model has a quarter of what a replica exchanges."""
+    directory = shown(2)
+    assert page.says("return [...document.querySelectorAll('#charts > figure')].every(figure => figure.hidden)")
+    with closing(Record(directory / "run.sqlite")) as record:
+        record.add(StateRow("shard_bytes", "[100, 300]"))
+        record.add(StateRow("links", "[[0, 1, 5000000], [1, 0, 7000000]]"))
+        record.commit(0.0)
+        cells = "return [...document.querySelectorAll('#{}-links td')].map(cell => cell.innerText)"
+        assert page.wait(cells.format("machine")) == ["0", "", "5.0 MB", "1", "7.0 MB", ""]
+        add_work(record, 13.0, 2)  # now there are 48 reports of 2 MB each
+        record.add(StateRow("links", "[[0, 1, 6000000], [1, 0, 7000000]]"))
+        record.commit(1.0)
+        told = page.wait(cells.format("shard"), lambda cells: cells[:2] == ["0", "24.0 MB, 1.8 MB/s"])
+        assert told[2] == "72.0 MB, 5.4 MB/s"
+        assert page.wait(cells.format("machine"))[2] == "6.0 MB, 800 kB/s"
+        record.add(StateRow("status", "finished"))
+    assert page.wait(cells.format("shard"), lambda cells: cells[1] == "24.0 MB")
+
+
+def test_clocks_are_compared_as_they_were_told_by_the_same_time(page: Browser, shown: Any) -> None:
+    shown(2)
+    assert set(page.says("const { Run } = await import('./model.js'), run = new Run();" + LOCK_STEP)) == {0}
+
+
+LOCK_STEP = """
+const columns = { progress: ['time_s', 'replica', 'examples', 'loss', 'pushed_bytes', 'fetched_bytes', 'clock'] }
+for (let tick = 1; tick < 20; tick++) {
+  const progress = [0, 1, 2].map(replica => [tick + replica / 100, replica, 32, 1, 0, 0, tick])
+  run.take({ columns, rows: { progress } })
+}
+return run.curves.slowest.y
+"""
 
 
 def test_an_hour_takes_no_more_memory_than_a_minute(page: Browser, shown: Any) -> None:

@@ -31,6 +31,8 @@ export class Run {
     this.state = {}; this.time = 0; this.curves = {}; this.replicas = new Map(); this.staleness = new Map()
     this.places = new Map() // place -> { role, index, part, machine, spans, memory, gone }
     this.events = []; this.leases = [0, 0, 0]
+    this.epochs = [] // those that are under way: [number, up to where it is dealt, [[start, stop] of what is trained, ...]]
+    this.links = [] // what went between machines, as it was told lately: { time_s, bytes: [[from, to, bytes], ...] }
     this.remembered = 0 // up to when memory is in the curves
     this.tick = { x: null, examples: 0, loss: 0, seen: 0, pushed: 0, fetched: 0 }
   }
@@ -38,10 +40,13 @@ export class Run {
   take(message) {
     if (message.columns) this.columns = message.columns
     if (message.leases) this.leases = message.leases
+    if (message.epochs) this.epochs = message.epochs
     for (const [table, rows] of Object.entries(message.rows)) {
       const names = this.columns[table]
       for (const values of rows) this['on_' + table]?.(Object.fromEntries(names.map((name, i) => [name, values[i]])))
     }
+    if (message.rows.state?.some(([key]) => key === 'links')) // now it is known at what time
+      this.links.push({ time_s: this.time, bytes: JSON.parse(this.state.links) })
     this.#forget()
   }
 
@@ -52,13 +57,13 @@ export class Run {
   on_extra({ time_s, name, value }) { this.curve('extra ' + name).add(time_s, value) }
 
   on_progress(row) {
+    this.#tally(row) // first: it compares clocks that were told by the same time
     const replica = this.#replica(row.replica)
     replica.examples += row.examples
     replica.clock = Math.max(replica.clock, row.clock)
     replica.pushed += row.pushed_bytes; replica.fetched += row.fetched_bytes
     replica.recent.push(row)
     this.time = Math.max(this.time, row.time_s)
-    this.#tally(row)
   }
 
   // Rows that replicas report at about the same time make one point of the curves.
@@ -71,7 +76,7 @@ export class Run {
       if (tick.seen) this.curve('training loss').add(row.time_s, tick.loss / tick.seen)
       this.curve('pushed').add(row.time_s, tick.pushed / seconds)
       this.curve('fetched').add(row.time_s, tick.fetched / seconds)
-      const clocks = [...this.replicas.values()].map(replica => replica.clock)
+      const clocks = [...this.replicas].filter(([index]) => !this.gone(`replica ${index}`)).map(([, replica]) => replica.clock)
       const fastest = Math.max(...clocks)
       if (fastest) {
         this.curve('slowest').add(row.time_s, fastest - Math.min(...clocks))
@@ -96,8 +101,8 @@ export class Run {
     found.spans.push(span(row))
     this.time = Math.max(this.time, row.time_s)
     if (row.time_s > this.remembered) { // a nursery tells of all its processes at once
-      this.curve('memory').add(this.remembered, sum([...this.places.values()], place => place.memory))
-      this.curve('largest').add(this.remembered, Math.max(...[...this.places.values()].map(place => place.memory)))
+      if (this.remembered) this.curve('memory').add(this.remembered, sum([...this.places.values()], place => place.memory))
+      if (this.remembered) this.curve('largest').add(this.remembered, Math.max(...[...this.places.values()].map(place => place.memory)))
       this.remembered = row.time_s
     }
   }
@@ -130,6 +135,8 @@ export class Run {
     if (this.events.length > EVENTS) this.events.shift()
   }
 
+  gone(name) { return this.places.get(name)?.gone.at(-1)?.to === null }
+
   #replica(index) {
     if (!this.replicas.has(index)) this.replicas.set(index, new Replica())
     return this.replicas.get(index)
@@ -145,6 +152,7 @@ export class Run {
     for (const replica of this.replicas.values()) {
       drop(replica.recent, this.time - RECENT_S); drop(replica.pushes, this.time - RECENT_S)
     }
+    drop(this.links, this.time - RECENT_S)
     for (const found of this.places.values()) {
       drop(found.spans, this.time - SPANS_S)
       if (found.gone.length > 50) found.gone.shift()
@@ -153,6 +161,7 @@ export class Run {
 
   // ---------------------------------------------------------------- what is shown
 
+  get over() { return Boolean(this.state.status) && this.state.status !== 'running' }
   get size() { return Number(this.state.examples_per_epoch) || 0 }
   get examples() { return sum([...this.replicas.values()], replica => replica.examples) }
 
@@ -162,6 +171,23 @@ export class Run {
     if (epochs && this.size) return ['epoch', Math.min(this.examples / this.size, epochs), epochs]
     if (seconds) return ['second', Math.min(this.time, seconds), seconds]
     return steps ? ['step', null, steps] : ['', null, null]
+  }
+
+  // Between machines, and between replicas and shards: [[from, to, bytes in all, bytes a second lately], ...].
+  machineLinks() {
+    const [first, last] = [this.links[0], this.links.at(-1)], passed = last ? last.time_s - first.time_s : 0
+    const before = new Map(first?.bytes.map(([from, to, sum]) => [`${from} ${to}`, sum]))
+    return (last?.bytes ?? []).map(([from, to, sum]) =>
+      [from, to, sum, passed ? (sum - (before.get(`${from} ${to}`) ?? 0)) / passed : null])
+  }
+
+  // An exchange brings each shard its part of the model, so each has that part of what a replica exchanges.
+  shardLinks() {
+    const sizes = JSON.parse(this.state.shard_bytes || '[]'), all = sum(sizes, size => size)
+    return [...this.replicas].flatMap(([index, replica]) => {
+      const recent = this.recent([replica]), total = replica.pushed + replica.fetched, rate = recent.pushed + recent.fetched
+      return sizes.map((size, shard) => [index, shard, total * size / all, rate * size / all])
+    })
   }
 
   recent(replicas = [...this.replicas.values()]) {

@@ -4,9 +4,9 @@ import { span } from './model.js'
 
 export const KINDS = [
   ['compute', 'computing'], ['apply', 'applying'], ['send', 'sending'], ['wait', 'waiting'],
-  ['bubble', 'without a microbatch'], ['other', 'messages, or rest'], ['dead', 'dead'],
+  ['bubble', 'in a bubble'], ['other', 'messages, or rest'], ['dead', 'dead'],
 ]
-const LABEL = 118, ARCS = 92, TEXT = 230, HEAD = 20
+const LABEL = 96, TEXT = 280, HEAD = 20
 const ORDER = { machine: 0, replica: 1, part: 1, shard: 2, evaluator: 3, coordinator: 4 }
 const NOW_S = 2 // what somebody does now is a mean over so much time
 
@@ -43,12 +43,14 @@ export class Timeline {
     pen.clearRect(0, 0, width, tall)
     this.wide = width > 760
     this.left = LABEL
-    this.right = width - ARCS - (this.wide ? TEXT : 0)
+    this.arcs = this.wide ? 76 : 36
+    this.right = width - this.arcs - (this.wide ? TEXT : 0)
     this.to = run.time
     this.from = this.window ? Math.max(0, run.time - this.window) : 0
-    if (run.state.status === 'running') this.to = Math.max(this.to, Math.min(this.window, 10)) // room to grow into
+    if (!run.over) this.to = Math.max(this.to, Math.min(this.window, 10)) // room to grow into
     this.colors = colors()
     pen.font = '12px system-ui, sans-serif'; pen.textBaseline = 'middle'
+    this.states = new Map(this.rows.map(row => [row, now(row, run, this.#spans(row), this.from)]))
     this.#axis()
     this.rows.forEach((row, number) => this.#row(row, HEAD + number * height))
     this.#arcs()
@@ -56,13 +58,18 @@ export class Timeline {
 
   #x(time) { return this.left + (time - this.from) / Math.max(1e-9, this.to - this.from) * (this.right - this.left) }
 
+  #pixel(time) { return Math.round(this.#x(time) * devicePixelRatio) / devicePixelRatio } // else seams are seen
+
   #axis() {
     const pen = this.pen, length = this.to - this.from
-    const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 7200, 86400].find(s => length / s <= 8) ?? 172800
+    const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 7200, 86400]
+      .find(s => length / s <= Math.max(1, (this.right - this.left) / 70)) ?? 172800
     pen.fillStyle = this.colors.faint; pen.textAlign = 'center'
     for (let at = Math.ceil(this.from / step) * step; at <= this.to; at += step) {
       if (this.#x(at) > this.left + 12) pen.fillText(clock(at), Math.min(this.#x(at), this.right - 14), HEAD / 2)
     }
+    pen.textAlign = 'left'
+    if (this.wide) pen.fillText(this.run.over ? 'on average:' : 'now:', this.right + this.arcs, HEAD / 2)
   }
 
   #spans(row) { return (this.window === 0 && this.past ? this.past.get(row.name) : null) ?? row.spans }
@@ -70,12 +77,13 @@ export class Timeline {
   #row(row, y) {
     const pen = this.pen, h = this.height - (this.height > 8 ? 3 : 1)
     pen.fillStyle = this.colors.other; pen.fillRect(this.left, y, this.right - this.left, h)
-    let before = this.from
+    let before = -Infinity
     for (const one of this.#spans(row)) {
-      const start = Math.max(this.from, one.time_s - one.seconds, this.window ? 0 : before), x = this.#x(start)
+      const began = one.time_s - one.seconds, near = Math.abs(began - before) < one.seconds / 2 // reports come when they can
+      const x = this.#pixel(Math.max(this.from, near || began < before ? before : began))
       before = one.time_s
       if (one.time_s <= this.from) continue
-      this.#cell(one, x, y, Math.max(0.6, this.#x(Math.min(one.time_s, this.to)) - x), h)
+      this.#cell(one, x, y, Math.max(1 / devicePixelRatio, this.#pixel(Math.min(one.time_s, this.to)) - x), h)
     }
     for (const gap of row.gone) this.#gap(gap, y, h)
     this.#name(row, y + h / 2)
@@ -87,14 +95,14 @@ export class Timeline {
     if (height < 6) {
       const rest = 1 - parts.reduce((total, [, share]) => total + share, 0)
       const [kind, share] = parts.reduce((most, part) => part[1] > most[1] ? part : most)
-      if (share > rest) { pen.fillStyle = this.colors[kind]; pen.fillRect(x, y, width + 0.3, height) }
+      if (share > rest) { pen.fillStyle = this.colors[kind]; pen.fillRect(x, y, width, height) }
       return
     }
     let bottom = y + height
     for (const [kind, share] of parts) {
       if (share <= 0) continue
       const tall = Math.min(1, share) * height
-      pen.fillStyle = this.colors[kind]; pen.fillRect(x, bottom - tall, width + 0.3, tall)
+      pen.fillStyle = this.colors[kind]; pen.fillRect(x, bottom - tall, width, tall)
       bottom -= tall
     }
   }
@@ -111,22 +119,22 @@ export class Timeline {
   #name(row, y) {
     const every = Math.ceil(11 / this.height), number = Math.round((y - HEAD) / this.height - 0.5)
     if (number % every && !(row.role === 'shard' && row.index === 0)) return
-    const pen = this.pen, state = now(row, this.run)
+    const pen = this.pen, state = this.states.get(row)
     pen.textAlign = 'right'; pen.fillStyle = row.role === 'machine' ? this.colors.ink : this.colors.faint
     pen.fillText(row.label, this.left - 8, y)
     if (!this.wide) return
     pen.textAlign = 'left'; pen.fillStyle = state.dead ? this.colors.wait : this.colors.faint
-    pen.fillText(state.text, this.right + ARCS, y, TEXT)
+    pen.fillText(state.text, this.right + this.arcs, y, TEXT)
   }
 
-  // From each row that waits now to the one that it waits for; the more, the thicker.
+  // From each row that waits to the one that it waits for; the more, the thicker.
   #arcs() {
     const pen = this.pen, at = new Map(this.rows.map((row, number) => [row.name, HEAD + (number + 0.42) * this.height]))
     for (const row of this.rows) {
-      const state = now(row, this.run)
+      const state = this.states.get(row)
       if (!at.has(state.awaited) || state.waited < 0.05) continue
       const y = at.get(row.name), to = at.get(state.awaited), x = this.right + 4
-      const out = x + 14 + Math.min(ARCS - 30, 10 + Math.abs(to - y) / 6)
+      const out = x + 14 + Math.min(this.arcs - 20, 10 + Math.abs(to - y) / 6)
       pen.strokeStyle = pen.fillStyle = this.colors.wait
       pen.globalAlpha = 0.25 + 0.75 * Math.min(1, state.waited); pen.lineWidth = 0.75 + 3 * Math.min(1, state.waited)
       pen.beginPath(); pen.moveTo(x, y); pen.bezierCurveTo(out, y, out, to, x + 7, to); pen.stroke()
@@ -143,8 +151,8 @@ export class Timeline {
     const one = this.#spans(row).find(each => each.time_s >= time && each.time_s - each.seconds <= time)
     const gap = row.gone.find(each => each.from <= time && (each.to ?? Infinity) > time)
     const lines = one && !gap ? KINDS.slice(0, 5).filter(([kind]) => one[kind] >= 0.005)
-      .map(([kind, words]) => `${percent(one[kind])} ${words}`) : [gap ? 'not there' : now(row, this.run).text]
-    if (one && !gap && one.awaited && one.waited >= 0.005) lines.push(`${percent(one.waited)} for ${one.awaited}`)
+      .map(([kind, words]) => `${percent(one[kind])} ${words}`) : [gap ? 'not there' : this.states.get(row).text]
+    if (one && !gap && one.awaited && one.waited >= 0.005) lines.push(`${percent(one.waited)} for ${called(one.awaited)}`)
     this.tip.textContent = [`${row.label}, ${clock(one ? one.time_s : this.to)}`, ...lines].join('\n')
     this.tip.style.left = Math.min(x + 14, this.box.clientWidth - 190) + 'px'
     this.tip.style.top = event.offsetY + 14 + 'px'
@@ -181,20 +189,20 @@ function together(rows) {
   }).sort((a, b) => a.time_s - b.time_s)
 }
 
-// What a row does now, in words, and for whom it waits.
-export function now(row, run) {
-  const gap = row.gone.at(-1), over = run.state.status && run.state.status !== 'running'
-  if (gap && gap.to === null) return { text: over ? '' : gap.lost ? 'dead' : 'has left', dead: gap.lost && !over, waited: 0 }
-  const spans = row.spans.filter(one => one.time_s > run.time - NOW_S)
+// What a row does now, in words, and for whom it waits; of a run that is over what it did on average, from a moment on.
+export function now(row, run, known = row.spans, from = -Infinity) {
+  const gap = row.gone.at(-1)
+  if (gap && gap.to === null && (gap.lost || !run.over)) return { text: gap.lost ? 'dead' : 'has left', dead: gap.lost, waited: 0 }
+  const spans = known.filter(one => one.time_s > (run.over ? from : run.time - NOW_S))
   const seconds = spans.reduce((total, one) => total + one.seconds, 0)
-  if (!seconds || over) return { text: over ? '' : 'not heard of', waited: 0 }
+  if (!seconds) return { text: run.over ? '' : 'not heard of', waited: 0 }
   const mean = kind => spans.reduce((total, one) => total + one[kind] * one.seconds, 0) / seconds
   const by = new Map()
   for (const one of spans) if (one.awaited) by.set(one.awaited, (by.get(one.awaited) ?? 0) + one.waited * one.seconds)
   const [awaited, waited_s] = [...by].reduce((most, each) => each[1] > most[1] ? each : most, ['', 0])
   const [kind, words] = KINDS.slice(0, 5).reduce((most, each) => mean(each[0]) > mean(most[0]) ? each : most)
   const waited = waited_s / seconds, text = mean(kind) < 0.005 ? 'rests' : `${words} ${percent(mean(kind))}`
-  const other = waited >= 0.05 ? (kind === 'wait' ? ` for ${awaited}` : `, waits for ${awaited} ${percent(waited)}`) : ''
+  const other = waited >= 0.05 ? (kind === 'wait' ? ` for ${called(awaited)}` : `, waiting ${percent(waited)} for ${called(awaited)}`) : ''
   return { text: text + other, awaited, waited, busy: mean('compute') + mean('apply') }
 }
 
@@ -207,7 +215,9 @@ export function colors() {
   known.series = Array.from({ length: 8 }, (_, i) => named('series-' + i))
   return known
 }
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { known = null })
+export const forgetColors = () => { known = null }
+
+const called = name => name.replace(/^(coordinator|evaluator) .*/, '$1') // there is one of these
 
 export const percent = share => `${Math.round(100 * share)} %`
 export function clock(seconds) {
