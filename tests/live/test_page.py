@@ -97,6 +97,9 @@ def test_the_page_shows_who_computes_and_who_waits(page: Browser, shown: Any, re
         assert words in text
     assert page.says("return document.querySelectorAll('.u-wrap canvas').length") >= 5
     assert page.says("return document.body.scrollWidth <= innerWidth")
+    fetched = page.says("return performance.getEntriesByType('resource').map(each => new URL(each.name).origin)")
+    assert len(fetched) > 4
+    assert set(fetched) == {page.says("return location.origin")}, "nothing comes from elsewhere"
     assert page.log() == []
 
 
@@ -199,7 +202,7 @@ def test_an_hour_takes_no_more_memory_than_a_minute(page: Browser, shown: Any) -
     const columns = { progress: ['time_s', 'replica', 'examples', 'loss', 'compute_s', 'wait_s', 'pushed_bytes',
       'fetched_bytes', 'clock'], staleness: ['time_s', 'replica', 'staleness', 'count'],
       activity: ['time_s', 'node', 'machine', 'seconds', 'compute_s', 'wait_s', 'awaited', 'awaited_s', 'memory'],
-      event: ['time_s', 'kind', 'text'], metric: ['time_s', 'name', 'value'] }
+      event: ['time_s', 'kind', 'text'], metric: ['time_s', 'name', 'value'], state: ['key', 'value'] }
     const held = () => { // numbers and rows that are kept
       let count = 0
       const look = value => {
@@ -212,7 +215,7 @@ def test_an_hour_takes_no_more_memory_than_a_minute(page: Browser, shown: Any) -
     const found = []
     for (let tick = 1; tick <= 4 * 3600; tick++) {
       const at = tick / 4, rows = { progress: [], staleness: [], activity: [], event: [[at, 'snapshot', 'one']],
-        metric: [[at, 'loss', 1]] }
+        metric: [[at, 'loss', 1]], state: [['links', `[[0, 1, ${tick}], [1, 0, ${tick}]]`]] }
       for (let replica = 0; replica < 4; replica++) {
         rows.progress.push([at, replica, 32, 1, 0.1, 0.1, 9, 9, tick])
         rows.staleness.push([at, replica, tick % 5, 1])
