@@ -159,6 +159,21 @@ def test_an_epoch_is_a_strip_of_what_is_trained_held_and_left(page: Browser, sho
     assert "50,000 examples" in page.says("return document.getElementById('leases').innerText")
 
 
+def test_in_a_sum_of_all_the_last_one_is_waited_for(page: Browser, shown: Any) -> None:
+    """Nobody tells of whom: who waits least is who comes last."""
+    directory = shown(3)
+    with closing(Record(directory / "run.sqlite")) as record:
+        record.add(StateRow("strategy", "all_reduce"))
+        for replica, wait_s in enumerate((0.2, 0.05, 0.25)):
+            spent = ActivityRow(20.0, 0, f"replica-{replica}.0", 0.25, 0.25 - wait_s, 0, 0, wait_s, "", 0, 10**7)
+            record.add(spent)
+    told = page.wait(
+        "return [...document.querySelectorAll('#replicas td:nth-child(2)')].map(cell => cell.innerText)",
+        lambda told: told[:1] == ["waiting 80 % for replica 1"],
+    )
+    assert told[1:] == ["computing 80 %", "waiting 100 % for replica 1"]
+
+
 def test_bytes_are_told_by_link(page: Browser, shown: Any) -> None:
     """A shard of a quarter of the model has a quarter of what a replica exchanges."""
     directory = shown(2)

@@ -59,8 +59,10 @@ export class Charts {
       if (metric && metric !== 'loss' && metric !== 'objective') this.#draw(metric, [[metric, name]], curves)
     }
     this.#draw('Examples a second', some(['examples/s', 'examples/s']), curves)
-    this.#draw('Clocks: exchanges behind the fastest', some(['slowest', 'slowest'], ['mean', 'mean']), curves)
-    this.#draw('Bytes a second', some(['pushed', 'pushed'], ['fetched', 'fetched']), curves)
+    if (curves.slowest?.y.some(behind => behind))
+      this.#draw('Clocks: exchanges behind the fastest', some(['slowest', 'slowest'], ['mean', 'mean']), curves)
+    if (curves.pushed?.y.some(bytes => bytes))
+      this.#draw('Bytes a second', some(['pushed', 'pushed'], ['fetched', 'fetched']), curves)
     this.#draw('Memory of the processes, bytes', some(['all', 'memory'], ['largest', 'largest']), curves)
     this.#bars(run.staleness)
   }

@@ -2,7 +2,7 @@
 
 import { Charts } from './charts.js'
 import { Run } from './model.js'
-import { clock, colors, forgetColors, KINDS, now, percent, Timeline } from './timeline.js'
+import { clock, colors, forgetColors, KINDS, percent, Timeline } from './timeline.js'
 
 const at = id => document.getElementById(id)
 const number = value => value === null || value === undefined ? '–' : Number(value.toPrecision(4)).toLocaleString('en')
@@ -116,12 +116,12 @@ function replicas() {
   const fastest = Math.max(0, ...[...run.replicas.values()].map(replica => replica.clock))
   const rows = [...run.replicas].sort(([a], [b]) => a - b).map(([index, replica]) => {
     const recent = run.recent([replica]), place = run.places.get(`replica ${index}`)
-    return [index, place ? now(place, run, place.spans, run.time - 10).text : '', number(recent.rate), number(recent.loss), number(recent.stale),
+    return [index, timeline.states.get(`replica ${index}`)?.text ?? '', number(recent.rate), number(recent.loss), number(recent.stale),
       recent.waiting === null ? '–' : percent(recent.waiting), replica.clock.toLocaleString('en'), fastest - replica.clock,
       percent(replica.examples / Math.max(1, run.examples)), place ? bytes(place.memory) : '–',
       `${bytes(recent.pushed)}/s`, `${bytes(recent.fetched)}/s`]
   })
-  table(at('replicas'), ['replica', run.over ? 'did' : 'now', 'examples/s', 'loss', 'staleness', 'waiting', 'clock', 'behind', 'share', 'memory',
+  table(at('replicas'), ['replica', run.over ? 'on average' : 'now', 'examples/s', 'loss', 'staleness', 'waiting', 'clock', 'behind', 'share', 'memory',
     'pushes', 'fetches'], rows)
 }
 

@@ -50,7 +50,8 @@ export class Timeline {
     if (!run.over) this.to = Math.max(this.to, Math.min(this.window, 10)) // room to grow into
     this.colors = colors()
     pen.font = '12px system-ui, sans-serif'; pen.textBaseline = 'middle'
-    this.states = new Map(this.rows.map(row => [row, now(row, run, this.#spans(row), this.from)]))
+    this.states = new Map(this.rows.map(row => [row.name, now(row, run, this.#spans(row), this.from)]))
+    if (run.state.strategy === 'all_reduce') blame(this.states)
     this.#axis()
     this.rows.forEach((row, number) => this.#row(row, HEAD + number * height))
     this.#arcs()
@@ -119,7 +120,7 @@ export class Timeline {
   #name(row, y) {
     const every = Math.ceil(11 / this.height), number = Math.round((y - HEAD) / this.height - 0.5)
     if (number % every && !(row.role === 'shard' && row.index === 0)) return
-    const pen = this.pen, state = this.states.get(row)
+    const pen = this.pen, state = this.states.get(row.name)
     pen.textAlign = 'right'; pen.fillStyle = row.role === 'machine' ? this.colors.ink : this.colors.faint
     pen.fillText(row.label, this.left - 8, y)
     if (!this.wide) return
@@ -131,7 +132,7 @@ export class Timeline {
   #arcs() {
     const pen = this.pen, at = new Map(this.rows.map((row, number) => [row.name, HEAD + (number + 0.42) * this.height]))
     for (const row of this.rows) {
-      const state = this.states.get(row)
+      const state = this.states.get(row.name)
       if (!at.has(state.awaited) || state.waited < 0.05) continue
       const y = at.get(row.name), to = at.get(state.awaited), x = this.right + 4
       const out = x + 14 + Math.min(this.arcs - 20, 10 + Math.abs(to - y) / 6)
@@ -151,7 +152,7 @@ export class Timeline {
     const one = this.#spans(row).find(each => each.time_s >= time && each.time_s - each.seconds <= time)
     const gap = row.gone.find(each => each.from <= time && (each.to ?? Infinity) > time)
     const lines = one && !gap ? KINDS.slice(0, 5).filter(([kind]) => one[kind] >= 0.005)
-      .map(([kind, words]) => `${percent(one[kind])} ${words}`) : [gap ? 'not there' : this.states.get(row).text]
+      .map(([kind, words]) => `${percent(one[kind])} ${words}`) : [gap ? 'not there' : this.states.get(row.name).text]
     if (one && !gap && one.awaited && one.waited >= 0.005) lines.push(`${percent(one.waited)} for ${called(one.awaited)}`)
     this.tip.textContent = [`${row.label}, ${clock(one ? one.time_s : this.to)}`, ...lines].join('\n')
     this.tip.style.left = Math.min(x + 14, this.box.clientWidth - 190) + 'px'
@@ -190,7 +191,7 @@ function together(rows) {
 }
 
 // What a row does now, in words, and for whom it waits; of a run that is over what it did on average, from a moment on.
-export function now(row, run, known = row.spans, from = -Infinity) {
+function now(row, run, known, from) {
   const gap = row.gone.at(-1)
   if (gap && gap.to === null && (gap.lost || !run.over)) return { text: gap.lost ? 'dead' : 'has left', dead: gap.lost, waited: 0 }
   const spans = known.filter(one => one.time_s > (run.over ? from : run.time - NOW_S))
@@ -201,9 +202,22 @@ export function now(row, run, known = row.spans, from = -Infinity) {
   for (const one of spans) if (one.awaited) by.set(one.awaited, (by.get(one.awaited) ?? 0) + one.waited * one.seconds)
   const [awaited, waited_s] = [...by].reduce((most, each) => each[1] > most[1] ? each : most, ['', 0])
   const [kind, words] = KINDS.slice(0, 5).reduce((most, each) => mean(each[0]) > mean(most[0]) ? each : most)
-  const waited = waited_s / seconds, text = mean(kind) < 0.005 ? 'rests' : `${words} ${percent(mean(kind))}`
-  const other = waited >= 0.05 ? (kind === 'wait' ? ` for ${called(awaited)}` : `, waiting ${percent(waited)} for ${called(awaited)}`) : ''
-  return { text: text + other, awaited, waited, busy: mean('compute') + mean('apply') }
+  const text = mean(kind) < 0.005 ? 'rests' : `${words} ${percent(mean(kind))}`
+  return waitingFor(awaited, waited_s / seconds, { text, kind, waiting: mean('wait') })
+}
+
+function waitingFor(awaited, waited, state) {
+  const words = state.kind === 'wait' ? ` for ${called(awaited)}` : `, waiting ${percent(waited)} for ${called(awaited)}`
+  return { ...state, awaited, waited, text: state.text + (waited >= 0.05 ? words : '') }
+}
+
+// In a sum of all nobody knows for whom it waits, but it is for the last one: who waits least is the last most often.
+function blame(states) {
+  const waits = [...states].filter(([name, { kind }]) => /^replica \d+$/.test(name) && kind)
+  if (!waits.length) return
+  const [last, { waiting }] = waits.reduce((least, each) => each[1].waiting < least[1].waiting ? each : least)
+  for (const [name, state] of waits)
+    if (name !== last) states.set(name, waitingFor(last, state.waiting - waiting, state))
 }
 
 let known = null
