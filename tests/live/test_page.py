@@ -145,6 +145,27 @@ def test_parts_and_machines_have_rows(page: Browser, shown: Any) -> None:
     page.wait(PIXELS, lambda pixels: pixels.get("242 169 59", 0) > 20)  # a part without a microbatch
 
 
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"epochs": "5", "examples_per_epoch": "1000"}, "epoch 3 of 5, 12 s, 7.8 s left"),
+        ({"epochs": "", "steps": "188"}, "step 94 of 188, 12 s, 12 s left"),
+        ({"epochs": "", "steps": ""}, "step 94, 12 s"),
+        ({"epochs": "", "seconds": "20"}, "12 s of 20 s, 8.3 s left"),
+        ({"epochs": "1", "optimizer": "", "examples_per_epoch": "10000", "found": "4000"},
+         "example 7,008 of 10,000, 12 s, 5.0 s left"),
+    ],
+)  # fmt: skip
+def test_how_far_a_run_is_is_told_of_what_ends_it(facts: dict[str, str], told: str, page: Browser, shown: Any) -> None:
+    directory = shown(2)
+    with closing(Record(directory / "run.sqlite")) as record:
+        for key, value in facts.items():
+            record.add(StateRow(key, value))
+    page.wait("return document.getElementById('status').innerText", lambda text: text == told)
+    cards = page.says("return document.getElementById('cards').innerText")
+    assert ("training loss" in cards) == ("optimizer" not in facts), "what only answers has no loss"
+
+
 def test_an_epoch_is_a_strip_of_what_is_trained_held_and_left(page: Browser, shown: Any) -> None:
     directory = shown(2)
     assert page.says("return document.getElementById('data').hidden")
@@ -155,7 +176,7 @@ def test_an_epoch_is_a_strip_of_what_is_trained_held_and_left(page: Browser, sho
         "return [...document.querySelectorAll('#epochs i')].map(i => [i.className, i.style.left, i.style.width])"
     )
     assert pieces == [["dealt", "0%", "75%"], ["done", "0%", "25%"], ["done", "50%", "25%"]]
-    assert "50 % trained, 25 % left" in page.says("return document.getElementById('epochs').innerText")
+    assert "50 % done, 25 % left" in page.says("return document.getElementById('epochs').innerText")
     assert "50,000 examples" in page.says("return document.getElementById('leases').innerText")
 
 

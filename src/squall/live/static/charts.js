@@ -1,6 +1,6 @@
 // Curves, drawn by uPlot, and the pushes by their staleness.
 
-import { clock, colors } from './timeline.js'
+import { clock, colors, STEPS } from './timeline.js'
 
 const HEIGHT = 170
 const sized = value => value >= 1e9 ? `${(value / 1e9).toPrecision(3)} G` : value >= 1e6 ? `${(value / 1e6).toPrecision(3)} M`
@@ -39,7 +39,7 @@ class Chart {
       series: [{ label: 'at', value: told(time => time === null ? '' : clock(time)) },
         ...names.map((label, i) => ({ label, stroke: series[i % 8], width: 1.5, spanGaps: true, dash: i % 2 ? [5, 4] : [],
           points: { show: alone }, value: told(value => value === null ? '' : sized(value)) }))],
-      axes: [{ ...axis, size: 32, values: (_, times) => times.map(clock) }, { ...axis, size: 58, values: (_, values) => values.map(sized) }],
+      axes: [{ ...axis, size: 32, incrs: STEPS, values: (_, times) => times.map(clock) }, { ...axis, size: 58, values: (_, values) => values.map(sized) }],
     }
   }
 }

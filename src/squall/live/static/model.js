@@ -21,7 +21,7 @@ export class Curve {
 }
 
 class Replica {
-  examples = 0; clock = 0; pushed = 0; fetched = 0; stale = new Map(); recent = []; pushes = []
+  examples = 0; batches = 0; clock = 0; pushed = 0; fetched = 0; stale = new Map(); recent = []; pushes = []
 }
 
 const place = node => node.split('.')[0].replace('-', ' ') // "replica-0.1" is in the place "replica 0"
@@ -59,7 +59,7 @@ export class Run {
   on_progress(row) {
     this.#tally(row) // first: it compares clocks that were told by the same time
     const replica = this.#replica(row.replica)
-    replica.examples += row.examples
+    replica.examples += row.examples; replica.batches += row.batches
     replica.clock = Math.max(replica.clock, row.clock)
     replica.pushed += row.pushed_bytes; replica.fetched += row.fetched_bytes
     replica.recent.push(row)
@@ -165,12 +165,17 @@ export class Run {
   get size() { return Number(this.state.examples_per_epoch) || 0 }
   get examples() { return sum([...this.replicas.values()], replica => replica.examples) }
 
-  // What bounds the run: [its name, how much is done, how much there is].
+  // Whether it moves weights, and does not just answer.
+  get trains() { return this.state.optimizer !== '' }
+
+  // What bounds the run: [its name, how much is done, how much there is, or nothing].
   limit() {
     const epochs = Number(this.state.epochs), steps = Number(this.state.steps), seconds = Number(this.state.seconds)
+    const batches = sum([...this.replicas.values()], replica => replica.batches)
+    if (!this.trains) return ['example', this.examples + Number(this.state.found ?? 0), this.size]
     if (epochs && this.size) return ['epoch', Math.min(this.examples / this.size, epochs), epochs]
-    if (seconds) return ['second', Math.min(this.time, seconds), seconds]
-    return steps ? ['step', null, steps] : ['', null, null]
+    if (steps) return ['step', Math.min(batches, steps), steps]
+    return seconds ? ['second', Math.min(this.time, seconds), seconds] : ['step', batches, null]
   }
 
   // Between machines, and between replicas and shards: [[from, to, bytes in all, bytes a second lately], ...].

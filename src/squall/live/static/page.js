@@ -8,6 +8,7 @@ const at = id => document.getElementById(id)
 const number = value => value === null || value === undefined ? '–' : Number(value.toPrecision(4)).toLocaleString('en')
 const sized = value => value >= 99.95 ? Math.round(value) : value.toFixed(1)
 const bytes = value => value >= 1e9 ? `${sized(value / 1e9)} GB` : value >= 1e6 ? `${sized(value / 1e6)} MB` : `${sized(value / 1e3)} kB`
+const WEIGHTS = [3, 4, 6, 7, 10, 11] // columns of the table of replicas that are about weights
 const TROUBLE = new Set(['lost', 'warning', 'nonfinite', 'diverged', 'error'])
 
 let run = new Run(), wanted = false, away = false
@@ -39,9 +40,10 @@ function header() {
   at('about').textContent = [state.strategy, state.optimizer, plural(state.replicas, 'replica'), plural(state.shards, 'shard')]
     .filter(Boolean).join(' · ')
   const [name, done, total] = run.limit()
-  at('done').firstElementChild.style.width = over && state.status === 'finished' ? '100%' : done === null ? '0' : `${100 * done / total}%`
+  at('done').firstElementChild.style.width = over && state.status === 'finished' ? '100%' : total ? `${100 * done / total}%` : '0'
   const left = done > 0 && done < total && !over ? `, ${clock(run.time * (total - done) / done)} left` : ''
-  const far = done === null || name === 'second' ? '' : `${name} ${Number(done.toFixed(1))} of ${total}, `
+  const amount = value => Number(value.toFixed(1)).toLocaleString('en')
+  const far = name === 'second' ? '' : `${name} ${amount(done)}${total ? ` of ${amount(total)}` : ''}, `
   const all = name === 'second' ? ` of ${clock(total)}` : ''
   const ended = over ? `${state.status} after ${clock(run.time)}${state.reason ? ': ' + state.reason : ''}` : far + clock(run.time) + all + left
   at('status').textContent = away && !over ? `no connection: the command that serves this page has ended` : ended
@@ -49,12 +51,12 @@ function header() {
   const recent = run.recent(), metrics = Object.entries(run.curves).filter(([key]) => key.startsWith('validation '))
   cards([
     ...metrics.map(([key, curve]) => [key.slice(11), number(curve.last), 'last validation']),
-    ['training loss', number(recent.loss), 'last 10 s'],
+    run.trains && ['training loss', number(recent.loss), 'last 10 s'],
     ['examples/s', number(recent.rate), `${run.examples.toLocaleString('en')} in all`],
-    ['staleness', number(recent.stale), `at most ${recent.stalest} lately`],
+    run.trains && ['staleness', number(recent.stale), `at most ${recent.stalest} lately`],
     ['waiting', recent.waiting === null ? '–' : percent(recent.waiting), 'of replicas’ time'],
-    ['exchanged', `${bytes(recent.pushed + recent.fetched)}/s`, 'pushed and fetched'],
-  ])
+    run.trains && ['exchanged', `${bytes(recent.pushed + recent.fetched)}/s`, 'pushed and fetched'],
+  ].filter(Boolean))
 }
 
 const plural = (count, noun) => Number(count) ? `${count} ${noun}${count === '1' ? '' : 's'}` : ''
@@ -68,7 +70,7 @@ function cards(wanted) {
   }))
 }
 
-// A strip for each epoch that is under way: what is trained, what is dealt, and what is left.
+// A strip for each epoch that is under way: what is done, what is dealt, and what is left.
 function epochs() {
   const size = run.size, [, trained, back] = run.leases
   at('data').hidden = !run.epochs.length
@@ -84,8 +86,8 @@ function epochs() {
     for (const [start, stop] of done) piece(start, stop, 'done')
     const count = done.reduce((total, [start, stop]) => total + stop - start, 0)
     const words = document.createElement('span')
-    words.textContent = `${percent(count / size)} trained, ${percent((size - dealt) / size)} left`
-    row.append(`epoch ${epoch + 1}`, strip, words)
+    words.textContent = `${percent(count / size)} done, ${percent((size - dealt) / size)} left`
+    row.append(run.trains ? `epoch ${epoch + 1}` : 'examples', strip, words)
     return row
   }))
 }
@@ -113,16 +115,19 @@ function matrix(box, links, corner, head) {
 
 function replicas() {
   at('lately').textContent = run.over ? 'in its last 10 s' : 'over the last 10 s'
+  const shown = (_, column) => run.trains || !WEIGHTS.includes(column)
   const fastest = Math.max(0, ...[...run.replicas.values()].map(replica => replica.clock))
   const rows = [...run.replicas].sort(([a], [b]) => a - b).map(([index, replica]) => {
     const recent = run.recent([replica]), place = run.places.get(`replica ${index}`)
-    return [index, timeline.states.get(`replica ${index}`)?.text ?? '', number(recent.rate), number(recent.loss), number(recent.stale),
+    const figures = [index, timeline.states.get(`replica ${index}`)?.text ?? '', number(recent.rate), number(recent.loss), number(recent.stale),
       recent.waiting === null ? '–' : percent(recent.waiting), replica.clock.toLocaleString('en'), fastest - replica.clock,
       percent(replica.examples / Math.max(1, run.examples)), place ? bytes(place.memory) : '–',
       `${bytes(recent.pushed)}/s`, `${bytes(recent.fetched)}/s`]
+    return figures.filter(shown)
   })
-  table(at('replicas'), ['replica', run.over ? 'on average' : 'now', 'examples/s', 'loss', 'staleness', 'waiting', 'clock', 'behind', 'share', 'memory',
-    'pushes', 'fetches'], rows)
+  const names = ['replica', run.over ? 'on average' : 'now', 'examples/s', 'loss', 'staleness', 'waiting', 'clock', 'behind', 'share',
+    'memory', 'pushes', 'fetches']
+  table(at('replicas'), names.filter(shown), rows)
 }
 
 function events() {

@@ -8,6 +8,7 @@ export const KINDS = [
 ]
 const LABEL = 96, TEXT = 280, HEAD = 20
 const ORDER = { machine: 0, replica: 1, part: 1, shard: 2, evaluator: 3, coordinator: 4 }
+export const STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400, 604800] // seconds
 const NOW_S = 2 // what somebody does now is a mean over so much time
 
 export class Timeline {
@@ -63,8 +64,7 @@ export class Timeline {
 
   #axis() {
     const pen = this.pen, length = this.to - this.from
-    const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 7200, 86400]
-      .find(s => length / s <= Math.max(1, (this.right - this.left) / 70)) ?? 172800
+    const step = STEPS.find(s => length / s <= Math.max(1, (this.right - this.left) / 70)) ?? 604800
     pen.fillStyle = this.colors.faint; pen.textAlign = 'center'
     for (let at = Math.ceil(this.from / step) * step; at <= this.to; at += step) {
       if (this.#x(at) > this.left + 12) pen.fillText(clock(at), Math.min(this.#x(at), this.right - 14), HEAD / 2)
