@@ -107,9 +107,10 @@ def test_what_is_new_is_shown_and_a_death_and_the_end(page: Browser, shown: Any)
     directory = shown(2)
     with closing(Record(directory / "run.sqlite")) as record:
         add_work(record, 13.0, 2)
-        record.add(MemberRow("replica-1.0", 101, 13.0, "lost", "killed by SIGKILL"))
+        record.add(MemberRow("replica-1.0", 101, 13.0, "lost", "replica 1: killed by SIGKILL"))
+        record.add(EventRow(13.0, "lost", "replica 1: killed by SIGKILL"))
         record.commit(0.0)
-        page.wait("return document.body.innerText", lambda text: "replica 1: killed by SIGKILL" in text)
+        page.wait("return document.body.innerText", lambda text: text.count("replica 1: killed by SIGKILL") == 1)
         assert "dead" in page.says("return document.querySelector('#replicas').innerText")
         record.add(MemberRow("replica-1.1", 102, 13.5, "joined", ""))
         add_work(record, 13.75, 1)
@@ -134,6 +135,16 @@ def test_the_whole_run_can_be_looked_at_and_a_process_at_a_moment(page: Browser,
     tip = page.wait("return document.getElementById('tip').innerText")
     assert tip.startswith("replica 1, ")
     assert "75 % waiting\n75 % for shard 0" in tip
+
+
+def test_reports_that_come_together_lie_one_behind_the_other(page: Browser, shown: Any) -> None:
+    shown(2)
+    ends = page.says(
+        """const { endsOf } = await import('./timeline.js')
+        return endsOf([[1, 0.25], [2, 0.25], [2, 0.25], [2.125, 0.25], [2.5, 0.25]]
+          .map(([time_s, seconds]) => ({ time_s, seconds })))"""
+    )
+    assert ends == [1, 1.625, 1.875, 2.125, 2.5]
 
 
 def test_parts_and_machines_have_rows(page: Browser, shown: Any) -> None:

@@ -117,7 +117,7 @@ export class Run {
       bubble: row.bubble_s / seconds })
   }
 
-  on_member({ node, time_s, change, why }) {
+  on_member({ node, time_s, change }) {
     const name = place(node), [role, index] = name.split(' ')
     const found = this.#place(name, { role, index: +index, part: 0 })
     if (change === 'joined') {
@@ -125,13 +125,10 @@ export class Run {
     } else {
       found.gone.push({ from: time_s, to: null, lost: change === 'lost' })
     }
-    if (change === 'lost') this.#happened(time_s, change, `${name}: ${why}`)
   }
 
-  on_event({ time_s, kind, text }) { if (kind !== 'lost') this.#happened(time_s, kind, text) }
-
-  #happened(time_s, kind, text) {
-    this.events.push({ time_s, kind, text })
+  on_event(event) {
+    this.events.push(event)
     if (this.events.length > EVENTS) this.events.shift()
   }
 

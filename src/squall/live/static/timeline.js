@@ -78,14 +78,13 @@ export class Timeline {
   #row(row, y) {
     const pen = this.pen, h = this.height - (this.height > 8 ? 3 : 1)
     pen.fillStyle = this.colors.other; pen.fillRect(this.left, y, this.right - this.left, h)
-    let before = -Infinity
-    for (const one of this.#spans(row)) {
-      const began = one.time_s - one.seconds, near = Math.abs(began - before) < one.seconds / 2 // reports come when they can
-      const x = this.#pixel(Math.max(this.from, near || began < before ? before : began))
-      before = one.time_s
-      if (one.time_s <= this.from) continue
-      this.#cell(one, x, y, Math.max(1 / devicePixelRatio, this.#pixel(Math.min(one.time_s, this.to)) - x), h)
-    }
+    const spans = this.#spans(row), ends = endsOf(spans)
+    spans.forEach((one, i) => {
+      const began = ends[i] - one.seconds, near = began - (ends[i - 1] ?? -Infinity) < one.seconds / 2
+      const x = this.#pixel(Math.max(this.from, near ? ends[i - 1] : began))
+      if (ends[i] <= this.from) return
+      this.#cell(one, x, y, Math.max(1 / devicePixelRatio, this.#pixel(Math.min(ends[i], this.to)) - x), h)
+    })
     for (const gap of row.gone) this.#gap(gap, y, h)
     this.#name(row, y + h / 2)
   }
@@ -149,7 +148,7 @@ export class Timeline {
     this.tip.hidden = !row
     if (!row) return
     const time = this.from + (x - this.left) / (this.right - this.left) * (this.to - this.from)
-    const one = this.#spans(row).find(each => each.time_s >= time && each.time_s - each.seconds <= time)
+    const spans = this.#spans(row), ends = endsOf(spans), one = spans.find((_, i) => ends[i] >= time)
     const gap = row.gone.find(each => each.from <= time && (each.to ?? Infinity) > time)
     const lines = one && !gap ? KINDS.slice(0, 5).filter(([kind]) => one[kind] >= 0.005)
       .map(([kind, words]) => `${percent(one[kind])} ${words}`) : [gap ? 'not there' : this.states.get(row.name).text]
@@ -188,6 +187,13 @@ function together(rows) {
     const mean = kind => spans.reduce((total, one) => total + one[kind], 0) / spans.length
     return { ...spans[0], awaited: '', waited: 0, ...Object.fromEntries(KINDS.slice(0, 5).map(([k]) => [k, mean(k)])) }
   }).sort((a, b) => a.time_s - b.time_s)
+}
+
+// When each span was over. Reports that have waited somewhere come together, with the time of the last of them.
+export function endsOf(spans) {
+  const ends = spans.map(one => one.time_s)
+  for (let i = ends.length - 1; i > 0; i--) ends[i - 1] = Math.min(ends[i - 1], ends[i] - spans[i].seconds)
+  return ends
 }
 
 // What a row does now, in words, and for whom it waits; of a run that is over what it did on average, from a moment on.
