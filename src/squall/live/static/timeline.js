@@ -55,6 +55,9 @@ export class Timeline {
     if (run.state.strategy === 'all_reduce') blame(this.states)
     this.#axis()
     this.rows.forEach((row, number) => this.#row(row, HEAD + number * height))
+    // Of low rows not all have room for words: the last ones do, which are shards.
+    for (let number = this.rows.length - 1; number >= 0; number -= Math.ceil(11 / height))
+      this.#words(this.rows[number], HEAD + (number + 0.42) * height)
     this.#arcs()
   }
 
@@ -86,7 +89,6 @@ export class Timeline {
       this.#cell(one, x, y, Math.max(1 / devicePixelRatio, this.#pixel(Math.min(ends[i], this.to)) - x), h)
     })
     for (const gap of row.gone) this.#gap(gap, y, h)
-    this.#name(row, y + h / 2)
   }
 
   // What takes part of the time has that part of the height; in low rows the colour of what takes most.
@@ -116,9 +118,7 @@ export class Timeline {
     else pen.clearRect(from, y, to - from, h)
   }
 
-  #name(row, y) {
-    const every = Math.ceil(11 / this.height), number = Math.round((y - HEAD) / this.height - 0.5)
-    if (number % every && !(row.role === 'shard' && row.index === 0)) return
+  #words(row, y) {
     const pen = this.pen, state = this.states.get(row.name)
     pen.textAlign = 'right'; pen.fillStyle = row.role === 'machine' ? this.colors.ink : this.colors.faint
     pen.fillText(row.label, this.left - 8, y)
@@ -136,7 +136,7 @@ export class Timeline {
       const y = at.get(row.name), to = at.get(state.awaited), x = this.right + 4
       const out = x + 14 + Math.min(this.arcs - 20, 10 + Math.abs(to - y) / 6)
       pen.strokeStyle = pen.fillStyle = this.colors.wait
-      pen.globalAlpha = 0.25 + 0.75 * Math.min(1, state.waited); pen.lineWidth = 0.75 + 3 * Math.min(1, state.waited)
+      pen.globalAlpha = 0.25 + 0.75 * Math.min(1, state.waited); pen.lineWidth = (0.75 + 3 * Math.min(1, state.waited)) * Math.min(1, this.height / 14)
       pen.beginPath(); pen.moveTo(x, y); pen.bezierCurveTo(out, y, out, to, x + 7, to); pen.stroke()
       pen.beginPath(); pen.moveTo(x, to); pen.lineTo(x + 8, to - 4); pen.lineTo(x + 8, to + 4); pen.fill()
     }
