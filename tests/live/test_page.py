@@ -191,6 +191,19 @@ def test_an_epoch_is_a_strip_of_what_is_trained_held_and_left(page: Browser, sho
     assert "50,000 examples" in page.says("return document.getElementById('leases').innerText")
 
 
+def test_who_has_not_reported_for_long_is_told(page: Browser, shown: Any) -> None:
+    """A process that was stopped seems to go on with what it did."""
+    directory = shown(2)
+    with closing(Record(directory / "run.sqlite")) as record:
+        for tick in range(1, 42):
+            at = 11.75 + tick / 4
+            record.add(ProgressRow(at, 0, 32, 1, 0.5, 0.25, 0.0, 0, 0, 100))
+            record.add(ActivityRow(at, 0, "replica-1.0", 0.25, 0.25, 0, 0, 0, "", 0, 10**7))
+            record.add(ActivityRow(at, 0, "replica-0.0", 0.25, 0.25, 0, 0, 0, "", 0, 10**7))
+    said = "return [...document.querySelectorAll('#replicas td:nth-child(2)')].map(cell => cell.innerText)"
+    page.wait(said, lambda told: told == ["computing 100 %", "no report for 10 s, computing 100 %"])
+
+
 def test_in_a_sum_of_all_the_last_one_is_waited_for(page: Browser, shown: Any) -> None:
     """Nobody tells of whom: who waits least is who comes last."""
     directory = shown(3)

@@ -3,6 +3,7 @@
 const POINTS = 600 // of a curve; of more, each two neighbours become one
 const EVENTS = 300
 const RECENT_S = 10 // rates and losses are means over so much training time
+const SILENT_S = 10 // of who has not reported for so long it is told, or for longer where reports lie further apart
 const SPANS_S = 75 // for which spans are kept
 
 export class Curve {
@@ -21,7 +22,7 @@ export class Curve {
 }
 
 class Replica {
-  examples = 0; batches = 0; clock = 0; pushed = 0; fetched = 0; stale = new Map(); recent = []; pushes = []
+  examples = 0; batches = 0; clock = 0; heard = 0; longest = 0; pushed = 0; fetched = 0; stale = new Map(); recent = []; pushes = []
 }
 
 const place = node => node.split('.')[0].replace('-', ' ') // "replica-0.1" is in the place "replica 0"
@@ -59,6 +60,8 @@ export class Run {
   on_progress(row) {
     this.#tally(row) // first: it compares clocks that were told by the same time
     const replica = this.#replica(row.replica)
+    if (replica.heard) replica.longest = Math.max(replica.longest, row.time_s - replica.heard)
+    replica.heard = row.time_s
     replica.examples += row.examples; replica.batches += row.batches
     replica.clock = Math.max(replica.clock, row.clock)
     replica.pushed += row.pushed_bytes; replica.fetched += row.fetched_bytes
@@ -164,6 +167,12 @@ export class Run {
 
   // Whether it moves weights, and does not just answer.
   get trains() { return this.state.optimizer !== '' }
+
+  // Seconds for which a replica has not reported; 0: they are not worth a word.
+  silent(index) {
+    const replica = this.replicas.get(index), seconds = replica ? this.time - replica.heard : 0
+    return !this.over && replica && seconds >= Math.max(SILENT_S, 2 * replica.longest) ? seconds : 0
+  }
 
   // What bounds the run: [its name, how much is done, how much there is, or nothing].
   limit() {

@@ -123,7 +123,7 @@ export class Timeline {
     pen.textAlign = 'right'; pen.fillStyle = row.role === 'machine' ? this.colors.ink : this.colors.faint
     pen.fillText(row.label, this.left - 8, y)
     if (!this.wide) return
-    pen.textAlign = 'left'; pen.fillStyle = state.dead ? this.colors.wait : this.colors.faint
+    pen.textAlign = 'left'; pen.fillStyle = state.alert ? this.colors.wait : this.colors.faint
     pen.fillText(state.text, this.right + this.arcs, y, TEXT)
   }
 
@@ -199,7 +199,7 @@ export function endsOf(spans) {
 // What a row does now, in words, and for whom it waits; of a run that is over what it did on average, from a moment on.
 function now(row, run, known, from) {
   const gap = row.gone.at(-1)
-  if (gap && gap.to === null && (gap.lost || !run.over)) return { text: gap.lost ? 'dead' : 'has left', dead: gap.lost, waited: 0 }
+  if (gap && gap.to === null && (gap.lost || !run.over)) return { text: gap.lost ? 'dead' : 'has left', alert: gap.lost, waited: 0 }
   const spans = known.filter(one => one.time_s > (run.over ? from : run.time - NOW_S))
   const seconds = spans.reduce((total, one) => total + one.seconds, 0)
   if (!seconds) return { text: run.over ? '' : 'not heard of', waited: 0 }
@@ -208,8 +208,9 @@ function now(row, run, known, from) {
   for (const one of spans) if (one.awaited) by.set(one.awaited, (by.get(one.awaited) ?? 0) + one.waited * one.seconds)
   const [awaited, waited_s] = [...by].reduce((most, each) => each[1] > most[1] ? each : most, ['', 0])
   const [kind, words] = KINDS.slice(0, 5).reduce((most, each) => mean(each[0]) > mean(most[0]) ? each : most)
-  const text = mean(kind) < 0.005 ? 'rests' : `${words} ${percent(mean(kind))}`
-  return waitingFor(awaited, waited_s / seconds, { text, kind, waiting: mean('wait') })
+  const silent = row.role === 'replica' ? run.silent(row.index) : 0, before = silent ? `no report for ${clock(silent)}, ` : ''
+  const text = before + (mean(kind) < 0.005 ? 'rests' : `${words} ${percent(mean(kind))}`)
+  return waitingFor(awaited, waited_s / seconds, { text, kind, waiting: mean('wait'), alert: silent > 0 })
 }
 
 function waitingFor(awaited, waited, state) {
