@@ -98,7 +98,9 @@ def test_epochs_are_told_from_the_first_that_is_not_whole(tmp_path: Path) -> Non
     assert told_with(LeaseRow(3, 0, 10, 20, 1, 0, 0.0, 2.0, 20)) == [(1, 50, [(0, 50)])]
     assert told_with(LeaseRow(4, 1, 60, 90, 1, 0, 0.0, 2.0, 80)) == [(1, 90, [(0, 50), (60, 80)])]
     assert told_with(SkipRow(4, 1, 60, 70, 1)) == [(1, 90, [(0, 50), (60, 80)])]  # nobody has to train them any more
-    assert [epoch for epoch, *_ in told_with(LeaseRow(5, 9, 0, 10, 1, 0, 0.0, 2.0, 10))] == [7, 8, 9]
+    assert [epoch for epoch, *_ in told_with(LeaseRow(5, 9, 0, 10, 1, 0, 0.0, 2.0, 10))] == [1, 2, 9], "the first two"
+    assert told_with(LeaseRow(6, 1, 80, 900, -1, 0, 0.0, 2.0, 900))[0] == (1, 100, [(0, 50), (60, 100)])
+    assert [epoch for epoch, *_ in told_with(LeaseRow(7, 1, 50, 60, 1, 0, 0.0, 3.0, 60))] == [9]
 
 
 def test_a_run_without_any_work_is_told(tmp_path: Path) -> None:

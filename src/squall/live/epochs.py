@@ -11,7 +11,7 @@ Epoch = tuple[int, int, list[tuple[int, int]]]  # its number, up to where it is 
 
 
 def under_way(reader: Reader) -> list[Epoch]:
-    """The last epoch that leases were dealt of, and those before it that are not trained as a whole.
+    """The last epoch that leases were dealt of, and the first of those before it that are not trained as a whole.
 
     Who holds what is dealt and not trained is not in the record, and the last leases that were dealt are not, either:
     it has what has ended.
@@ -21,10 +21,19 @@ def under_way(reader: Reader) -> list[Epoch]:
         return []
     last = (dealt - 1) // size
     done = _joined(reader, size)
-    if not done or done[0][0] > 0:
-        done.insert(0, (0, 0))
-    first = max(min(last, done[0][1] // size), last - SHOWN + 1)
-    return [(epoch, min(size, dealt - epoch * size), _within(done, epoch, size)) for epoch in range(first, last + 1)]
+    shown = [*_unfinished(done, last * size, size)[: SHOWN - 1], last]
+    return [(epoch, min(size, dealt - epoch * size), _within(done, epoch, size)) for epoch in shown]
+
+
+def _unfinished(done: list[tuple[int, int]], upto: int, size: int) -> list[int]:
+    """The first epochs that gaps before `upto` are in."""
+    found: dict[int, None] = {}
+    reached = 0
+    for start, stop in [*done, (upto, upto)]:
+        if reached < (end := min(start, upto)):
+            found.update(dict.fromkeys(range(reached // size, -(-end // size))[:SHOWN]))
+        reached = max(reached, stop)
+    return list(found)
 
 
 def _joined(reader: Reader, size: int) -> list[tuple[int, int]]:

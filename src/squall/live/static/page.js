@@ -86,7 +86,7 @@ function epochs() {
     for (const [start, stop] of done) piece(start, stop, 'done')
     const count = done.reduce((total, [start, stop]) => total + stop - start, 0)
     const words = document.createElement('span')
-    words.textContent = `${percent(count / size)} done, ${percent((size - dealt) / size)} left`
+    words.textContent = `${Math.floor(100 * count / size)} % done, ${percent((size - dealt) / size)} left`
     row.append(run.trains ? `epoch ${epoch + 1}` : 'examples', strip, words)
     return row
   }))
