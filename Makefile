@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test promises deep check soak chaos bench docs clean
+.PHONY: train test promises deep check browser soak chaos bench docs clean
 
 train: $(READY)  ## train the digits example: 2 replicas, 1 shard, in separate processes
 	$(BIN)/squall train examples/digits.py
@@ -25,6 +25,14 @@ check: $(READY)  ## lint and types alone
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+BROWSER := chromium chromium-driver
+browser:  ## Debian's Chromium, if root can install it, for the tests of pages; without one they are skipped, and say so
+	@if ! { command -v chromium || command -v chromedriver; } && command -v apt-get && [ "$$(id -u)" = 0 ]; then \
+		echo 'installing $(BROWSER): five minutes at most' >&2; export DEBIAN_FRONTEND=noninteractive; \
+		timeout -k 9 300 sh -c 'apt-get -qq update && apt-get -qq install -y --no-install-recommends $(BROWSER)' \
+			|| echo 'it was not to be had: tests of pages are skipped' >&2; \
+	fi >/dev/null </dev/null
 
 soak: $(READY)  ## chaotic worlds, COUNT of them or until Ctrl-C; a failing one is shrunk and shown
 	$(BIN)/python -m squall.sim.proof.soak $(if $(COUNT),--count $(COUNT)) $(if $(FIRST),--first $(FIRST))

@@ -58,11 +58,12 @@ def _rate(watched: bool) -> float:
         path.mkdir()
         server = _watch(path) if watched else None
         begun_s = core_s(server.pid) if server is not None else 0.0  # it has been imported
+        began = time.monotonic()
         try:
             return steady(squall.fit(training_task(workload), downpour(workload, 2), run_dir=path, settings=settings))
         finally:
             if server is not None:
-                _SERVED.append((core_s(server.pid) - begun_s) / SECONDS)
+                _SERVED.append((core_s(server.pid) - begun_s) / (time.monotonic() - began))
                 server.terminate()
                 server.wait()
 

@@ -41,6 +41,8 @@ def test_runs_are_compared_in_numbers_a_page_and_a_picture(
     strategies: dict[str, squall.Strategy], run_dir: Path, without_report: None
 ) -> None:
     found = compare(measured(), strategies, epochs=4, until="closeness=0.4", seeds=2, run_dir=run_dir, settings=INLINE)
+    (run_dir / "averaging_every=4-seed-1" / "report.html").touch()
+    found.write_page()
     document = json.loads(json.dumps(found.to_json_dict()))
     assert list(document["strategies"]) == list(strategies)
     for figures in document["strategies"].values():
@@ -55,6 +57,7 @@ def test_runs_are_compared_in_numbers_a_page_and_a_picture(
     assert all(f"<td>{name}</td>" in page for name in strategies)
     assert "http" not in page.replace("http://www.w3.org", ""), "nothing is fetched from a network"
     assert page.count("<svg") >= 6
+    assert '<a href="averaging_every%3D4-seed-1/report.html">averaging:every=4, seed 1</a>' in page
     assert found.picture.read_bytes().startswith(b"\x89PNG")
     ElementTree.fromstring(
         page.partition("\n")[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -17,10 +18,12 @@ from torch.utils.data import TensorDataset
 import squall
 from squall.export.exporting import export
 from squall.keras import KerasModel, Seeded, load_keras, save_keras
+from squall.report.tensorboard import begin_tensorboard
 from squall.run import Run
 from squall.runtime.seeds import seed_everything
 from squall.task import check_task
 from tests.rehearsal import assert_replays
+from tests.report.test_tensorboard import read
 from tests.tasks import assert_same
 
 # Keras asks NumPy for an array of one of its variables, which knows an older version of that question.
@@ -62,6 +65,28 @@ def test_a_model_with_state_learns_and_becomes_a_keras_file(name: str, kit: Any,
     assert torch.equal(again(pictures, training=False), model(pictures))
     assert (again(pictures, training=False).argmax(1) == labels).float().mean() > 0.9
     assert [path.name for path in tmp_path.glob("*.keras")] == ["model.keras"]
+
+
+def test_its_layers_are_boxes_in_the_graph_also_where_one_is_called_twice(kit: Any, tmp_path: Path) -> None:
+    """And where their names are such as modules have themselves."""
+    keras, twice = kit.keras, kit.keras.layers.Dense(6, name="forward")
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            twice,
+            keras.Sequential([twice, keras.layers.ReLU()], name="in.side"),
+            keras.layers.Dense(1),
+        ]
+    )
+    train = TensorDataset(torch.randn(8, 6), torch.randn(8, 1))
+    call = keras.layers.Layer.__call__
+    begin_tensorboard(tmp_path, squall.Task.from_keras(model, loss="mse", train=train))
+    assert keras.layers.Layer.__call__ is call
+    boxes = {node.name.rpartition("/")[0].partition("[model]/")[2] for node in read(tmp_path).Graph().node}
+    named = {re.sub(r"_\d+\b", "", box) for box in boxes}
+    assert {f"Sequential[keras]/{inner}" for inner in (
+        "Dense[forward]", "Sequential[in_side]/Dense[forward]", "Sequential[in_side]/ReLU[re_lu]", "Dense[dense]",
+    )} <= named  # fmt: skip
 
 
 def test_chance_is_the_runs_in_weights_layers_and_data(kit: Any, inline: Fit) -> None:

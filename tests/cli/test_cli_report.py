@@ -44,6 +44,8 @@ def test_several_runs_are_on_one_page(inline: Callable[..., Run], tmp_path: Path
     write_record(empty)
     write_record(unfinished, StateRow("status", "running"), StateRow("strategy", "diloco"))
     paths = [str(path) for path in (first.directory, other.directory, empty, unfinished)]
+    assert main(["report", paths[0]]) == 0
+    capsys.readouterr()
     assert main(["report", *paths]) == 0
     page = tmp_path / "reports.html"
     assert capsys.readouterr().out == f"{page}\n"
@@ -57,6 +59,7 @@ def test_several_runs_are_on_one_page(inline: Callable[..., Run], tmp_path: Path
     assert cells[1][5].startswith("loss ")
     assert "empty: the record is empty: the run ended before it began to train." in text
     assert "deep/unfinished: the run had not finished when this page was written; its status was: running." in text
+    assert re.findall('<a href="(.*?)">(.*?)</a>', text) == [("run-1/report.html", "run-1")], "the others have none"
     assert "same" not in text.partition("<h2>")[0].partition("<body>")[2], "they may have had any number of cores"
     assert main(["report", *paths[:2], "--out", str(tmp_path / "page.html"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -64,6 +67,10 @@ def test_several_runs_are_on_one_page(inline: Callable[..., Run], tmp_path: Path
         ("downpour", str(tmp_path / "page.html")), ("averaging", str(tmp_path / "page.html")),
     ]  # fmt: skip
     assert (tmp_path / "page.html").exists()
+    (tmp_path / "a: b").mkdir()
+    assert main(["report", *paths[:2], "--out", str(tmp_path / "a: b" / "page.html")]) == 0
+    assert '<a href="../run-1/report.html">' in (tmp_path / "a: b" / "page.html").read_text()
+    capsys.readouterr()
     assert main(["report", *paths[:2], "--audit"]) == 0
     proofs = capsys.readouterr().out
     assert [f"{path}:\n" in proofs for path in paths[:2]] == [True, True]

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from squall.live.epochs import under_way
 from squall.live.feed import BINS, COLUMNS, RECENT_S, Feed, activity
-from squall.record.rows import ActivityRow, EventRow, LeaseRow, MetricRow, ProgressRow, StalenessRow, StateRow
+from squall.record.rows import ActivityRow, EventRow, LeaseRow, MetricRow, ProgressRow, SkipRow, StalenessRow, StateRow
 from squall.record.writer import Record
+from squall.report.reader import Reader
 
 
 def told(message: bytes | None) -> dict[str, Any]:
@@ -57,6 +59,7 @@ def test_a_long_run_is_told_in_bins_and_its_last_minute_as_it_is(tmp_path: Path)
     work = [dict(zip(COLUMNS["progress"], row)) for row in rows["progress"]]
     assert len(work) <= BINS + 1
     assert sum(row["examples"] for row in work) == 10 * seconds
+    assert work[-1]["clock"] == seconds
     assert sum(row[3] for row in rows["staleness"]) == seconds
     assert len(rows["activity"]) == RECENT_S
 
@@ -71,6 +74,33 @@ def test_the_whole_run_is_told_in_bins_with_whom_each_waited_for_most(tmp_path: 
         assert sum(row["compute_s"] for row in mine) == pytest.approx(seconds / 2)
         assert sum(row["seconds"] for row in mine) == pytest.approx(seconds)
         assert {row["awaited"] for row in mine} <= {"shard 0", "shard 1"}
+
+
+def test_epochs_are_told_from_the_first_that_is_not_whole(tmp_path: Path) -> None:
+    """Positions run on from an epoch into the next in leases that were put together."""
+    path = tmp_path / "run.sqlite"
+
+    def told_with(*rows: LeaseRow | SkipRow | StateRow) -> list[Any]:
+        with closing(Record(path)) as record:
+            for row in rows:
+                record.add(row)
+        with closing(Reader(path)) as reader:
+            return under_way(reader)
+
+    assert told_with() == []
+    assert told_with(StateRow("examples_per_epoch", "100")) == []
+    assert told_with(LeaseRow(1, 0, 10, 20, 0, 0, 0.0, 1.0, 10)) == [(0, 20, [])]  # given back as a whole
+    assert told_with(LeaseRow(0, 0, 0, 10, 0, 0, 0.0, 1.0, 10)) == [(0, 20, [(0, 10)])]
+    assert told_with(LeaseRow(2, 0, 20, 150, -1, 0, 0.0, 1.0, 150)) == [
+        (0, 100, [(0, 10), (20, 100)]),
+        (1, 50, [(0, 50)]),
+    ]
+    assert told_with(LeaseRow(3, 0, 10, 20, 1, 0, 0.0, 2.0, 20)) == [(1, 50, [(0, 50)])]
+    assert told_with(LeaseRow(4, 1, 60, 90, 1, 0, 0.0, 2.0, 80)) == [(1, 90, [(0, 50), (60, 80)])]
+    assert told_with(SkipRow(4, 1, 60, 70, 1)) == [(1, 90, [(0, 50), (60, 80)])]  # nobody has to train them any more
+    assert [epoch for epoch, *_ in told_with(LeaseRow(5, 9, 0, 10, 1, 0, 0.0, 2.0, 10))] == [1, 2, 9], "the first two"
+    assert told_with(LeaseRow(6, 1, 80, 900, -1, 0, 0.0, 2.0, 900))[0] == (1, 100, [(0, 50), (60, 100)])
+    assert [epoch for epoch, *_ in told_with(LeaseRow(7, 1, 50, 60, 1, 0, 0.0, 3.0, 60))] == [9]
 
 
 def test_a_run_without_any_work_is_told(tmp_path: Path) -> None:

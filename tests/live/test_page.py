@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from squall.live.server import bound, link, new_token, serve
-from squall.record.rows import ActivityRow, EventRow, MemberRow, MetricRow, PartRow, ProgressRow, StalenessRow, StateRow
+from squall.record.rows import (
+    ActivityRow,
+    EventRow,
+    LeaseRow,
+    MemberRow,
+    MetricRow,
+    PartRow,
+    ProgressRow,
+    StalenessRow,
+    StateRow,
+)
 from squall.record.writer import Record
 from tests.live.browser import CHROMIUM, DRIVER, Browser, browser
 
@@ -88,6 +98,9 @@ def test_the_page_shows_who_computes_and_who_waits(page: Browser, shown: Any, re
         assert words in text
     assert page.says("return document.querySelectorAll('.u-wrap canvas').length") >= 5
     assert page.says("return document.body.scrollWidth <= innerWidth")
+    fetched = page.says("return performance.getEntriesByType('resource').map(each => new URL(each.name).origin)")
+    assert len(fetched) > 4
+    assert set(fetched) == {page.says("return location.origin")}, "nothing comes from elsewhere"
     assert page.log() == []
 
 
@@ -95,16 +108,18 @@ def test_what_is_new_is_shown_and_a_death_and_the_end(page: Browser, shown: Any)
     directory = shown(2)
     with closing(Record(directory / "run.sqlite")) as record:
         add_work(record, 13.0, 2)
-        record.add(MemberRow("replica-1.0", 101, 13.0, "lost", "killed by SIGKILL"))
+        record.add(MemberRow("replica-1.0", 101, 13.0, "lost", "replica 1: killed by SIGKILL"))
+        record.add(EventRow(13.0, "lost", "replica 1: killed by SIGKILL"))
         record.commit(0.0)
-        page.wait("return document.body.innerText", lambda text: "replica 1: killed by SIGKILL" in text)
+        page.wait("return document.body.innerText", lambda text: text.count("replica 1: killed by SIGKILL") == 1)
         assert "dead" in page.says("return document.querySelector('#replicas').innerText")
         record.add(MemberRow("replica-1.1", 102, 13.5, "joined", ""))
         add_work(record, 13.75, 1)
         record.add(StateRow("status", "finished"))
         record.add(StateRow("reason", "all data is trained"))
     page.wait(
-        "return document.getElementById('status').innerText", lambda text: text == "finished: all data is trained"
+        "return document.getElementById('status').innerText",
+        lambda text: text == "finished after 14 s: all data is trained",
     )
     assert "dead" not in page.says("return document.querySelector('#replicas').innerText")
 
@@ -123,6 +138,16 @@ def test_the_whole_run_can_be_looked_at_and_a_process_at_a_moment(page: Browser,
     assert "75 % waiting\n75 % for shard 0" in tip
 
 
+def test_reports_that_come_together_lie_one_behind_the_other(page: Browser, shown: Any) -> None:
+    shown(2)
+    ends = page.says(
+        """const { endsOf } = await import('./timeline.js')
+        return endsOf([[1, 0.25], [2, 0.25], [2, 0.25], [2.125, 0.25], [2.5, 0.25]]
+          .map(([time_s, seconds]) => ({ time_s, seconds })))"""
+    )
+    assert ends == [1, 1.625, 1.875, 2.125, 2.5]
+
+
 def test_parts_and_machines_have_rows(page: Browser, shown: Any) -> None:
     directory = shown(2)
     with closing(Record(directory / "run.sqlite")) as record:
@@ -130,6 +155,104 @@ def test_parts_and_machines_have_rows(page: Browser, shown: Any) -> None:
             record.add(PartRow(12.5, 0, part, 0.1, 0.1, 0.05, 10**6))
         record.add(ActivityRow(12.5, 1, "replica-1.1", 0.25, 0.25, 0, 0, 0, "", 0, 10**7))
     page.wait(PIXELS, lambda pixels: pixels.get("242 169 59", 0) > 20)  # a part without a microbatch
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"epochs": "5", "examples_per_epoch": "1000"}, "epoch 3 of 5, 12 s, 7.8 s left"),
+        ({"epochs": "", "steps": "188"}, "step 94 of 188, 12 s, 12 s left"),
+        ({"epochs": "", "steps": ""}, "step 94, 12 s"),
+        ({"epochs": "", "seconds": "20"}, "12 s of 20 s, 8.3 s left"),
+        ({"epochs": "1", "optimizer": "", "examples_per_epoch": "10000", "found": "4000"},
+         "example 7,008 of 10,000, 12 s, 5.0 s left"),
+    ],
+)  # fmt: skip
+def test_how_far_a_run_is_is_told_of_what_ends_it(facts: dict[str, str], told: str, page: Browser, shown: Any) -> None:
+    directory = shown(2)
+    with closing(Record(directory / "run.sqlite")) as record:
+        for key, value in facts.items():
+            record.add(StateRow(key, value))
+    page.wait("return document.getElementById('status').innerText", lambda text: text == told)
+    cards = page.says("return document.getElementById('cards').innerText")
+    assert ("training loss" in cards) == ("optimizer" not in facts), "what only answers has no loss"
+
+
+def test_an_epoch_is_a_strip_of_what_is_trained_held_and_left(page: Browser, shown: Any) -> None:
+    directory = shown(2)
+    assert page.says("return document.getElementById('data').hidden")
+    with closing(Record(directory / "run.sqlite")) as record:
+        record.add(LeaseRow(0, 0, 0, 25_000, 0, 0, 0.0, 1.0, 25_000))
+        record.add(LeaseRow(2, 0, 50_000, 75_000, 1, 0, 0.0, 2.0, 75_000))
+    pieces = page.wait(
+        "return [...document.querySelectorAll('#epochs i')].map(i => [i.className, i.style.left, i.style.width])"
+    )
+    assert pieces == [["dealt", "0%", "75%"], ["done", "0%", "25%"], ["done", "50%", "25%"]]
+    assert "50 % done, 25 % left" in page.says("return document.getElementById('epochs').innerText")
+    assert "50,000 examples" in page.says("return document.getElementById('leases').innerText")
+
+
+def test_who_has_not_reported_for_long_is_told(page: Browser, shown: Any) -> None:
+    """A process that was stopped seems to go on with what it did."""
+    directory = shown(2)
+    with closing(Record(directory / "run.sqlite")) as record:
+        for tick in range(1, 42):
+            at = 11.75 + tick / 4
+            record.add(ProgressRow(at, 0, 32, 1, 0.5, 0.25, 0.0, 0, 0, 100))
+            record.add(ActivityRow(at, 0, "replica-1.0", 0.25, 0.25, 0, 0, 0, "", 0, 10**7))
+            record.add(ActivityRow(at, 0, "replica-0.0", 0.25, 0.25, 0, 0, 0, "", 0, 10**7))
+    said = "return [...document.querySelectorAll('#replicas td:nth-child(2)')].map(cell => cell.innerText)"
+    page.wait(said, lambda told: told == ["computing 100 %", "no report for 10 s, computing 100 %"])
+
+
+def test_in_a_sum_of_all_the_last_one_is_waited_for(page: Browser, shown: Any) -> None:
+    """Nobody tells of whom: who waits least is who comes last."""
+    directory = shown(3)
+    with closing(Record(directory / "run.sqlite")) as record:
+        record.add(StateRow("strategy", "all_reduce"))
+        for replica, wait_s in enumerate((0.2, 0.05, 0.25)):
+            spent = ActivityRow(20.0, 0, f"replica-{replica}.0", 0.25, 0.25 - wait_s, 0, 0, wait_s, "", 0, 10**7)
+            record.add(spent)
+    told = page.wait(
+        "return [...document.querySelectorAll('#replicas td:nth-child(2)')].map(cell => cell.innerText)",
+        lambda told: told[:1] == ["waiting 80 % for replica 1"],
+    )
+    assert told[1:] == ["computing 80 %", "waiting 100 % for replica 1"]
+
+
+def test_bytes_are_told_by_link(page: Browser, shown: Any) -> None:
+    """A shard of a quarter of the model has a quarter of what a replica exchanges."""
+    directory = shown(2)
+    assert page.says("return [...document.querySelectorAll('#charts > figure')].every(figure => figure.hidden)")
+    with closing(Record(directory / "run.sqlite")) as record:
+        record.add(StateRow("shard_bytes", "[100, 300]"))
+        record.add(StateRow("links", "[[0, 1, 5000000], [1, 0, 7000000]]"))
+        record.commit(0.0)
+        cells = "return [...document.querySelectorAll('#{}-links td')].map(cell => cell.innerText)"
+        assert page.wait(cells.format("machine")) == ["0", "", "5.0 MB", "1", "7.0 MB", ""]
+        add_work(record, 13.0, 2)  # now there are 48 reports of 2 MB each
+        record.add(StateRow("links", "[[0, 1, 6000000], [1, 0, 7000000]]"))
+        record.commit(1.0)
+        told = page.wait(cells.format("shard"), lambda cells: cells[:2] == ["0", "24.0 MB, 1.8 MB/s"])
+        assert told[2] == "72.0 MB, 5.4 MB/s"
+        assert page.wait(cells.format("machine"))[2] == "6.0 MB, 800 kB/s"
+        record.add(StateRow("status", "finished"))
+    assert page.wait(cells.format("shard"), lambda cells: cells[1] == "24.0 MB")
+
+
+def test_clocks_are_compared_as_they_were_told_by_the_same_time(page: Browser, shown: Any) -> None:
+    shown(2)
+    assert set(page.says("const { Run } = await import('./model.js'), run = new Run();" + LOCK_STEP)) == {0}
+
+
+LOCK_STEP = """
+const columns = { progress: ['time_s', 'replica', 'examples', 'loss', 'pushed_bytes', 'fetched_bytes', 'clock'] }
+for (let tick = 1; tick < 20; tick++) {
+  const progress = [0, 1, 2].map(replica => [tick + replica / 100, replica, 32, 1, 0, 0, tick])
+  run.take({ columns, rows: { progress } })
+}
+return run.curves.slowest.y
+"""
 
 
 def test_an_hour_takes_no_more_memory_than_a_minute(page: Browser, shown: Any) -> None:
@@ -140,7 +263,7 @@ def test_an_hour_takes_no_more_memory_than_a_minute(page: Browser, shown: Any) -
     const columns = { progress: ['time_s', 'replica', 'examples', 'loss', 'compute_s', 'wait_s', 'pushed_bytes',
       'fetched_bytes', 'clock'], staleness: ['time_s', 'replica', 'staleness', 'count'],
       activity: ['time_s', 'node', 'machine', 'seconds', 'compute_s', 'wait_s', 'awaited', 'awaited_s', 'memory'],
-      event: ['time_s', 'kind', 'text'], metric: ['time_s', 'name', 'value'] }
+      event: ['time_s', 'kind', 'text'], metric: ['time_s', 'name', 'value'], state: ['key', 'value'] }
     const held = () => { // numbers and rows that are kept
       let count = 0
       const look = value => {
@@ -153,7 +276,7 @@ def test_an_hour_takes_no_more_memory_than_a_minute(page: Browser, shown: Any) -
     const found = []
     for (let tick = 1; tick <= 4 * 3600; tick++) {
       const at = tick / 4, rows = { progress: [], staleness: [], activity: [], event: [[at, 'snapshot', 'one']],
-        metric: [[at, 'loss', 1]] }
+        metric: [[at, 'loss', 1]], state: [['links', `[[0, 1, ${tick}], [1, 0, ${tick}]]`]] }
       for (let replica = 0; replica < 4; replica++) {
         rows.progress.push([at, replica, 32, 1, 0.1, 0.1, 9, 9, tick])
         rows.staleness.push([at, replica, tick % 5, 1])

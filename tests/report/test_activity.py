@@ -15,7 +15,8 @@ def row(time_s: float, compute_s: float = 0.0, wait_s: float = 0.0, awaited: str
     [
         ([row(1.0)], "rests"),
         ([row(1.0, 0.2)], "computing 80 %"),
-        ([row(1.0, 0.15, 0.1, "shard 0")], "computing 60 %, waits for shard 0 40 %"),
+        ([row(1.0, 0.15, 0.1, "shard 0")], "computing 60 %, waiting 40 % for shard 0"),
+        ([row(1.0, 0.05, 0.2, "coordinator 0")], "waiting 80 % for coordinator"),
         ([row(1.0, 0.05, 0.2, "shard 0")], "waiting 80 % for shard 0"),
         ([row(1.0, 0.0, 0.1, "shard 0"), row(1.25, 0.0, 0.15, "shard 1")], "waiting 50 % for shard 1"),
         ([row(1.0, 0.25), row(1.5 + NOW_S, 0.0, 0.25, "shard 0")], "waiting 100 % for shard 0"),

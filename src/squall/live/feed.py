@@ -15,13 +15,15 @@ from typing import Any, get_args
 
 import msgspec
 
+from squall.live.epochs import under_way
 from squall.record.rows import ActivityRow, ProgressRow, Row, StalenessRow, table_name
 from squall.report.news import News
 from squall.report.reader import Reader
 
 RECENT_S = 60.0  # for which each process is shown at first
 BINS = 400  # of a curve, and of a row of processes over a whole run
-LEASES_EVERY = 8  # looks
+BIN_S = 1.0  # at the least, of such a row: processes report four times in it
+LEASES_EVERY = 2  # looks
 
 COLUMNS: dict[str, list[str]] = {table_name(table): [field.name for field in fields(table)] for table in get_args(Row)}
 _VALUES = {name: attrgetter(*columns) for name, columns in COLUMNS.items()}
@@ -35,7 +37,7 @@ class Feed:
         self._reader = Reader(record)
         self._news = News()
         self._looks = 0
-        self._leases: list[int] = []
+        self._leases: dict[str, Any] = {}
 
     def close(self) -> None:
         self._reader.close()
@@ -44,7 +46,7 @@ class Feed:
         """The first message: JSON, with the columns of tables, and rows in their order."""
         with self._reader.at_one_moment():
             rows = self._all()
-        return _message(rows, name=self._name, columns=COLUMNS, leases=self._lease_sums())
+        return _message(rows, name=self._name, columns=COLUMNS, **self._told_of_leases())
 
     def _all(self) -> list[Row]:
         end_s = self._reader.end_s()
@@ -62,19 +64,19 @@ class Feed:
         rows = self._news.take(self._reader)
         self._looks += 1
         before = self._leases
-        leases = self._lease_sums() if self._looks % LEASES_EVERY == 0 else before
-        return _message(rows, leases=leases) if rows or leases != before else None
+        leases = self._told_of_leases() if self._looks % LEASES_EVERY == 0 else before
+        return _message(rows, **leases) if rows or leases != before else None
 
-    def _lease_sums(self) -> list[int]:
-        self._leases = list(self._reader.lease_sums())
+    def _told_of_leases(self) -> dict[str, Any]:
+        self._leases = {"leases": self._reader.lease_sums(), "epochs": under_way(self._reader)}
         return self._leases
 
 
 def activity(record: Path) -> bytes:
-    """What processes did over the whole run, in `BINS` bins, as the page has it."""
+    """What processes did over the whole run, in at most `BINS` bins, as the page has it; in a short one as it is."""
     with closing(Reader(record)) as reader:
         stop_s = reader.end_s()
-        return _message(reader.activity(0.0, stop_s, max(stop_s, 1e-9) / BINS))
+        return _message(reader.activity(0.0, stop_s, max(BIN_S, stop_s / BINS) if stop_s > RECENT_S else 0.0))
 
 
 def _message(rows: Iterable[Row], **more: Any) -> bytes:

@@ -236,7 +236,9 @@ class StateRow:
     - `counted`: what leases count, "example" or (of a sampler's order) "position"
     - `batch`: examples of each evaluation, where the method looks at batches as a whole and deals no leases
     - `bubble`: the share of its time that a part of a pipeline has no microbatch, at the least: of equal stages
-    - `inventory`, `traffic` (JSON): what runs on which machine; bytes that each has sent and received
+    - `shard_bytes` (JSON): of an exchange with the shards, what each of them has part in
+    - `inventory`, `traffic`, `links` (JSON): what runs on which machine; bytes that each has sent and received; from
+      which, to which, and how many
     - `pauses` (JSON): seconds without training as the run moved, and why; `moved_at`: when, in seconds since 1970
     """
 

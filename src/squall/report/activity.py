@@ -46,4 +46,5 @@ def in_words(rows: Collection[ActivityRow]) -> str:
     text = f"{_WORDS[name]} {percent(share, 1)}"
     if not awaited or waited_s / seconds < LEAST:
         return text
-    return f"{text} for {awaited}" if name == "wait_s" else f"{text}, waits for {awaited} {percent(waited_s, seconds)}"
+    whom = awaited if awaited.startswith(("replica", "shard")) else awaited.split()[0]  # of the others there is one
+    return f"{text} for {whom}" if name == "wait_s" else f"{text}, waiting {percent(waited_s, seconds)} for {whom}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -12,6 +13,7 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -216,7 +218,17 @@ class Comparison:
         note = f'<p class="faint">{escape(self.same_cores)}{many}</p>'
         title = "comparison" if self.cores is not None else plural(len(self.trials), "run")
         missing = [gap for trial in self.trials for gap in trial.gaps]
-        write_whole(self.page, page_of(title, self.charts(), goal + table + note, missing))
+        write_whole(self.page, page_of(title, self.charts(), goal + table + note + self._links(), missing))
+
+    def _links(self) -> str:
+        """To the runs' own reports, from where the page is."""
+        found = []
+        for trial in self.trials:
+            if (report := trial.directory / "report.html").exists():
+                name = trial.name if len(self.of(trial.name)) == 1 else f"{trial.name}, seed {trial.seed}"
+                address = quote(os.path.relpath(report, self.page.resolve().parent))
+                found.append(f'<a href="{escape(address)}">{escape(name)}</a>')
+        return f"<p>reports: {' · '.join(found)}</p>" if found else ""
 
     def _draw(self) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -53,6 +53,7 @@ td:not(:last-child) { color: var(--faint); min-width: 4.5rem; width: 30%; }
 .wide td, .wide th { color: var(--ink); width: auto; text-align: right; padding: .3rem .4rem;
   font-variant-numeric: tabular-nums; }
 .wide td:first-child, .wide th:first-child { text-align: left; }
+@media (min-width: 50rem) { .wide td, .wide th { overflow-wrap: break-word; } }
 .named td:nth-child(-n+4), .named th:nth-child(-n+4) { text-align: left; }
 .times td:not(:last-child) { white-space: nowrap; width: 1%; }
 pre { white-space: pre-wrap; font: inherit; margin: 0; }

@@ -6,11 +6,14 @@ import contextlib
 import io
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from squall.keras import KerasModel
+from squall.report.keras_graph import layers_as_boxes
 from squall.task import Task, first_batch, untouched
 
 
@@ -20,7 +23,9 @@ def add_model_graph(writer: Any, task: Task) -> None:
         with untouched(task.model), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")  # of the tracer, about what it cannot follow
             called, tensors = _called(task)
-            writer.add_graph(called, tensors, use_strict_trace=False)
+            named = layers_as_boxes(task.model.keras, called) if isinstance(task.model, KerasModel) else nullcontext()
+            with named:
+                writer.add_graph(called, tensors, use_strict_trace=False)
     except Exception as error:  # whatever the user's model, or torch's tracer, raises
         reason = str(error).strip().partition("\n")[0]
         add_no_graph(writer, f"it cannot be traced ({type(error).__name__}: {reason})")

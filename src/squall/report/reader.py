@@ -120,12 +120,12 @@ class Reader:
     def progress(self, bin_s: float = math.inf) -> list[ProgressRow]:
         """Each replica's work, added up within bins of `bin_s` seconds (by default: over the whole run).
 
-        `time_s` is that of the last report in the bin; `loss` the mean per example where it was a number.
+        `time_s` and `clock` are those of the last report in the bin; `loss` the mean per example where it was a number.
         """
         found = self._query(
             """SELECT MAX(time_s), replica, SUM(examples), SUM(batches),
                       SUM(loss * examples) / SUM(CASE WHEN loss IS NULL THEN 0.0 ELSE examples END),
-                      TOTAL(compute_s), TOTAL(wait_s), SUM(pushed_bytes), SUM(fetched_bytes)
+                      TOTAL(compute_s), TOTAL(wait_s), SUM(pushed_bytes), SUM(fetched_bytes), MAX(clock)
                FROM progress GROUP BY CAST(time_s / ? AS INTEGER), replica ORDER BY 1, 2""",
             bin_s,
         )

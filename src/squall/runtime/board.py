@@ -60,17 +60,25 @@ class Entry:
         row[_SECONDS + int(row[_DOING])] += now - row[_SINCE]
         row[_DOING], row[_SINCE], row[_AWAITED] = doing, now, 0
 
-    def awaits(self, peer: Node | None) -> None:
-        """It has waited for this peer, and goes on waiting."""
-        if (number := self._number(peer)) is not None:
-            self._row[_AWAITED] = 1 + number
+    def awaits(self, peer: Node | None, now: float) -> None:
+        """It has waited for this peer, and goes on waiting; what it has waited for another one is that one's."""
+        if (number := self._number(peer)) is None:
+            return
+        if self._row[_AWAITED] not in (0, 1 + number):
+            self._credit(int(self._row[_AWAITED]) - 1, now)
+            self.turns(Doing.WAITING, now)
+        self._row[_AWAITED] = 1 + number
 
     def waited(self, peer: Node, now: float) -> None:
-        """It had to wait for what has come from this peer."""
-        row = self._row
-        if row[_DOING] == Doing.WAITING and (number := self._number(peer)) is not None:
-            row[_BY_PEER + number] += now - row[_SINCE]
+        """Something has come from this peer: that is what it had to wait for, unless it knew better meanwhile."""
+        if self._row[_DOING] == Doing.WAITING:
+            named = int(self._row[_AWAITED])
+            self._credit(named - 1 if named else self._number(peer), now)
         self.turns(Doing.OTHER, now)
+
+    def _credit(self, number: int | None, now: float) -> None:
+        if number is not None:
+            self._row[_BY_PEER + number] += now - self._row[_SINCE]
 
     def _number(self, peer: Node | None) -> int | None:
         return None if peer is None or self._board is None else self._board.number(peer)

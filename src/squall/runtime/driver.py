@@ -203,7 +203,7 @@ class Driver:
         if self._host.busy or not held:
             return
         if not self._events:
-            entry.awaits(self._linked.awaits())
+            entry.awaits(self._linked.awaits(), self._clock())
         elif type(event := self._events[0]) is FrameArrived:
             entry.waited(event.sender, self._clock())
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
 import msgspec
@@ -19,8 +20,8 @@ from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.site import Site
 from squall.strategies.work import Collective, ring_share
 
-FACT = "traffic"  # of the record
-Bytes = dict[int, list[int]]  # machine -> numbers sent, and received, in bytes
+FACT = "links"  # of the record
+TELL_EVERY_S = 1.0
 
 
 class TrafficHost(HostAround):
@@ -43,9 +44,10 @@ class TrafficHost(HostAround):
         placed |= {row[0]: row for row in site.inventory.machines}
         inventory = msgspec.structs.replace(site.inventory, machines=[placed[machine] for machine in sorted(placed)])
         host.facts(inventory=msgspec.json.encode(inventory).decode())
-        self._bytes: Bytes = defaultdict(lambda: [0, 0])
+        self._bytes: dict[tuple[int, int], int] = defaultdict(int)  # numbers, from a machine to another one
+        self._told_at = -math.inf
         if job.restored is not None and (before := host.record.fact(FACT)):
-            self._bytes.update(msgspec.json.decode(before, type=Bytes))
+            self._bytes.update({(here, there): sent for here, there, sent in msgspec.json.decode(before)})
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
@@ -58,9 +60,21 @@ class TrafficHost(HostAround):
             case WorkReported(node, stats):
                 self._add(node, stats)
                 self._add_round(node, stats)
+                if now - self._told_at >= TELL_EVERY_S:
+                    self._tell(now)
             case PublishSnapshot() | End():
-                self._recorder.facts(**{FACT: msgspec.json.encode(dict(sorted(self._bytes.items()))).decode()})
+                self._tell(now)
         return super().perform(effect, now)
+
+    def _tell(self, now: float) -> None:
+        self._told_at = now
+        links = [(here, there, sent) for (here, there), sent in sorted(self._bytes.items())]
+        machines: dict[int, list[int]] = {}
+        for here, there, sent in links:
+            machines.setdefault(here, [0, 0])[0] += sent
+            machines.setdefault(there, [0, 0])[1] += sent
+        told = {"traffic": dict(sorted(machines.items())), FACT: links}
+        self._recorder.facts(**{key: msgspec.json.encode(value).decode() for key, value in told.items()})
 
     def _add_round(self, node: Node, stats: Stats) -> None:
         """What a member of a ring has sent to the one behind it."""
@@ -71,8 +85,7 @@ class TrafficHost(HostAround):
         here, there = self._machine[node], self._machine[behind]
         if here != there:
             sent = stats.pushes * round(self._ring_bytes * ring_share(len(ring)))
-            self._bytes[here][0] += sent
-            self._bytes[there][1] += sent
+            self._bytes[here, there] += sent
 
     def _add(self, node: Node, stats: Stats) -> None:
         others = self._others.get(node, ())
@@ -83,10 +96,8 @@ class TrafficHost(HostAround):
                 payload = Payload("gradient", node, 0, 0, shard, part=part if others else -1)
                 pushed = stats.pushes * (self._bytes_of(payload) // self._blocks)
                 fetched = stats.fetches * self._bytes_of(replace(payload, kind="weights"))
-                self._bytes[here][0] += pushed
-                self._bytes[there][1] += pushed
-                self._bytes[there][0] += fetched
-                self._bytes[here][1] += fetched
+                self._bytes[here, there] += pushed
+                self._bytes[there, here] += fetched
 
     def _bytes_of(self, payload: Payload) -> int:
         return 4 * self._ranges(payload).count

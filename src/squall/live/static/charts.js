@@ -1,6 +1,6 @@
 // Curves, drawn by uPlot, and the pushes by their staleness.
 
-import { colors } from './timeline.js'
+import { clock, colors, STEPS } from './timeline.js'
 
 const HEIGHT = 170
 const sized = value => value >= 1e9 ? `${(value / 1e9).toPrecision(3)} G` : value >= 1e6 ? `${(value / 1e6).toPrecision(3)} M`
@@ -30,19 +30,24 @@ class Chart {
 
   #options(names, width) {
     const { faint, grid, series } = colors()
+    const last = (plot, i) => plot.data[i].findLast(value => value !== null && value !== undefined) ?? null
+    const told = text => (plot, value, i, at) => text(at === null ? last(plot, i) : value) // the last, where nobody points
+    const alone = (plot, i) => plot.data[i].filter(Number.isFinite).length === 1 // a line needs two
     const axis = { stroke: faint, grid: { stroke: grid, width: 0.5 }, ticks: { stroke: grid, width: 0.5 } }
     return {
       width, height: HEIGHT, scales: { x: { time: false } }, cursor: { points: { size: 6 } },
-      series: [{ label: 'time', value: (_, v) => v === null ? '' : `${v.toFixed(1)} s` },
-        ...names.map((label, i) => ({ label, stroke: series[i % 8], width: 1.5, spanGaps: true,
-          points: { show: false }, value: (_, v) => v === null ? '' : sized(v) }))],
-      axes: [{ ...axis, size: 32 }, { ...axis, size: 58, values: (_, values) => values.map(sized) }],
+      series: [{ label: 'at', value: told(time => time === null ? '' : clock(time)) },
+        ...names.map((label, i) => ({ label, stroke: series[i % 8], width: 1.5, spanGaps: true, dash: i % 2 ? [5, 4] : [],
+          points: { show: alone }, value: told(value => value === null ? '' : sized(value)) }))],
+      axes: [{ ...axis, size: 32, incrs: STEPS, values: (_, times) => times.map(clock) }, { ...axis, size: 58, values: (_, values) => values.map(sized) }],
     }
   }
 }
 
 export class Charts {
-  constructor(box) { this.box = box; this.charts = new Map() }
+  constructor(box) { this.box = box; this.forget() }
+
+  forget() { this.box.replaceChildren(); this.charts = new Map() }
 
   draw(run) {
     const curves = run.curves, some = (...names) => names.filter(([, key]) => curves[key]?.x.length)
@@ -54,8 +59,10 @@ export class Charts {
       if (metric && metric !== 'loss' && metric !== 'objective') this.#draw(metric, [[metric, name]], curves)
     }
     this.#draw('Examples a second', some(['examples/s', 'examples/s']), curves)
-    this.#draw('Clocks: exchanges behind the fastest replica', some(['slowest', 'slowest'], ['mean', 'mean']), curves)
-    this.#draw('Bytes a second', some(['pushed', 'pushed'], ['fetched', 'fetched']), curves)
+    if (curves.slowest?.y.some(behind => behind))
+      this.#draw('Clocks: exchanges behind the fastest', some(['slowest', 'slowest'], ['mean', 'mean']), curves)
+    if (curves.pushed?.y.some(bytes => bytes))
+      this.#draw('Bytes a second', some(['pushed', 'pushed'], ['fetched', 'fetched']), curves)
     this.#draw('Memory of the processes, bytes', some(['all', 'memory'], ['largest', 'largest']), curves)
     this.#bars(run.staleness)
   }

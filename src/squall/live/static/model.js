@@ -3,6 +3,7 @@
 const POINTS = 600 // of a curve; of more, each two neighbours become one
 const EVENTS = 300
 const RECENT_S = 10 // rates and losses are means over so much training time
+const SILENT_S = 10 // of who has not reported for so long it is told, or for longer where reports lie further apart
 const SPANS_S = 75 // for which spans are kept
 
 export class Curve {
@@ -21,7 +22,7 @@ export class Curve {
 }
 
 class Replica {
-  examples = 0; clock = 0; pushed = 0; fetched = 0; stale = new Map(); recent = []; pushes = []
+  examples = 0; batches = 0; clock = 0; heard = 0; longest = 0; pushed = 0; fetched = 0; stale = new Map(); recent = []; pushes = []
 }
 
 const place = node => node.split('.')[0].replace('-', ' ') // "replica-0.1" is in the place "replica 0"
@@ -31,6 +32,8 @@ export class Run {
     this.state = {}; this.time = 0; this.curves = {}; this.replicas = new Map(); this.staleness = new Map()
     this.places = new Map() // place -> { role, index, part, machine, spans, memory, gone }
     this.events = []; this.leases = [0, 0, 0]
+    this.epochs = [] // those that are under way: [number, up to where it is dealt, [[start, stop] of what is trained, ...]]
+    this.links = [] // what went between machines, as it was told lately: { time_s, bytes: [[from, to, bytes], ...] }
     this.remembered = 0 // up to when memory is in the curves
     this.tick = { x: null, examples: 0, loss: 0, seen: 0, pushed: 0, fetched: 0 }
   }
@@ -38,10 +41,13 @@ export class Run {
   take(message) {
     if (message.columns) this.columns = message.columns
     if (message.leases) this.leases = message.leases
+    if (message.epochs) this.epochs = message.epochs
     for (const [table, rows] of Object.entries(message.rows)) {
       const names = this.columns[table]
       for (const values of rows) this['on_' + table]?.(Object.fromEntries(names.map((name, i) => [name, values[i]])))
     }
+    if (message.rows.state?.some(([key]) => key === 'links')) // now it is known at what time
+      this.links.push({ time_s: this.time, bytes: JSON.parse(this.state.links) })
     this.#forget()
   }
 
@@ -52,13 +58,15 @@ export class Run {
   on_extra({ time_s, name, value }) { this.curve('extra ' + name).add(time_s, value) }
 
   on_progress(row) {
+    this.#tally(row) // first: it compares clocks that were told by the same time
     const replica = this.#replica(row.replica)
-    replica.examples += row.examples
+    if (replica.heard) replica.longest = Math.max(replica.longest, row.time_s - replica.heard)
+    replica.heard = row.time_s
+    replica.examples += row.examples; replica.batches += row.batches
     replica.clock = Math.max(replica.clock, row.clock)
     replica.pushed += row.pushed_bytes; replica.fetched += row.fetched_bytes
     replica.recent.push(row)
     this.time = Math.max(this.time, row.time_s)
-    this.#tally(row)
   }
 
   // Rows that replicas report at about the same time make one point of the curves.
@@ -69,11 +77,9 @@ export class Run {
       const seconds = row.time_s - tick.x
       this.curve('examples/s').add(row.time_s, tick.examples / seconds)
       if (tick.seen) this.curve('training loss').add(row.time_s, tick.loss / tick.seen)
-      if (this.trains) {
-        this.curve('pushed').add(row.time_s, tick.pushed / seconds)
-        this.curve('fetched').add(row.time_s, tick.fetched / seconds)
-      }
-      const clocks = [...this.replicas.values()].map(replica => replica.clock)
+      this.curve('pushed').add(row.time_s, tick.pushed / seconds)
+      this.curve('fetched').add(row.time_s, tick.fetched / seconds)
+      const clocks = [...this.replicas].filter(([index]) => !this.gone(`replica ${index}`)).map(([, replica]) => replica.clock)
       const fastest = Math.max(...clocks)
       if (fastest) {
         this.curve('slowest').add(row.time_s, fastest - Math.min(...clocks))
@@ -98,8 +104,8 @@ export class Run {
     found.spans.push(span(row))
     this.time = Math.max(this.time, row.time_s)
     if (row.time_s > this.remembered) { // a nursery tells of all its processes at once
-      this.curve('memory').add(this.remembered, sum([...this.places.values()], place => place.memory))
-      this.curve('largest').add(this.remembered, Math.max(...[...this.places.values()].map(place => place.memory)))
+      if (this.remembered) this.curve('memory').add(this.remembered, sum([...this.places.values()], place => place.memory))
+      if (this.remembered) this.curve('largest').add(this.remembered, Math.max(...[...this.places.values()].map(place => place.memory)))
       this.remembered = row.time_s
     }
   }
@@ -114,7 +120,7 @@ export class Run {
       bubble: row.bubble_s / seconds })
   }
 
-  on_member({ node, time_s, change, why }) {
+  on_member({ node, time_s, change }) {
     const name = place(node), [role, index] = name.split(' ')
     const found = this.#place(name, { role, index: +index, part: 0 })
     if (change === 'joined') {
@@ -122,15 +128,14 @@ export class Run {
     } else {
       found.gone.push({ from: time_s, to: null, lost: change === 'lost' })
     }
-    if (change === 'lost') this.#happened(time_s, change, `${name}: ${why}`)
   }
 
-  on_event({ time_s, kind, text }) { if (kind !== 'lost') this.#happened(time_s, kind, text) }
-
-  #happened(time_s, kind, text) {
-    this.events.push({ time_s, kind, text })
+  on_event(event) {
+    this.events.push(event)
     if (this.events.length > EVENTS) this.events.shift()
   }
+
+  gone(name) { return this.places.get(name)?.gone.at(-1)?.to === null }
 
   #replica(index) {
     if (!this.replicas.has(index)) this.replicas.set(index, new Replica())
@@ -147,6 +152,7 @@ export class Run {
     for (const replica of this.replicas.values()) {
       drop(replica.recent, this.time - RECENT_S); drop(replica.pushes, this.time - RECENT_S)
     }
+    drop(this.links, this.time - RECENT_S)
     for (const found of this.places.values()) {
       drop(found.spans, this.time - SPANS_S)
       if (found.gone.length > 50) found.gone.shift()
@@ -155,18 +161,44 @@ export class Run {
 
   // ---------------------------------------------------------------- what is shown
 
+  get over() { return Boolean(this.state.status) && this.state.status !== 'running' }
   get size() { return Number(this.state.examples_per_epoch) || 0 }
   get examples() { return sum([...this.replicas.values()], replica => replica.examples) }
 
-  get trains() { return this.state.optimizer !== '' } // else it answers
+  // Whether it moves weights, and does not just answer.
+  get trains() { return this.state.optimizer !== '' }
 
-  // What bounds the run: [its name, how much is done, how much there is].
+  // Seconds for which a replica has not reported; 0: they are not worth a word.
+  silent(index) {
+    const replica = this.replicas.get(index), seconds = replica ? this.time - replica.heard : 0
+    return !this.over && replica && seconds >= Math.max(SILENT_S, 2 * replica.longest) ? seconds : 0
+  }
+
+  // What bounds the run: [its name, how much is done, how much there is, or nothing].
   limit() {
     const epochs = Number(this.state.epochs), steps = Number(this.state.steps), seconds = Number(this.state.seconds)
-    if (!this.trains) return ['example', this.examples + Number(this.state.found || 0), this.size]
+    const batches = sum([...this.replicas.values()], replica => replica.batches)
+    if (!this.trains) return ['example', this.examples + Number(this.state.found ?? 0), this.size]
     if (epochs && this.size) return ['epoch', Math.min(this.examples / this.size, epochs), epochs]
-    if (seconds) return ['second', Math.min(this.time, seconds), seconds]
-    return steps ? ['step', null, steps] : ['', null, null]
+    if (steps) return ['step', Math.min(batches, steps), steps]
+    return seconds ? ['second', Math.min(this.time, seconds), seconds] : ['step', batches, null]
+  }
+
+  // Between machines, and between replicas and shards: [[from, to, bytes in all, bytes a second lately], ...].
+  machineLinks() {
+    const [first, last] = [this.links[0], this.links.at(-1)], passed = last ? last.time_s - first.time_s : 0
+    const before = new Map(first?.bytes.map(([from, to, sum]) => [`${from} ${to}`, sum]))
+    return (last?.bytes ?? []).map(([from, to, sum]) =>
+      [from, to, sum, passed ? (sum - (before.get(`${from} ${to}`) ?? 0)) / passed : null])
+  }
+
+  // An exchange brings each shard its part of the model, so each has that part of what a replica exchanges.
+  shardLinks() {
+    const sizes = JSON.parse(this.state.shard_bytes || '[]'), all = sum(sizes, size => size)
+    return [...this.replicas].flatMap(([index, replica]) => {
+      const recent = this.recent([replica]), total = replica.pushed + replica.fetched, rate = recent.pushed + recent.fetched
+      return sizes.map((size, shard) => [index, shard, total * size / all, rate * size / all])
+    })
   }
 
   recent(replicas = [...this.replicas.values()]) {

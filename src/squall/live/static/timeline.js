@@ -4,10 +4,11 @@ import { span } from './model.js'
 
 export const KINDS = [
   ['compute', 'computing'], ['apply', 'applying'], ['send', 'sending'], ['wait', 'waiting'],
-  ['bubble', 'without a microbatch'], ['other', 'messages, or rest'], ['dead', 'dead'],
+  ['bubble', 'in a bubble'], ['other', 'messages, or rest'], ['dead', 'dead'],
 ]
-const LABEL = 118, ARCS = 92, TEXT = 230, HEAD = 20
+const LABEL = 96, TEXT = 280, HEAD = 20
 const ORDER = { machine: 0, replica: 1, part: 1, shard: 2, evaluator: 3, coordinator: 4 }
+export const STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400, 604800] // seconds
 const NOW_S = 2 // what somebody does now is a mean over so much time
 
 export class Timeline {
@@ -43,26 +44,36 @@ export class Timeline {
     pen.clearRect(0, 0, width, tall)
     this.wide = width > 760
     this.left = LABEL
-    this.right = width - ARCS - (this.wide ? TEXT : 0)
+    this.arcs = this.wide ? 76 : 36
+    this.right = width - this.arcs - (this.wide ? TEXT : 0)
     this.to = run.time
     this.from = this.window ? Math.max(0, run.time - this.window) : 0
-    if (run.state.status === 'running') this.to = Math.max(this.to, Math.min(this.window, 10)) // room to grow into
+    if (!run.over) this.to = Math.max(this.to, Math.min(this.window, 10)) // room to grow into
     this.colors = colors()
     pen.font = '12px system-ui, sans-serif'; pen.textBaseline = 'middle'
+    this.states = new Map(this.rows.map(row => [row.name, now(row, run, this.#spans(row), this.from)]))
+    if (run.state.strategy === 'all_reduce') blame(this.states)
     this.#axis()
     this.rows.forEach((row, number) => this.#row(row, HEAD + number * height))
+    // Of low rows not all have room for words: the last ones do, which are shards.
+    for (let number = this.rows.length - 1; number >= 0; number -= Math.ceil(11 / height))
+      this.#words(this.rows[number], HEAD + (number + 0.42) * height)
     this.#arcs()
   }
 
   #x(time) { return this.left + (time - this.from) / Math.max(1e-9, this.to - this.from) * (this.right - this.left) }
 
+  #pixel(time) { return Math.round(this.#x(time) * devicePixelRatio) / devicePixelRatio } // else seams are seen
+
   #axis() {
     const pen = this.pen, length = this.to - this.from
-    const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 7200, 86400].find(s => length / s <= 8) ?? 172800
+    const step = STEPS.find(s => length / s <= Math.max(1, (this.right - this.left) / 70)) ?? 604800
     pen.fillStyle = this.colors.faint; pen.textAlign = 'center'
     for (let at = Math.ceil(this.from / step) * step; at <= this.to; at += step) {
       if (this.#x(at) > this.left + 12) pen.fillText(clock(at), Math.min(this.#x(at), this.right - 14), HEAD / 2)
     }
+    pen.textAlign = 'left'
+    if (this.wide) pen.fillText(this.run.over ? 'on average:' : 'now:', this.right + this.arcs, HEAD / 2)
   }
 
   #spans(row) { return (this.window === 0 && this.past ? this.past.get(row.name) : null) ?? row.spans }
@@ -70,15 +81,14 @@ export class Timeline {
   #row(row, y) {
     const pen = this.pen, h = this.height - (this.height > 8 ? 3 : 1)
     pen.fillStyle = this.colors.other; pen.fillRect(this.left, y, this.right - this.left, h)
-    let before = this.from
-    for (const one of this.#spans(row)) {
-      const start = Math.max(this.from, one.time_s - one.seconds, this.window ? 0 : before), x = this.#x(start)
-      before = one.time_s
-      if (one.time_s <= this.from) continue
-      this.#cell(one, x, y, Math.max(0.6, this.#x(Math.min(one.time_s, this.to)) - x), h)
-    }
+    const spans = this.#spans(row), ends = endsOf(spans)
+    spans.forEach((one, i) => {
+      const began = ends[i] - one.seconds, near = began - (ends[i - 1] ?? -Infinity) < one.seconds / 2
+      const x = this.#pixel(Math.max(this.from, near ? ends[i - 1] : began))
+      if (ends[i] <= this.from) return
+      this.#cell(one, x, y, Math.max(1 / devicePixelRatio, this.#pixel(Math.min(ends[i], this.to)) - x), h)
+    })
     for (const gap of row.gone) this.#gap(gap, y, h)
-    this.#name(row, y + h / 2)
   }
 
   // What takes part of the time has that part of the height; in low rows the colour of what takes most.
@@ -87,14 +97,14 @@ export class Timeline {
     if (height < 6) {
       const rest = 1 - parts.reduce((total, [, share]) => total + share, 0)
       const [kind, share] = parts.reduce((most, part) => part[1] > most[1] ? part : most)
-      if (share > rest) { pen.fillStyle = this.colors[kind]; pen.fillRect(x, y, width + 0.3, height) }
+      if (share > rest) { pen.fillStyle = this.colors[kind]; pen.fillRect(x, y, width, height) }
       return
     }
     let bottom = y + height
     for (const [kind, share] of parts) {
       if (share <= 0) continue
       const tall = Math.min(1, share) * height
-      pen.fillStyle = this.colors[kind]; pen.fillRect(x, bottom - tall, width + 0.3, tall)
+      pen.fillStyle = this.colors[kind]; pen.fillRect(x, bottom - tall, width, tall)
       bottom -= tall
     }
   }
@@ -108,27 +118,25 @@ export class Timeline {
     else pen.clearRect(from, y, to - from, h)
   }
 
-  #name(row, y) {
-    const every = Math.ceil(11 / this.height), number = Math.round((y - HEAD) / this.height - 0.5)
-    if (number % every && !(row.role === 'shard' && row.index === 0)) return
-    const pen = this.pen, state = now(row, this.run)
+  #words(row, y) {
+    const pen = this.pen, state = this.states.get(row.name)
     pen.textAlign = 'right'; pen.fillStyle = row.role === 'machine' ? this.colors.ink : this.colors.faint
     pen.fillText(row.label, this.left - 8, y)
     if (!this.wide) return
-    pen.textAlign = 'left'; pen.fillStyle = state.dead ? this.colors.wait : this.colors.faint
-    pen.fillText(state.text, this.right + ARCS, y, TEXT)
+    pen.textAlign = 'left'; pen.fillStyle = state.alert ? this.colors.wait : this.colors.faint
+    pen.fillText(state.text, this.right + this.arcs, y, TEXT)
   }
 
-  // From each row that waits now to the one that it waits for; the more, the thicker.
+  // From each row that waits to the one that it waits for; the more, the thicker.
   #arcs() {
     const pen = this.pen, at = new Map(this.rows.map((row, number) => [row.name, HEAD + (number + 0.42) * this.height]))
     for (const row of this.rows) {
-      const state = now(row, this.run)
+      const state = this.states.get(row.name)
       if (!at.has(state.awaited) || state.waited < 0.05) continue
       const y = at.get(row.name), to = at.get(state.awaited), x = this.right + 4
-      const out = x + 14 + Math.min(ARCS - 30, 10 + Math.abs(to - y) / 6)
+      const out = x + 14 + Math.min(this.arcs - 20, 10 + Math.abs(to - y) / 6)
       pen.strokeStyle = pen.fillStyle = this.colors.wait
-      pen.globalAlpha = 0.25 + 0.75 * Math.min(1, state.waited); pen.lineWidth = 0.75 + 3 * Math.min(1, state.waited)
+      pen.globalAlpha = 0.25 + 0.75 * Math.min(1, state.waited); pen.lineWidth = (0.75 + 3 * Math.min(1, state.waited)) * Math.min(1, this.height / 14)
       pen.beginPath(); pen.moveTo(x, y); pen.bezierCurveTo(out, y, out, to, x + 7, to); pen.stroke()
       pen.beginPath(); pen.moveTo(x, to); pen.lineTo(x + 8, to - 4); pen.lineTo(x + 8, to + 4); pen.fill()
     }
@@ -140,11 +148,11 @@ export class Timeline {
     this.tip.hidden = !row
     if (!row) return
     const time = this.from + (x - this.left) / (this.right - this.left) * (this.to - this.from)
-    const one = this.#spans(row).find(each => each.time_s >= time && each.time_s - each.seconds <= time)
+    const spans = this.#spans(row), ends = endsOf(spans), one = spans.find((_, i) => ends[i] >= time)
     const gap = row.gone.find(each => each.from <= time && (each.to ?? Infinity) > time)
     const lines = one && !gap ? KINDS.slice(0, 5).filter(([kind]) => one[kind] >= 0.005)
-      .map(([kind, words]) => `${percent(one[kind])} ${words}`) : [gap ? 'not there' : now(row, this.run).text]
-    if (one && !gap && one.awaited && one.waited >= 0.005) lines.push(`${percent(one.waited)} for ${one.awaited}`)
+      .map(([kind, words]) => `${percent(one[kind])} ${words}`) : [gap ? 'not there' : this.states.get(row.name).text]
+    if (one && !gap && one.awaited && one.waited >= 0.005) lines.push(`${percent(one.waited)} for ${called(one.awaited)}`)
     this.tip.textContent = [`${row.label}, ${clock(one ? one.time_s : this.to)}`, ...lines].join('\n')
     this.tip.style.left = Math.min(x + 14, this.box.clientWidth - 190) + 'px'
     this.tip.style.top = event.offsetY + 14 + 'px'
@@ -181,21 +189,42 @@ function together(rows) {
   }).sort((a, b) => a.time_s - b.time_s)
 }
 
-// What a row does now, in words, and for whom it waits.
-export function now(row, run) {
-  const gap = row.gone.at(-1), over = run.state.status && run.state.status !== 'running'
-  if (gap && gap.to === null) return { text: over ? '' : gap.lost ? 'dead' : 'has left', dead: gap.lost && !over, waited: 0 }
-  const spans = row.spans.filter(one => one.time_s > run.time - NOW_S)
+// When each span was over. Reports that have waited somewhere come together, with the time of the last of them.
+export function endsOf(spans) {
+  const ends = spans.map(one => one.time_s)
+  for (let i = ends.length - 1; i > 0; i--) ends[i - 1] = Math.min(ends[i - 1], ends[i] - spans[i].seconds)
+  return ends
+}
+
+// What a row does now, in words, and for whom it waits; of a run that is over what it did on average, from a moment on.
+function now(row, run, known, from) {
+  const gap = row.gone.at(-1)
+  if (gap && gap.to === null && (gap.lost || !run.over)) return { text: gap.lost ? 'dead' : 'has left', alert: gap.lost, waited: 0 }
+  const spans = known.filter(one => one.time_s > (run.over ? from : run.time - NOW_S))
   const seconds = spans.reduce((total, one) => total + one.seconds, 0)
-  if (!seconds || over) return { text: over ? '' : 'not heard of', waited: 0 }
+  if (!seconds) return { text: run.over ? '' : 'not heard of', waited: 0 }
   const mean = kind => spans.reduce((total, one) => total + one[kind] * one.seconds, 0) / seconds
   const by = new Map()
   for (const one of spans) if (one.awaited) by.set(one.awaited, (by.get(one.awaited) ?? 0) + one.waited * one.seconds)
   const [awaited, waited_s] = [...by].reduce((most, each) => each[1] > most[1] ? each : most, ['', 0])
   const [kind, words] = KINDS.slice(0, 5).reduce((most, each) => mean(each[0]) > mean(most[0]) ? each : most)
-  const waited = waited_s / seconds, text = mean(kind) < 0.005 ? 'rests' : `${words} ${percent(mean(kind))}`
-  const other = waited >= 0.05 ? (kind === 'wait' ? ` for ${awaited}` : `, waits for ${awaited} ${percent(waited)}`) : ''
-  return { text: text + other, awaited, waited, busy: mean('compute') + mean('apply') }
+  const silent = row.role === 'replica' ? run.silent(row.index) : 0, before = silent ? `no report for ${clock(silent)}, ` : ''
+  const text = before + (mean(kind) < 0.005 ? 'rests' : `${words} ${percent(mean(kind))}`)
+  return waitingFor(awaited, waited_s / seconds, { text, kind, waiting: mean('wait'), alert: silent > 0 })
+}
+
+function waitingFor(awaited, waited, state) {
+  const words = state.kind === 'wait' ? ` for ${called(awaited)}` : `, waiting ${percent(waited)} for ${called(awaited)}`
+  return { ...state, awaited, waited, text: state.text + (waited >= 0.05 ? words : '') }
+}
+
+// In a sum of all nobody knows for whom it waits, but it is for the last one: who waits least is the last most often.
+function blame(states) {
+  const waits = [...states].filter(([name, { kind }]) => /^replica \d+$/.test(name) && kind)
+  if (!waits.length) return
+  const [last, { waiting }] = waits.reduce((least, each) => each[1].waiting < least[1].waiting ? each : least)
+  for (const [name, state] of waits)
+    if (name !== last) states.set(name, waitingFor(last, state.waiting - waiting, state))
 }
 
 let known = null
@@ -207,7 +236,9 @@ export function colors() {
   known.series = Array.from({ length: 8 }, (_, i) => named('series-' + i))
   return known
 }
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { known = null })
+export const forgetColors = () => { known = null }
+
+const called = name => name.replace(/^(coordinator|evaluator) .*/, '$1') // there is one of these
 
 export const percent = share => `${Math.round(100 * share)} %`
 export function clock(seconds) {
