@@ -304,7 +304,7 @@ def test_of_a_prediction_nothing_is_told_that_only_training_has(tmp_path: Path, 
     Thread(target=serve, args=(tmp_path, listener, token), daemon=True).start()
     page.open(link(listener, token), 1300)
     page.wait("return document.querySelectorAll('#replicas tr').length", lambda rows: rows == 3)
-    assert page.says("return document.querySelector('#status').textContent").startswith("example 756 of 1000, 8 s")
+    assert page.says("return document.querySelector('#status').textContent").startswith("example 756 of 1,000, 8 s")
     shown = page.says("return document.querySelector('body').innerText")
     assert "examples/s" in shown
     for word in ("loss", "staleness", "exchanged", "clock", "pushes", "Bytes a second"):
