@@ -211,7 +211,7 @@ def fit(task: TaskFunction, run_dir: Path, **options: Any) -> Run:
     return squall.fit(task, run_dir=run_dir, **options)
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_a_newcomer_takes_the_same_steps_as_the_others(run_dir: Path, tmp_path: Path) -> None:
     """Its optimizer has the state of theirs, else its next weights were others."""
     killed, seen = tmp_path / "killed", tmp_path / "seen"
@@ -243,7 +243,7 @@ def break_at_40(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 NUMBERED = TensorDataset(*numbers(96).tensors, torch.arange(96))
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_an_exception_in_one_replica_ends_the_run_while_the_others_wait_for_it(run_dir: Path) -> None:
     with pytest.raises(squall.TaskError, match="the loss broke in a replica") as caught:
         fit(regression(train=NUMBERED, batch_size=8, loss=break_at_40), run_dir, epochs=3)
@@ -266,7 +266,7 @@ def poisoned(times: int, counts: Path) -> Callable[[nn.Module, Sequence[Tensor]]
     return loss
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_a_batch_that_stays_nan_ends_the_run_with_its_name(run_dir: Path, tmp_path: Path) -> None:
     task = regression(train=NUMBERED, batch_size=8, loss=poisoned(1000, tmp_path / "counts"))
     with pytest.raises(squall.NotFinite, match=r"examples \d+ to \d+ of epoch 0 \(lease \d+\)") as caught:
@@ -278,7 +278,7 @@ def test_a_batch_that_stays_nan_ends_the_run_with_its_name(run_dir: Path, tmp_pa
     assert last_weights(run_dir).isfinite().all()
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_a_nan_that_goes_away_is_survived(run_dir: Path, tmp_path: Path) -> None:
     task = regression(train=NUMBERED, batch_size=8, loss=poisoned(1, tmp_path / "counts"))
     run = fit(task, run_dir, epochs=3)
@@ -287,7 +287,7 @@ def test_a_nan_that_goes_away_is_survived(run_dir: Path, tmp_path: Path) -> None
     assert difference(run.model, clean.model) == 0.0
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_evaluations_patience_and_the_best_weights(run_dir: Path) -> None:
     """The last replica is slowed, so that evaluations find others at its side who wait."""
     task = regression(train=NUMBERED, validate=numbers(40), batch_size=8)

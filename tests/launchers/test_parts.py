@@ -56,7 +56,6 @@ STRATEGIES: dict[str, squall.Strategy] = {
 }
 
 
-@pytest.mark.usefixtures("warm_nursery")
 @pytest.mark.parametrize(
     ("strategy", "split"),
     deep.sweep([("synchronous", "pipeline"), ("averaging", "slices"), *((s, "pipeline") for s in STRATEGIES)], 2),
