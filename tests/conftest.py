@@ -1,4 +1,6 @@
 import gc
+import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,9 @@ hypothesis.settings.register_profile("deep", deadline=None, max_examples=200)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+MEMORY = Path("/dev/shm")  # a disk would be waited for more than anything else: a snapshot counts once it is there
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--deep", action="store_true", help="try sweeps whole, with the day's seeds (make deep)")
 
@@ -29,6 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     deep.wanted = config.getoption("deep")
     hypothesis.settings.load_profile("deep" if deep.wanted else "quick")
+    if not deep.wanted and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.hookimpl(wrapper=True)

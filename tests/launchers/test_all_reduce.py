@@ -74,11 +74,11 @@ KILLS = [
 
 @pytest.mark.parametrize(("replicas", "victims"), deep.sweep(KILLS, 1))
 def test_killed_replicas_are_replaced_and_no_example_is_lost(tmp_path: Path, replicas: int, victims: list[str]) -> None:
-    with training(tmp_path, replicas, 8) as run:
+    with training(tmp_path, replicas, 4) as run:
         old = run.processes()
         for victim in victims:
             os.kill(old[victim], signal.SIGKILL)
-        check_end(run, 8)
+        check_end(run, 4)
         newcomers = {int(victim.split()[1]): f"replica-{victim.split()[1]}.1" for victim in victims}
         changes = {(row.node, row.change): row for row in run.rows(MemberRow)}
         for index, node in newcomers.items():
@@ -108,9 +108,9 @@ SHARES = ("--shard-optimizer", "--optimizer", "adamw", "--lr", "0.001")
 def test_a_killed_replica_takes_no_share_of_the_optimizers_state_with_it(
     tmp_path: Path, replicas: int, victim: str
 ) -> None:
-    with training(tmp_path, replicas, 8, *SHARES, *SNAPSHOTS) as run:
+    with training(tmp_path, replicas, 4, *SHARES, *SNAPSHOTS) as run:
         run.kill(victim)
-        check_end(run, 8)
+        check_end(run, 4)
         lost = next(row for row in run.rows(MemberRow) if row.change == "lost")
         assert any(row for row in run.rows(MemberRow) if row.change == "joined" and row.time_s > lost.time_s)
 
@@ -143,7 +143,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, changes: tuple[str, ...])
         assert status == 130, err
         assert "Traceback" not in err
         assert f"squall resume {run.directory}" in out + err
-    epochs = examples(run) // EXAMPLES + 2
+    epochs = examples(run) // EXAMPLES + 1
     command = ("resume", str(run.directory), "--epochs", str(epochs), *changes)
     check_end(Started(run.directory, *command), epochs)
 

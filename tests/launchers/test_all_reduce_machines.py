@@ -169,7 +169,7 @@ def test_shares_of_a_snapshot_come_from_both_machines_and_the_run_goes_on_from_t
     number = snapshots.newest()
     assert number is not None
     assert len(snapshots.manifest(number).checksums) == 4
-    epochs = examples(found.run) // EXAMPLES + 2
+    epochs = examples(found.run) // EXAMPLES + 1
     run = Started(found.directory, "resume", str(found.directory), "--machines", "1", "--epochs", str(epochs))
     status, _, err = run.finish()
     assert status == 0, err

@@ -76,7 +76,7 @@ ALIKE: dict[str, TaskFunction] = {
 }
 
 
-@pytest.mark.parametrize("name", deep.sweep([*ALIKE], 3))
+@pytest.mark.parametrize("name", deep.sweep([*ALIKE], 2))
 def test_replicas_of_parts_make_the_updates_of_lock_step_training(run_dir: Path, inline: Fit, name: str) -> None:
     chosen: dict[str, Any] = {"replicas": 3, "optimizer": MOMENTUM}  # on shards each one's gradient would be clipped
     epochs = 10 if ALIKE[name]().examples == 110 else 25

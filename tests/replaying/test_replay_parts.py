@@ -79,7 +79,7 @@ CASES = [
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.filterwarnings("ignore:the model has:RuntimeWarning")  # L-BFGS is no friend of chance, and replays it
-@pytest.mark.parametrize(("strategy", "split", "parts"), deep.sweep(CASES, 2))
+@pytest.mark.parametrize(("strategy", "split", "parts"), deep.sweep(CASES, 1))
 def test_the_weights_of_replicas_of_parts_are_computed_again(
     strategy: str, split: str, parts: int, run_dir: Path
 ) -> None:
