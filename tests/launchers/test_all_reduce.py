@@ -227,8 +227,8 @@ def test_a_newcomer_takes_the_same_steps_as_the_others(run_dir: Path, tmp_path: 
         return mean_square(model, batch)
 
     task = regression(Matrices, train=TensorDataset(*numbers(96).tensors, torch.arange(96)), batch_size=8, loss=loss)
-    run = fit(task, run_dir, strategy=squall.AllReduce(replicas=2, optimizer=Lars), epochs=200)
-    assert run.summary().examples == 200 * 96
+    run = fit(task, run_dir, strategy=squall.AllReduce(replicas=2, optimizer=Lars), epochs=20)
+    assert run.summary().examples == 20 * 96
     old, new = (set(seen.with_name(f"{index} True").read_text().splitlines()) for index in range(2))
     assert len(new) > 1
     assert new <= old
