@@ -140,7 +140,7 @@ def test_counts_of_batches_and_buffers_that_a_model_replaces_come_back(inline: F
     assert run.model.begun.item() is True
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     deep.sweep([("two groups", "AdamW"), ("schedule", "AdamW"), ("convolutions and BatchNorm", "momentum")], 1),
@@ -154,7 +154,7 @@ def test_all_reduce_in_processes_is_synchronous(run_dir: Path, inline: Fit, name
     assert difference(run.model, sharded.model) < 1e-6
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_shares_of_the_optimizer_in_processes_make_the_same_updates(run_dir: Path, tmp_path: Path) -> None:
     task = several(Convolutions, schedule=warm_up_then_cosine)
     whole = squall.AllReduce(replicas=3, optimizer=OPTIMIZERS["AdamW"])
@@ -167,7 +167,7 @@ def test_shares_of_the_optimizer_in_processes_make_the_same_updates(run_dir: Pat
     assert_same(*runs, task)
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_torch_is_told_once_that_a_batch_does_not_use_all_parameters(
     run_dir: Path, tmp_path: Path, inline: Fit
 ) -> None:

@@ -72,7 +72,6 @@ def test_patience_ends_the_run_and_says_so(inline: Fit, strategy: str) -> None:
     assert again.summary().reason == "still was not better than 0.0000 in 3 evaluations in a row"
 
 
-@pytest.mark.usefixtures("warm_nursery")
 @pytest.mark.parametrize("strategy", ["single", "downpour"])
 @pytest.mark.parametrize("settings", [INLINE, LOCAL], ids=["inline", "local"])
 def test_on_evaluation_is_told_each_and_may_end_the_run(inline: Fit, strategy: str, settings: squall.Settings) -> None:
@@ -92,7 +91,6 @@ def test_on_evaluation_is_told_each_and_may_end_the_run(inline: Fit, strategy: s
     assert run.model is not None
 
 
-@pytest.mark.usefixtures("warm_nursery")
 @pytest.mark.parametrize("strategy", ["single", "downpour"])
 @pytest.mark.parametrize("settings", [INLINE, LOCAL], ids=["inline", "local"])
 def test_what_on_evaluation_raises_is_raised_and_there_is_a_snapshot(

@@ -118,7 +118,6 @@ def test_three_synchronous_replicas_are_one_process_with_the_union_of_their_batc
     assert difference(union.model, one.model) < 2e-5
 
 
-@pytest.mark.usefixtures("warm_nursery")
 def test_synchronous_processes_are_one_process_and_reproducible(run_dir: Path, inline: Fit) -> None:
     task, strategy = regression(examples=110, batch_size=8), squall.Synchronous(replicas=3, shards=2, optimizer=ADAMW)
     first, second = (
@@ -130,7 +129,6 @@ def test_synchronous_processes_are_one_process_and_reproducible(run_dir: Path, i
     assert difference(first.model, union.model) < 2e-5
 
 
-@pytest.mark.usefixtures("warm_nursery")
 def test_one_replica_in_processes_is_the_sequential_reference(run_dir: Path, inline: Fit) -> None:
     task = TASKS["all at once"]
     reference = inline(task, squall.SingleProcess(optimizer=ADAMW), epochs=2)

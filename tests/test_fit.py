@@ -23,7 +23,7 @@ from squall.errors import SnapshotMismatch
 from squall.record.rows import MetricRow
 from squall.report import Reader, audit
 from squall.run import Run
-from tests import deep
+from tests import deep, warm
 from tests.tasks import INLINE, LOCAL, mean_square, numbers, plain, regression
 
 Fit = Callable[..., Run]
@@ -39,6 +39,7 @@ def children() -> set[int]:
 
 @pytest.fixture
 def nothing_left(run_dir: Path) -> Iterator[None]:
+    warm.warm_process()
     before = children()
     yield
     assert not run_dir.exists()
@@ -94,7 +95,8 @@ def test_bad_input_is_refused_before_anything_is_there(name: str, run_dir: Path,
         squall.fit(task, run_dir=run_dir, **options)
 
 
-@pytest.mark.parametrize("name", ["no function", "raises", "loss no scalar"])
+@pytest.mark.cold
+@pytest.mark.parametrize("name", deep.sweep(["raises", "no function", "loss no scalar"], 1))
 def test_a_process_that_was_started_early_is_gone_as_well(name: str, run_dir: Path, nothing_left: None) -> None:
     task, options, kind, words = REFUSED[name]
     with pytest.raises(kind, match=words):
@@ -136,7 +138,6 @@ def test_in_this_process_the_users_exception_comes_as_it_is(inline: Fit, strateg
         inline(regression(train=Broken100()), strategy)
 
 
-@pytest.mark.usefixtures("warm_nursery")
 def test_in_a_replica_the_users_exception_comes_with_its_traceback_once(run_dir: Path, without_report: None) -> None:
     task = regression(train=Broken100(), loss=loss_that_breaks)
     with pytest.raises(squall.TaskError) as caught:
@@ -155,7 +156,6 @@ def loss_that_leaves(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 
 
 @deep.only
-@pytest.mark.usefixtures("warm_nursery")
 def test_a_replica_that_leaves_without_an_error_is_lost_all_the_same(run_dir: Path, without_report: None) -> None:
     with pytest.raises(squall.SquallError, match=r"replica \d was lost 5 times in a row, last: exit status 0"):
         squall.fit(regression(loss=loss_that_leaves), DOWNPOUR, run_dir=run_dir, settings=LOCAL)
@@ -249,17 +249,16 @@ def laborious(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     return far[0, 0].expand(len(batch[0]))
 
 
-@pytest.mark.usefixtures("warm_nursery")
 def test_an_evaluation_is_labelled_with_what_was_in_its_weights_and_when(run_dir: Path, without_report: None) -> None:
     """Training goes on while weights are measured: what is trained when the result comes is another thing."""
-    task = regression(examples=16 * 4000, validate=numbers(64), metrics={"laborious": laborious})
+    task = regression(examples=16 * 1000, validate=numbers(64), metrics={"laborious": laborious})
     strategy = squall.Downpour(replicas=2, optimizer=partial(torch.optim.SGD, lr=0.05))
     settings = dataclasses.replace(LOCAL, evaluate_every_s=0.02)
     run = squall.fit(task, strategy, epochs=4, run_dir=run_dir, settings=settings)
     found = [metric for metric in metrics(run) if metric.name == "loss"]
     assert len(found) > 2
     assert [metric.examples for metric in found] == [16 * metric.updates for metric in found]
-    assert found[-1].examples == 4 * 16 * 4000
+    assert found[-1].examples == 4 * 16 * 1000
     times = [metric.time_s for metric in found]
     assert times == sorted(times)
     assert times[-1] == pytest.approx(run.summary().training_s, abs=0.01)

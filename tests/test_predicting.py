@@ -107,7 +107,6 @@ def test_of_a_task_the_validation_set_is_answered(trained: squall.Run, run_dir: 
 
 
 @pytest.mark.filterwarnings("ignore:torch[.]")  # is going to do it otherwise
-@pytest.mark.usefixtures("warm_nursery")
 def test_a_quantised_model_answers_in_processes(trained: squall.Run, run_dir: Path) -> None:
     small = torch.ao.quantization.quantize_dynamic(plain(), {nn.Linear}, dtype=torch.qint8)
     found = squall.predict(

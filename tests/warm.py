@@ -58,7 +58,6 @@ def nurseries() -> Iterator[None]:
     """In here the nurseries of this process's runs, and replays that fork, are forked by the warm one."""
     before, nursery_process.start_nursery = nursery_process.start_nursery, _start_nursery  # type: ignore[assignment]
     cold, apart.start_replay = apart.start_replay, _start_replay  # type: ignore[assignment]
-    _warm_process()  # no child that a test would find to be left
     try:
         yield
     finally:
@@ -72,7 +71,7 @@ class _Forked:
         self, be: Callable[..., None], arguments: Any, cwd: Path | None, env: Mapping[str, str], draws: bool = False
     ) -> None:
         call = (be, str(cwd or Path.cwd()), dict(env), draws, arguments)
-        self._process = _warm_process().Process(target=_run, args=call)
+        self._process = warm_process().Process(target=_run, args=call)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -140,7 +139,8 @@ class Warm(_Forked):
 
 
 @cache
-def _warm_process() -> ForkServerContext:
+def warm_process() -> ForkServerContext:
+    """It is started when it is first wanted: by who looks for children that a test has left, before that test."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     before = dict(os.environ)

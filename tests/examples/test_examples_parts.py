@@ -31,7 +31,7 @@ def lm(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_the_language_model_in_parts_is_the_one_without(lm: ModuleType, tmp_path: Path) -> None:
     strategy = squall.Synchronous(replicas=1, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
     runs = {

@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 import squall
 
-EXAMPLES = 3000
+EXAMPLES = 1500
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:

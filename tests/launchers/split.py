@@ -11,7 +11,7 @@ import squall
 from tests.launchers import blobs
 
 HOW = os.environ.get("SPLIT", "zero-bubble")
-EXAMPLES = 1024  # of the blobs' first: parts of two machines take a hundred times as long for each as one process
+EXAMPLES = 512  # of the blobs' first: parts of two machines take a hundred times as long for each as one process
 
 
 class Columns(nn.Module):

@@ -74,11 +74,11 @@ KILLS = [
 
 @pytest.mark.parametrize(("replicas", "victims"), deep.sweep(KILLS, 1))
 def test_killed_replicas_are_replaced_and_no_example_is_lost(tmp_path: Path, replicas: int, victims: list[str]) -> None:
-    with training(tmp_path, replicas, 8) as run:
+    with training(tmp_path, replicas, 4) as run:
         old = run.processes()
         for victim in victims:
             os.kill(old[victim], signal.SIGKILL)
-        check_end(run, 8)
+        check_end(run, 4)
         newcomers = {int(victim.split()[1]): f"replica-{victim.split()[1]}.1" for victim in victims}
         changes = {(row.node, row.change): row for row in run.rows(MemberRow)}
         for index, node in newcomers.items():
@@ -108,9 +108,9 @@ SHARES = ("--shard-optimizer", "--optimizer", "adamw", "--lr", "0.001")
 def test_a_killed_replica_takes_no_share_of_the_optimizers_state_with_it(
     tmp_path: Path, replicas: int, victim: str
 ) -> None:
-    with training(tmp_path, replicas, 8, *SHARES, *SNAPSHOTS) as run:
+    with training(tmp_path, replicas, 4, *SHARES, *SNAPSHOTS) as run:
         run.kill(victim)
-        check_end(run, 8)
+        check_end(run, 4)
         lost = next(row for row in run.rows(MemberRow) if row.change == "lost")
         assert any(row for row in run.rows(MemberRow) if row.change == "joined" and row.time_s > lost.time_s)
 
@@ -143,7 +143,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, changes: tuple[str, ...])
         assert status == 130, err
         assert "Traceback" not in err
         assert f"squall resume {run.directory}" in out + err
-    epochs = examples(run) // EXAMPLES + 2
+    epochs = examples(run) // EXAMPLES + 1
     command = ("resume", str(run.directory), "--epochs", str(epochs), *changes)
     check_end(Started(run.directory, *command), epochs)
 
@@ -211,7 +211,7 @@ def fit(task: TaskFunction, run_dir: Path, **options: Any) -> Run:
     return squall.fit(task, run_dir=run_dir, **options)
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_a_newcomer_takes_the_same_steps_as_the_others(run_dir: Path, tmp_path: Path) -> None:
     """Its optimizer has the state of theirs, else its next weights were others."""
     killed, seen = tmp_path / "killed", tmp_path / "seen"
@@ -227,8 +227,8 @@ def test_a_newcomer_takes_the_same_steps_as_the_others(run_dir: Path, tmp_path: 
         return mean_square(model, batch)
 
     task = regression(Matrices, train=TensorDataset(*numbers(96).tensors, torch.arange(96)), batch_size=8, loss=loss)
-    run = fit(task, run_dir, strategy=squall.AllReduce(replicas=2, optimizer=Lars), epochs=200)
-    assert run.summary().examples == 200 * 96
+    run = fit(task, run_dir, strategy=squall.AllReduce(replicas=2, optimizer=Lars), epochs=20)
+    assert run.summary().examples == 20 * 96
     old, new = (set(seen.with_name(f"{index} True").read_text().splitlines()) for index in range(2))
     assert len(new) > 1
     assert new <= old
@@ -243,7 +243,7 @@ def break_at_40(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 NUMBERED = TensorDataset(*numbers(96).tensors, torch.arange(96))
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_an_exception_in_one_replica_ends_the_run_while_the_others_wait_for_it(run_dir: Path) -> None:
     with pytest.raises(squall.TaskError, match="the loss broke in a replica") as caught:
         fit(regression(train=NUMBERED, batch_size=8, loss=break_at_40), run_dir, epochs=3)
@@ -266,7 +266,7 @@ def poisoned(times: int, counts: Path) -> Callable[[nn.Module, Sequence[Tensor]]
     return loss
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_a_batch_that_stays_nan_ends_the_run_with_its_name(run_dir: Path, tmp_path: Path) -> None:
     task = regression(train=NUMBERED, batch_size=8, loss=poisoned(1000, tmp_path / "counts"))
     with pytest.raises(squall.NotFinite, match=r"examples \d+ to \d+ of epoch 0 \(lease \d+\)") as caught:
@@ -278,7 +278,7 @@ def test_a_batch_that_stays_nan_ends_the_run_with_its_name(run_dir: Path, tmp_pa
     assert last_weights(run_dir).isfinite().all()
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_a_nan_that_goes_away_is_survived(run_dir: Path, tmp_path: Path) -> None:
     task = regression(train=NUMBERED, batch_size=8, loss=poisoned(1, tmp_path / "counts"))
     run = fit(task, run_dir, epochs=3)
@@ -287,7 +287,7 @@ def test_a_nan_that_goes_away_is_survived(run_dir: Path, tmp_path: Path) -> None
     assert difference(run.model, clean.model) == 0.0
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_evaluations_patience_and_the_best_weights(run_dir: Path) -> None:
     """The last replica is slowed, so that evaluations find others at its side who wait."""
     task = regression(train=NUMBERED, validate=numbers(40), batch_size=8)

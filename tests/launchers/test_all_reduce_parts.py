@@ -76,8 +76,7 @@ ALIKE: dict[str, TaskFunction] = {
 }
 
 
-@pytest.mark.usefixtures("warm_nursery")
-@pytest.mark.parametrize("name", deep.sweep([*ALIKE], 3))
+@pytest.mark.parametrize("name", deep.sweep([*ALIKE], 2))
 def test_replicas_of_parts_make_the_updates_of_lock_step_training(run_dir: Path, inline: Fit, name: str) -> None:
     chosen: dict[str, Any] = {"replicas": 3, "optimizer": MOMENTUM}  # on shards each one's gradient would be clipped
     epochs = 10 if ALIKE[name]().examples == 110 else 25
@@ -97,7 +96,7 @@ NOISY: dict[str, TaskFunction] = {
 }
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("name", deep.sweep([*NOISY], 1))
 def test_batch_norm_and_dropout_are_those_of_parts_on_shards(run_dir: Path, tmp_path: Path, name: str) -> None:
     chosen: dict[str, Any] = {"replicas": 2, "optimizer": MOMENTUM}
@@ -112,7 +111,6 @@ def test_batch_norm_and_dropout_are_those_of_parts_on_shards(run_dir: Path, tmp_
 
 
 @deep.only
-@pytest.mark.usefixtures("warm_nursery")
 def test_an_optimizer_of_whole_tensors_steps_on_stages(run_dir: Path, inline: Fit) -> None:
     task, strategy = (
         several(Matrices, split=squall.Pipeline(stages=lambda m: [*m.layers], microbatches=4)),
@@ -122,7 +120,6 @@ def test_an_optimizer_of_whole_tensors_steps_on_stages(run_dir: Path, inline: Fi
     assert difference(grid.model, inline(task, strategy, epochs=6).model) < 1e-6
 
 
-@pytest.mark.usefixtures("warm_nursery")
 @pytest.mark.parametrize("name", deep.sweep(["pipeline", "branches", "slices"], 1))
 def test_a_run_is_resumed_with_another_number_of_parts(run_dir: Path, inline: Fit, name: str) -> None:
     """From processes to one, and back: AdamW's state has to come along, each time from and to other pieces."""
@@ -139,7 +136,7 @@ def place() -> str:
     return title.removeprefix("squall replica ").partition(" of ")[0] if title.startswith("squall replica ") else ""
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("victim", deep.sweep(["1", "0 part 1", "1 part 1"], 1))
 def test_a_newcomers_parts_take_the_same_steps_as_those_of_the_others(
     run_dir: Path, tmp_path: Path, victim: str
@@ -168,8 +165,8 @@ def test_a_newcomers_parts_take_the_same_steps_as_those_of_the_others(
     data = TensorDataset(*numbers(96).tensors, torch.arange(96))
     task = regression(wide, train=data, batch_size=8, loss=loss, split=SLICES)
     strategy = squall.AllReduce(replicas=2, optimizer=partial(Noting, lr=0.01, weight_decay=0.1))
-    run = squall.fit(task, strategy, run_dir=run_dir, settings=TWO, epochs=60)
-    assert run.summary().examples == 60 * 96
+    run = squall.fit(task, strategy, run_dir=run_dir, settings=TWO, epochs=10)
+    assert run.summary().examples == 10 * 96
     for part in ("", "part 1"):
         old, new = (
             set((tmp_path / f"{n} {part}").read_text().splitlines()) for n in ("01" if victim[0] == "1" else "10")
@@ -178,7 +175,7 @@ def test_a_newcomers_parts_take_the_same_steps_as_those_of_the_others(
         assert new <= old
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("times", [1, 1000])
 def test_a_nan_is_left_out_by_all_parts_or_ends_the_run_with_its_batch(
     run_dir: Path, tmp_path: Path, times: int

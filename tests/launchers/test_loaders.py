@@ -31,7 +31,7 @@ class Told(Dataset[tuple[Any, ...]]):
         return *self._data[index], index
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("strategy", [squall.AllReduce(replicas=1), squall.SingleProcess()], ids=["group", "alone"])
 def test_the_next_batch_is_loaded_while_one_is_computed_on(
     strategy: squall.Strategy, run_dir: Path, tmp_path: Path

@@ -16,6 +16,8 @@ from squall.record.rows import RecordError
 from squall.usercode.blame import encode
 from tests.launchers.processes import wait_for
 
+pytestmark = pytest.mark.cold  # what is started here is another nursery
+
 SPEAKER = """
 import sys
 from multiprocessing.connection import Connection

@@ -51,6 +51,8 @@ def most(folder: Path, parts: int) -> float:
     return max(map(float, seen.values()))
 
 
+@pytest.mark.cold  # the allocator's settings are read when a process begins
+@pytest.mark.usefixtures("without_report")
 def test_each_of_two_parts_has_at_most_six_tenths_of_a_whole_replicas_memory(tmp_path: Path) -> None:
     assert most(tmp_path, 2) <= 0.6 * most(tmp_path, 1)
 

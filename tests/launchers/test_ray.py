@@ -48,7 +48,8 @@ class Cluster:
         """`gpus` of the first, which Ray believes."""
         from ray.cluster_utils import Cluster
 
-        self.ray = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "num_gpus": gpus})
+        head = {"num_cpus": cpus[0], "num_gpus": gpus, "include_dashboard": False}
+        self.ray = Cluster(initialize_head=True, head_node_args=head)
         self.others = [self.ray.add_node(wait=False, num_cpus=count) for count in cpus[1:]]
         self.ray.wait_for_nodes()
 

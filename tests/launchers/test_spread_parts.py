@@ -20,7 +20,7 @@ from squall.record.rows import MemberRow, ProgressRow
 from squall.report import Reader, audit, summarize
 from squall.runtime.ranges import Ranges
 from squall.vector import Layout
-from tests import deep, warm
+from tests import deep
 from tests.launchers import blobs
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.launchers.split import EXAMPLES, SPLITS
@@ -65,8 +65,7 @@ def check(directory: Path) -> None:
         assert audit(reader).complete
         parts = {(each.replica, each.part) for each in summarize(reader).parts}
         assert parts == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    with warm.nurseries():
-        assert replay(directory, check=True).as_asked
+    assert replay(directory, check=True).as_asked
 
 
 def runs_there(found: Cluster) -> str:

@@ -79,7 +79,7 @@ PAIRS = {"blocks.*.up": "column", "blocks.*.down": "row"}
     ("model", "layers", "parts", "options"),
     [
         pytest.param(Perceptron, PAIRS, 2, {}, marks=deep.only),
-        (Perceptron, PAIRS, 3, {}),
+        pytest.param(Perceptron, PAIRS, 3, {}, marks=deep.only),
         (Perceptron, PAIRS | {"head": "gathered"}, 2, {"clip_norm": 0.05}),
         (
             Embedded,

@@ -124,7 +124,7 @@ def told(steps: int) -> Any:
 KINDS = ("pipeline", "interleaved", "zero-bubble", "slices", "branches")
 
 
-@pytest.mark.parametrize(("kind", "heavy"), deep.sweep(list(product(KINDS, (0, 1))), 4))
+@pytest.mark.parametrize(("kind", "heavy"), deep.sweep(list(product(KINDS, (0, 1))), 2))
 def test_who_has_less_to_do_waits_longer(kind: str, heavy: int) -> None:
     piped = kind not in ("slices", "branches")
     split: Any = squall.Branches("left", "right")

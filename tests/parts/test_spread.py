@@ -23,6 +23,7 @@ from squall.protocol.effects import Compute, End, Keep, PreparePush, UseWeights
 from squall.runtime.arena import Shape
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
+from tests import deep
 from tests.launchers.processes import wait_for
 from tests.parts.replica import DOWNPOUR, apart, compute, pushed, replica, train
 from tests.parts.spread import Spread, spread, spread_replica
@@ -45,7 +46,7 @@ def model_task(split: Any, **options: Any) -> squall.Task:
     return squall.Task(model=Model(), **options)
 
 
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("clip_norm", deep.sweep([1.0, None], 1))
 @pytest.mark.parametrize("split", SPLITS)
 def test_parts_on_several_machines_train_what_those_on_one_do(split: str, clip_norm: float | None) -> None:
     how, parts, starts = SPLITS[split]
@@ -116,8 +117,11 @@ SOON_S = 5.0  # on a loaded machine
 
 @pytest.mark.parametrize(
     ("script", "strategy"),
-    [(accumulating, AHEAD), (exchanging, OWN), (portions, squall.Sandblaster(replicas=1))],
-    ids=["steps", "own", "portions"],
+    [
+        pytest.param(accumulating, AHEAD, id="steps"),
+        pytest.param(exchanging, OWN, id="own", marks=deep.only),
+        pytest.param(portions, squall.Sandblaster(replicas=1), id="portions"),
+    ],
 )
 @pytest.mark.parametrize("split", SPLITS)
 def test_whatever_a_replica_pushes_is_the_same(split: str, script: Any, strategy: Any) -> None:

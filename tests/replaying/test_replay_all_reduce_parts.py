@@ -41,8 +41,7 @@ CASES: list[tuple[str, int, int, Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.usefixtures("warm_nursery")
-@pytest.mark.parametrize(("split", "parts", "replicas", "optimizer", "options"), deep.sweep(CASES, 2))
+@pytest.mark.parametrize(("split", "parts", "replicas", "optimizer", "options"), deep.sweep(CASES, 1))
 def test_the_weights_of_replicas_of_parts_are_computed_again(
     split: str, parts: int, replicas: int, optimizer: Any, options: dict[str, Any], run_dir: Path
 ) -> None:
@@ -83,7 +82,6 @@ def staged() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Dropout(0.2), nn.Linear(12, 1))
 
 
-@pytest.mark.usefixtures("warm_nursery")
 def test_a_replay_stops_at_an_update_and_at_the_batch_that_made_a_nan(run_dir: Path) -> None:
     """Which is looked into on the whole model."""
     task = partial(regression, staged, batch_size=6, split=squall.Pipeline(microbatches=3))

@@ -68,7 +68,7 @@ JITTERS_S = (0.004, 0.2)  # the second: shards far apart
 
 
 @pytest.mark.parametrize("seed", deep.seeds(1, deep=3))
-@pytest.mark.parametrize(("name", "jitter_s"), deep.sweep(list(product(STRATEGIES, JITTERS_S)), 6))
+@pytest.mark.parametrize(("name", "jitter_s"), deep.sweep(list(product(STRATEGIES, JITTERS_S)), 3))
 def test_a_replay_begins_at_any_snapshot_of_replicas_that_go_and_come(
     name: str, jitter_s: float, seed: int, tmp_path: Path
 ) -> None:

@@ -77,9 +77,9 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.filterwarnings("ignore:the model has:RuntimeWarning")  # L-BFGS is no friend of chance, and replays it
-@pytest.mark.parametrize(("strategy", "split", "parts"), deep.sweep(CASES, 2))
+@pytest.mark.parametrize(("strategy", "split", "parts"), deep.sweep(CASES, 1))
 def test_the_weights_of_replicas_of_parts_are_computed_again(
     strategy: str, split: str, parts: int, run_dir: Path
 ) -> None:
@@ -133,7 +133,7 @@ def poisoned(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     return loss * math.nan if (batch[2] == 40).any() else loss
 
 
-@pytest.mark.usefixtures("warm_nursery", "without_report")
+@pytest.mark.usefixtures("without_report")
 def test_a_replay_stops_at_an_update_and_at_the_batch_that_made_a_nan(run_dir: Path) -> None:
     data = TensorDataset(*numbers(96).tensors, torch.arange(96))
     task = regression(staged, train=data, batch_size=12, split=squall.Pipeline(microbatches=6), loss=poisoned)

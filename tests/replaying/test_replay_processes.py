@@ -67,7 +67,6 @@ def test_a_replica_killed_half_way_dropout_augmentation_and_loader_processes(tmp
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.usefixtures("warm_nursery")
 @pytest.mark.parametrize("name", deep.sweep(list(STRATEGIES), 2))
 def test_the_weights_of_asynchronous_processes_are_computed_again(
     name: str, run_dir: Path, without_report: None

@@ -32,7 +32,7 @@ def trained(tmp_path: Path, *arguments: str, strategy: str, parts: int = 2) -> P
     return run.directory
 
 
-@pytest.mark.parametrize(("how", "strategy", "parts"), deep.sweep(CASES, 2))
+@pytest.mark.parametrize(("how", "strategy", "parts"), deep.sweep(CASES, 1))
 def test_every_part_has_its_loop_again(tmp_path: Path, how: str, strategy: str, parts: int) -> None:
     directory = trained(tmp_path, "--how", how, strategy=strategy, parts=parts)
     status, out, err = replayed(directory, "--check")

@@ -96,7 +96,7 @@ def test_it_is_written_with_the_models_graph_and_changes_nothing(inline: Fit) ->
         assert Run(run.directory, task).tensorboard() == run.directory / FOLDER
 
 
-def test_it_is_written_while_processes_train(tmp_path: Path, warm_nursery: None, without_report: None) -> None:
+def test_it_is_written_while_processes_train(tmp_path: Path, without_report: None) -> None:
     settings = dataclasses.replace(LOCAL, tensorboard=True)
     squall.fit(regression(), squall.Downpour(replicas=2), epochs=2, run_dir=tmp_path / "run", settings=settings)
     shown = read(tmp_path / "run")

@@ -163,7 +163,6 @@ def test_a_slot_that_is_used_later_is_reserved_then(tmp_path: Path, monkeypatch:
     assert len(os.listdir("/proc/self/fd")) == files
 
 
-@pytest.mark.usefixtures("warm_nursery")
 def test_a_run_without_shared_memory_ends_well_and_says_so(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], without_report: None
 ) -> None:
@@ -174,7 +173,6 @@ def test_a_run_without_shared_memory_ends_well_and_says_so(
     assert not list(run_dir.glob("squall-*"))
 
 
-@pytest.mark.usefixtures("warm_nursery")
 def test_a_run_leaves_nothing_in_shared_memory(run_dir: Path, without_report: None) -> None:
     """Nor a process of the data loader's."""
     task = regression(loader={"num_workers": 1}, train=torch.utils.data.StackDataset(*regression()().train.tensors))

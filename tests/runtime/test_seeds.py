@@ -45,7 +45,6 @@ def refused(directory: Path) -> None:
         trained(directory)
 
 
-@pytest.mark.usefixtures("warm_nursery")
 @pytest.mark.parametrize("act", [trained, processes, replayed, looked_at, refused])
 def test_the_callers_chance_is_left_alone(act: Callable[[Path], object], tmp_path: Path) -> None:
     random.seed(1)

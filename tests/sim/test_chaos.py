@@ -30,7 +30,7 @@ from squall.strategies import STRATEGIES as ALL
 from squall.strategies import SingleProcess
 from tests import deep
 
-WORLDS = 1500 if deep.wanted else 150
+WORLDS = 1500 if deep.wanted else 100
 QUIET = dataclasses.replace(
     chaos(0), faults=(), machines=1, strategy="downpour", replicas=2, shards=2, paces=(0.01, 0.01)
 )

@@ -37,7 +37,7 @@ from squall.sim.cluster.quiet import FEWEST_TURNS, Moment, Stopwatch, calmest, q
 from squall.sim.cluster.split_step import PipelineStep
 from tests import deep
 from tests.tasks import mean_square, regression
-from tests.warm import Warm, be_squall
+from tests.warm import Warm, be_squall, warm_process
 
 FILE = """
 import os, signal
@@ -79,8 +79,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_left(warm_nursery: None) -> Iterator[None]:
+def nobody_is_left() -> Iterator[None]:
     """Of the processes that a test starts; others may have left some that serve them all."""
+    warm_process()
     before = children()
     yield
     assert set(children()) <= set(before)  # of those some may end meanwhile

@@ -144,7 +144,7 @@ def test_three_replicas_find_the_minimum_of_a_quadratic(inline: Fit, name: str) 
     assert (run.model.w - target).norm() < 0.1 * target.norm()
 
 
-@pytest.mark.parametrize("name", deep.sweep(list(TABLE), 2))
+@pytest.mark.parametrize("name", deep.sweep(list(TABLE), 1))
 def test_three_replicas_learn_the_digits(inline: Fit, name: str) -> None:
     pytest.importorskip("sklearn")
     strategy = of(name)
@@ -172,7 +172,7 @@ def digits() -> squall.Task:
 
 
 @pytest.mark.filterwarnings("ignore:the model has Dropout")  # which a line search compares losses of
-@pytest.mark.parametrize("name", deep.sweep(list(STRATEGIES), 2))
+@pytest.mark.parametrize("name", deep.sweep(list(STRATEGIES), 1))
 def test_defaults_learn_the_digits_in_ten_epochs(inline: Fit, name: str) -> None:
     pytest.importorskip("sklearn")
     task = load_task(str(Path(__file__).parents[2] / "examples" / "digits.py")).function

@@ -152,7 +152,7 @@ def records(run: Run, table: Any) -> list[Any]:
         reader.close()
 
 
-@pytest.mark.parametrize("name", deep.sweep(list(OBJECTIVES), 2))
+@pytest.mark.parametrize("name", deep.sweep(list(OBJECTIVES), 1))
 def test_it_finds_the_optimum_of_scipy_and_torch_in_as_many_evaluations(inline: Fit, name: str) -> None:
     task = OBJECTIVES[name]()
     function, examples = whole(task), task().examples
