@@ -179,6 +179,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no rows": (lambda: (numbers(8), lambda m, b: m(b[0]).sum()), {}, "'predictions' is shape \\[\\] for a batch of 8"),
     "no tensor": (lambda: (numbers(8), lambda m, b: {"text": "no"}), {}, "'text' is str for a batch of 8 examples"),
     "nothing": (lambda: (numbers(8), lambda m, b: {}), {}, "the model has no outputs"),
+    "none": (lambda: None, {}, "returned None: return a dataset"),
     "no dataset": (lambda: 3, {}, "what is to be predicted must be map-style"),
     "format": (lambda: numbers(8), {"format": "csv"}, "format is 'csv': use one of numpy, arrow"),
     "best": (lambda: numbers(8), {"best": True}, "keeps no best weights: leave best out"),

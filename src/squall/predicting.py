@@ -122,6 +122,8 @@ def build(
     if isinstance(found, Task):
         loader = {name: value for name, value in found.loader.items() if name != "drop_last"}
         found = found.validate if found.validate is not None else found.train
+    if found is None:
+        raise ValueError(f"{name_of(data)} returned None: return a dataset")
     if known is not None and hasattr(found, "__len__") and len(found) != known:
         raise ValueError(f"the data have {len(found):,} examples, and had {known:,} before: predict to another `out`")
     return PredictionTask(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,23 @@ def test_it_prints_what_was_written(inline: Callable[..., Run], tmp_path: Path, 
     size = file.stat().st_size
     known = {"file": str(file), "format": "torch.export", "bytes": size, "inputs": ["float32[batch, 12]"]}
     assert found == {**known, "difference": found["difference"], "verdict": None}
+
+
+def test_sigterm_ends_it_as_ctrl_c_does(
+    inline: Callable[..., Run], tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    def told(*of: Any) -> float:
+        assert list(tmp_path.glob(".export-*"))
+        signal.raise_signal(signal.SIGTERM)
+        return 0.0
+
+    monkeypatch.setattr("squall.export.compare.difference", told)
+    run, before = inline(partial(classes, features()), squall.SingleProcess()), signal.getsignal(signal.SIGTERM)
+    there = set(tmp_path.iterdir())
+    assert main(["export", str(run.directory), str(tmp_path / "m.pt2")]) == 130
+    assert capsys.readouterr().err == "squall: interrupted\n"
+    assert set(tmp_path.iterdir()) == there
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_refused_verdict_is_shown_and_nothing_is_written(

@@ -86,6 +86,22 @@ def test_state_has_the_model_s_names(run: Run, tmp_path: Path) -> None:
     assert load_file(tmp_path / "m.safetensors").keys() == run.model.state_dict().keys()
 
 
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", "m.safetensors"])
+def test_a_file_is_as_readable_as_others(run: Run, tmp_path: Path, name: str) -> None:
+    other = tmp_path / "other"
+    other.touch()
+    export(run.directory, tmp_path / name)
+    assert (tmp_path / name).stat().st_mode == other.stat().st_mode
+
+
+def test_an_onnx_file_says_what_it_takes(run: Run, tmp_path: Path) -> None:
+    export(run.directory, tmp_path / "m.onnx")
+    module = squall.load(tmp_path / "m.onnx")
+    for wrong in (torch.zeros(3, 12, dtype=torch.int64), torch.zeros(3, 5)):
+        with pytest.raises(ValueError, match=r"m\.onnx takes .*: tensor\(float\)\['batch', 12\]: "):
+            module(wrong)
+
+
 def test_weights_are_chosen(run: Run, tmp_path: Path) -> None:
     first = vector(run.model)
     again = squall.resume(run.directory, epochs=3)

@@ -41,12 +41,14 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 def _export(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
     from squall.export.exporting import export
     from squall.export.verdict import TOLERANCE
+    from squall.runtime.interrupts import ended_like_ctrl_c
 
     if options.tolerance is not None and not options.int8:
         raise ValueError("--tolerance is for --int8: give both, or neither")
-    done = export(
-        options.run_dir, options.file, weights="best" if options.best else options.snapshot, int8=options.int8,
-        tolerance=TOLERANCE if options.tolerance is None else options.tolerance, overwrite=options.overwrite,
-    )  # fmt: skip
+    with ended_like_ctrl_c():
+        done = export(
+            options.run_dir, options.file, weights="best" if options.best else options.snapshot, int8=options.int8,
+            tolerance=TOLERANCE if options.tolerance is None else options.tolerance, overwrite=options.overwrite,
+        )  # fmt: skip
     answer = json.dumps(done.to_json_dict()) if options.json else str(done)
     return int(done.bytes is None), f"{answer}\n"

@@ -67,8 +67,11 @@ def write_state(trained: Trained, path: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_model
 
+    path.touch()
+    readable = path.stat().st_mode
     try:
         save_model(trained.model, str(path))
+        path.chmod(readable)  # it is made as a private file
     except SafetensorError as error:
         raise ValueError(f"{path.name} cannot be written: {error}") from error
 

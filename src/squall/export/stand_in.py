@@ -62,7 +62,7 @@ def _named(kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
 def onnx_module(path: str | Path, *, like: Any = None, threads: int = 0) -> StandIn:
     """An ONNX file, run by ONNX Runtime on the CPU with so many threads (0: as many as there are cores).
 
-    Raises `ValueError` where it cannot be read, or the extra `export` is missing.
+    Raises `ValueError` where it cannot be read, or the extra `export` is missing, and its call where inputs do not fit.
     """
     runtime = imported("onnxruntime")
     options = runtime.SessionOptions()
@@ -71,6 +71,16 @@ def onnx_module(path: str | Path, *, like: Any = None, threads: int = 0) -> Stan
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has no base class for its own
-        raise ValueError(f"{path} cannot be run by ONNX Runtime: {error}") from error
-    names = [each.name for each in session.get_inputs()]
-    return StandIn(names, lambda arrays: session.run(None, dict(zip(names, arrays))), like)
+        raise ValueError(f"{path} cannot be run by ONNX Runtime ({error}): export it again") from error
+    inputs = session.get_inputs()
+    names = [each.name for each in inputs]
+
+    def run(arrays: Arrays) -> Sequence[Any]:
+        try:
+            found: Sequence[Any] = session.run(None, dict(zip(names, arrays)))
+        except Exception as error:
+            takes = ", ".join(f"{each.name}: {each.type}{each.shape}" for each in inputs)
+            raise ValueError(f"{path} takes {takes}: {str(error).splitlines()[0]}") from error
+        return found
+
+    return StandIn(names, run, like)

@@ -32,6 +32,20 @@ def collected_interrupts(requests: int = 1) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def ended_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM raises `KeyboardInterrupt`, so that whoever has files beside the final ones removes them."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class LeftToLauncher:
     """A handler of SIGTERM in a run's processes: the launching process ends them in order.
 
