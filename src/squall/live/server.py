@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from pathlib import Path
 
 import uvicorn
-from anyio.to_thread import run_sync
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -89,7 +89,7 @@ def application(run_dir: Path, token: str) -> Starlette:
 
     async def whole(request: Request) -> Response:
         try:
-            return Response(await run_sync(activity, record), media_type="application/json")
+            return Response(await run_in_threadpool(activity, record), media_type="application/json")
         except RecordError:  # there is none yet, or it is locked: the page asks again
             return Response(status_code=503)
 
@@ -110,7 +110,7 @@ async def _news(record: Path, name: str) -> AsyncIterator[str]:
         await asyncio.sleep(LOOK_EVERY_S)
     silent_s = 0.0
     with suppress(RecordError), closing(Feed(record, name)) as feed:  # then the page asks again
-        told: bytes | None = await run_sync(feed.begin)
+        told: bytes | None = await run_in_threadpool(feed.begin)
         while True:
             silent_s = 0.0 if told else silent_s + LOOK_EVERY_S
             if told:
@@ -119,7 +119,7 @@ async def _news(record: Path, name: str) -> AsyncIterator[str]:
                 silent_s = 0.0
                 yield ": nothing new\n\n"
             await asyncio.sleep(LOOK_EVERY_S)
-            told = await run_sync(feed.more)
+            told = await run_in_threadpool(feed.more)
 
 
 class _Guarded:
