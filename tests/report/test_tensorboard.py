@@ -155,7 +155,8 @@ def by_name(model: nn.Module, batch: Any) -> Tensor:
         (regression(Branching), "it cannot be traced (RuntimeError: this model goes its own ways)"),
         (
             regression(loss=lambda model, batch: model[2](model[1](model[0](batch[0]))).mean()),
-            "it cannot be traced (ValueError: the loss does not call Task.model itself)",
+            "it cannot be traced (ValueError: Task.loss does not call the model itself (`model(...)`), but something in"
+            " it, so there is no one function that is the model: let the model's forward do what the loss needs)",
         ),
         (None, "a script makes its model itself"),
         (regression(Named, loss=by_name), ""),
