@@ -256,6 +256,8 @@ def test_a_prediction_that_died_before_anything_was_recorded_is_gone_on_with(
     for file in [*found.files, run_dir / "run.sqlite"]:
         file.unlink()
     Record(run_dir / "run.sqlite").close()
+    with pytest.raises(ValueError, match="has not all predictions yet"):
+        found.load()
     assert squall.predict(trained.directory, eight, out=run_dir, settings=INLINE).examples == 8
 
 

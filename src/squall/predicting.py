@@ -207,7 +207,12 @@ class Predictions:
         return int(counted) if counted else None
 
     def load(self) -> np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]:
-        """The outputs in the data's order, [examples, ...] by memory map; of several, a dict of them."""
+        """The outputs in the data's order, [examples, ...] by memory map; of several, a dict of them.
+
+        Raises `ValueError` where not all is answered.
+        """
+        if not self.files:
+            raise ValueError(f"{self.directory} has not all predictions yet: what made them, given again, goes on")
         if self.files[0].suffix == ".arrow":
             from squall.runtime import arrow_files
 
