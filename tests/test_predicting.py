@@ -28,7 +28,10 @@ from squall.plan import make_plan
 from squall.predicting import SAME_PATHS, build
 from squall.prediction import Prediction
 from squall.record.rows import MemberRow
+from squall.record.writer import Record
 from squall.report import Reader, audit
+from squall.runtime.answers import Answers
+from squall.runtime.lock import hold
 from squall.usercode.sources import Sources
 from tests.launchers import answered
 from tests.launchers.answered import BATCH, EXAMPLES
@@ -178,6 +181,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "other shape": (lambda: TensorDataset(torch.zeros(4, 9)), {}, WIDE),
     "no rows": (lambda: (numbers(8), lambda m, b: m(b[0]).sum()), {}, "'predictions' is shape \\[\\] for a batch of 8"),
     "no tensor": (lambda: (numbers(8), lambda m, b: {"text": "no"}), {}, "'text' is str for a batch of 8 examples"),
+    "name": (lambda: (numbers(8), lambda m, b: {"a/b": b[0]}), {}, "no file can be named by the model's output 'a/b'"),
+    "own name": (lambda: (numbers(8), lambda m, b: {"file": b[0]}), {}, "by the model's output 'file'"),
     "nothing": (lambda: (numbers(8), lambda m, b: {}), {}, "the model has no outputs"),
     "none": (lambda: None, {}, "returned None: return a dataset"),
     "no dataset": (lambda: 3, {}, "what is to be predicted must be map-style"),
@@ -243,6 +248,31 @@ def test_a_directory_is_gone_on_with_where_the_same_was_begun_there_alone(traine
     with pytest.raises(ValueError, match=r"holds predictions: the same call of squall\.predict goes on"):
         squall.resume(run_dir)
     assert predict().load().shape == (8, 1)  # type: ignore[union-attr]
+
+
+def test_a_prediction_that_died_before_anything_was_recorded_is_gone_on_with(
+    trained: squall.Run, run_dir: Path
+) -> None:
+    found = squall.predict(trained.directory, eight, out=run_dir, settings=INLINE)
+    for file in [*found.files, run_dir / "run.sqlite"]:
+        file.unlink()
+    Record(run_dir / "run.sqlite").close()
+    with pytest.raises(ValueError, match="has not all predictions yet"):
+        found.load()
+    assert squall.predict(trained.directory, eight, out=run_dir, settings=INLINE).examples == 8
+
+
+def test_what_is_put_together_by_another_process_is_left_to_it(
+    trained: squall.Run, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(answers: Answers, examples: int) -> list[Path]:
+        with pytest.raises(ValueError, match="is being trained by another process"), hold(answers.directory):
+            pass
+        return put_together(answers, examples)
+
+    put_together = Answers.put_together
+    monkeypatch.setattr(Answers, "put_together", held)
+    assert squall.predict(trained.directory, eight, out=run_dir, settings=INLINE).files
 
 
 def eight() -> TensorDataset:

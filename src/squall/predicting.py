@@ -167,7 +167,8 @@ def carry_out(
         Launch(code, local, commanded_at).go(out, again=again)
     predictions = Predictions(out)
     assert predictions.examples is not None
-    answers.put_together(predictions.examples)
+    with hold(out):
+        answers.put_together(predictions.examples)
     return predictions
 
 
@@ -204,10 +205,16 @@ class Predictions:
         if not (self.directory / "run.sqlite").exists():
             return None
         with closing(Reader(self.directory / "run.sqlite")) as reader:
-            return int(reader.state()["examples_per_epoch"])
+            counted = reader.state().get("examples_per_epoch")
+        return int(counted) if counted else None
 
     def load(self) -> np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]:
-        """The outputs in the data's order, [examples, ...] by memory map; of several, a dict of them."""
+        """The outputs in the data's order, [examples, ...] by memory map; of several, a dict of them.
+
+        Raises `ValueError` where not all is answered.
+        """
+        if not self.files:
+            raise ValueError(f"{self.directory} has not all predictions yet: what made them, given again, goes on")
         if self.files[0].suffix == ".arrow":
             from squall.runtime import arrow_files
 

@@ -3,7 +3,7 @@
 import re
 import signal
 from collections.abc import Iterable
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -17,12 +17,16 @@ from tests.launchers.processes import Started, wait_for
 from tests.warm import Warm
 
 
-def answers(address: str) -> bool:
+def ask(address: str, path: str = "") -> HTTPResponse:
     parts = urlsplit(address)
+    connection = HTTPConnection(parts.netloc, timeout=5)
+    connection.request("GET", parts.path + path)
+    return connection.getresponse()
+
+
+def answers(address: str) -> bool:
     try:
-        connection = HTTPConnection(parts.netloc, timeout=5)
-        connection.request("GET", parts.path)
-        return connection.getresponse().status == 200
+        return ask(address).status == 200
     except OSError:
         return False
 
@@ -37,11 +41,13 @@ def test_a_run_has_a_page_as_long_as_it_trains(tmp_path: Path) -> None:
     address = address_in(run.process.stderr)
     wait_for(lambda: answers(address), 10, "the page")
     run.wait_rows(ProgressRow, lambda row: row.replica == 0)
-    assert answers(address)
+    page = ask(address, "news")
+    assert page.readline().startswith(b"data: ")
     run.process.send_signal(signal.SIGINT)
     run.finish()
     assert not answers(address)
     assert run.gone()
+    assert [path.name for path in run.directory.glob("run.sqlite*")] == ["run.sqlite"], "one file to copy"
 
 
 def test_the_page_of_a_run_that_is_over_ends_by_an_interrupt(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def run(inline: Callable[..., Run]) -> Run:
     return inline(task, squall.SingleProcess(), epochs=2, keep_best="loss")
 
 
-@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", "m.safetensors"])
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", "m[1].safetensors"])
 def test_what_was_exported_is_loaded(run: Run, tmp_path: Path, name: str) -> None:
     done = export(run.directory, tmp_path / name)
     assert done.difference < 1e-6

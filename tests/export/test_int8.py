@@ -27,22 +27,24 @@ def faster(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     return {name: 1.0 / 2**number for number, name in enumerate(runs)}
 
 
-def judged(task: squall.Task, folder: Path, tolerance: float = 0.1, exported: bytes | None = None) -> Verdict:
+def judged(
+    task: squall.Task, folder: Path, tolerance: float = 0.1, exported: bytes | None = None, name: str = "m.onnx"
+) -> Verdict:  # fmt: skip
     """Of the model in float, exported here if it has not been."""
     task.model.eval()
     model = Trained(task.model, call_with(task, 5), call_with(task, 7))
     if exported is None:
-        format_of(Path("m.onnx")).write(model, folder / "m.onnx")
+        format_of(Path(name)).write(model, folder / name)
     else:
-        (folder / "m.onnx").write_bytes(exported)
-    return quantized(task, folder / "m.onnx", model.one.of(task.model), tolerance, times=faster)
+        (folder / name).write_bytes(exported)
+    return quantized(task, folder / name, model.one.of(task.model), tolerance, times=faster)
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The layers of `mlp`."""
     judged(classes(features(16)), folder := tmp_path_factory.mktemp("exported"), tolerance=0)
-    return (folder / "plain.onnx").read_bytes()
+    return (folder / "int8/plain.onnx").read_bytes()
 
 
 def test_convolutions_are_static_and_the_written_file_computes_in_integers(tmp_path: Path) -> None:
@@ -92,8 +94,15 @@ def test_what_is_spoilt_beyond_the_tolerance_is_refused_and_float_stays(tmp_path
     verdict = judged(classes(features(), metrics=metrics), tmp_path, exported=exported)
     assert verdict.accepted is None
     assert set(verdict.refused) == {"dynamic INT8", "static INT8"}
-    assert b"DynamicQuantizeLinear" in (tmp_path / "dynamic.onnx").read_bytes()
+    assert b"DynamicQuantizeLinear" in (tmp_path / "int8/dynamic.onnx").read_bytes()
     assert b"QuantizeLinear" not in (tmp_path / "m.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["static.onnx", "dynamic.onnx", "plain.onnx"])
+def test_a_file_may_be_called_as_what_is_tried(tmp_path: Path, exported: bytes, name: str) -> None:
+    verdict = judged(classes(features()), tmp_path, tolerance=-1.0, exported=exported, name=name)
+    assert verdict.accepted is None
+    assert (tmp_path / name).read_bytes() == exported
 
 
 def test_a_metric_that_looks_into_the_model_is_refused(tmp_path: Path, exported: bytes) -> None:

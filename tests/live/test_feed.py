@@ -51,6 +51,22 @@ def test_a_short_run_is_told_as_it_is_and_then_what_is_new(tmp_path: Path) -> No
         }
 
 
+def test_a_run_that_goes_on_from_a_snapshot_is_told_anew(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    write(path, 5)
+    with closing(Feed(path, "mine")) as feed:
+        assert len(told(feed.begin())["rows"]["progress"]) == 10
+        with closing(Record(path)) as record:
+            record.rewind(3.0, 0, 0, [])
+            for second in range(4, 9):
+                record.add(ProgressRow(second, 0, 10, 1, 0.5, 0.5, 0.25, 4, 4, second))
+            record.add(StateRow("began_at", "1e9"))
+        again = told(feed.more())
+        assert again["columns"] == COLUMNS
+        assert [row[0] for row in again["rows"]["progress"]] == [1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8]
+        assert feed.more() is None
+
+
 def test_a_long_run_is_told_in_bins_and_its_last_minute_as_it_is(tmp_path: Path) -> None:
     path, seconds = tmp_path / "run.sqlite", 20 * BINS
     write(path, seconds, replicas=1)

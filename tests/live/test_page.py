@@ -125,7 +125,7 @@ def test_what_is_new_is_shown_and_a_death_and_the_end(page: Browser, shown: Any)
 
 
 def test_the_whole_run_can_be_looked_at_and_a_process_at_a_moment(page: Browser, shown: Any) -> None:
-    shown(2)
+    directory = shown(2)
     page.says("const box = document.getElementById('window'); box.value = '0'; box.dispatchEvent(new Event('change'))")
     page.wait(PIXELS, lambda pixels: pixels.get(COMPUTING, 0) > 1000)
     page.says(
@@ -136,6 +136,18 @@ def test_the_whole_run_can_be_looked_at_and_a_process_at_a_moment(page: Browser,
     tip = page.wait("return document.getElementById('tip').innerText")
     assert tip.startswith("replica 1, ")
     assert "75 % waiting\n75 % for shard 0" in tip
+    with closing(Record(directory / "run.sqlite")) as record:
+        for quarter in range(60, 80):
+            record.add(ProgressRow(quarter / 4, 1, 32, 1, 0.5, 0.25, 0, 10**6, 10**6, quarter))
+            record.add(ActivityRow(quarter / 4, 0, "replica-1.0", 0.25, 0, 0.25, 0, 0, "", 0, 10**7))
+        record.add(StateRow("status", "finished"))
+    page.wait(
+        """const canvas = document.querySelector('#timeline canvas'), box = canvas.getBoundingClientRect()
+        const at = { clientX: box.right - 76 - 280 - 5, clientY: box.y + 52, bubbles: true }
+        canvas.dispatchEvent(new MouseEvent('mousemove', at))
+        return document.getElementById('tip').innerText""",
+        lambda tip: tip == "replica 1, 20 s\n100 % applying",
+    )
 
 
 def test_reports_that_come_together_lie_one_behind_the_other(page: Browser, shown: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import threading
 from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -73,6 +74,30 @@ def test_a_port_that_is_in_use_is_followed_by_the_next() -> None:
     with bound(server.PORT + 20) as first, bound(first.getsockname()[1]) as second:
         assert second.getsockname()[1] > first.getsockname()[1]
         assert first.getsockname()[0] == second.getsockname()[0] == HOST
+
+
+@pytest.mark.parametrize("port", [-1, 1 << 16])
+def test_what_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(ValueError, match=f"port is {port}: it must be from 0 to 65535"):
+        bound(port)
+
+
+def test_before_there_is_a_record_the_page_is_told_to_ask_again(tmp_path: Path) -> None:
+    listener, token = bound(server.PORT), new_token()
+    threading.Thread(target=serve, args=(tmp_path, listener, token), daemon=True).start()
+    address = link(listener, token)
+    assert ask(address, "activity").status == 503
+    news = ask(address, "news")
+    assert news.readline() == b": not yet\n"
+    news.close()
+
+
+def test_a_record_that_cannot_be_read_ends_the_news(tmp_path: Path) -> None:
+    (tmp_path / "run.sqlite").write_text("this is no record" * 100)
+    listener, token = bound(server.PORT), new_token()
+    threading.Thread(target=serve, args=(tmp_path, listener, token), daemon=True).start()
+    assert ask(link(listener, token), "news").read() == b""
+    assert ask(link(listener, token), "activity").status == 503
 
 
 def test_where_no_port_is_free_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import squall
 from squall.record.rows import EventRow, ExtraRow, PartRow, StalenessRow
-from squall.report.tensorboard import FOLDER, begin_tensorboard, histogram, write_record
+from squall.report.tensorboard import FOLDER, TensorBoardViewer, begin_tensorboard, histogram, write_record
 from squall.run import Run
 from squall.task import TaskFunction
 from tests.report.conftest import state, work, write
@@ -82,6 +82,20 @@ def test_a_run_that_went_back_to_a_snapshot_counts_from_there(tmp_path: Path) ->
     assert curve(read(tmp_path), "loss/training")[-1] == (130, 1.0)
 
 
+def test_what_is_known_of_a_long_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("squall.report.tensorboard.KNOWN_S", 10.0)
+    viewer = TensorBoardViewer(tmp_path)
+    for second in range(1, 101):
+        viewer.show([work(second, 0, 100)], second)
+        assert len(viewer._times) <= 22
+    viewer.show([work(95.0, 0, 100), ExtraRow(95.0, 0, 10, "penalty", 0.25)], 101)
+    viewer.close()
+    shown = read(tmp_path)
+    assert [step for step, _ in curve(shown, "loss/training")] == [*range(100, 10_001, 100), 9600]
+    assert {rate for _, rate in curve(shown, "examples_per_second/all")[:100]} == {100}
+    assert curve(shown, "penalty/training") == [(9600, 0.25)]
+
+
 def test_it_is_written_with_the_models_graph_and_changes_nothing(inline: Fit) -> None:
     task, strategy = regression(validate=numbers(20)), squall.Downpour(replicas=2)
     run = inline(task, strategy, epochs=2, settings=WATCHED)
@@ -141,7 +155,8 @@ def by_name(model: nn.Module, batch: Any) -> Tensor:
         (regression(Branching), "it cannot be traced (RuntimeError: this model goes its own ways)"),
         (
             regression(loss=lambda model, batch: model[2](model[1](model[0](batch[0]))).mean()),
-            "it cannot be traced (ValueError: the loss does not call Task.model itself)",
+            "it cannot be traced (ValueError: Task.loss does not call the model itself (`model(...)`), but something in"
+            " it, so there is no one function that is the model: let the model's forward do what the loss needs)",
         ),
         (None, "a script makes its model itself"),
         (regression(Named, loss=by_name), ""),

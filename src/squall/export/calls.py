@@ -63,8 +63,8 @@ def call_in(task: Task, batch: Batch) -> Call:
     finally:
         handle.remove()
     raise ValueError(
-        "Task.loss does not call the model itself (`model(...)`), but something in it, so there is no one function to"
-        " export: let the model's forward do what the loss needs"
+        "Task.loss does not call the model itself (`model(...)`), but something in it, so there is no one function that"
+        " is the model: let the model's forward do what the loss needs"
     )
 
 

@@ -135,4 +135,5 @@ def _put(files: list[Path], folder: Path, overwrite: bool) -> None:
 
 def _files(made: Path) -> list[Path]:
     """Those that were written, the one that was asked for behind what it needs."""
-    return sorted(made.parent.glob(f"{made.stem}.*"), key=lambda each: each == made)
+    found = [each for each in made.parent.iterdir() if each.name.startswith(f"{made.stem}.")]
+    return sorted(found, key=lambda each: each == made)

@@ -198,8 +198,9 @@ def by_onnx(convert: Callable[[Path, Path], None]) -> Callable[[Trained, Path], 
         try:
             convert(between, path)
         finally:
-            for each in path.parent.glob(f"{between.name}*"):
-                each.unlink()
+            for each in path.parent.iterdir():
+                if each.name.startswith(between.name):
+                    each.unlink()
 
     return write
 

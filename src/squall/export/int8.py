@@ -34,7 +34,7 @@ def quantized(task: Task, file: Path, like: Any, tolerance: float, times: Times 
     """Put the best INT8 model in the place of an ONNX file in float32, if one is accepted.
 
     Args:
-        file: in a folder that others may be written into.
+        file: in a folder where another one is made for what is tried, for that has names of its own.
         like: an output of the trained model.
         tolerance: as `verdict.spoiled` has it.
 
@@ -42,7 +42,8 @@ def quantized(task: Task, file: Path, like: Any, tolerance: float, times: Times 
         ValueError: no layer can be quantized.
     """
     before = Tried("float32", file, metrics_of(task, onnx_module(file, like=like)), [])
-    quantizer = Quantizer(task, file, file.parent)
+    (folder := file.parent / "int8").mkdir()
+    quantizer = Quantizer(task, file, folder)
     tried, failed = [], {}
     for way in WAYS:
         if not quantizer.layers_of(way):

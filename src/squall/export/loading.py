@@ -23,9 +23,9 @@ def load(path: str | Path, *, model: nn.Module | None = None) -> nn.Module:
         model = squall.load("runs/2026-11-21-01")  # or "model.onnx"
         probabilities = model(images).softmax(1)  # float32 [batch, 1, 8, 8] -> [batch, 10]
 
-    That of a run is built by its task, whose code is unpickled: only of directories that you trust. That of a .onnx
-    file is run by ONNX Runtime, that of an .xml file by OpenVINO: they have no parameters, take tensors on the CPU, and
-    return a tensor, or a tuple of several.
+    That of a run is built by its task, whose code is unpickled, and torch unpickles parts of a .pt2 file: only of what
+    you trust. That of a .onnx file is run by ONNX Runtime, that of an .xml file by OpenVINO: they have no parameters,
+    take tensors on the CPU, and return a tensor, or a tuple of several.
 
     Args:
         path: a run's directory, whose newest snapshot counts, or a file that `squall export` has written.

@@ -25,7 +25,9 @@ class Lookout:
         return replace(job, board=self._board)
 
     def look(self, now: float, children: Iterable[Child]) -> ActivitySeen | None:
-        """What they have done since the last look, if there are any."""
+        """What they have done since the last look, if it is time and there are any."""
+        if now < self.at:
+            return None
         self.at = now + LOOK_EVERY_S
         pids = {child.node: child.pid for child in children}
         return ActivitySeen(self._board.read(now, pids)) if pids and self._board is not None else None

@@ -109,10 +109,9 @@ class Nursery:
             for source in ready:
                 self._attend(source)
             self._hear()
-            if now >= self._lookout.at:
-                seen = self._lookout.look(now, self._children.values())
-                if seen is not None and self._end is None and self._line.open:
-                    self._tell(seen)
+            seen = self._lookout.look(now, self._children.values())
+            if seen is not None and self._end is None and self._line.open:
+                self._tell(seen)
             if self._deadline is not None and now >= self._deadline:
                 self._late()
         self._hand_over()

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from squall.record.writer import settle
+
 
 @contextmanager
 def live_page(run_dir: Path) -> Iterator[None]:
@@ -19,5 +21,7 @@ def live_page(run_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        server.terminate()
+        server.kill()  # it has nothing to save, and one that is stopped by its terminal ends as well
         server.wait()
+        if (record := run_dir / "run.sqlite").is_file():  # which a page that is open has held
+            settle(record)

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import msgspec
 
 from squall.live.epochs import under_way
-from squall.record.rows import ActivityRow, ProgressRow, Row, StalenessRow, table_name
+from squall.record.rows import ActivityRow, ProgressRow, Row, StalenessRow, StateRow, table_name
 from squall.report.news import News
 from squall.report.reader import Reader
 
@@ -44,6 +44,7 @@ class Feed:
 
     def begin(self) -> bytes:
         """The first message: JSON, with the columns of tables, and rows in their order."""
+        self._news = News()
         with self._reader.at_one_moment():
             rows = self._all()
         return _message(rows, name=self._name, columns=COLUMNS, **self._told_of_leases())
@@ -62,6 +63,8 @@ class Feed:
     def more(self) -> bytes | None:
         """What is new; None: nothing."""
         rows = self._news.take(self._reader)
+        if any(isinstance(row, StateRow) and row.key == "began_at" for row in rows):
+            return self.begin()  # it may have gone back to a snapshot: what it forgot is to go from the page as well
         self._looks += 1
         before = self._leases
         leases = self._told_of_leases() if self._looks % LEASES_EVERY == 0 else before

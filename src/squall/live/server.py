@@ -7,12 +7,12 @@ import errno
 import secrets
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from pathlib import Path
 
 import uvicorn
-from anyio.to_thread import run_sync
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -21,6 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from squall.checks import require
 from squall.live.feed import Feed, activity
 from squall.record.rows import RecordError
 
@@ -39,6 +40,7 @@ HEADERS = {
 
 def bound(port: int) -> socket.socket:
     """A socket that listens there, or on the next port that is free. Raises `ValueError` where there is none."""
+    require("port", port, 0 <= port < 1 << 16, "from 0 to 65535")
     for number in range(port, min(port + PORTS, 1 << 16)):
         made = socket.socket()
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,7 +88,10 @@ def application(run_dir: Path, token: str) -> Starlette:
         return StreamingResponse(_news(record, run_dir.resolve().name), media_type="text/event-stream")
 
     async def whole(request: Request) -> Response:
-        return Response(await run_sync(activity, record), media_type="application/json")
+        try:
+            return Response(await run_in_threadpool(activity, record), media_type="application/json")
+        except RecordError:  # there is none yet, or it is locked: the page asks again
+            return Response(status_code=503)
 
     routes = [
         Route("/", page),
@@ -94,8 +99,8 @@ def application(run_dir: Path, token: str) -> Starlette:
         Route("/activity", whole),
         Mount("/", StaticFiles(directory=STATIC)),
     ]
-    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"]), Middleware(_Guarded)]
-    return Starlette(routes=[Mount(f"/{token}", routes=routes)], middleware=middleware)
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    return Starlette(routes=[Mount("/{token}", routes=routes)], middleware=[hosts, Middleware(_Guarded, token=token)])
 
 
 async def _news(record: Path, name: str) -> AsyncIterator[str]:
@@ -104,8 +109,8 @@ async def _news(record: Path, name: str) -> AsyncIterator[str]:
         yield ": not yet\n\n"
         await asyncio.sleep(LOOK_EVERY_S)
     silent_s = 0.0
-    with closing(Feed(record, name)) as feed:
-        told: bytes | None = await run_sync(feed.begin)
+    with suppress(RecordError), closing(Feed(record, name)) as feed:  # then the page asks again
+        told: bytes | None = await run_in_threadpool(feed.begin)
         while True:
             silent_s = 0.0 if told else silent_s + LOOK_EVERY_S
             if told:
@@ -114,17 +119,15 @@ async def _news(record: Path, name: str) -> AsyncIterator[str]:
                 silent_s = 0.0
                 yield ": nothing new\n\n"
             await asyncio.sleep(LOOK_EVERY_S)
-            try:
-                told = await run_sync(feed.more)
-            except RecordError:
-                return  # the page asks again
+            told = await run_in_threadpool(feed.more)
 
 
 class _Guarded:
-    """Says to browsers that nothing from elsewhere belongs to the page."""
+    """Lets in who has the token, and says to browsers that nothing from elsewhere belongs to the page."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
+        self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Message) -> None:
@@ -132,4 +135,7 @@ class _Guarded:
                 message["headers"] = [*message["headers"], *HEADERS.items()]
             await send(message)
 
-        await self._app(scope, receive, guarded)
+        given = scope["path"].removeprefix("/").partition("/")[0]
+        # In constant time: others on this machine may ask as often as they like.
+        app = self._app if secrets.compare_digest(given.encode(), self._token) else Response(status_code=404)
+        await app(scope, receive, guarded)

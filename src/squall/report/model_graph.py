@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from squall.export.calls import call_in
 from squall.keras import KerasModel
 from squall.report.keras_graph import layers_as_boxes
 from squall.task import Task, first_batch, untouched
@@ -37,18 +37,8 @@ def add_no_graph(writer: Any, why: str) -> None:
 
 def _called(task: Task) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model as the loss calls it first, and the tensors that it is called with."""
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    hook = task.model.register_forward_pre_hook(
-        lambda model, args, named: calls.append((args, dict(named))), with_kwargs=True
-    )
-    try:
-        with torch.no_grad():
-            task.loss(task.model, first_batch(task, task.train))
-    finally:
-        hook.remove()
-    if not calls:
-        raise ValueError("the loss does not call Task.model itself")
-    called = _Called(task.model, *calls[0])
+    call = call_in(task, first_batch(task, task.train))
+    called = _Called(task.model, call.args, call.kwargs)
     return called, tuple(called.tensors)
 
 

@@ -22,6 +22,7 @@ from squall.task import Task
 FOLDER = "tensorboard"  # in the run's directory
 REPLICAS = 12  # with curves of their own
 RECENT_S = 5.0  # examples per second are means over this much training time
+KNOWN_S = 3600.0  # for which it is known how much was trained when: a run goes back to a snapshot, not to its beginning
 OF_A_SCRIPT = "a script makes its model itself"  # why there is no graph
 FLUSH_S = 5  # after so many seconds at the latest a running TensorBoard sees what is new
 
@@ -96,9 +97,16 @@ class TensorBoardViewer:
                     text = f"{row.kind} {row.text}"
                     self._writer.add_text("events", text, self._trained(row.time_s), self._began_at + row.time_s)
         self._staleness(row for row in rows if isinstance(row, StalenessRow))
+        self._forget()
+
+    def _forget(self) -> None:
+        """A run may last for weeks."""
+        if self._times[-1] - self._times[0] > 2 * KNOWN_S:
+            old = bisect_right(self._times, self._times[-1] - KNOWN_S)
+            del self._times[: old - 1], self._examples[: old - 1]
 
     def _progress(self, row: ProgressRow) -> None:
-        while self._times[-1] > row.time_s:  # the run has gone back to a snapshot
+        while len(self._times) > 1 and self._times[-1] > row.time_s:  # the run has gone back to a snapshot
             del self._times[-1], self._examples[-1]
         self._times.append(row.time_s)
         self._examples.append(self._examples[-1] + row.examples)

@@ -29,6 +29,7 @@ from squall.task import Batch, Task, check_data, first_batch, untouched
 from squall.usercode.blame import note_batch
 
 Predict = Callable[[nn.Module, Batch], Any]
+RESERVED = ("file", "allow_pickle")  # arguments of numpy.savez, which has the names of columns among them
 
 
 class Nothing(nn.Module):
@@ -87,6 +88,11 @@ def columns(outputs: Any, examples: int) -> dict[str, Tensor]:
         named = {type(outputs).__name__: outputs}
     found = {}
     for name, value in named.items():
+        if "/" in name or name in RESERVED:
+            raise ValueError(
+                f"no file can be named by the model's output {name!r}: a function predict(model, batch) beside the data"
+                " may call it otherwise"
+            )
         if not isinstance(value, Tensor) or not value.ndim or len(value) != examples:
             what = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(

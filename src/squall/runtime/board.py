@@ -1,8 +1,8 @@
 """What each process of a machine is doing, in memory that they share: each writes its own entry, the nursery reads all.
 
 An entry is a row of float64. Time is on the machine's monotonic clock, which all its processes have in common, so what
-is under way counts up to the moment when it is read. Nobody waits for anybody: a row that is read while it is written
-is off by what takes microseconds.
+is under way counts up to the moment when it is read. Nobody waits for anybody: a row that is read in the fraction of a
+microsecond in which it is written may have what has just ended twice, and the next look that much less.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from typing import assert_never
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,7 +19,6 @@ from squall.protocol.nodes import Node
 from squall.record import rows
 from squall.record.rows import RecordError
 from squall.record.writer import Record
-from squall.runtime.activity_told import activity_rows
 from squall.runtime.channel import Channel
 from squall.runtime.divergence import Divergence
 from squall.runtime.driver import Host
@@ -32,6 +30,7 @@ from squall.runtime.optimizers import in_words, state_name
 from squall.runtime.pauses import Pauses
 from squall.runtime.snapshot import Manifest, Snapshots
 from squall.runtime.thinning import Thinning
+from squall.runtime.told import rows_told
 from squall.strategies.work import BatchMethod
 
 
@@ -142,10 +141,8 @@ class CoordinatorHost(Host):
         match note:
             case notes.WorkReported(node, stats):
                 self._stats(node, stats)
-            case notes.ActivityTold(machine, spent):
-                if self._begun is not None and self._stopped is None:  # else no time passes
-                    for row in activity_rows(self.training_s, machine, spent):
-                        self.record.add(row)
+            case notes.ActivityTold() if self._begun is None or self._stopped is not None:
+                pass  # it is of no time that counts
             case notes.LeaseEnded():
                 self._lease(note)
             case notes.BatchLeftOut(node, batch):
@@ -177,27 +174,9 @@ class CoordinatorHost(Host):
             case notes.AnswersFound(ranges, examples):
                 self.facts(found=examples)
                 self._leases.found(ranges)
-            case notes.MemberJoined(node, pid):
-                self._member(node, "joined", pid=pid)
-            case notes.MemberLeft(node):
-                self._member(node, "left")
-            case notes.MemberDied(node, why):
-                self._member(node, "lost", f"{node.role} {node.index}: {why}")
-                self._event("lost", f"{node.role} {node.index}: {why}")
-            case notes.MemberReplaced(node, where):
-                self._event("replaced", f"{node.role} {node.index}" + (f", on {where}" if where else ""))
-            case notes.MachineAdded(machine, room):
-                self._event("joined", f"machine {machine}, with room for {room} replicas")
-            case notes.MachineDied(machine, nodes, why):
-                self._event("lost", f"machine {machine}, with {len(nodes)} processes: {why}")
-            case notes.MachineLeft(machine):
-                self._event("left", f"machine {machine}")
-            case notes.TargetReached(text):
-                self._event("reached", text)
-            case notes.Remark(kind, text):
-                self._event(kind, text)
             case _:
-                assert_never(note)
+                for row in rows_told(note, self.training_s):
+                    self.record.add(row)
 
     def _stats(self, node: Node, stats: Stats) -> None:
         now, recipe = self.training_s, self._job.recipe
@@ -244,9 +223,6 @@ class CoordinatorHost(Host):
         if changed:
             self.facts(diverged=self._divergence.text)
             self._event("diverged", self._divergence.text or "no more: the loss is as it was at first, or less")
-
-    def _member(self, node: Node, change: str, why: str = "", pid: int = 0) -> None:
-        self.record.add(rows.MemberRow(str(node), pid, self.training_s, change, why))
 
     def _publish(self, effect: PublishSnapshot) -> None:
         self.facts(updates=max(effect.versions), snapshot=effect.number)

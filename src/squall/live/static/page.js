@@ -12,16 +12,18 @@ const WEIGHTS = [3, 4, 6, 7, 10, 11] // columns of the table of replicas that ar
 const TROUBLE = new Set(['lost', 'warning', 'nonfinite', 'diverged', 'error'])
 
 let run = new Run(), wanted = false, away = false
+let whole = false // all is there of what the whole run did
 const timeline = new Timeline(at('timeline'), at('tip')), charts = new Charts(at('curves'))
 
 function listen() {
   const source = new EventSource('news')
   source.onmessage = event => {
     const message = JSON.parse(event.data)
-    if (message.columns) { run = new Run(); at('name').textContent = document.title = message.name }
+    if (message.columns) { run = new Run(); whole = false; at('name').textContent = document.title = message.name }
     away = false
     run.take(message)
     draw()
+    if (run.over) past()
   }
   source.onerror = () => { away = true; draw() } // it tries again by itself
 }
@@ -158,15 +160,22 @@ function legend() { // bubbles are those of parts
 
 async function choose() {
   timeline.window = Number(at('window').value)
-  if (timeline.window === 0) {
-    const told = await (await fetch('activity')).json()
-    timeline.show(told.rows.activity ?? [], run.columns.activity)
-  }
+  await past()
+  draw()
+}
+
+// What the whole run did, where that is wanted and not all is there.
+async function past() {
+  if (timeline.window !== 0 || whole || away) return
+  const { over } = run, answer = await fetch('activity')
+  if (!answer.ok) return
+  timeline.show((await answer.json()).rows.activity ?? [], run.columns.activity)
+  whole = over
   draw()
 }
 
 at('window').addEventListener('change', choose)
-setInterval(() => { if (timeline.window === 0 && run.state.status === 'running') choose() }, 10_000)
+setInterval(past, 10_000)
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { forgetColors(); charts.forget(); draw() })
 addEventListener('resize', draw)
 listen()

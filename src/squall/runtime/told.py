@@ -1,0 +1,53 @@
+"""What becomes rows of the record as it is told: who comes and goes, and what processes do with their time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from msgspec.structs import astuple
+
+from squall.protocol import notes
+from squall.protocol.nursery_messages import Spent
+from squall.record.rows import ActivityRow, EventRow, MemberRow, Row
+
+Told = (
+    notes.ActivityTold | notes.MemberJoined | notes.MemberLeft | notes.MemberDied | notes.MemberReplaced
+    | notes.MachineAdded | notes.MachineDied | notes.MachineLeft | notes.TargetReached | notes.Remark
+)  # fmt: skip
+
+
+def rows_told(note: Told, time_s: float) -> Iterator[Row]:
+    match note:
+        case notes.ActivityTold(machine, spent):
+            yield from _activity(time_s, machine, spent)
+        case notes.MemberJoined(node, pid):
+            yield MemberRow(str(node), pid, time_s, "joined", "")
+        case notes.MemberLeft(node):
+            yield MemberRow(str(node), 0, time_s, "left", "")
+        case notes.MemberDied(node, why):
+            yield MemberRow(str(node), 0, time_s, "lost", f"{node.role} {node.index}: {why}")
+            yield EventRow(time_s, "lost", f"{node.role} {node.index}: {why}")
+        case notes.MemberReplaced(node, where):
+            yield EventRow(time_s, "replaced", f"{node.role} {node.index}" + (f", on {where}" if where else ""))
+        case notes.MachineAdded(machine, room):
+            yield EventRow(time_s, "joined", f"machine {machine}, with room for {room} replicas")
+        case notes.MachineDied(machine, nodes, why):
+            yield EventRow(time_s, "lost", f"machine {machine}, with {len(nodes)} processes: {why}")
+        case notes.MachineLeft(machine):
+            yield EventRow(time_s, "left", f"machine {machine}")
+        case notes.TargetReached(text):
+            yield EventRow(time_s, "reached", text)
+        case notes.Remark(kind, text):
+            yield EventRow(time_s, kind, text)
+        case _:
+            assert_never(note)
+
+
+def _activity(time_s: float, machine: int, spent: tuple[Spent, ...]) -> Iterator[ActivityRow]:
+    for node, seconds, compute_s, apply_s, send_s, wait_s, awaited, awaited_s, memory in map(astuple, spent):
+        name = f"{awaited.role} {awaited.index}" if awaited is not None else ""
+        awaited_s = min(awaited_s, seconds)  # the wait may have begun before these
+        yield ActivityRow(
+            time_s, machine, str(node), seconds, compute_s, apply_s, send_s, wait_s, name, awaited_s, memory
+        )  # fmt: skip
