@@ -72,6 +72,7 @@ class Spoilt(nn.Module):
                 layer.weight.copy_(torch.eye(12))
                 layer.bias.zero_()
             self.out.weight.copy_(torch.eye(12)[:4])
+            self.out.bias.zero_()
             self.wide.bias[11] = 1e4
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
