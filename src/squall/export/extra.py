@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import import_module
+from importlib.util import find_spec
 from io import StringIO
 from typing import Any
 
@@ -29,6 +30,12 @@ def imported(name: str) -> Any:
         if error.name is None or error.name.partition(".")[0] not in INSTALL:
             raise
         raise ValueError(f"{package} is missing: {INSTALL[package]}") from None
+
+
+def present(name: str) -> None:
+    """Raises `ValueError` with the remedy where it is not installed; it is not imported yet."""
+    if find_spec(name) is None:
+        raise ValueError(f"{name} is missing: {INSTALL[name]}")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import MappingKey, SequenceKey, tree_flatten, tree_flatten_with_path, tree_unflatten
 
-from squall.export.extra import imported
+from squall.export.extra import imported, present
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -64,23 +65,42 @@ def onnx_module(path: str | Path, *, like: Any = None, threads: int = 0) -> Stan
 
     Raises `ValueError` where it cannot be read, or the extra `export` is missing, and its call where inputs do not fit.
     """
-    runtime = imported("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # errors alone
+    onnx = imported("onnx")
+    present("onnxruntime")
     try:
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime has no base class for its own
-        raise ValueError(f"{path} cannot be run by ONNX Runtime ({error}): export it again") from error
-    inputs = session.get_inputs()
-    names = [each.name for each in inputs]
+        graph = onnx.load(str(path), load_external_data=False).graph
+    except Exception as error:  # protobuf's, for what is no ONNX
+        raise ValueError(f"{path} is no ONNX file ({error}): export it again") from error
+    constants = {each.name for each in graph.initializer}
+    session = _Session(path, threads)
+    return StandIn([each.name for each in graph.input if each.name not in constants], session.run, like)
 
-    def run(arrays: Arrays) -> Sequence[Any]:
+
+class _Session:
+    """Of ONNX Runtime, which starts threads that a process has not that is forked: each process makes its own."""
+
+    def __init__(self, path: str | Path, threads: int) -> None:
+        self._path, self._threads = path, threads
+        self._made: tuple[int, Any] = (0, None)  # in which process
+
+    def run(self, arrays: Arrays) -> Sequence[Any]:
+        if self._made[0] != os.getpid():
+            self._made = os.getpid(), self._make()
+        session = self._made[1]
+        inputs = session.get_inputs()
         try:
-            found: Sequence[Any] = session.run(None, dict(zip(names, arrays)))
-        except Exception as error:
+            found: Sequence[Any] = session.run(None, dict(zip((each.name for each in inputs), arrays)))
+        except Exception as error:  # ONNX Runtime has no base class for its own
             takes = ", ".join(f"{each.name}: {each.type}{each.shape}" for each in inputs)
-            raise ValueError(f"{path} takes {takes}: {str(error).splitlines()[0]}") from error
+            raise ValueError(f"{self._path} takes {takes}: {str(error).splitlines()[0]}") from error
         return found
 
-    return StandIn(names, run, like)
+    def _make(self) -> Any:
+        runtime = imported("onnxruntime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.log_severity_level = 3  # errors alone
+        try:
+            return runtime.InferenceSession(str(self._path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise ValueError(f"{self._path} cannot be run by ONNX Runtime ({error}): export it again") from error
