@@ -18,6 +18,7 @@ from squall.cli import main
 from squall.protocol.effects import Send
 from squall.protocol.messages import Stop as StopMessage
 from squall.protocol.nodes import Node
+from squall.protocol.notes import MemberReplaced
 from squall.protocol.replica import Replica
 from squall.runtime.wire import Network
 from squall.sim.proof import soak
@@ -102,15 +103,25 @@ def test_processes_find_what_one_finds(found: list[soak.WorldVerdict]) -> None:
 # ---------------------------------------------------------------- lives
 
 
-@pytest.mark.parametrize("part", [Role("coordinator"), Role("shard", 1)])
-def test_without_a_shard_or_the_coordinator_the_run_resumes_from_its_last_snapshot(part: Role) -> None:
-    world = dataclasses.replace(QUIET, snapshot_every_s=0.01, epochs=3, faults=(Kill(120, part),))
+@pytest.mark.parametrize(
+    ("part", "strategy"), [(Role("coordinator"), "downpour"), (Role("shard", 1), "sandblaster, sampled")]
+)
+def test_without_who_is_not_succeeded_the_run_resumes_from_its_last_snapshot(part: Role, strategy: str) -> None:
+    fault = (Kill(120, part),)
+    world = dataclasses.replace(QUIET, strategy=strategy, examples=40, snapshot_every_s=0.01, epochs=3, faults=fault)
     seen: list[Seen] = []
     trial = Trial(world, seen.append).go()
     assert trial.lives == 2
     begun = [str(what) for _, node, what in seen if node is None and "begins" in str(what)]
     assert begun[0] == "life 1 begins"
     assert begun[1].startswith("life 2 begins from snapshot")
+
+
+def test_a_shard_that_dies_is_succeeded_in_the_same_life() -> None:
+    seen: list[Seen] = []
+    trial = Trial(dataclasses.replace(QUIET, faults=(Kill(60, Role("shard", 1)),)), seen.append).go()
+    assert trial.lives == 1
+    assert [what for _, _, what in seen if isinstance(what, MemberReplaced)] == [MemberReplaced(Node("shard", 1), "")]
 
 
 def test_a_replica_that_dies_is_replaced_in_the_same_life() -> None:

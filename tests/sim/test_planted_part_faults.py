@@ -12,6 +12,7 @@ from squall.protocol.apart import Apart
 from squall.protocol.collective.replica import CollectiveReplica
 from squall.protocol.effects import CutGroup, Effect, MeetParts, Send, UseWeights
 from squall.protocol.events import Event, MessageArrived
+from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.messages import Parcel
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import PartPlace, PartsPlaced, StartProcess
@@ -112,7 +113,8 @@ PLANTED = {
         wrapped(Apart, "start", told_of_the_machine_beside), 10, "I5"),
     "parts are told of another machine than the first is on": Planted(
         wrapped(Apart, "start", to_call_another_machine), 10, "I16"),
-    "a part's death is not its replica's": Planted(wrapped(Staffing, "_on_process_lost", parts_die_unheard), 30, "I5"),
+    "a part's death is not its replica's": Planted(
+        wrapped(MachineStaffing, "_on_process_lost", parts_die_unheard), 30, "I5"),
     "parts take no room": Planted(parts_take_no_room, 30, "I10"),
     "a push is applied before all parts have brought their own of it": Planted(
         wrapped(Parcelled, "_lacks", nobody_waits_for_parcels), 10, "I6"),

@@ -8,6 +8,7 @@ import pytest
 
 from squall.protocol.effects import Effect, Send
 from squall.protocol.events import ActivitySeen, Event
+from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import ActivityTold
 from squall.protocol.nursery import NurseryMachine
@@ -16,7 +17,6 @@ from squall.protocol.parcels import Parcelled
 from squall.protocol.replica import Replica
 from squall.protocol.replica_exchanges import ReplicaExchanges
 from squall.protocol.shard import Shard
-from squall.protocol.staffing import Staffing
 from squall.sim.proof.chaos import chaos
 from squall.sim.proof.trial import Seen, Trial
 from tests.sim.test_planted_faults import Planted, catch, wrapped
@@ -55,7 +55,7 @@ def a_part_before_all_others(original: Any, shard: Parcelled) -> Node | None:
     return named or original(shard)
 
 
-def whatever_it_says(original: Any, staffing: Staffing, nursery: Node, message: Any, *given: Any) -> None:
+def whatever_it_says(original: Any, staffing: MachineStaffing, nursery: Node, message: Any, *given: Any) -> None:
     if isinstance(message, Activity):
         given[-1].append(ActivityTold(nursery.index, message.spent))
     else:
@@ -80,7 +80,7 @@ PLANTED: dict[str, Planted] = {
     "a shard names a replica that lacks a part, while others hold it up": Planted(
         wrapped(Parcelled, "awaits", a_part_before_all_others), 400, "I19", machines=2),
     "a machine is believed about others' processes": Planted(
-        wrapped(Staffing, "_on_nursery", whatever_it_says), 60, "I19", machines=2),
+        wrapped(MachineStaffing, "_on_nursery", whatever_it_says), 60, "I19", machines=2),
     "a nursery tells of the same seconds twice": Planted(wrapped(NurseryMachine, "on", twice), 60, "I19"),
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ from squall.protocol.events import (
 )
 from squall.protocol.frames import Message
 from squall.protocol.machine import Refusal
+from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.membership import Applied
 from squall.protocol.messages import (
     Evaluated,
@@ -41,10 +42,9 @@ from squall.protocol.messages import (
 )
 from squall.protocol.nodes import NURSERY, Node, is_address
 from squall.protocol.nursery_messages import Activity, Alive, Heard, Leaving, ProcessLost, Refused, StopAsked
-from squall.protocol.staffing import Staffing
 
 
-class Coordinator(Staffing):
+class Coordinator(MachineStaffing):
     """What every coordinator does, beside the work."""
 
     # ------------------------------------------------------------ the work, which is a subclass's

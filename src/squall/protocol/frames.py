@@ -5,6 +5,8 @@ Decoding is strict: a frame that is malformed or too large raises, and nothing i
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from squall.protocol import messages, nursery_messages
@@ -13,15 +15,16 @@ from squall.protocol.collective import messages as collective
 from squall.protocol.messages import Count
 from squall.protocol.sandblaster import messages as sandblaster
 
+LOST = -1  # the sender may lack what it has not acknowledged: send it again
 MAX_FRAME_BYTES = 4 * 1024 * 1024  # a view of 50,000 members fits; anything larger is not ours
 
 Message = messages.Message | nursery_messages.Message | sandblaster.Message | collective.Message | answering.Message
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a wire carries: a numbered message, or an acknowledgement alone (number 0, no message)."""
+    """What a wire carries: a numbered message, or an acknowledgement alone (number 0, or `LOST`, and no message)."""
 
-    number: Count  # 1, 2, 3 ... per link and direction
+    number: Annotated[int, msgspec.Meta(ge=LOST, le=1 << 53)]  # 1, 2, 3 ... per link and direction
     seen: Count  # highest number received in order on this link
     message: Message | None = None
 

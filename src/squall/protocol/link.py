@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from squall.protocol.effects import Effect, End, Forget, Send, Transmit
+from squall.protocol.effects import Admit, Effect, End, Forget, Send, Transmit
 from squall.protocol.events import (
     Event,
     FrameArrived,
@@ -26,7 +26,7 @@ from squall.protocol.events import (
     PeersHeard,
     TimePassed,
 )
-from squall.protocol.frames import Frame, Message
+from squall.protocol.frames import LOST, Frame, Message
 from squall.protocol.machine import Awaiting, Machine, Refusal
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery_messages import Heard, Refused
@@ -60,6 +60,7 @@ class Linked:
         self._awaiting = machine if isinstance(machine, Awaiting) else None
         self._links: dict[Node, _Link] = {}
         self._forgotten: dict[Node, None] = {}  # late frames of these are dropped, not answered
+        self._admitted: dict[Node, int] = {}  # to what carries frames between machines, and where they are
         self._ended = False  # the machine gave its End
         self._check_at: float | None = None  # no link has anything due before this
 
@@ -88,6 +89,9 @@ class Linked:
             return False
         link = self._link(node)
         return number > link.seen and number not in link.early
+
+    def did(self) -> None:
+        """A step of what the last event has led to is carried out (`protocol.succession`)."""
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -125,6 +129,9 @@ class Linked:
             if unacked:
                 link.resend_due = now + link.pause
                 self._look_at(link.resend_due)  # sooner than it was, if the pause had grown
+        if frame.number == LOST and unacked:
+            link.pause = RESEND_AFTER_S
+            self._send_again(sender, link, now, effects)
         if frame.message is None:
             return
         self._owe_ack(link, now)
@@ -156,6 +163,8 @@ class Linked:
                 continue
             if isinstance(effect, Forget):
                 self._forget(effect.node, effects)
+            elif isinstance(effect, Admit):
+                self._admitted[effect.node] = effect.machine
             elif isinstance(effect, End):  # a node that leaves does not keep its peers resending
                 self._ended = True
                 for node, link in self._links.items():
@@ -163,6 +172,7 @@ class Linked:
             effects.append(effect)
 
     def _forget(self, node: Node, effects: list[Effect]) -> None:
+        self._admitted.pop(node, None)
         link = self._links.pop(node, None)
         if link is not None:  # who left in good order waits to hear that its last words have arrived
             _acknowledge(node, link, effects)
@@ -196,16 +206,29 @@ class Linked:
         self._check_at = None
         for node, link in self._links.items():
             if link.resend_due is not None and now >= link.resend_due:
-                for number, send in link.unacked:
-                    effects.append(Transmit(node, Frame(number, link.seen, send.message), send.payload, again=True))
-                link.pause = min(2 * link.pause, RESEND_AT_MOST_S)
-                link.resend_due = now + link.pause
-                link.ack_due = None
+                self._send_again(node, link, now, effects)
             if link.ack_due is not None and now >= link.ack_due:
                 _acknowledge(node, link, effects)
             for due in (link.resend_due, link.ack_due):
                 if due is not None:
                     self._look_at(due)
+
+    def _send_again(self, node: Node, link: _Link, now: float, effects: list[Effect]) -> None:
+        for number, send in link.unacked:
+            effects.append(Transmit(node, Frame(number, link.seen, send.message), send.payload, again=True))
+        link.pause = min(2 * link.pause, RESEND_AT_MOST_S)
+        link.resend_due = now + link.pause
+        self._look_at(link.resend_due)
+        link.ack_due = None
+
+    def _ask_again(self, now: float, effects: list[Effect]) -> None:
+        """Another process goes on behind these links: what was under way on them may be lost, both ways."""
+        effects += [Admit(node, machine) for node, machine in self._admitted.items()]
+        for node, link in self._links.items():
+            link.pause = RESEND_AFTER_S
+            if link.unacked:
+                self._send_again(node, link, now, effects)
+            effects.append(Transmit(node, Frame(LOST, link.seen)))
 
     def _owe_ack(self, link: _Link, now: float) -> None:
         if link.ack_due is None:

@@ -121,7 +121,8 @@ class LoopCoordinator(Coordinator):
             return  # it was lost meanwhile: the shards say what they have applied of it
         self._note_stats(node, stats, effects)
         if covers:
-            self._replacing.fruitful(node)
+            for fruitful in (node, *self._shards):
+                self._replacing.fruitful(fruitful)
         warming = self.dealer.warming_up
         for cover in covers:
             self._close(self.leases.done(cover.lease, cover.upto, node), effects)

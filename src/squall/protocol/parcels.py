@@ -44,6 +44,10 @@ class Parcelled:
         return self.machine.wake_at
 
     @property
+    def version(self) -> int:
+        return self.machine.version
+
+    @property
     def held(self) -> bool:
         return bool(self._held) or (isinstance(self.machine, Awaiting) and self.machine.held)
 

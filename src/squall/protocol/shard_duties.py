@@ -104,10 +104,21 @@ class ShardDuties(ABC):
                 # Who has not left is not waited for: of a run that has failed, replicas may be gone already.
                 effects.extend(Forget(replica_node(each.slot, each.incarnation)) for each in self.view.members)
                 effects.append(End("finished"))
-            case Started() | TimePassed():
+            case Started():
+                for taken in list(self._snapshots.values()):
+                    self._write_again(taken, effects)
+            case TimePassed():
                 pass
             case _:
                 raise AssertionError(f"{self.node} does not know {event!r}")
+
+    def _write_again(self, taken: SnapshotTaken, effects: list[Effect]) -> None:
+        """The process before this one died before it had told that it was written; updates may have come since."""
+        if taken.version == self.version:
+            effects.append(WriteSnapshot(taken.number, taken.version))
+        else:
+            del self._snapshots[taken.number]
+            effects.append(Send(COORDINATOR, msgspec.structs.replace(taken, error="a shard died over it")))
 
     def _send_piece(self, effects: list[Effect]) -> None:
         """Send the next piece of the file on its way; behind the last one, that the snapshot is taken."""

@@ -1,9 +1,4 @@
-"""Who works where: what a coordinator does about processes and machines that are lost, leave, or come.
-
-The nursery of each machine tells what has ended there, and starts what it is asked for. A machine of which nothing is
-heard any more is taken for lost, with all its processes. It may only have been cut off: what its replicas still push is
-dropped, as of any that has left the view, and its nursery is told when it is heard again.
-"""
+"""What a coordinator does about processes that are lost, and whom it has started in their place."""
 
 from __future__ import annotations
 
@@ -13,29 +8,16 @@ from squall.protocol import notes
 from squall.protocol.closing import Closing, Phase
 from squall.protocol.effects import Admit, Effect, Forget, Send
 from squall.protocol.events import StopRequested
-from squall.protocol.heartbeats import BEGIN_WITHIN_S
-from squall.protocol.messages import Stop
-from squall.protocol.nodes import NURSERY, Node
+from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import (
-    Activity,
-    Alive,
-    Leaving,
-    Message,
     Placed,
-    ProcessLost,
-    Replaced,
     StartProcess,
     StopAsked,
 )
-from squall.protocol.policy import Policy
 from squall.protocol.replacing import LOST_IN_A_ROW
 
 
 class Staffing(Closing):
-    def __init__(self, policy: Policy, snapshots: int = 0) -> None:
-        super().__init__(policy, snapshots)
-        self._lost_machines: dict[int, str] = {}  # and those that left before they had come; with why
-
     @abstractmethod
     def _depart(self, node: Node, now: float, effects: list[Effect]) -> bool:
         """False if the node was not a member, so that no view has to be seen without it."""
@@ -43,14 +25,6 @@ class Staffing(Closing):
     @abstractmethod
     def _proceed(self, now: float, effects: list[Effect]) -> None:
         """Members have come or gone: give work to those who wait for it and may have it now."""
-
-    def _release(self, node: Node, effects: list[Effect]) -> None:
-        """The replica shall leave, as soon as nobody waits for it."""
-        effects.append(Send(node, Stop()))
-
-    def _kept_by(self, nodes: list[Node]) -> str:
-        """What of the weights these alone have, in words; "" where the others can go on without them."""
-        return _shards(nodes)
 
     def _on_stop(self, asked: StopRequested | StopAsked, now: float, effects: list[Effect]) -> None:
         if asked.failed:
@@ -70,12 +44,24 @@ class Staffing(Closing):
         effects.append(notes.MemberDied(node, why))
         effects += self._apart.end(node, self._placing.apart(node), now)
         if node.role == "shard":
-            self._fail(f"shard {node.index} was lost ({why})", effects, [node])
+            self._on_shard_lost(node, why, now, effects)
             return
         if node.role == "evaluator" or not self._depart(node, now, effects):
             effects.append(Forget(node))  # at once: its Join may still be on its way, and nobody is behind it
         self._replace(node, why, now, effects, blameless)
         self._look_for_end(now, effects)
+
+    def _on_shard_lost(self, shard: Node, why: str, now: float, effects: list[Effect]) -> None:
+        """Its successor on the same machine has its name, and goes on from what it has left in memory."""
+        text = f"shard {shard.index} was lost"
+        if self.error or not self.policy.succeeds:
+            self._fail(f"{text} ({why})", effects, [shard])
+        elif self._replacing.lost(shard, now) >= LOST_IN_A_ROW:
+            self._fail(f"{text} {LOST_IN_A_ROW} times in a row, last: {why}", effects, [shard])
+        else:
+            self._replacing.joined(shard, now)
+            machine = self._placing.on[shard]
+            effects += [Send(Node("nursery", machine), StartProcess(shard)), notes.MemberReplaced(shard, "")]
 
     def _replace(self, node: Node, why: str, now: float, effects: list[Effect], blameless: bool) -> None:
         ends = self.phase is Phase.EVALUATING  # and would not, if each evaluator died late
@@ -139,162 +125,3 @@ class Staffing(Closing):
             effects.append(Admit(node, machine))
             places = {node: machine, **self._placing.apart(node)}
             effects += [Send(shard, Placed(*place)) for shard in self._shards for place in places.items()]
-
-    # ------------------------------------------------------------ machines
-
-    def _listen(self, now: float, effects: list[Effect]) -> None:
-        """The run begins, on the machines that there are."""
-        for machine in self._placing.rooms:
-            self._hear(machine, now, BEGIN_WITHIN_S)
-        self._start_due(now, effects)
-
-    def _hear(self, machine: int, now: float, grace_s: float = 0.0) -> None:
-        if machine != NURSERY.index and machine in self._placing.rooms:
-            self._heartbeats.heard(Node("nursery", machine), now, grace_s)
-
-    def _on_heard(self, nodes: tuple[Node, ...], now: float) -> None:
-        for node in nodes:
-            self._heartbeats.signed(Node("nursery", self._machine_of(node) or 0), now)
-
-    def _on_refused(self, speaker: Node, node: Node, why: str, now: float, effects: list[Effect]) -> None:
-        """Nobody would say that: what runs on its machine is not what should run there.
-
-        Of the coordinator's own machine others are not believed that, and who cannot hear it cannot stay.
-        """
-        accused, accuser = self._machine_of(node), self._machine_of(speaker)
-        if accused is None or accuser is None:
-            return
-        machine, text = accused, f"{node} was refused: {why}"
-        if accused == NURSERY.index != accuser:
-            machine, text = accuser, f"{speaker} refused {node}: {why}"
-        if machine == NURSERY.index:
-            self._fail(text, effects)
-        else:
-            self._on_machine_lost(machine, text, now, effects)
-
-    def _machine_of(self, node: Node) -> int | None:
-        """None: the process has left, or another one is in its place."""
-        return node.index if node.role in ("coordinator", "nursery") else self._placing.on.get(node)
-
-    def _on_nursery(self, nursery: Node, message: Message, now: float, effects: list[Effect]) -> None:
-        machine = nursery.index
-        if machine in self._lost_machines:
-            effects.append(Send(nursery, Replaced(self._lost_machines[machine])))
-            return
-        match message:
-            case Alive():
-                self._hear(machine, now)
-                effects.append(Send(nursery, Alive()))
-            case Activity(spent):
-                there = tuple(each for each in spent if self._machine_of(each.node) == machine)
-                effects.append(notes.ActivityTold(machine, there))
-            case ProcessLost(node, why):
-                self._on_process_lost(machine, node, why, now, effects)
-            case StopAsked():
-                self._on_stop(message, now, effects)
-            case Leaving(why):
-                self._on_leaving(machine, why, now, effects)
-            case _:
-                raise AssertionError(f"the coordinator does not know {message!r}")
-
-    def _on_process_lost(self, machine: int, node: Node, why: str, now: float, effects: list[Effect]) -> None:
-        if self._placing.on.get(node) == machine:  # else it has left, or others have its work
-            replica = self._placing.whole(node)
-            if node != replica:
-                effects += self._apart.end(replica, {replica: self._placing.on[replica]}, now)
-                why = f"its part on machine {machine} was lost: {why}"
-            self._on_lost(replica, why, now, effects)
-        self._on_ended([node], machine, now, effects)
-        self._see_off(effects)
-
-    def _on_ended(self, processes: list[Node], machine: int, now: float, effects: list[Effect]) -> None:
-        """Who is to start in their place can, if nothing else of theirs is left."""
-        ended = [self._apart.ended(process, machine) for process in processes]
-        slots = [slot for slot in ended if slot is not None]
-        for slot in slots:
-            self._replacing.let_go(slot)
-        if slots:
-            self._start_due(now, effects)
-
-    def _on_machine_joined(self, machine: int, room: int, now: float, effects: list[Effect]) -> None:
-        if machine in self._lost_machines:
-            return
-        self._placing.add(machine, room)
-        self._hear(machine, now, BEGIN_WITHIN_S)
-        effects.append(notes.MachineAdded(machine, room))
-        self._start_due(now, effects)
-
-    def _look_for_silent(self, now: float, effects: list[Effect]) -> None:
-        for nursery, silent_s in self._heartbeats.silent(now).items():
-            why = f"nothing was heard of it for {silent_s:.0f} s"
-            self._on_machine_lost(nursery.index, why, now, effects)
-
-    def _on_machine_lost(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
-        if self.phase is Phase.ENDED or machine not in self._placing.rooms:
-            return
-        self._lost_machines[machine] = why
-        self._heartbeats.forget(Node("nursery", machine))
-        gone, elsewhere = self._placing.remove(machine)
-        nodes = [node for node in gone if not self._replacing.awaits(self._placing.whole(node))]
-        effects.append(notes.MachineDied(machine, tuple(nodes), why))
-        text = f"machine {machine} was lost: {why}"
-        if shards := _shards(nodes):
-            effects += [notes.MemberDied(node, text) for node in nodes if node.role == "shard"]
-            self._fail(f"{text}; {shards} was there", effects, gone)
-            return
-        lost = list(dict.fromkeys(map(self._placing.whole, nodes)))
-        for node in lost:  # before anybody starts in their places
-            effects += self._apart.end(node, elsewhere[node], now)
-        for node in lost:
-            self._on_lost(node, text, now, effects, blameless=True)
-        self._on_ended(self._apart.ending_on(machine), machine, now, effects)
-
-    def _on_leaving(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
-        """Replicas finish their exchange; with a shard there all do, and the run goes on elsewhere from a snapshot."""
-        if self.phase is Phase.ENDED or machine in self._placing.leaving:
-            return
-        if machine not in self._placing.rooms:  # its nursery may be heard before the launcher says that it has joined
-            self._lost_machines[machine] = why
-            effects.append(Send(Node("nursery", machine), Stop()))
-            return
-        nodes = list(dict.fromkeys(map(self._placing.whole, self._placing.there(machine))))
-        if kept := self._kept_by(nodes):
-            self._move(f"machine {machine} leaves ({why}) with {kept}", now, effects)
-            return
-        self._placing.leaving[machine] = None
-        effects.append(Send(Node("nursery", machine), Leaving(why)))
-        for node in nodes:
-            if node in self.members.live:
-                self._release(node, effects)
-            else:  # nothing is behind it
-                if not self._replacing.awaits(node):
-                    self._joins.pop(node, None)
-                    effects += [Forget(node), notes.MemberLeft(node)]
-                    if self.policy.parts > 1:  # the next in its slot starts when this one has ended
-                        effects += self._apart.end(node, {node: self._placing.on[node]}, now)
-                self._on_left(node, now, effects)
-        self._see_off(effects)
-
-    def _on_left(self, node: Node, now: float, effects: list[Effect]) -> None:
-        awaited = self._replacing.awaits(node)
-        if not awaited:
-            effects += self._apart.end(node, self._placing.apart(node), now)
-        if self._placing.leaving.keys().isdisjoint(self._placing.vacate(node).values()):
-            return
-        if not awaited and self._needs(node):
-            self._successor(node, now, at_once=True)
-        self._start_due(now, effects)
-        self._see_off(effects)
-
-    def _see_off(self, effects: list[Effect]) -> None:
-        """Machines that leave may go when nothing of the run is there."""
-        for machine in list(self._placing.leaving):
-            if not (self._placing.there(machine) or self._apart.ending_on(machine)):
-                self._placing.remove(machine)
-                self._heartbeats.forget(Node("nursery", machine))
-                effects += [Send(Node("nursery", machine), Stop()), notes.MachineLeft(machine)]
-
-
-def _shards(nodes: list[Node]) -> str:
-    """Those among them, in words."""
-    return " and ".join(f"shard {node.index}" for node in nodes if node.role == "shard")

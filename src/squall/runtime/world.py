@@ -106,9 +106,8 @@ class World:
 
     def prolong(self, node: Node, until: float) -> None:
         """What the node is doing takes longer than its price said."""
-        process = self.processes.get(node)
-        if process is not None and until > process.busy_until:
-            process.busy_until = until
+        if (process := self.processes.get(node)) is not None:
+            process.busy_until = max(process.busy_until, until)
 
     def run(self, until: Callable[[], bool] | None = None, at_most: int | None = None) -> None:
         """Go on until the coordinator has ended, `until` holds, or `at_most` events are over."""
@@ -151,7 +150,9 @@ class World:
                 return
             what = what.sent
         event: Event = what if sender is None else _HEARD.get(type(what), MessageArrived)(sender, what)
-        process = to if type(to) is WorldNode and to.alive else self.processes.get(to.node)  # it may have come since
+        process = to if type(to) is WorldNode and to.alive else None
+        if process is None and (sender is not None or type(to) is Absent):
+            process = self.processes.get(to.node)  # which has come since; a dead one's host has nothing to say to it
         if process is None or (process.end is not None and process.over):
             if to is _WORLD:
                 what()
@@ -178,10 +179,8 @@ class World:
                     self._carry(process, effect)
                 else:
                     self._perform(process, effect)
-        if process.poll is not None and process.end is None:
-            outside = process.poll()
-            if outside is not None:
-                self._put(now, process, outside)
+        if process.poll is not None and process.end is None and (outside := process.poll()) is not None:
+            self._put(now, process, outside)
         if process.inbox is not None and not process.free_queued:
             self._queue_free(process)
         due = process.linked.wake_at
@@ -292,9 +291,7 @@ class World:
                 process.forgotten = {**(process.forgotten or {}), gone: None}
 
     def _wake(self, process: WorldNode, due: float) -> None:
-        if process.clock is not None:
-            due = process.clock.when(due)
-        due = max(due, self.now, process.busy_until)
+        due = max(due if process.clock is None else process.clock.when(due), self.now, process.busy_until)
         if due < process.woken_at:
             process.woken_at = due
             self._put(due, process, _TIME_PASSED)

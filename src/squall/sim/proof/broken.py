@@ -1,5 +1,11 @@
 """What must hold in every world, and the error where it does not."""
 
+from __future__ import annotations
+
+from typing import Protocol
+
+from squall.protocol.nodes import Node
+
 INVARIANTS = {
     "I1": "no acknowledged push is lost",
     "I2": "none is applied twice",
@@ -21,6 +27,13 @@ INVARIANTS = {
     "I18": "each example is answered once, and what counts is on the disk",
     "I19": "who is said to be waited for is who lets others go on, and machines tell of their own processes alone",
 }
+
+
+class Watcher(Protocol):
+    """An auditor, of whatever kind of work."""
+
+    def watch(self, now: float, node: Node, what: object) -> None:
+        """Raise `Broken` where an invariant does not hold."""
 
 
 class Broken(AssertionError):

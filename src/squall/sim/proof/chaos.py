@@ -28,6 +28,7 @@ from squall.sim.proof.faults import (
     UserStop,
     Weather,
 )
+from squall.sim.proof.mortal import deaths_of_shards
 from squall.strategies import (
     AllReduce,
     AsynchronousSGD,
@@ -179,8 +180,7 @@ def chaos(seed: int) -> Chaos:
         examples, batch_size, epochs, pace_s = 120, 1, 1, 0.001
     machines = several.machines_of(seed)
     parts = several.parts_of(seed) if machines > 1 and strategy != DIVIDED else ONE_PART
-    if grouped:
-        shards = 0
+    shards = 0 if grouped else shards
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
     breaks = random.Random(f"{seed} breaks")  # of its own, as `keeps`: all else of a seed's world stays as it was
     events = 40 + 4 * (examples // batch_size) * epochs * (shards + 2)  # about as many as the run will have
@@ -192,7 +192,7 @@ def chaos(seed: int) -> Chaos:
         evaluate_every_s=chance.choice((None, None, 0.03)),
         faults=several.slow_stops(seed, machines, _hung(
             seed, _faults(chance, events, replicas, shards) + several.machine_faults(seed, machines, events)
-            + several.lies_and_jams(seed, machines, replicas, events)
+            + several.lies_and_jams(seed, machines, replicas, events) + deaths_of_shards(seed, shards, events)
             + several.part_faults(seed, parts, replicas, events) + (_tears(seed, events) if grouped else ()),
             _others(replicas, shards),
         )), machines=machines, parts=parts.number, spread_parts=parts.spread,

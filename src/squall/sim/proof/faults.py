@@ -85,8 +85,12 @@ class Kill:
     part: Role
     seconds: float = 0.0  # that its replacement takes to start
     again: int = 0  # replacements that die as soon as they start
+    steps: int | None = None  # it dies behind so many of what its next events have it do
+    untold: bool = False  # and before it could say that it had done the last of them
 
     def __str__(self) -> str:
+        if self.steps is not None:
+            return f"{self.part} is killed {self.steps} steps into an event" + ", the last untold" * self.untold
         return f"{self.part} is killed" + (f", and {self.again} in its place as they start" if self.again else "")
 
 

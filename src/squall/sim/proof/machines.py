@@ -143,8 +143,6 @@ class WorldMachines:
     # ------------------------------------------------------------ what must hold
 
     def watch(self, node: Node, what: Event | Effect) -> None:
-        self._waits.watch(node, what)
-        self._looks.watch(what)
         if isinstance(what, KillMembers):  # it has heard nothing of a coordinator that stood still, say
             self.silenced = True
         if isinstance(what, StartMember):
@@ -160,6 +158,11 @@ class WorldMachines:
             if there := self.there(machine):
                 raise Broken("I11", f"machine {machine} knows that it was replaced, and {there[0]} goes on")
         self.books.watch(node, what)
+
+    def watch_shown(self, node: Node, what: Event | Effect) -> None:
+        """Asked last: what else is wrong is told by its own name."""
+        self._waits.watch(node, what)
+        self._looks.watch(what)
 
     @property
     def stay(self) -> dict[int, int]:

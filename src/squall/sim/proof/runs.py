@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,7 +36,7 @@ from squall.runtime.driver import Host
 from squall.runtime.world_nodes import Premises
 from squall.sim.proof.batch_invariants import BatchAuditor
 from squall.sim.proof.batch_phantoms import BatchPhantomHosts
-from squall.sim.proof.broken import Broken
+from squall.sim.proof.broken import Broken, Watcher
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.chaotic_machines import PULSE
 from squall.sim.proof.group_invariants import GroupAuditor
@@ -44,19 +44,12 @@ from squall.sim.proof.group_phantoms import GroupPhantomHosts, MemberPhantom, We
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
+from squall.sim.proof.mortal import Mortal, MortalJournal
 from squall.sim.proof.phantoms import PhantomHosts
 from squall.sim.proof.positions import restored
 from squall.sim.proof.share_phantoms import SharePhantom
 from squall.sim.proof.spread import FirstPart, Follower
-from squall.strategies.work import BatchMethod
-
-
-class Watcher(Protocol):
-    """An auditor, of whatever kind of work."""
-
-    def watch(self, now: float, node: Node, what: object) -> None:
-        """Raise `Broken` where an invariant does not hold."""
-
+from squall.strategies.work import BatchMethod, Loop
 
 ADDRESS = "10.0.0.1:7700"  # where each replica says that it is called
 
@@ -100,6 +93,7 @@ class ChaoticRun(ABC):
         self.hosts = self._kind_of_hosts(self.recipe, now, self.computed)
         self.hosts.best, self.hosts.travels = self.best, self.chaos.travels and self.chaos.machines == 1
         self.hosts.machine = machine
+        self.journals: dict[Node, MortalJournal] = {}  # of shards, which outlive them
         self._asked = -1  # the evaluation that the record was told of last
         self._begin()
 
@@ -132,6 +126,9 @@ class ChaoticRun(ABC):
 
     def member(self, node: Node) -> tuple[Linked, Host]:
         """A new process: its machine and its host."""
+        old = self.hosts.shards[node.index] if node in self.journals else None  # what it holds outlives its process
+        if old is not None and self.journals[node].begun:
+            return self.journals[node].succeed(old.version), old
         chaos, shards = self.chaos, self.recipe.shards
         if node.role == "part" and not shards:
             return Linked(Follower(node)), Premises()
@@ -152,7 +149,9 @@ class ChaoticRun(ABC):
             case _:
                 machine = self._machine(node)
         linked = FirstPart(machine) if shards and self.hosts.others(node) else Linked(machine)
-        return linked, self.hosts.host(node, self._version, file)
+        if node.role == "shard" and self._policy.succeeds:
+            linked = Mortal(machine, self.journals.setdefault(node, MortalJournal()))
+        return linked, old or self.hosts.host(node, self._version, file)
 
     def _part(self, replica: Node) -> int:
         """Whether it is the first of several that exchange by themselves."""
@@ -173,7 +172,7 @@ class ChaoticRun(ABC):
             snapshot_every_s=chaos.snapshot_every_s,
             goal=Goal(keep=chaos.keeps, best=self.best[0] if self.best is not None else None),
             rooms=self._rooms, parts=chaos.parts, spread_parts=chaos.spread_parts, loaders=chaos.loaders,
-            pulse=PULSE,
+            succeeds=isinstance(self.recipe.work, Loop), pulse=PULSE,
         )  # fmt: skip
 
     @property

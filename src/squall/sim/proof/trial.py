@@ -13,13 +13,11 @@ from collections.abc import Callable
 
 from squall.protocol.check import check
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.collective.coordinator import LOST, SHARE_LOST
 from squall.protocol.effects import Cause, Effect, End
 from squall.protocol.events import Event, PeerRefused, StopRequested
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node, whole
 from squall.protocol.policy import SAVE_WITHIN_S
-from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.runtime.driver import Host
 from squall.runtime.wire import Conditions
 from squall.runtime.world import World
@@ -28,6 +26,7 @@ from squall.sim.proof.answers import ChaoticAnswerRun
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import MORTAL, Chaos
 from squall.sim.proof.chaotic_machines import without
+from squall.sim.proof.excuses import excuses
 from squall.sim.proof.faults import (
     Cut,
     Fault,
@@ -52,6 +51,7 @@ from squall.sim.proof.last_files import LastFiles
 from squall.sim.proof.machines import WorldMachines
 from squall.sim.proof.manners import Manners
 from squall.sim.proof.memory import BatchRange
+from squall.sim.proof.mortal import dies_within, fallen, spare
 from squall.sim.proof.runs import ChaoticBatchRun, ChaoticGroupRun, ChaoticLoopRun, ChaoticRun
 from squall.strategies.work import Answering, BatchMethod, Collective, Loop
 
@@ -147,18 +147,22 @@ class Trial:
             while self._to_come and self._to_come[0].at <= self.events:
                 self._cause(self._to_come.popleft())
                 if COORDINATOR not in world.processes:
+                    spare(self.run.journals)
                     self._machines.orphan(max(world.now, self._healed_s))
                     return None
             self._check_progress()
             world.step()
             self.events += 1
             self._meet_started()
+            for node in fallen(self.run.journals):
+                self._strike(Role.of(node))
             place = world.processes.get(self._touched)
             if place is not None and self._self_checks:
                 check(place.linked)
         end = world.processes[COORDINATOR].end
         assert end is not None
         self._check_end(end)
+        spare(self.run.journals)
         self._machines.outlive(max(world.now, self._healed_s))
         return end
 
@@ -186,22 +190,8 @@ class Trial:
 
     def _check_end(self, end: End) -> None:
         """A run may end otherwise than finished for a reason that lies in this life's faults."""
-        had = self._excused
-        places = [Role("replica", i) for i in range(self.chaos.replicas)]
-        given_up = all(self._deaths[place] >= LOST_IN_A_ROW for place in places)
-        late = had["Cut"] + had["Weather"] + had["Pause"] * had["Jam"] > 0
-        lost = end.reason.startswith("machine ") and (self._machines.silenced or late)
-        tries_again = not isinstance(self.chaos.recipe.work, BatchMethod)
-        taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
-        died = max(0, had["replica"] + had["part"] - (end.reason == SHARE_LOST))  # one death takes no share with it
-        died = died + self._machines.silenced + late + taken if end.reason in (LOST, SHARE_LOST) else had["shard"]
-        excused = {
-            "finished": True,
-            "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
-            "moved": had["MachineLeaves"] > 0,
-            "nonfinite": had["Spoil"] > tries_again,
-            "failed": died > 0 or had["FullDisk"] > 0 or given_up or lost or had["Lie"] > 0,
-        }
+        had, loses = self._excused, self._machines.silenced
+        excused = excuses(self.chaos, end, had, self._deaths, loses, succeeded=bool(self.run.journals))
         if not excused[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
         severed = had["Cut"] + had["Weather"] + had["Partition"]  # the coordinator may not have what has come
@@ -253,7 +243,8 @@ class Trial:
         self._slow_starts[fault.part] = fault.seconds
         self._doomed[fault.part] = fault.again
         self._excused[fault.part.role] += 1
-        self._strike(fault.part)
+        if not dies_within(self.run.journals, fault):
+            self._strike(fault.part)
 
     def _strike(self, part: Role) -> None:
         self._deaths[Role.of(whole(Node(part.role, part.index), self.chaos.parts))] += 1
@@ -294,6 +285,7 @@ class Trial:
         self._manners.watch(node, what)
         self._files.watch(now, node, what)
         self.run.watch(now, node, what)
+        self._machines.watch_shown(node, what)
 
     def _note(self, what: object) -> None:
         if self._watch is not None:

@@ -1,0 +1,120 @@
+"""Who dies is succeeded: another process takes again the events that the dead one took, and goes on from there.
+
+A machine is deterministic, so a journal is all that has to outlive it: each event, before any effect of it leaves, and
+how many steps of its effects were carried out (Schneider, "Implementing fault-tolerant services using the state machine
+approach", 1990). The journal is cut by keeping the state now and then, so that who has lived for a week is succeeded as
+soon as who has lived for a minute.
+
+A successor has the dead one's name and goes on behind the same links. It first carries out what was left of the last
+event's effects, then sends again what nobody has acknowledged, and asks its peers for the same, since what had come to
+the dead one and was not taken is lost. What its host had been asked for and had not answered, its machine asks for
+again when it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from squall.protocol.effects import Apply, Effect, Transmit, WriteSnapshot
+from squall.protocol.events import Event, Started
+from squall.protocol.link import Linked
+from squall.protocol.machine import Machine
+
+
+class Journal(Protocol):
+    """Where a death leaves it, so in memory that others have as well, or on a disk."""
+
+    @property
+    def full(self) -> bool:
+        """It is to be cut before the next event: at first, by a successor, and where it has grown long."""
+
+    def add(self, event: Event, now: float) -> None:
+        """Of the event's effects no step is carried out yet."""
+
+    def did(self, steps: int = 1) -> None:
+        """So many more steps of the newest event's effects are carried out."""
+
+    def cut(self, linked: Journaled) -> None:
+        """Keep this state in the place of all events so far, whose effects are carried out."""
+
+
+class Journaled(Linked):
+    """A machine behind its links that can be succeeded."""
+
+    def __init__(self, machine: Machine, journal: Journal) -> None:
+        super().__init__(machine)
+        self._journal = journal
+        self._left: Sequence[Effect] = ()  # by the one before, to be carried out
+        self._succeeds = False
+        self._early = False  # in a world what a process that starts slowly finds waiting may come before `Started`
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_journal"}
+
+    def did(self) -> None:
+        self._journal.did()
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        if self._journal.full:
+            self._journal.cut(self)
+        self._journal.add(event, now)
+        return self._take(event, now)
+
+    def _take(self, event: Event, now: float) -> list[Effect]:
+        if type(event) is Started and self._early:
+            self._early = False
+            return []
+        effects: list[Effect] = []
+        if self._succeeds:
+            effects, self._left, self._succeeds = list(self._left), (), False
+            self._ask_again(now, effects)
+            if type(event) is not Started:
+                self._early = True
+                effects += super().on(Started(), now)
+        return effects + super().on(event, now)
+
+    def take_again(
+        self, events: Iterable[tuple[Event, float]], done: int, updates: int, journal: Journal
+    ) -> list[Effect]:  # fmt: skip
+        """Go on behind these events. Returns the effects that are carried out.
+
+        Of the last event's effects `done` steps are; the numbers have so many updates.
+        """
+        taken: list[Effect] = []
+        effects: list[Effect] = []
+        for event, now in events:
+            taken += effects
+            effects = self._take(event, now)
+        self._left = without(left(effects, done), updates, self.machine)
+        self._journal, self._succeeds = journal, True
+        return [*taken, *effects[: len(effects) - len(self._left)]]
+
+
+def steps(effect: Effect) -> int:
+    """Of carrying it out: a message's numbers are put into their place before it leaves."""
+    return 2 if isinstance(effect, Transmit) and effect.payload is not None and not effect.again else 1
+
+
+def left(effects: Sequence[Effect], done: int) -> list[Effect]:
+    """What is left of effects of which so many steps are carried out."""
+    for number, effect in enumerate(effects):
+        if done < steps(effect):
+            rest = [replace(effect, again=True) if done else effect, *effects[number + 1 :]]
+            return [effect for effect in rest if not isinstance(effect, WriteSnapshot)]  # which is asked for again
+        done -= steps(effect)
+    return []
+
+
+def without(effects: Sequence[Effect], updates: int, machine: Any) -> list[Effect]:
+    """These effects but for updates that the numbers have already: it died before it could say so."""
+    kept: list[Effect] = []
+    surplus = updates - (machine.version - sum(isinstance(effect, Apply) for effect in effects))
+    for effect in effects:
+        if isinstance(effect, Apply) and surplus > 0:
+            surplus -= 1
+        else:
+            kept.append(effect)
+    return kept

@@ -1,0 +1,114 @@
+"""A journal in memory that outlives its process: events, how far the last one's effects are, and now and then a state.
+
+    header   two int64: which half is in use; the newest event's number << 16 | steps of its effects that are done
+             one for each half: updates and answers since its state that are in the schedule
+    a half   int64 size, state, pickled; then events, each as int64 size, its number, when, which kind, msgpack; a size
+             of 0 ends them
+
+What is written counts by one store of eight bytes behind it, so whenever a process dies there is a whole journal. It is
+this machine's own memory, into which nobody else writes.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from mmap import mmap
+from struct import Struct
+
+import msgspec
+
+from squall.protocol.effects import Effect
+from squall.protocol.events import Event
+from squall.protocol.succession import Journaled
+
+EVENTS_BYTES = 1 << 18  # taken again within some 20 ms
+STATE_BYTES = 1 << 24  # pages that nobody has touched are none
+_HEADER = 64
+_HEAD = Struct("<qdq")  # of an event
+_KINDS = tuple(Event.__subclasses__())
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Journal:
+    """Of one node."""
+
+    def __init__(self, memory: mmap | bytearray) -> None:
+        """Zeros at first, of `size()` bytes."""
+        self._bytes = memoryview(memory)
+        self._words = self._bytes.cast("q")
+        self._half = (len(memory) - _HEADER) // 16 * 8
+        self._number = self._words[1] >> 16
+        self._at = 0  # where the next event goes
+        self._events_from = 0
+        self.before_cut: Callable[[], None] = lambda: None
+        self.carried_out: list[Effect] = []  # since the last cut, by who has died
+
+    @staticmethod
+    def size(state: int = STATE_BYTES) -> int:
+        return _HEADER + 2 * (state + 2 * EVENTS_BYTES)
+
+    @property
+    def begun(self) -> bool:
+        """Somebody has kept one here."""
+        return self._words[0] != 0 or self._words[_HEADER // 8] != 0
+
+    @property
+    def full(self) -> bool:
+        return self._at - self._events_from > EVENTS_BYTES or not self._at
+
+    def add(self, event: Event, now: float) -> None:
+        self._number += 1
+        self._at = self._put(self._at, _HEAD.pack(self._number, now, _NUMBERS[type(event)]) + _encode(event))
+
+    def did(self, steps: int = 1) -> None:
+        """So many more steps of the newest event's effects are carried out."""
+        word = self._words[1]
+        self._words[1] = (word if word >> 16 == self._number else self._number << 16) + steps
+
+    @property
+    def recorded(self) -> int:
+        """Updates and answers since the state that are in the schedule."""
+        return self._words[2 + self._words[0]]
+
+    def record(self, number: int) -> None:
+        """So many more are."""
+        self._words[2 + self._words[0]] += number
+
+    def cut(self, linked: Journaled) -> None:
+        self.before_cut()
+        half = 1 - self._words[0]
+        start = _HEADER + half * self._half
+        self._at = self._events_from = self._put(start, pickle.dumps(linked, pickle.HIGHEST_PROTOCOL))
+        self._words[2 + half] = 0
+        self._words[0] = half
+
+    def succeed(self, updates: int) -> Journaled:
+        """The state of who has died, behind the last event; `updates` are in its numbers."""
+        state, *entries = self._entries(_HEADER + self._words[0] * self._half)
+        linked: Journaled = pickle.loads(state)
+        events = []
+        for data in entries:
+            self._number, now, kind = _HEAD.unpack(data[: _HEAD.size])
+            events.append((msgspec.msgpack.decode(data[_HEAD.size :], type=_KINDS[kind]), now))
+        word = self._words[1]
+        done = word & 0xFFFF if word >> 16 == self._number else 0
+        self._at = 0
+        self.carried_out = linked.take_again(events, done, updates, self)
+        return linked
+
+    def _put(self, at: int, data: bytes) -> int:
+        """Returns where the next one goes."""
+        stop = at + 8 + -(-len(data) // 8) * 8
+        if stop + 8 > _HEADER + self._half * (1 + (at - _HEADER) // self._half):
+            raise MemoryError(f"{len(data)} bytes are too many for a journal of {self._half}")
+        self._words[stop // 8] = 0
+        self._bytes[at + 8 : at + 8 + len(data)] = data
+        self._words[at // 8] = len(data)
+        return stop
+
+    def _entries(self, at: int) -> Iterator[memoryview]:
+        while size := self._words[at // 8]:
+            yield self._bytes[at + 8 : at + 8 + size]
+            at += 8 + -(-size // 8) * 8

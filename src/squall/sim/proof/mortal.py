@@ -1,0 +1,79 @@
+"""Shards that die, also between two steps of what an event has them do, and are succeeded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from squall.protocol.effects import Effect
+from squall.protocol.events import Event
+from squall.protocol.nodes import Node
+from squall.protocol.succession import Journaled, steps
+from squall.runtime.journal import Journal
+from squall.sim.proof.faults import Fault, Kill, Role
+
+STATE_BYTES = 1 << 18
+
+
+def deaths_of_shards(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
+    chance = random.Random(f"{seed} deaths of shards")  # of its own: all else of a seed's world stays as it was
+    found: list[Fault] = []
+    for _ in range(chance.choice((0, 0, 1, 2, 3)) if shards else 0):
+        within, untold = chance.choice((None, 0, 1, 2, 3, 4, 6)), chance.random() < 0.5
+        start_s, shard = chance.choice((0.0, 0.0, 0.05)), Role("shard", chance.randrange(shards))
+        found.append(Kill(chance.randrange(events), shard, start_s, steps=within, untold=untold))
+    return tuple(found)
+
+
+class MortalJournal(Journal):
+    def __init__(self) -> None:
+        super().__init__(bytearray(self.size(STATE_BYTES)))
+        self.dies_after: int | None = None  # steps of the effects of an event that has more
+        self.untold = False  # the last of them is not in the journal
+        self.dead = False  # by that
+
+
+class Mortal(Journaled):
+    """In a world all effects of an event are carried out at once, or those before its death."""
+
+    _journal: MortalJournal
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        effects, journal = super().on(event, now), self._journal
+        total, most = sum(map(steps, effects)), journal.dies_after
+        if most is None or total <= most:
+            journal.did(total)
+            return effects
+        journal.dead, journal.dies_after = True, None
+        carried_out: list[Effect] = []
+        rest = most
+        for effect in effects:
+            if rest <= 0:
+                break
+            rest -= steps(effect)  # of a message that has not left the numbers are there: it may as well be lost
+            carried_out.append(effect)
+        journal.did(most - (journal.untold and most > 0 and rest == 0))
+        return carried_out
+
+
+def dies_within(journals: Mapping[Node, MortalJournal], fault: Kill) -> bool:
+    """Somebody will, in an event that has more steps; False: it dies at once."""
+    journal = journals.get(Node(fault.part.role, fault.part.index))
+    if fault.steps is None or journal is None:
+        return False
+    journal.dies_after, journal.untold = fault.steps, fault.untold
+    return True
+
+
+def fallen(journals: Mapping[Node, MortalJournal]) -> list[Node]:
+    """Who has died so."""
+    found = [node for node, journal in journals.items() if journal.dead]
+    for node in found:
+        journals[node].dead = False
+    return found
+
+
+def spare(journals: Mapping[Node, MortalJournal]) -> None:
+    """The run is over: nobody would be succeeded."""
+    for journal in journals.values():
+        journal.dies_after = None
