@@ -182,7 +182,7 @@ FAULTS = {
     "lock the record": Fault(lock_record, (GOES_ON,)),
     "full disk for a while": Fault(full_disk, (GOES_ON, ENDS), r"could not be written|cannot|space", replayable=False),
     "a NaN": Fault(file("nan"), (GOES_ON,), repeats=True, replayable=False),
-    "kill a shard": Fault(kill("shard"), (ENDS,), r"shard \d \(pid \d+\) was lost.*squall resume", repeats=True),
+    "kill a shard": Fault(kill("shard"), (GOES_ON, ENDS), r"shard \d.*squall resume", repeats=True),
     "kill the coordinator": Fault(kill("coordinator"), (ENDS,), r"coordinator.* was lost.*squall resume", repeats=True),
     "kill the nursery": Fault(kill("nursery"), (ENDS,), r"nursery.* was lost.*", repeats=True),
     "always NaN": Fault(file("always nan"), (ENDS,), r"NaN or Inf.*epoch \d+", repeats=True, replayable=False),

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from squall.record.rows import ProgressRow, Row
+from squall.record.rows import EventRow, ProgressRow, Row
 from squall.report import Reader
 from tests.warm import Warm
 
 FILE = Path(__file__).with_name("blobs.py")
+POLL = "7"  # the system call in which a process waits for messages (x86-64)
 START_S = 60.0  # on a loaded machine
 
 
@@ -76,6 +77,31 @@ class Started:
         pid = self.processes()[role]
         os.kill(pid, number)
         return pid
+
+    def kill_shard(self, role: str) -> None:
+        """Where it waits for messages, and so in no update; also on another machine."""
+        pid = self.processes()[role]
+
+        def waits() -> bool:
+            os.kill(pid, signal.SIGSTOP)
+            if Path(f"/proc/{pid}/syscall").read_text().split()[0] == POLL:
+                return True
+            os.kill(pid, signal.SIGCONT)
+            return False
+
+        wait_for(waits, START_S, f"{role} to wait")
+        os.kill(pid, signal.SIGKILL)
+
+    def goes_on(self) -> None:
+        """Wait until more is trained."""
+        trained = lambda: sum(row.examples for row in self.rows(ProgressRow))  # type: ignore[attr-defined]  # noqa: E731
+        before = trained()
+        wait_for(lambda: trained() > before, START_S, "training to go on")
+
+    def replaced(self, what: str) -> int:
+        """How often it was."""
+        rows = self.rows(EventRow)
+        return sum((row.kind, row.text) == ("replaced", what) for row in rows)  # type: ignore[attr-defined]
 
     def finish(self, timeout_s: float = START_S) -> tuple[int, str, str]:
         """(exit status, stdout, stderr)."""

@@ -92,7 +92,7 @@ def test_a_run_that_crashed_goes_back_to_its_snapshot_and_so_does_its_record(tmp
     wait_for(lambda: len(Snapshots(directory).numbers()) == 2, START_S, "a second snapshot")
     seen = len(run.rows(ProgressRow))
     wait_for(lambda: len(run.rows(ProgressRow)) > seen + 2, 10, "progress that will be lost")
-    run.kill("shard 0")
+    run.kill("coordinator")
     assert run.finish()[0] == 1
     snapshots = Snapshots(directory)
     reached = epoch_of(snapshots, snapshots.numbers()[-1])

@@ -258,11 +258,20 @@ def test_what_a_script_decides_itself_is_not_changed_on_resume(tmp_path: Path) -
         Run(run.directory).model  # noqa: B018
 
 
-def test_a_killed_shard_ends_the_scripts(endless: Started) -> None:
-    pid = endless.kill("shard 0")
+def test_a_killed_shard_is_succeeded_and_the_scripts_go_on(endless: Started) -> None:
+    endless.kill_shard("shard 0")
+    wait_for(lambda: endless.replaced("shard 0"), 20, "a successor")
+    endless.goes_on()
+    endless.process.send_signal(signal.SIGINT)
+    assert endless.finish()[0] == 130
+    assert endless.gone()
+
+
+def test_a_killed_coordinator_ends_the_scripts(endless: Started) -> None:
+    pid = endless.kill("coordinator")
     status, out, err = endless.finish()
     assert status == 1
-    assert f"shard 0 (pid {pid}) was lost" in err
+    assert f"coordinator (pid {pid}) was lost" in err
     assert f"squall resume {endless.directory}" in err
     assert not weights(out)
     assert endless.gone()

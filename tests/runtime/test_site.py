@@ -41,7 +41,7 @@ def test_a_process_keeps_its_own_listener_alone() -> None:
     """Else who calls one that is dead would be left waiting."""
     listeners = {node: socket.create_server(("127.0.0.1", 0)) for node in (COORDINATOR, SHARD)}
     addresses = {node: listener.getsockname() for node, listener in listeners.items()}
-    site(listeners).close_listeners(keep=SHARD)
+    site(listeners).close_listeners(keep=[SHARD])
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(addresses[COORDINATOR])
     socket.create_connection(addresses[SHARD]).close()

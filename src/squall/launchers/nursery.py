@@ -45,7 +45,7 @@ from squall.protocol.nursery import NurseryMachine
 from squall.protocol.nursery_messages import PartPlace
 from squall.protocol.snapshot_rounds import SILENT_S
 from squall.runtime.job import Job
-from squall.runtime.machines import firsts, nodes
+from squall.runtime.machines import firsts, nodes, with_legacies
 from squall.runtime.processes import fork, outlive_parent
 from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
 
@@ -83,7 +83,7 @@ class Nursery:
         self._launcher.say(kind="listening")
         outlive_parent()  # from here on it is heard when that goes, and what there is can be saved
         self._held = scratch.make(self._sockets)
-        self._job = self._lookout.prepared(self._job)
+        self._job = with_legacies(self._lookout.prepared(self._job))
         gc.collect()
         gc.freeze()  # a collection in a child would otherwise copy the pages that all share
 
@@ -93,7 +93,8 @@ class Nursery:
             self._fork(node)
         self._close_listeners()
 
-    def _close_listeners(self, keep: Node | None = None) -> None:
+    def _close_listeners(self, own: Node | None = None) -> None:
+        keep = [own] if own is not None else [Node("shard", index) for index in self._job.legacies]  # of successors
         if self._job.site is not None:
             self._job.site.close_listeners(keep)
 
@@ -220,9 +221,8 @@ class Nursery:
             self._kill(node)
 
     def _reap(self, child: Child) -> None:
-        _, status = os.waitpid(child.pid, 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         os.close(child.handle)
-        code = os.waitstatus_to_exitcode(status)
         if child.node == COORDINATOR:
             self._hear()  # its last words
         if child.ordered and not raised(self._sockets, child.node):
@@ -242,7 +242,7 @@ class Nursery:
         if child.node == COORDINATOR:
             self._kill_all()
             return
-        if story and child.node.role != "shard":
+        if story:
             node = whole(child.node, self._job.plan.settings.parts)
             self._tell(StopRequested(f"{node.role} {node.index} raised an exception", failed=True))
         self._tell(ProcessEnded(child.node, why))
@@ -293,7 +293,7 @@ class Nursery:
 
     def _detach(self, node: Node) -> None:
         """In a child, which is that node: close what belongs to the nursery and to others."""
-        self._close_listeners(keep=node)
+        self._close_listeners(node)
         self._launcher.connection.close()
         self._line.leave()
         for handle in self._children:

@@ -133,6 +133,7 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
     if spread or far_member:
         job = replace(job, listener=listening())
     transport, carriers = connections(job, node, sockets, pipe, () if watch is None else (watch.fileno(),))
+    linked = machine(job, node)
     channel = NurseryChannel(pipe, job.plan.threads) if pipe is not None else None
     try:
         # The coordinator's rows are written while nobody speaks, too.
@@ -148,7 +149,7 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         if far_member:
             host = Apart(host)
         transport.wake_on(host.wakes)
-        Driver(machine(job, node), transport, host, carriers=(*own, *carriers), entry=job.entry(node)).run(poll_every_s)
+        Driver(linked, transport, host, carriers=(*own, *carriers), entry=job.entry(node)).run(poll_every_s)
     except NeighbourLost as lost:
         die_of(lost, node, sockets, () if watch is None else watch.pids)
     finally:

@@ -22,7 +22,7 @@ from squall.replaying.replay import Replay
 from squall.replaying.replayed_nodes import ReplayedHost
 from squall.runtime.lone import LoneHost
 from squall.runtime.portions import PortionHost
-from squall.runtime.records import SEEN, Computed, Saved
+from squall.runtime.records import SEEN, UNSEEN, Computed, Saved
 from squall.runtime.snapshot import Manifest, Restored, Snapshots
 from squall.runtime.states import put_together
 
@@ -151,8 +151,9 @@ class Observer:
         """An update was made of these pushes (who, clock); `fingerprint` is of the weights behind it in the run."""
         self._last[shard.node] = pushes
         if self._check:
-            self.fingerprints += 1
-            if shard.fingerprint() & SEEN != fingerprint:
+            found = shard.fingerprint() & SEEN
+            self.fingerprints += fingerprint != UNSEEN
+            if fingerprint not in (found, UNSEEN):
                 self._differs(shard, "the weights behind it are others")
         self._look(shard)
         return self.over

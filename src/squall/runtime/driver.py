@@ -234,6 +234,7 @@ class Driver:
                 if effect.payload is not None and not effect.again:
                     self._entry.turns(Doing.SENDING, self._clock())
                     self._host.attach(effect.payload)
+                    self._linked.did()
                 for carrier in self._carriers:
                     if carrier.knows(effect.to):
                         carrier.send(effect.to, effect.frame, effect.payload)
@@ -255,3 +256,4 @@ class Driver:
                 answer = self._host.perform(effect, now)
                 if answer is not None:
                     self._events.append(answer)
+            self._linked.did()

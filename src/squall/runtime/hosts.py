@@ -7,6 +7,7 @@ import time
 import torch
 from torch import Tensor
 
+from squall.errors import SquallError
 from squall.protocol.effects import (
     Apply,
     Compute,
@@ -106,10 +107,18 @@ class ShardHost(Host):
         self._index = index
         self._shards = job.recipe.shards
         self._ranges = job.ranges
-        self.store = Store(job.task, job.recipe, job.layout, index, job.arena, job.initial)
+        legacy = job.legacies.get(index)
+        numbers = None if legacy is None else legacy.numbers
+        self.store = Store(job.task, job.recipe, job.layout, index, job.arena, job.initial, numbers)
         job.keep(self.store.schedule)
         self._snapshots = Snapshots(job.directory)
-        if job.restored is not None:
+        if numbers is not None and (numbers.torn or numbers.lacking):
+            why = "died over an update" if numbers.torn else "has an optimizer whose state could not be shared"
+            raise SquallError(f"shard {index} {why}: squall resume {job.directory} goes on from the newest snapshot")
+        before = 0 if job.restored is None else job.restored.updates
+        if numbers is not None and numbers.updates:
+            self.store.succeed(before + numbers.updates)
+        elif job.restored is not None:
             self.store.restore(job.restored.tensors, job.restored.updates)
 
     def attach(self, payload: Payload) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import mmap
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from squall.runtime.arena import Arena, Shape
 from squall.runtime.backward import resolve_device
 from squall.runtime.board import Board, Entry
 from squall.runtime.inside import Inside
+from squall.runtime.legacy import Legacy
 from squall.runtime.ranges import Ranges
 from squall.runtime.rates import NAME, Schedule
 from squall.runtime.run_plan import Plan
@@ -59,6 +61,7 @@ class Job:
     listener: socket.socket | None = None  # where other replicas, or parts of this one, call this process
     first: PartPlace | None = None  # of a replica on several machines: its first part, which this process is or calls
     board: Board | None = None  # where this machine's processes tell what they do
+    legacies: Mapping[int, Legacy] = field(default_factory=dict)  # of this machine's shards, to their successors
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property

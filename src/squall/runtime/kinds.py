@@ -21,6 +21,7 @@ from squall.protocol.sandblaster.shard import BatchShard
 from squall.protocol.shard import Shard
 from squall.protocol.shard_duties import ShardDuties
 from squall.protocol.speaking import ANSWERS, BATCHES, COLLECTIVE, LOOP, Says
+from squall.protocol.succession import Journaled
 from squall.runtime.answering import AnswerHost
 from squall.runtime.collective.host import CollectiveHost, in_a_process
 from squall.runtime.driver import Host
@@ -124,10 +125,14 @@ def machine(job: Job, node: Node) -> Linked:
         case "coordinator":
             return Linked(kind.coordinator(job))
         case "shard":
+            legacy = job.legacies.get(node.index)
+            if legacy is not None and legacy.journal.begun:
+                return legacy.journal.succeed(begun(job)[0] + legacy.numbers.updates)
             shard, parts = kind.shard(job, node.index), job.plan.settings.parts
-            if job.site is None or parts == 1:
-                return Linked(shard)
-            return Linked(Parcelled(shard, parts, [Node(*seat) for seat in job.site.seats if seat[0] == "part"]))
+            behind: Machine = shard
+            if job.site is not None and parts > 1:
+                behind = Parcelled(shard, parts, [Node(*seat) for seat in job.site.seats if seat[0] == "part"])
+            return Linked(behind) if legacy is None else Journaled(behind, legacy.journal)
         case "part":
             return Linked(PartMachine(node, job.plan.settings.parts, job.recipe.shards, job.arena.shape.weights))
         case "replica":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 from msgspec import UNSET
 
@@ -19,8 +21,9 @@ from squall.runtime import best
 from squall.runtime.answering import PredictionTask
 from squall.runtime.answers import Answers
 from squall.runtime.job import Job
+from squall.runtime.legacy import Legacy
 from squall.runtime.snapshot import Manifest
-from squall.strategies.work import BatchMethod
+from squall.strategies.work import BatchMethod, Loop
 
 
 def nodes(job: Job) -> list[Node]:
@@ -29,6 +32,14 @@ def nodes(job: Job) -> list[Node]:
     shards = shard_nodes(job.recipe.shards)
     replicas = [replica_node(slot, 0) for slot in range(job.recipe.replicas)]
     return [n for n in (COORDINATOR, *shards, *evaluators, *replicas) if job.site is None or job.site.has(n)]
+
+
+def with_legacies(job: Job) -> Job:
+    """With what the shards that begin on this machine leave to their successors."""
+    if not isinstance(job.recipe.work, Loop):
+        return job
+    spans = {n.index: job.layout.shard_range(n.index, job.recipe.shards) for n in nodes(job) if n.role == "shard"}
+    return replace(job, legacies={index: Legacy(stop - start) for index, (start, stop) in spans.items()})
 
 
 def firsts(job: Job) -> dict[Node, PartPlace | None]:
@@ -48,7 +59,8 @@ def collective_coordinator(job: Job) -> CollectiveCoordinator:
 
 def lease_coordinator(job: Job) -> LoopCoordinator:
     number = job.restored.manifest.number if job.restored is not None else 0
-    return LoopCoordinator(_policy(job), job.recipe.loop.exchanges, _leases(job), number)
+    policy = msgspec.structs.replace(_policy(job), succeeds=True)
+    return LoopCoordinator(policy, job.recipe.loop.exchanges, _leases(job), number)
 
 
 def answer_coordinator(job: Job) -> AnswerCoordinator:

@@ -15,6 +15,7 @@ from squall.protocol.effects import (
     Keep,
     Payload,
     PreparePush,
+    Transmit,
     UseWeights,
     WriteSnapshot,
 )
@@ -27,7 +28,9 @@ from squall.runtime.collective.recording import RecordedMember, looked_at
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job
-from squall.runtime.records import SEEN, ClockSteps, Fingerprint, short
+from squall.runtime.journal import Journal
+from squall.runtime.legacy import Legacy
+from squall.runtime.records import SEEN, UNSEEN, ClockSteps, Fingerprint, short
 from squall.runtime.replay_keeping import ReplicaParts, ShardCuts
 from squall.runtime.schedule import ScheduleWriter
 from squall.runtime.store import Store
@@ -42,7 +45,10 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     """The host, with its schedule kept, where the run keeps one, and it is not that of a part (`recorded_row`)."""
     if job.schedule is None or (isinstance(host, CollectiveHost) and job.inside is not None):
         return host
-    log, last = ScheduleWriter(job.schedule / str(node), _may_take(job, node)), job.plan.settings.last_snapshots
+    last, goes_on = job.plan.settings.last_snapshots, succeeds(job, node)
+    if goes_on and last:
+        return host  # what a replay from a snapshot needs beside it the dead one has not kept: it ends there
+    log = ScheduleWriter(job.schedule / str(node), _may_take(job, node), goes_on)
     if isinstance(host, CollectiveHost):
         member = host.in_group
         assert isinstance(member, GroupedMember)
@@ -50,8 +56,14 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     if node.role == "replica":
         return RecordedReplica(host, log, ReplicaParts(job, node) if last else None)
     assert isinstance(host, ShardHost | VectorHost)
+    legacy = job.legacies.get(node.index)
     cuts = ShardCuts(job, node, host.store, last) if last and isinstance(host.store, Store) else None
-    return RecordedShard(host, log, job.recipe.replicas, cuts)
+    return RecordedShard(host, log, job.recipe.replicas, cuts, legacy)
+
+
+def succeeds(job: Job, node: Node) -> bool:
+    """Another process had its name before."""
+    return node.role == "shard" and node.index in job.legacies and job.legacies[node.index].journal.begun
 
 
 def recorded_row(host: Host, job: Job, node: Node) -> Host:
@@ -76,23 +88,38 @@ def _may_take(job: Job, node: Node) -> float:
 class RecordedShard(HostAround):
     """Records a shard. It takes an update's fingerprint once the answer has left (`rest`), or before the next update.
 
-    Updates are written several at a time. Those that a killed shard has not written are not missed: its death ends the
-    run, and a resume begins at a snapshot from before them.
+    Updates are written several at a time. Those that a killed shard has not written its successor writes, which knows
+    them from the journal; the fingerprints nobody has taken. Where the death ends the run they are not missed: a resume
+    begins at a snapshot from before them.
     """
 
     def __init__(
-        self, host: ShardHost | VectorHost, log: ScheduleWriter, replicas: int, cuts: ShardCuts | None = None
+        self, host: ShardHost | VectorHost, log: ScheduleWriter, replicas: int, cuts: ShardCuts | None = None,
+        legacy: Legacy | None = None,
     ) -> None:  # fmt: skip
         super().__init__(host)
         self._log = log
         self._cuts = cuts
         self._replicas = replicas
-        self._fingerprint = Fingerprint(host.store.weights)
+        self._fingerprint = Fingerprint(host.store.weights, 0 if legacy is None else legacy.numbers.updates)
         self._clocks = ClockSteps()
         self._done: list[Apply | Payload] = []  # updates made and weights sent, not written yet
         self._seen: list[int] = []  # the fingerprints behind those updates
         self._unseen = False  # the last one's is not taken yet
         self._now = self._written_at = 0.0
+        self._journal = None if legacy is None else legacy.journal
+        if self._journal is not None:
+            self._journal.before_cut = self.write
+            self._go_on(self._journal)
+
+    def _go_on(self, journal: Journal) -> None:
+        """Write what the process before this one has done and not written."""
+        done = [what for effect in journal.carried_out if (what := _to_record(effect)) is not None]
+        self._done = done[journal.recorded :]
+        self._seen = [UNSEEN for each in self._done if isinstance(each, Apply)]
+        if journal.carried_out:
+            self._log.add([schedule.SUCCEEDED])
+            self.write()
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if self._unseen:
@@ -127,7 +154,7 @@ class RecordedShard(HostAround):
 
     def attach(self, payload: Payload) -> None:
         self._host.attach(payload)
-        if payload.owner.role == "replica" and payload.part <= 0:  # an evaluator only looks; other parts get the same
+        if _counts(payload):
             self._done.append(payload)
             if self._cuts is not None:
                 self._cuts.answered(payload.owner)
@@ -158,10 +185,12 @@ class RecordedShard(HostAround):
                 record.append(done.clock - clock)
             else:
                 record += (schedule.DELIVERED, self._who(done.owner), done.buffer)
-        self._done.clear()
-        self._seen.clear()
         if record:
             self._log.add(record)
+            if self._journal is not None:
+                self._journal.record(len(self._done))
+        self._done.clear()
+        self._seen.clear()
 
     def _who(self, node: Node) -> int:
         return node.index + self._replicas * node.incarnation
@@ -240,6 +269,20 @@ class RecordedReplica(HostAround):
         self._stop, self._bits, self._count_at = stop, bits, count_at
         if not finite:
             self._write()
+
+
+def _counts(payload: Payload) -> bool:
+    """An evaluator only looks, and other parts get the same."""
+    return payload.owner.role == "replica" and payload.part <= 0
+
+
+def _to_record(effect: Effect) -> Apply | Payload | None:
+    match effect:
+        case Apply():
+            return effect
+        case Transmit(payload=Payload() as payload, again=False) if _counts(payload):
+            return payload
+    return None
 
 
 def _rates(update: Apply) -> object:

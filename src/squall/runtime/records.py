@@ -16,6 +16,7 @@ A record is a flat list of entries, each a tag and what belongs to it:
     CALCULATED fingerprint, calculation
     ADDED      who, buffer, steps: portions pushed, into the sum
     PART       clock, fetches taken into use before this part
+    SUCCEEDED  what follows is by another process, behind whom clocks count from 0 again
     KEPT       buffer, weight, whether it is added to what the buffer holds: the gradient computed last
     FORMED     the effect, whether some batch is known not to use all parameters
     STEPPED    steps, epoch, start, stop, examples of all members
@@ -48,6 +49,7 @@ from squall.runtime.schedule import Damaged, read
 WHOLE, RUN = 1024, 16  # elements of a fingerprint
 SMALLEST = 2.0**-53  # float that may be written as an integer: what is tiny has an inverse that no record holds
 UNMOVED, GUILTY = 128, 1
+UNSEEN = 128  # in the place of a fingerprint that a process did not live to take
 SEEN = 127  # bits of a fingerprint that are kept: one difference in 128 is not seen, but the next one is
 
 
@@ -184,6 +186,9 @@ def records(path: Path, replicas: int, examples: float = math.inf) -> Iterator[S
             for tag in entries:
                 if tag in (schedule.COMPUTED, schedule.SKIPPED, schedule.CONTINUED):
                     yield from batches.next(tag, entries)
+                    continue
+                if tag == schedule.SUCCEEDED:
+                    clocks = ClockSteps()
                     continue
                 record = _record(tag, entries, replicas, clocks)
                 if isinstance(record, Pushed):

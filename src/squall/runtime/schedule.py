@@ -46,6 +46,7 @@ APPLIED, DELIVERED, SAVED, COMPUTED, SKIPPED, CONTINUED, PUSHED, PREPARED, USED,
 CALCULATED, ADDED, KEPT = range(10, 13)  # Sandblaster's
 PART = 13
 FORMED, STEPPED, MOVED = range(14, 17)  # all-reduce's
+SUCCEEDED = 17
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder()
@@ -62,7 +63,8 @@ class ScheduleWriter:
     and no other is held: a simulated run has hundreds of nodes in one process.
     """
 
-    def __init__(self, path: Path, at_most: float = math.inf) -> None:
+    def __init__(self, path: Path, at_most: float = math.inf, goes_on: bool = False) -> None:
+        """`goes_on`: behind what a process has written that has died."""
         self._path = path
         self._at_most = at_most
         self._packed = 0  # pieces
@@ -72,6 +74,9 @@ class ScheduleWriter:
         self._at = BEGIN  # where the next record goes
         self._check = 0
         try:
+            if goes_on:
+                self._go_on()
+                return
             self._grow(0, os.O_CREAT | os.O_EXCL)
         except OSError as error:
             self._give_up(error)
@@ -128,6 +133,20 @@ class ScheduleWriter:
         finally:
             os.close(file)
         self._size = size
+
+    def _go_on(self) -> None:
+        self._size = os.stat(self._path).st_size
+        file = os.open(self._path, os.O_RDWR)
+        try:
+            self._memory = memory = mmap.mmap(file, self._size)
+        finally:
+            os.close(file)
+        for _, begin, end in _spans(memory, self._size, BEGIN, HEAD):
+            self._check, self._at = crc32(memory[begin:end], self._check), end
+        memory[self._at :] = bytes(self._size - self._at)  # half a record, perhaps
+        self._packed = int.from_bytes(memory[len(MAGIC) : BEGIN], "little")
+        if self._packed:
+            self._packed_bytes = os.stat(packed(self._path)).st_size
 
     def _pack(self) -> None:
         """Move the records into the packed file. Killed at any moment, the process leaves each in one of the two."""

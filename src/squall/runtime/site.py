@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from squall.protocol.heartbeats import Pulse
@@ -46,10 +47,10 @@ class Site:
     plaintext: bool = False
     host: str = ""
 
-    def close_listeners(self, keep: Node | None = None) -> None:
-        """In a process that needs none but that: who calls one that is dead must not be left waiting."""
+    def close_listeners(self, keep: Collection[Node] = ()) -> None:
+        """In a process that needs none but those: who calls one that is dead must not be left waiting."""
         for node, listener in self.listeners.items():
-            if node != keep:
+            if node not in keep:
                 listener.close()
 
     def called(self, address: str) -> Address:

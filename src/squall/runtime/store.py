@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from squall.protocol.effects import Term
 from squall.protocol.messages import Factors
 from squall.runtime.arena import Arena, newest_first
 from squall.runtime.compensation import Compensation
+from squall.runtime.legacy import Numbers
 from squall.runtime.optimizers import bare_step, build_optimizer, rates_scaled
 from squall.runtime.ranges import Elements
 from squall.runtime.rates import Schedule
@@ -30,7 +31,11 @@ class Store:
     fetch is one copy into the replica's buffer.
     """
 
-    def __init__(self, task: Task, recipe: Recipe, layout: Layout, shard: int, arena: Arena, initial: Tensor) -> None:
+    def __init__(
+        self, task: Task, recipe: Recipe, layout: Layout, shard: int, arena: Arena, initial: Tensor,
+        numbers: Numbers | None = None,
+    ) -> None:  # fmt: skip
+        """`numbers`: where its state is left to a successor."""
         loop = recipe.loop
         self.start, self.stop = layout.shard_range(shard, recipe.shards)
         self.weights = initial[self.start : self.stop]  # float32 [shard elements], from now on this shard's
@@ -52,6 +57,7 @@ class Store:
         if loop.update.compensation is not None:
             self._compensation = Compensation(loop.update.compensation, loop.update.adaptive, self.parameters)
         self._mean_squares = self._compensation.mean_squares if self._compensation is not None else []
+        self._numbers = numbers
         self._sums: list[Tensor] = []  # of several pushes, cut as the parameters are
         self._gradients: dict[tuple[int, int], list[Tensor]] = {}  # (slot, buffer) -> its part of each parameter
         self._targets: dict[tuple[int, int, Elements | None], tuple[list[tuple[Tensor, Tensor]], Any]] = {}
@@ -77,6 +83,8 @@ class Store:
         Only the elements of the block whose turn it is at this clock are moved. `rate` is a factor on the learning
         rates of this step, and `factors` are more, one a group; groups with None are not stepped.
         """
+        if self._numbers is not None:
+            self._numbers.begin()
         block = turn(clock, self._update.blocks, self._update.block_order)
         with torch.no_grad():
             for piece, parameter, gradient in zip(self.pieces, self.parameters, self._gradient(terms)):
@@ -94,6 +102,9 @@ class Store:
             own = self._own(piece).view(-1, 2)
             pushed = [self.arena.gradient(t.slot, t.buffer)[piece.start : piece.stop].view(-1, 2) for t in terms]
             put_count(own, sum((count_in(p) * (t.weight * share) for t, p in zip(terms, pushed)), count_in(own)))
+        if self._numbers is not None:
+            self._leave(self._numbers)
+            self._numbers.made()
 
     def _gradient(self, terms: Sequence[Term]) -> list[Tensor]:
         """What the optimizer steps on, cut as the parameters are."""
@@ -154,6 +165,36 @@ class Store:
             there.copy_(own)
         for number, group in enumerate(self.optimizer.param_groups):
             rates[number] = group.get("lr", 0.0)
+
+    # ------------------------------------------------------------ succession
+
+    def _leave(self, numbers: Numbers) -> None:
+        """Have the state where a successor finds it. The weights are there."""
+        for state, key, name in self._state():
+            if (value := state[key]) is not None and not numbers.holds(name, value):
+                held = numbers.hold(name, value)
+                if held is not None:
+                    state[key] = held
+
+    def _state(self) -> Iterator[tuple[Any, Any, str]]:
+        """Where each value is, and its name."""
+        for number, parameter in enumerate(self.parameters):
+            state = self.optimizer.state[parameter]
+            yield from ((state, key, f"{number}:{key}") for key in state)
+        for number in range(len(self._mean_squares)):
+            yield self._mean_squares, number, f"{number}:{_MEAN_SQUARE}"
+
+    def succeed(self, updates: int) -> None:
+        """Go on from what another process has left behind so many updates."""
+        assert self._numbers is not None
+        for name, value in self._numbers.taken_over().items():
+            number, _, key = name.partition(":")
+            if key == _MEAN_SQUARE:
+                self._mean_squares[int(number)] = value
+            else:
+                self.optimizer.state[self.parameters[int(number)]][key] = value
+        if self.schedule is not None:
+            self.schedule.advance(updates)
 
     # ------------------------------------------------------------ snapshots
 

@@ -7,7 +7,9 @@ cores that compute, that is most of what a small exchange costs.
 
 from __future__ import annotations
 
+import os
 import socket
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -26,6 +28,8 @@ class Doorbell:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
         self._address = cache(partial(_address, directory))
+        with suppress(FileNotFoundError):  # of the process before this one, which has died
+            os.unlink(self._address(node))
         self._socket.bind(self._address(node))
 
     def fileno(self) -> int:

@@ -1,0 +1,108 @@
+"""What a shard leaves to its successor, in memory that all processes of its machine inherit: a journal, and numbers.
+
+The numbers are the optimizer's state; the weights lie in shared memory anyway (`Job.initial`). Two counters, before and
+behind an update, tell whether somebody has died over one.
+
+    header   int64 updates begun, int64 updates made, int64 what is missing is elsewhere (0: nothing)
+    names    int64 size, then name, dtype, shape and place of each tensor, pickled
+    tensors  each at a multiple of 64 bytes
+"""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from squall.runtime.journal import Journal
+
+NAMES_BYTES = 1 << 16
+VECTORS_AT_MOST = 8  # float32 for each element, of an optimizer's state; pages that nobody has touched are none
+_ALIGNED = 64
+_UNRESERVED = 0x4000  # MAP_NORESERVE, which the module `mmap` does not name
+
+
+def shared_memory(size: int) -> mmap.mmap:
+    """Zeros, which take no room before they are written to."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _UNRESERVED)
+
+
+class Legacy:
+    def __init__(self, elements: int) -> None:
+        self.journal = Journal(shared_memory(Journal.size()))
+        self.numbers = Numbers(shared_memory(NAMES_BYTES + 4 * VECTORS_AT_MOST * elements + NAMES_BYTES))
+
+
+class Numbers:
+    """Tensors by name."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._counts = memoryview(memory).cast("q")
+        self._held: dict[str, Tensor] = {}
+        self._places: list[tuple[str, torch.dtype, tuple[int, ...], int]] = []
+        self._free = NAMES_BYTES
+
+    def begin(self) -> None:
+        """An update."""
+        self._counts[0] += 1
+
+    def made(self) -> None:
+        self._counts[1] = self._counts[0]
+
+    @property
+    def updates(self) -> int:
+        return self._counts[1]
+
+    @property
+    def torn(self) -> bool:
+        """Somebody has died over an update."""
+        return self._counts[0] != self._counts[1]
+
+    @property
+    def lacking(self) -> bool:
+        """Something could not be held."""
+        return self._counts[2] != 0
+
+    def holds(self, name: str, value: Tensor) -> bool:
+        return self._held.get(name) is value
+
+    def hold(self, name: str, value: object) -> Tensor | None:
+        """The tensor, moved here; None where that cannot be."""
+        if not isinstance(value, Tensor) or value.is_sparse or value.device.type != "cpu":
+            self._counts[2] = 1
+            return None
+        own = self._held.get(name)
+        if own is None or (own.dtype, own.shape) != (value.dtype, value.shape):
+            size = value.numel() * value.element_size()
+            place = self._free
+            entry = name, value.dtype, tuple(value.shape), place
+            names = pickle.dumps([*self._places, entry])
+            if place + size > len(self._memory) or 32 + len(names) > NAMES_BYTES:
+                self._counts[2] = 1
+                return None
+            self._free = place + -(-size // _ALIGNED) * _ALIGNED
+            self._places.append(entry)
+            self._memory[32 : 32 + len(names)] = names
+            self._counts[3] = len(names)
+            own = self._held[name] = self._tensor(*entry[1:])
+        own.copy_(value)
+        return own
+
+    def taken_over(self) -> dict[str, Tensor]:
+        """By a process that did not put them here."""
+        self._places = pickle.loads(self._memory[32 : 32 + self._counts[3]]) if self._counts[3] else []
+        self._held = {name: self._tensor(*entry) for name, *entry in self._places}
+        self._free = max(self._ends(), default=NAMES_BYTES)
+        return dict(self._held)
+
+    def _ends(self) -> Iterator[int]:
+        for tensor, (*_, place) in zip(self._held.values(), self._places):
+            yield place + -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
+
+    def _tensor(self, dtype: torch.dtype, shape: tuple[int, ...], place: int) -> Tensor:
+        count = int(torch.Size(shape).numel())
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=place).view(shape)
