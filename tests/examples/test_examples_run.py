@@ -135,6 +135,7 @@ def test_a_model_of_transformers_is_pretrained_saved_and_fine_tuned(tmp_path: Pa
 
 
 @without("keras", "keras")
+@deep.only
 def test_a_keras_model_is_trained_and_replayed(tmp_path: Path) -> None:
     """The replay comes to Keras by the kept code, and not by the file that says what Keras computes with."""
     assert train("keras_digits.py", tmp_path / "run", "--epochs", "8")["metrics"]["accuracy"] > 0.9

@@ -227,7 +227,7 @@ def test_a_script_that_catches_the_interrupt_knows_of_it_and_has_the_snapshots_w
 
 @pytest.mark.parametrize("changes", deep.sweep([("--replicas", "3", "--shards", "1"), ()], 1))
 def test_an_interrupted_script_is_resumed_to_its_last_epoch(tmp_path: Path, changes: tuple[str, ...]) -> None:
-    run = started(tmp_path, "--epochs", "30", flags=("--replicas", "2", "--shards", "2"))
+    run = started(tmp_path, "--epochs", "45", flags=("--replicas", "2", "--shards", "2"))
     run.wait_rows(ProgressRow, lambda row: row.examples > 0)
     run.process.send_signal(signal.SIGINT)
     assert run.finish()[0] == 130
@@ -238,8 +238,8 @@ def test_an_interrupted_script_is_resumed_to_its_last_epoch(tmp_path: Path, chan
     found = audit(reader)
     reader.close()
     assert found.complete, str(found)
-    assert len(found.epochs) == 30
-    assert Run(run.directory).summary().examples == 30 * EXAMPLES
+    assert len(found.epochs) == 45
+    assert Run(run.directory).summary().examples == 45 * EXAMPLES
 
 
 def test_what_a_script_decides_itself_is_not_changed_on_resume(tmp_path: Path) -> None:

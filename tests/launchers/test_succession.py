@@ -17,13 +17,14 @@ import squall
 from squall.errors import SquallError
 from squall.record.rows import ProgressRow
 from squall.report import Reader, audit
+from tests import deep
 from tests.launchers import blobs
 from tests.launchers.processes import Started, wait_for
 from tests.launchers.test_machines import cluster
 from tests.warm import squall as command
 
 
-@pytest.mark.parametrize("strategy", ["downpour", "synchronous"])
+@pytest.mark.parametrize("strategy", deep.sweep(["downpour", "synchronous"], 1))
 def test_a_killed_shard_is_succeeded_and_no_example_is_lost(tmp_path: Path, strategy: str) -> None:
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = Started.train(directory, "--strategy", strategy, "--replicas", "2", "--shards", "2", "--epochs", "100000")

@@ -122,6 +122,7 @@ def test_a_machine_is_measured_and_written(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("small")
+@deep.only
 def test_parts_are_measured_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "SENT", (1, 2000))
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))

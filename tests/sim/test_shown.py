@@ -19,12 +19,13 @@ from squall.protocol.replica_exchanges import ReplicaExchanges
 from squall.protocol.shard import Shard
 from squall.sim.proof.chaos import chaos
 from squall.sim.proof.trial import Seen, Trial
-from tests.sim.test_planted_faults import Planted, catch, wrapped
+from tests import deep
+from tests.sim.test_planted_faults import Planted, catch, worlds, wrapped
 
 
 def test_worlds_have_machines_that_tell_of_all_roles() -> None:
     seen: list[Seen] = []
-    for seed in range(40):
+    for seed in range(16):
         Trial(chaos(seed), seen.append).go()
     told = [what for _, _, what in seen if isinstance(what, ActivityTold)]
     roles = {spent.node.role for each in told for spent in each.spent}
@@ -85,6 +86,12 @@ PLANTED: dict[str, Planted] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PLANTED)
+LATE = ["a shard names a replica that lacks a part, while others hold it up"]  # after many worlds
+
+
+@pytest.mark.parametrize("name", [name for name in PLANTED if deep.wanted or name not in LATE])
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    catch(PLANTED[name], monkeypatch)
+    planted = PLANTED[name]
+    all_worlds = worlds(planted.of, planted.machines)
+    parted = (world for world in all_worlds if world.parts > 1)
+    catch(planted, monkeypatch, parted if "part" in name else all_worlds)

