@@ -110,7 +110,7 @@ class Nursery:
             for source in ready:
                 self._attend(source)
             self._hear()
-            seen = self._lookout.look(now, self._children.values())
+            seen = self._lookout.look(now, self._children.values(), self._linked.unacknowledged)
             if seen is not None and self._end is None and self._line.open:
                 self._tell(seen)
             if self._deadline is not None and now >= self._deadline:
