@@ -26,6 +26,7 @@ from benchmarks import (
     spread_parts,
     startup,
     straggler,
+    succession,
     throughput,
     week,
 )
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Any] = {
     "recording": recording, "all-reduce": all_reduce, "parts": parts, "columns": columns, "week": week, "links": links,
     "machines": machines, "spread-parts": spread_parts, "ray-start": ray_start, "forecast-links": forecast_links,
     "forecast-parts": forecast_parts, "predict": predict, "inference": inference, "live": live,
+    "succession": succession,
 }  # fmt: skip
 
 if unknown := [name for name in sys.argv[1:] if name not in BENCHMARKS]:

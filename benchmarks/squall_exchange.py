@@ -32,6 +32,7 @@ from squall.runtime.arena import Arena
 from squall.runtime.driver import Driver, Host
 from squall.runtime.job import Job, arena_shape, initial_vector
 from squall.runtime.kinds import machine
+from squall.runtime.machines import with_legacies
 from squall.runtime.processes import die_with_parent
 from squall.runtime.recording import recorded
 from squall.runtime.run_plan import Aims
@@ -93,13 +94,18 @@ def strategy(optimizer: OptimizerName, replicas: int = 1, shards: int = 1, overl
 
 
 def exchange_seconds(
-    elements: int, optimizer: OptimizerName, repeats: int, scheduled: bool = False, shard_threads: int = 1
-) -> float:
-    """Median seconds of one exchange with a real shard process; `scheduled`: with the schedule of both ends kept."""
+    elements: int, optimizer: OptimizerName, repeats: int, scheduled: bool = False, shard_threads: int = 1,
+    succeeded: bool = True,
+) -> float:  # fmt: skip
+    """Median seconds of one exchange with a real shard process.
+
+    `scheduled`: with the schedule of both ends kept; `succeeded`: with what the shard leaves to a successor.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
         job = exchange_job(elements, strategy(optimizer), repeats, shard_threads, Path(folder))
         job = attempts.begin(job) if scheduled else job
+        job = with_legacies(job) if succeeded else job
         children = [_fork(job, node) for node in (COORDINATOR, SHARD)]
         host = ReadyGradient()
         transport = HostTransport(REPLICA, Path(folder), peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
