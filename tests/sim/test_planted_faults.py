@@ -547,7 +547,7 @@ PLANTED: dict[str, Planted] = {
         both(wrapped(Linked, "_receive", every_copy), wrapped(Shard, "_on_exchange", clocks_not_compared)), 20, "I2",
         of="compensated"),
     "frames are delivered as they come": Planted(
-        wrapped(Linked, "_receive", as_they_come), 100, "I12", of="synchronous"),
+        wrapped(Linked, "_receive", as_they_come), 100, "I4", of="synchronous"),
     "a payload is not sent again": Planted(wrapped(Linked, "_check", message_alone), 100, "I6"),
     "a late payload is put over a newer one": Planted(wrapped(Memory, "receive", whatever_comes), 1000, "I6"),
     "weights are sent again as they are by then": Planted(wrapped(ShardPhantom, "outgoing", weights_of_now), 100, "I6"),
@@ -574,7 +574,7 @@ PLANTED: dict[str, Planted] = {
     "leases are dealt again before the shards' view": Planted(
         wrapped(LoopCoordinator, "_depart", leases_back_at_once), 20, "I4"),
     "a slot is used again before the shards' view": Planted(
-        wrapped(Membership, "take_joined", welcome_at_once), 200, "I5"),
+        wrapped(Membership, "take_joined", welcome_at_once), 400, "I5"),
     "a snapshot's ledger is taken after the shards": Planted(
         wrapped(Coordinator, "_on_snapshot_taken", ledger_of_the_end), 50, "I1"),
     "a snapshot does not know of leases granted while it is taken": Planted(
