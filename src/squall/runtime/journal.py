@@ -1,6 +1,6 @@
 """A journal in memory that outlives its process: events, how far the last one's effects are, and now and then a state.
 
-    header   two int64: which half is in use; the newest event's number << 16 | steps of its effects that are done
+    header   two int64: which half is in use; the newest event's number << 24 | steps of its effects that are done
              one for each half: updates and answers since its state that are in the schedule
     a half   int64 size, state, pickled; then events, each as int64 size, its number, when, which kind, msgpack; a size
              of 0 ends them
@@ -39,7 +39,7 @@ class Journal:
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("q")
         self._half = (len(memory) - _HEADER) // 16 * 8
-        self._number = self._words[1] >> 16
+        self._number = self._words[1] >> 24
         self._at = 0  # where the next event goes
         self._events_from = 0
         self.before_cut: Callable[[], None] = lambda: None
@@ -65,7 +65,7 @@ class Journal:
     def did(self, steps: int = 1) -> None:
         """So many more steps of the newest event's effects are carried out."""
         word = self._words[1]
-        self._words[1] = (word if word >> 16 == self._number else self._number << 16) + steps
+        self._words[1] = (word if word >> 24 == self._number else self._number << 24) + steps
 
     @property
     def recorded(self) -> int:
@@ -93,7 +93,7 @@ class Journal:
             self._number, now, kind = _HEAD.unpack(data[: _HEAD.size])
             events.append((msgspec.msgpack.decode(data[_HEAD.size :], type=_KINDS[kind]), now))
         word = self._words[1]
-        done = word & 0xFFFF if word >> 16 == self._number else 0
+        done = word & 0xFFFFFF if word >> 24 == self._number else 0
         self._at = 0
         self.carried_out = linked.take_again(events, done, updates, self)
         return linked

@@ -29,6 +29,8 @@ def rows_told(note: Told, time_s: float) -> Iterator[Row]:
             yield MemberRow(str(node), 0, time_s, "lost", f"{node.role} {node.index}: {why}")
             yield EventRow(time_s, "lost", f"{node.role} {node.index}: {why}")
         case notes.MemberReplaced(node, where):
+            if node.role == "shard":  # by one of its name, who need not join
+                yield MemberRow(str(node), 0, time_s, "joined", "")
             yield EventRow(time_s, "replaced", f"{node.role} {node.index}" + (f", on {where}" if where else ""))
         case notes.MachineAdded(machine, room):
             yield EventRow(time_s, "joined", f"machine {machine}, with room for {room} replicas")
